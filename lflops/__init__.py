@@ -9,7 +9,10 @@ from typing import Any
 
 
 def _read_stub() -> dict[str, str]:
-    """Read each public name and its module from lines such as `from a import b as b`."""
+    """Return the module of each public name.
+
+    The names are read from lines of `__init__.pyi` such as `from lflops.errors import A as A`.
+    """
     homes: dict[str, str] = {}
     home = ""
     # Importing pathlib would take longer than everything else here.

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 
 class Displayed:
-    """Base class of values that print as a report, and are shown as one in a notebook.
+    """Base class of values such as `Profile` that print and display as a report.
 
-    `lflops.report` is imported only when a value is displayed, because its modules import the
-    classes of such values.
+    `lflops.report` is imported only when a value is displayed. Its modules import the subclasses of
+    this class, so an import at the top of this file would be circular.
     """
 
     __slots__ = ()

@@ -31,8 +31,9 @@ class ErrorGuard:
     """Handles the errors of lflops in one training run.
 
     Attributes:
-        passes: Function that returns whether an error in this thread comes from other code. Such
-            an error is raised.
+        passes: Function that returns whether an error in this thread must be raised instead of
+            being handled here. This is the case while the thread replays deferred calls, because
+            the code that replays them handles the error.
     """
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
@@ -75,7 +76,8 @@ class ErrorGuard:
     def contains(self, error: BaseException) -> bool:
         """Handle an error by removing everything that lflops has installed.
 
-        Returns whether the error is suppressed. Interrupts and errors of other code are not.
+        Returns whether the error is suppressed. Interrupts, and errors for which `passes` returns
+        true, are not suppressed.
         """
         if self.passes():
             return False
@@ -90,38 +92,42 @@ class ErrorGuard:
 
 
 class ExitBy:
-    """The `__exit__` of a class, implemented by an `ExitStack`.
+    """A descriptor that makes an `ExitStack`'s `__exit__` the `__exit__` of another class.
 
-    Python looks up `__exit__` before the block begins, and finds the method of the `ExitStack`
-    itself. No Python code of lflops runs before that method. So the whole stack is closed even if
-    an interrupt arrives during the call.
+    An `__exit__` written in Python could be interrupted by Ctrl-C before its first line, and then
+    nothing would be cleaned up. A `with` statement looks up `__exit__` before its block begins.
+    With this descriptor, it finds the bound `__exit__` of an `ExitStack`, so the stack is closed
+    even if an interrupt arrives when the block ends.
     """
 
     def __init__(self, stack_of: Callable[[Any], contextlib.ExitStack]) -> None:
-        """Use the stack that `stack_of` returns for an object."""
+        """Create the descriptor. `stack_of` returns the stack that an instance closes."""
         self._stack_of = stack_of
 
     def __get__(self, instance: Any, owner: type) -> Callable[..., bool | None]:
         return self if instance is None else self._stack_of(instance).__exit__
 
     def __call__(self, instance: Any, *error: Any) -> bool | None:
-        """Exit `instance` if `__exit__` was looked up on the class, as `ExitStack` does."""
+        """Exit an instance that is passed as the first argument.
+
+        `contextlib.ExitStack` calls `type(instance).__exit__(instance, ...)` in this way.
+        """
         return self._stack_of(instance).__exit__(*error)
 
 
 class CleanupStack:
-    """A stack of functions that remove the parts that lflops has installed.
+    """A stack of functions that remove what lflops has installed, such as hooks and wrappers.
 
-    Each function is added before its part is installed, so an interrupt between the two actions
-    loses nothing. A function must do nothing if it is called again, or if its part was not
-    installed.
+    Each function is added before the hook or wrapper is installed. So if an interrupt arrives
+    between the two actions, the hook is still removed. Therefore, a function must do nothing if it
+    is called a second time, or if its hook was not installed.
     """
 
     def __init__(self) -> None:
         self._parts: list[Callable[[], object]] = []
 
     def add(self, remove: Callable[..., object], *args: Any) -> None:
-        """Add the function that removes a part, with its arguments, before installing the part."""
+        """Add a function and its arguments, before installing what the function removes."""
         self._parts.append(partial(remove, *args))
 
     def enter(self, context: contextlib.AbstractContextManager[Any]) -> None:
@@ -130,7 +136,7 @@ class CleanupStack:
         context.__enter__()
 
     def close(self) -> None:
-        """Remove all parts, the last one first, and then raise the first error.
+        """Call all functions, the last one first, and then raise the first error.
 
         A second call does nothing.
         """
@@ -140,7 +146,10 @@ class CleanupStack:
         return self
 
     def _ends(self) -> contextlib.ExitStack:
-        """Return an `ExitStack` that closes this stack twice, in case of an interrupt."""
+        """Return an `ExitStack` that closes this stack, as the implementation of `__exit__`.
+
+        It calls `close` twice. If an interrupt ends the first call, the second call does the rest.
+        """
         ends = contextlib.ExitStack()
         ends.callback(self.close)
         ends.callback(self.close)
@@ -186,7 +195,8 @@ _ABSENT = object()
 class _Wrapper:
     """An instance attribute that replaces a method of the instance.
 
-    If it is called, it calls `around` with the method and the arguments of the call.
+    A call of the wrapper calls `around` with the original method and the arguments of the call. In
+    all other respects, such as comparison and pickling, the wrapper behaves like the method.
     """
 
     __slots__ = (
@@ -269,10 +279,12 @@ def replace_attribute(undo: CleanupStack, owner: Any, name: str, ours: Any) -> N
 
 
 def _restore(owner: Any, name: str, ours: Any, before: Any) -> None:
-    """End a replacement, and restore the attribute as it was before.
+    """End a replacement of an attribute, and restore the value before it.
 
-    This also undoes earlier replacements below it that have already ended. If lflops has replaced
-    the attribute again in the meantime, the newer replacement restores it when it ends.
+    lflops may have replaced the attribute several times, and the replacements may end in any order.
+    If a newer replacement is still active, the attribute is only marked as ended, and the newer
+    replacement restores it later. If the restored value is itself a replacement that has already
+    ended, the value before that replacement is restored.
     """
     # The mark contains the replacement itself. So the mark does not count on another object to
     # which, for example, `functools.wraps` has copied it.
@@ -288,8 +300,9 @@ def _restore(owner: Any, name: str, ours: Any, before: Any) -> None:
 def wrap(undo: CleanupStack, owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Wrap a method of one object until `undo` is closed.
 
-    Only an attribute of this instance is set. If other code has wrapped the wrapper by then, the
-    wrapper stays in place and only calls the method.
+    Only an attribute of this instance is set; its class does not change. If other code has put its
+    own wrapper around this wrapper by the time `undo` is closed, this wrapper stays in place, and
+    from then on only calls the method.
 
     Args:
         undo: Stack that removes the wrapper.
@@ -303,9 +316,10 @@ def wrap(undo: CleanupStack, owner: Any, name: str, around: Callable[..., Any]) 
 
 
 def _unwrap(owner: Any, name: str, wrapper: _Wrapper) -> None:
-    """Remove a wrapper, and earlier wrappers below it that have already ended.
+    """Remove a wrapper, and all wrappers that it wraps and that have already ended.
 
-    Monitors may end in any order, so a wrapper that has ended may still be below another one.
+    Several monitors may wrap the same method and end in any order. If a newer wrapper is still
+    active, this wrapper is only marked as ended, and the newer wrapper removes it later.
     """
     wrapper._lflops_ended = True  # noqa: SLF001
     while True:

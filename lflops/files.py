@@ -37,7 +37,9 @@ _NOT_REGULAR = "is a folder, a pipe or a device"
 
 
 def open_file(path: str | PathLike[str], *, follow_link: bool = True) -> BinaryIO:
-    """Open a regular file for reading, without waiting.
+    """Open a regular file for reading.
+
+    A pipe is rejected, because opening it could block until another process writes to it.
 
     Raises:
         OSError: The file cannot be opened, or it is a folder, a pipe or a device.
@@ -224,9 +226,9 @@ def open_for_append(path: Path, *, new: bool) -> int:
 
 @contextmanager
 def folder_opened(folder: Path) -> Iterator[Path]:
-    """Provide an ASCII path of a folder, for code that cannot handle the real path.
+    """Provide a path of a folder that contains only ASCII, for code that cannot handle other paths.
 
-    On systems without `/proc`, the real path is provided.
+    The path goes through `/proc`. On systems without `/proc`, the real path is provided.
     """
     number = os.open(folder, os.O_RDONLY)
     try:
@@ -237,7 +239,7 @@ def folder_opened(folder: Path) -> Iterator[Path]:
 
 
 def open_lock(path: Path) -> int:
-    """Open a file for `lock`.
+    """Open the file that `lock` is going to lock, and return its descriptor.
 
     If the file is new, only this user can read and write it. A link is rejected.
 

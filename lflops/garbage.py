@@ -20,8 +20,9 @@ class SearchTimeout(Exception):  # noqa: N818 - the caller decides what it means
 def alive(kinds: Collection[type]) -> Iterator[Any]:
     """Yield all live objects of exactly these classes.
 
-    The search does not call a function for each object. `isinstance` would look through proxies at
-    the objects behind them, and a profiler of Python calls would record a million calls.
+    The search compares `type(object)`. `isinstance` is not used, because it would also find proxies
+    of such objects. No function is called for each object, because a Python profiler would then
+    record a million calls.
 
     Raises:
         SearchTimeout: The search took longer than `LONGEST` seconds.

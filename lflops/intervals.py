@@ -46,10 +46,10 @@ def outside(intervals: Iterable[Interval], others: Sequence[Interval]) -> Interv
 
 
 def shares(intervals: Intervals, *others: Intervals) -> list[int]:
-    """Return how much of `intervals` lies inside each of the other sets.
+    """Return the total length of the parts of `intervals` that lie inside each of the `others`.
 
-    The last value is the length outside all of them. A moment that is in several sets counts only
-    for the first of them.
+    The last value is the length of the parts that lie in none of them. Time that lies in several
+    of the `others` counts only for the first of them.
     """
     found = []
     for each in others:

@@ -6,10 +6,13 @@ by functions that a test can call with a plain list. For example:
     moment   event       subject     detail
     1000     ENTER       "data"      "train"      the phase `data` of a training step begins
     2500     LEAVE       None        None         the innermost phase ends
-    2600     STEP_END    a reader    None         a step of this reader ends
+    2600     STEP_END    a reader    None         a step ends, as counted by this reader
 
-A moment is an integer number of nanoseconds. The values are not packed into tuples, because
-thousands of tuples would make Python's garbage collector run.
+A moment is an integer number of nanoseconds. The log is a flat list: the four values of an event
+are not packed into a tuple, because thousands of tuples would make Python's garbage collector run.
+The constants below are the events, and their docstrings describe the subject and the detail.
+
+Some events assign time to a category of the ledger, which is the time account of the whole run.
 """
 
 import os
@@ -30,41 +33,55 @@ DROP = "drop"
 """The innermost phase ends because of an exception."""
 
 WAIT = "wait"
-"""Backward begins to wait for other ranks, after every node has run.
+"""Backward begins to wait for other ranks.
 
-DDP waits at this point for the gradients of the other ranks. The wait is a part of backward.
+DDP does this after the last autograd node has run: it waits until the gradients of all ranks have
+been reduced. The wait is a part of backward.
 """
 
 STEP_END = "step_end"
-"""A step ends. Subject: the reader that counts the steps. Detail: the number of the step, if any."""
+"""A step ends, as counted by one reader. Subject: that reader. Detail: number of the step, if any.
+
+Readers may count steps differently, so each reader logs its own events.
+"""
 
 COUNTERS = "counters"
-"""The thread's scheduler counters and resource usage, appended just before the end of a step.
+"""The thread's scheduler counters and resource usage, logged just before the end of a step.
 
-The first value of this event is not a moment. It is the time that the thread has run on a core, in
-nanoseconds.
+Subject: the scheduler counters. Detail: the resource usage. The first value of this event is not a
+moment, but the time that the thread has run on a core, in nanoseconds.
 """
 
 BATCH = "batch"
-"""Facts about a step, appended just before its end.
+"""Properties of the step that is about to end.
 
-Subject: the shapes of the batch. Detail: whether lflops affected the step.
+Subject: the shapes of the batch, or `None`. Detail: whether lflops counted, timed or traced the
+step.
 """
 
 BEGIN = "begin"
-"""A category of the run's time begins. Subject: its name."""
+"""A category of the ledger begins, for example validation. Subject: the name of the category."""
 
 END = "end"
-"""The innermost category with a given name ends, with everything inside it. Subject: the name."""
+"""A category ends, and so does everything that began inside it. Subject: the name of the category.
+
+If the category began more than once, the last one ends.
+"""
 
 REST = "rest"
-"""From now on, time outside all phases belongs to a category. Subject: its name."""
+"""From now on, time outside all phases belongs to this category. Subject: the name."""
 
 PAST = "past"
-"""The time just before now belongs to a category. Subject: its name. Detail: nanoseconds."""
+"""The time just before this event belongs to a category.
+
+Subject: the name of the category. Detail: how many nanoseconds belong to it.
+"""
 
 MOVE = "move"
-"""The last part of a phase belongs to a category. Subject: both names. Detail: nanoseconds."""
+"""Nanoseconds that were logged as a phase belong to a category instead, for example to compilation.
+
+Subject: the names of the phase and of the category, as a tuple. Detail: number of nanoseconds.
+"""
 
 WIDTH = 4
 """Number of values per event."""
@@ -162,14 +179,14 @@ def events_in(values: Sequence[Any]) -> Iterator[Event]:
 def innermost(
     values: Sequence[Any], stage: str, running: list[tuple[str, str]], reader: object = None
 ) -> Iterator[tuple[Any, str]]:
-    """Yield the moments at which the innermost phase of a stage changes.
+    """Yield the moments at which the innermost phase of a stage changes, or a step ends.
 
     Args:
         values: Events of the log.
         stage: The stage.
         running: The phases that run before the first event, each with its stage. The function
             updates this list to the phases that run after the last event.
-        reader: Only step ends of this reader are included.
+        reader: The reader whose step ends are yielded. Step ends of other readers are skipped.
 
     Yields:
         A moment, and the innermost phase after it. The phase is "" if no phase runs, `WAIT` during

@@ -11,11 +11,12 @@ _LEAST = {"wait": 0, "warmup": 0, "active": 1, "repeat": 0, "skip_first": 0}
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule with the parameters of `torch.profiler.schedule`. A step is a batch.
+    """A schedule with the parameters of `torch.profiler.schedule`. Here, a step is one batch.
 
     Attributes:
         wait: Number of steps before each window, in which only the clock is read.
-        warmup: Number of steps at the start of a window. The last one is counted, and never timed.
+        warmup: Number of steps at the start of a window. In the last of them, lflops counts all
+            operators; the duration of that step is never used.
         active: Number of steps in which the window records.
         repeat: Number of windows; 0 repeats windows until the end of the run.
         skip_first: Number of steps before the first wait.
@@ -111,7 +112,7 @@ class Plan:
         return self.skip_first + self.wait + self.warmup + times * self.active
 
     def waits_until(self, step: int) -> float:
-        """Return the first step from `step` on that is not a wait; infinity if there is none."""
+        """Return the first step at or after `step` that is not a wait, or infinity."""
         position = self.place(step)
         if position.phase == "over":
             return math.inf
@@ -139,13 +140,14 @@ class Plan:
 
 
 class ScheduleCursor:
-    """The position of one stage in its plan. Only `go_to` moves it.
+    """The current position of one stage, such as training, in its plan. Only `go_to` moves it.
 
     Attributes:
-        first: The number of the plan's first window.
+        first: Number of the plan's first window in the run. It is above 0 if the run already had
+            windows before this plan.
         phase: The phase of the current step.
         window: The number of the current window.
-        idle_until: The first step that is not a wait, starting at the current step; infinity if
+        idle_until: The first step at or after the current step that is not a wait; infinity if
             there is none.
     """
 

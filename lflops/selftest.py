@@ -63,7 +63,7 @@ class SelfTest(Struct, frozen=True, kw_only=True):
 
 
 class Layers(nn.Module):
-    """Three equal layers: one plain, one checkpointed, and one in a nested checkpoint."""
+    """Three identical layers: one plain, one checkpointed, and one in a nested checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()

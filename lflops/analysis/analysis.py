@@ -1,4 +1,7 @@
-"""Bundle all results that follow from a profile in one object, which reports read and format."""
+"""Provide `Analysis`, an object with all results that can be computed from a profile.
+
+Reports read these results and format them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,9 +56,9 @@ from lflops.ranks.stragglers import stragglers
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The results for one profile on one chip; the chip is `None` if unknown.
+    """All results that can be computed from a profile and the chip that it is compared with.
 
-    Each result is computed when it is first read, and then cached.
+    Each result is computed when it is first read, and then kept. `chip` is `None` if it is unknown.
     """
 
     profile: Profile
@@ -80,7 +83,7 @@ class Analysis:
 
     @cached_property
     def fusion(self) -> tuple[Fusion, ...]:
-        """Bytes that compiled code moves, and bytes that it would move uncompiled, by phase."""
+        """How many bytes compiled code moves in each phase, and how many fusion saves."""
         return fusion(self.profile)
 
     @cached_property
@@ -94,7 +97,7 @@ class Analysis:
 
     @cached_property
     def evidence(self) -> StepEvidence:
-        """The measurements and results that the rules of `lflops.findings` read."""
+        """The results that the rules of `lflops.findings` read."""
         return StepEvidence(
             profile=self.profile,
             times=self.step_times,
@@ -114,7 +117,10 @@ class Analysis:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """Reasons why the step takes as long as it does: issues, then where else the time goes."""
+        """Reasons why the step takes as long as it does.
+
+        Issues come first. Findings that only show where the other time goes come after them.
+        """
         return findings_of_step(self.evidence)
 
     @cached_property
@@ -137,12 +143,12 @@ class Analysis:
 
     @cached_property
     def busiest(self) -> tuple[BusyModules, ...]:
-        """Modules in descending order of self time; repeated modules are one entry."""
+        """The modules in descending order of self time. Identical modules are one entry."""
         return busiest(self.profile, self.patterns, self.step_times.communicating)
 
     @cached_property
     def outliers(self) -> Outliers:
-        """Modules that are slower than identical modules, and why the list may be incomplete."""
+        """Modules that are slower than identical modules, and why others may be missing."""
         return outliers(
             self.profile,
             self.patterns,
@@ -153,11 +159,12 @@ class Analysis:
 
     @cached_property
     def uncalled(self) -> tuple[str, ...]:
-        """The modules that were never called, although the model may need them.
+        """The names of modules that were never called, which may be a mistake in the model.
 
-        Leaves out two kinds of modules: modules without parameters, such as metrics, and modules
-        with weights that are used without a call. For example, if the matmuls of a head are in the
-        loss, the head has a gradient and is updated.
+        Two kinds of modules are left out, because for them it is no mistake. The first are modules
+        without parameters, such as metrics. The second are modules whose weights are used without a
+        call. For example, the loss may multiply by the weights of the model's head, and the
+        optimizer still updates them.
         """
         uncalled = []
         for name in self.profile.uncalled:
@@ -181,9 +188,9 @@ class Analysis:
 
     @cached_property
     def is_staged(self) -> bool:
-        """Return whether ranks run different modules, such as pipeline stages.
+        """Return whether ranks run different modules, such as the stages of a pipeline.
 
-        If they do, a GPU does only a part of the root's work.
+        If they do, each GPU does only a part of the work that the root module shows.
         """
         notes = notes_with("ranks_differ", self.profile.notes)
         return any(note.values.get("rows_of_others") for note in notes)
@@ -220,26 +227,26 @@ class Analysis:
 
     @cached_property
     def memory_fit(self) -> MemoryFit | None:
-        """The comparison of the step's memory with the memory of the chip, or `None` if unknown."""
+        """The verdict on whether the step fits into the chip's memory, or `None` if unknown."""
         return memory_fit_of(self.profile, self.chip)
 
     @cached_property
     def peak_moment(self) -> Moment | None:
-        """The moment at which memory reached its peak."""
+        """The operator that reached the memory peak, or `None` if it is unknown."""
         if self.profile.memory is None:
             return None
         return peak_moment(self.profile.memory)
 
     @cached_property
     def holders(self) -> tuple[Holder, ...]:
-        """The modules that hold the bytes alive at the memory peak."""
+        """The modules that hold the bytes that are alive at the memory peak."""
         if self.profile.memory is None:
             return ()
         return memory_holders(self.profile.memory, self.patterns)
 
     @cached_property
     def checkpointed(self) -> tuple[Checkpointed, ...]:
-        """Memory that activation checkpointing of each block saves."""
+        """How much memory activation checkpointing would save, for each block."""
         return checkpointed(self.profile)
 
     @cached_property
@@ -252,9 +259,11 @@ class Analysis:
 
 
 def analyze(profile: Profile, hardware: Hardware | str | None = None) -> Analysis:
-    """Analyze a profile on a chip.
+    """Return the analysis of a profile. Its results are computed when they are read.
 
-    `hardware` is the chip, its name in the table, or `None` for the chip of the run. Results are
-    computed when they are read.
+    Args:
+        profile: The profile.
+        hardware: The chip that the profile is compared with, or its name in the table of chips. By
+            default, the chip of the run.
     """
     return Analysis(profile, chip_of(profile, hardware))

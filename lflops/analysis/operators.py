@@ -1,4 +1,4 @@
-"""Compute the work of each operator, in total and by module, and list unsupported operators."""
+"""Compute the work of each operator in total and by module, and list unsupported operators."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,13 +13,15 @@ from lflops.profile.records import PHASES, Phase
 from lflops.profile.series import grouped, ratio, sums
 
 MODULES = 20
-"""Maximum number of modules listed for an operator in a phase: the modules with the most work."""
+"""Maximum number of modules that are listed for an operator: those with the most work."""
 
 
 class Operator(Struct, frozen=True, kw_only=True):
-    """Work of one operator.
+    """The work of one operator in a phase, or in all phases together.
 
-    `share` is the operator's share of the MACs or of the FLOPs; `share_of` returns which of them.
+    Attributes:
+        figures: The work.
+        share: The operator's share of the MACs. If the phase has no MACs, its share of the FLOPs.
     """
 
     operator: str
@@ -28,16 +30,18 @@ class Operator(Struct, frozen=True, kw_only=True):
 
 
 class OperatorRow(Struct, frozen=True, kw_only=True):
-    """Work of one operator in one phase and dtype, or in all phases together.
+    """The work of one operator in one phase and dtype, or in all phases together.
 
     Attributes:
-        phase: `None` for all phases together.
-        dtypes: One dtype for a row of a phase; empty for operators without a formula.
-        figures: The work; only calls and bytes for operators without a formula.
-        is_counted: Whether the operator has a formula. If so, its work is in the totals.
-        share: Share of the phase's MACs or FLOPs; `None` if not counted.
+        phase: The phase, or `None` for all phases together.
+        dtypes: The dtypes. A row about one phase has only one. Empty if the operator has no
+            formula.
+        figures: The work. If the operator has no formula, only its calls and bytes are known.
+        is_counted: Whether the operator has a formula. If so, the totals include its work.
+        share: Share of the phase's MACs or FLOPs. `None` if the operator has no formula.
         modules: Number of modules that ran the operator.
-        by_module: Self work of the modules that do the most work, at most 20, most work first.
+        by_module: Work of the operator in the modules with the most work, keyed by module name.
+            There are at most `MODULES` of them.
     """
 
     operator: str
@@ -51,10 +55,10 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
 
 
 class UnsupportedOperator(Struct, frozen=True, kw_only=True):
-    """An operator without a formula, over all modules and phases; no total includes its work.
+    """An operator without a formula, over all modules and phases. No total includes its work.
 
     Attributes:
-        seconds: Self seconds per step from a trace, or `None`.
+        seconds: Self time per step in seconds, from a trace. `None` if it was not traced.
     """
 
     operator: str
@@ -65,7 +69,10 @@ class UnsupportedOperator(Struct, frozen=True, kw_only=True):
 
 
 def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operator, ...]:
-    """Return the operators of a phase, or of all phases, sorted by MACs, FLOPs and bytes."""
+    """Return the operators of a phase, or of all phases for `None`, the most work first.
+
+    They are sorted by MACs, then by FLOPs, then by bytes.
+    """
     phases = phases_of(phase)
     cells = [cell for cell in profile.op_counts if cell.phase in phases]
     total = _Total(profile, phase)
@@ -77,10 +84,11 @@ def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operat
 
 
 def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
-    """Return a row for each operator over all phases, and a row for each phase and dtype.
+    """Return the rows of the table of operators, with two kinds of rows for each operator.
 
-    Operators without a formula come first. In both groups, the rows over all phases come before the
-    other rows, and rows are sorted by work, most work first.
+    There is one row for all phases together, and one row for each phase and dtype. Operators
+    without a formula come before all others. In both groups, the rows for all phases come first,
+    and rows of the same kind are sorted by work, the most work first.
     """
     unsupported = list(map(_as_op_count, profile.unsupported))
     twice = _calls_in_two_phases(profile.op_counts)
@@ -105,10 +113,11 @@ def _as_op_count(entry: UnsupportedCall) -> OpCount:
 
 
 def _calls_in_two_phases(cells: Sequence[OpCount]) -> dict[tuple[str, str], int]:
-    """Count the calls that have a second cell for their recomputed part, by operator and module.
+    """Return how many calls were counted in two phases although they are the same calls.
 
-    An example is the backward of fused attention: its second matmul is a cell of the phase
-    `recompute` that moves no bytes. Over all phases, both cells count as one call.
+    For example, the backward of fused attention recomputes a matmul. This matmul is counted in the
+    phase `recompute`, where it moves no bytes, and the rest of the call in `backward`. Over all
+    phases, this must be one call. The result is keyed by operator and module.
     """
     recomputed = [cell for cell in cells if cell.phase == "recompute" and not cell.bytes_moved]
     if not recomputed:
@@ -125,7 +134,7 @@ def _calls_in_two_phases(cells: Sequence[OpCount]) -> dict[tuple[str, str], int]
 
 
 def unsupported_operators(profile: Profile) -> tuple[UnsupportedOperator, ...]:
-    """Return the operators without a formula, most moved bytes first."""
+    """Return the operators without a formula, the operators that move the most bytes first."""
     seconds = traced_seconds(profile, own=True)
     by_operator = grouped(profile.unsupported, attrgetter("operator"))
     rows = []
@@ -197,9 +206,9 @@ def _rows(
 def _by_module(
     cells: Sequence[OpCount], twice: Mapping[tuple[str, str], int] | None = None
 ) -> list[_ModuleCounts]:
-    """Counts of one operator by module.
+    """Return the work of one operator in each module.
 
-    `twice` has the number of calls to subtract because they are in two cells.
+    `twice` has the calls that were counted in two phases, so they are subtracted once.
     """
     counted: list[_ModuleCounts] = []
     modules = set()
@@ -221,7 +230,7 @@ def _by_module(
 def _total_and_largest(
     counted: Sequence[_ModuleCounts],
 ) -> tuple[WorkCounts, dict[str, WorkCounts]]:
-    """The sum over the modules, and the counts of the `MODULES` modules with the most work."""
+    """Return the sum over all modules, and the work of the `MODULES` modules with the most work."""
     # Layers repeat, so there are only a few different counts.
     work: dict[tuple[int, ...], WorkCounts] = {}
     total = WorkCounts()
@@ -236,7 +245,7 @@ def _total_and_largest(
 
 
 class _Total:
-    """The total work of a phase, or of all phases, that shares are relative to."""
+    """The total MACs or FLOPs of a phase, or of all phases, which shares are relative to."""
 
     def __init__(self, profile: Profile, phase: Phase | None) -> None:
         self._metric = share_of(profile, phase)

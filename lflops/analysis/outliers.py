@@ -1,8 +1,11 @@
 """Find modules that are much slower than other modules that do the same work in the same place.
 
-An example is a single slow layer of a stack. A module is flagged if its excess time is above three
-limits: the threshold, the noise, and the time that other processes took. If the excess is above the
-threshold but below another limit, the module is not flagged, and a caveat gives the reason.
+An example is a single slow layer in a stack of identical layers. Modules are in the same place if
+their names only differ in an index, such as `layers.3.mlp` and `layers.4.mlp`.
+
+A module is flagged if its excess time over the other modules is larger than three limits: a
+threshold, the noise, and the time that other processes took. If it is larger than the threshold but
+not than the other limits, the module is not flagged, and a caveat gives the reason.
 """
 
 import math
@@ -21,12 +24,12 @@ from lflops.profile.series import ratio, robust_deviation
 OutlierCaveat = Literal["busy", "few_steps", "varied", "scaled", "allocating"]
 """Reasons why lflops cannot decide whether a module is slow.
 
-* `busy`: other processes had the CPU.
+* `busy`: other processes used the CPU.
 * `few_steps`: there are too few module-timing steps.
 * `varied`: the module-timing steps vary too much.
-* `scaled`: times had to be scaled too much.
-* `allocating`: the module's kernels are as short as the kernels of identical modules, and modules
-  wait for the driver to allocate memory.
+* `scaled`: the hooks that time modules changed the times too much.
+* `allocating`: the module's kernels are as short as the kernels of identical modules, but the host
+  waits for the driver to allocate memory.
 """
 
 _LEAST_MODULES = 3
@@ -58,8 +61,8 @@ class Outlier(Struct, frozen=True, kw_only=True):
 
     Attributes:
         others: Number of other modules that do the same work in the same place.
-        seconds: Seconds of forward and backward, with submodules.
-        usual_seconds: Median over all modules in this place.
+        seconds: Time of the module in forward and backward, including submodules.
+        usual_seconds: Median time of all modules in this place, in seconds.
     """
 
     module: str
@@ -69,12 +72,17 @@ class Outlier(Struct, frozen=True, kw_only=True):
 
     @property
     def excess(self) -> float:
-        """Seconds beyond the median."""
+        """Seconds by which the module takes longer than the median."""
         return self.seconds - self.usual_seconds
 
 
 class Outliers(NamedTuple):
-    """The outliers, largest excess first, and a caveat if other modules may be outliers too."""
+    """The slow modules, the largest excess first.
+
+    Attributes:
+        found: The slow modules.
+        caveat: Reason why another module that seems slow was not flagged, or `None`.
+    """
 
     found: tuple[Outlier, ...] = ()
     caveat: OutlierCaveat | None = None
@@ -87,16 +95,16 @@ def outliers(
     below: Mapping[str, Sequence[str]],
     step: float | None,
 ) -> Outliers:
-    """Find the outliers.
+    """Find modules that are slower than identical modules.
 
-    If a submodule explains why a module is slow, only the submodule is an outlier.
+    If a submodule explains why a module is slow, only the submodule is returned.
 
     Args:
         profile: The profile.
-        patterns: Pattern of each module name.
-        identical: Number of each module; equal numbers mean equal work.
-        below: Names directly below each module.
-        step: Seconds of an unprofiled step; if `None`, no outliers are found.
+        patterns: Pattern of each module, such as `layers.*.mlp`, keyed by module name.
+        identical: A number for each module. Modules with the same number do the same work.
+        below: Names of the modules directly below each module.
+        step: Duration of an unprofiled step in seconds. If `None`, no outliers are found.
     """
     if not step:
         return Outliers()
@@ -131,7 +139,10 @@ def outliers(
 def _identical_modules(
     patterns: Mapping[str, str], identical: Mapping[str, int]
 ) -> Iterator[list[str]]:
-    """Yield groups of modules that do the same work in the same place and are enough to compare."""
+    """Yield groups of modules that do the same work in the same place.
+
+    Groups that are too small for a comparison are left out.
+    """
     groups: dict[tuple[str, int], list[str]] = {}
     for name, pattern in patterns.items():
         if pattern != name:
@@ -142,12 +153,13 @@ def _identical_modules(
 
 
 class _Time(NamedTuple):
-    """Seconds of a module in forward and backward.
+    """The time of a module in forward and backward.
 
     Attributes:
+        seconds: The time in seconds.
         error: Error of `seconds`.
         steps: Number of timed steps.
-        kernels: Seconds of the module's kernels.
+        kernels: Seconds in which the module's kernels ran on the device.
     """
 
     seconds: float
@@ -157,7 +169,7 @@ class _Time(NamedTuple):
 
 
 class _Circumstances:
-    """Circumstances of the run that can make a module seem slow."""
+    """Circumstances of a run that can make a module seem slow, such as a busy CPU."""
 
     def __init__(self, profile: Profile, step: float) -> None:
         self._step = step
@@ -167,7 +179,13 @@ class _Circumstances:
         self._allocating = allocating(profile)
 
     def caveat(self, time: _Time, others: Sequence[_Time], excess: float) -> OutlierCaveat | None:
-        """Return why the excess does not prove that the module is slow, or `None` if it does."""
+        """Return the reason why it is uncertain that a module is slow, or `None` if it is certain.
+
+        Args:
+            time: The time of the module.
+            others: The times of identical modules.
+            excess: Seconds by which the module takes longer than the median.
+        """
         is_noise = excess <= _noise(time, others)
         if self._lost >= excess / self._step or (is_noise and self._lost >= _BUSY):
             return "busy"
@@ -184,9 +202,10 @@ class _Circumstances:
 
 
 def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
-    """Add up each module's times, over the phases in which all modules of `names` have a time.
+    """Return the time of each module, summed over the phases that were timed in all of the modules.
 
-    Recomputed fused attention has calls but no time, because its time is part of backward.
+    For example, recomputed fused attention has no time of its own, because it is a part of
+    backward.
     """
     phases = []
     for phase in PASS_PHASES:
@@ -212,7 +231,10 @@ def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
 
 
 def allocating(profile: Profile) -> float:
-    """Seconds per traced step in which the host waits for the driver to allocate or free memory."""
+    """Return how long the host waits for the driver to allocate or free memory in a traced step.
+
+    The result is in seconds.
+    """
     if profile.trace is None:
         return 0.0
     seconds = 0.0
@@ -223,10 +245,10 @@ def allocating(profile: Profile) -> float:
 
 
 def _noise(time: _Time, others: Sequence[_Time]) -> float:
-    """Seconds by which a module may exceed the other modules by chance.
+    """Return by how many seconds a module may exceed identical modules by chance.
 
-    They are computed from the error of the module's time, the errors of the other times, and the
-    scatter of the other times.
+    This follows from the error of the module's time, and from the errors and the scatter of the
+    times of the other modules.
     """
     scatter = robust_deviation([other.seconds for other in others])
     error = max(time.error, statistics.median(other.error for other in others))
@@ -234,7 +256,11 @@ def _noise(time: _Time, others: Sequence[_Time]) -> float:
 
 
 def explaining(excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the uppermost slow modules, or the submodules that explain why they are slow."""
+    """Return the slow modules that explain all others.
+
+    If a slow module is inside another slow module, only one of the two is returned: the submodule
+    if it explains most of the excess time, and otherwise the module around it.
+    """
     found: dict[str, None] = {}
     for name in excesses:
         if name.rpartition(".")[0] not in excesses:
@@ -243,7 +269,7 @@ def explaining(excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]
 
 
 def _deepest(name: str, excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]) -> str:
-    """The module, or the deepest submodule that explains why it is slow."""
+    """Return the deepest submodule that explains why a module is slow, or the module itself."""
     least = _MOST_OF * excesses[name]
     inner = [child for child in below[name] if excesses.get(child, -math.inf) >= least]
     if not inner:

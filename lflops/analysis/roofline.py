@@ -1,11 +1,12 @@
-"""Apply the roofline model to each operator.
+"""Compute the least time of each operator on a chip with the roofline model.
 
-Computes the shortest time in which a chip can do the work, and compares the run with it.
+The peak and the bandwidth of a chip are called its roof. An operator takes at least as long as its
+FLOPs take at the peak of its dtype, and at least as long as its bytes take at the bandwidth. The
+least time of a module is the sum over its operators, because an average over the module would hide
+operators that only move bytes. A point is a module or an operator with its work, its time and its
+least time. A cell is the work of one operator in one module, phase and dtype (an `OpCount`).
 
-The peak and the bandwidth of a chip are its roof. An operator takes at least as long as its FLOPs
-at the peak of its dtype, and at least as long as its bytes at the bandwidth. The least time of a
-module is the sum over its operators. A single intensity for the module would hide the operators
-that only move bytes. `Fusion` is the number of bytes that compiled kernels save.
+`Fusion` shows how many bytes compiled kernels move, and how many they would move without fusion.
 """
 
 from collections import Counter, defaultdict
@@ -28,7 +29,7 @@ from lflops.profile.series import ratio, sum_known
 Bound = Literal["compute", "memory"]
 
 AboveRoofReason = Literal["cache", "compiled", "cache_unknown", "error"]
-"""Reasons why a point is above its roof.
+"""Reasons why a point is above its roof, which means that it took less than its least time.
 
 * `cache`: its bytes stayed in a cache.
 * `compiled`: the module runs compiled, but its bytes were counted for eager code.
@@ -37,9 +38,9 @@ AboveRoofReason = Literal["cache", "compiled", "cache_unknown", "error"]
 """
 
 TOLERANCE = 0.05
-"""A point counts as above its roof if it exceeds the roof by more than this share.
+"""A point counts as above its roof only if it exceeds the roof by more than this share.
 
-Two measurements of a peak may differ by this share.
+The measured peak of a chip is uncertain by about this share.
 """
 
 _ATEN = "aten::"
@@ -50,11 +51,12 @@ class Ceiling(Struct, frozen=True, kw_only=True):
 
     Attributes:
         hardware: Name of the chip.
-        source: Source of the chip's figures.
+        source: Source of the chip's peaks and bandwidth.
         dtype: One of `hardware.DTYPES`.
-        flops_per_second: The flat part of the roof.
-        bandwidth_bytes_per_second: The slope of the roof; `None` if unknown.
-        is_judged_by: Whether the points are compared with the roof of this chip.
+        flops_per_second: The peak, which is the flat part of the roof.
+        bandwidth_bytes_per_second: The bandwidth, which is the slope of the roof. `None` if
+            unknown.
+        is_judged_by: Whether points are compared with the roof of this chip.
     """
 
     hardware: str
@@ -66,28 +68,32 @@ class Ceiling(Struct, frozen=True, kw_only=True):
 
 
 class Point(Struct, frozen=True, kw_only=True, gc=False):
-    """Work in one phase, its time and its least time. `None` means unknown.
+    """A module or an operator in one phase, with its work, its time and its least time.
+
+    `None` means unknown.
 
     Attributes:
-        module: Name of the module. For an operator in a module, the module that ran it; for an
-            operator over all modules, the root.
-        operator: `None` for a module.
-        phase: `all` for a traced operator: a trace does not separate its phases.
-        dtype: `None` for a module.
+        module: Name of the module. For an operator in a module, the module that ran it. For an
+            operator over all modules, the root, whose name is empty.
+        operator: Name of the operator, or `None` for a module.
+        phase: The phase, or `all` for all phases together. If an operator was traced, it is `all`,
+            because a trace does not separate the phases of an operator.
+        dtype: The dtype, or `None` for a module.
         flops: Counted FLOPs, without the work that a mask skips.
         intensity: FLOPs per byte.
         seconds: Seconds per step. For an operator over all modules, they come from a trace.
-        flops_per_second: Achieved rate.
-        roof_seconds: Least time on the chip; for a module the sum over its operators.
-        roof_flops_per_second: FLOPs over `roof_seconds`.
-        bound: The side of the roof that limits the work, compute or memory. For a module, the side
-            with most of `roof_seconds`.
-        share: `roof_seconds` over `seconds`.
-        potential_seconds: Seconds per step that would be saved at the roof.
-        over: Reason why the point is above its roof, or `None`.
-        fused_bytes: Bytes that the kernels of compiled code read and write, as the compiler counts
-            them. For a module with submodules, the bytes of code that is not compiled are included.
-            `None` if no part of the module is known to be compiled.
+        flops_per_second: FLOPs per second that were achieved.
+        roof_seconds: Least time on the chip. For a module, the sum over its operators.
+        roof_flops_per_second: FLOPs per second that the least time corresponds to.
+        bound: What limits the work, compute or memory. For a module, the limit that applies to most
+            of `roof_seconds`.
+        share: `roof_seconds` divided by `seconds`.
+        potential_seconds: Seconds per step that would be saved if the work took only its least
+            time.
+        over: Reason why the point is above its roof, or `None` if it is not above its roof.
+        fused_bytes: Bytes that the kernels of compiled code read and write, according to the
+            compiler. For a module with submodules, they include the bytes of code that is not
+            compiled. `None` if no part of the module is known to be compiled.
     """
 
     module: str
@@ -110,17 +116,17 @@ class Point(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Roofline(Struct, frozen=True, kw_only=True):
-    """The ceilings, and the points below them.
+    """The roofs of the chips, and the points.
 
     Attributes:
-        ceilings: The roof of each chip for each dtype: first the chip that points are compared
-            with, then the run's chip and its datasheet, if their roofs differ.
-        modules: A point per module and phase, with submodules, in the model's order.
-        operators: A point per operator, phase and dtype over all modules. A traced operator has a
-            single point with its time.
-        op_counts: A point per operator, phase and dtype in each module.
-        self_work: A point per module and phase, without submodules. Together, these points count
-            all work exactly once.
+        ceilings: The roof of each chip for each dtype. The chip that points are compared with comes
+            first. Then come the chip of the run and its data sheet, if their roofs differ.
+        modules: A point for each module and phase, with submodules, in the model's order.
+        operators: A point for each operator, phase and dtype, over all modules. If an operator was
+            traced, it has a single point with its time.
+        op_counts: A point for each operator, phase and dtype in each module.
+        self_work: A point for each module and phase, without submodules. Together, these points
+            count all work exactly once.
     """
 
     ceilings: tuple[Ceiling, ...]
@@ -134,8 +140,8 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
     """Compare the counts and times of a profile with the roof of its chip.
 
     Args:
-        profile: The profile; without times, only the roof is known.
-        hardware: The chip's figures, or its name in the table; `None` uses the chip of the run.
+        profile: The profile. If it has no times, the points only have least times.
+        hardware: The chip, or its name in the table of chips. By default, the chip of the run.
 
     Raises:
         HardwareError: The table has no chip with this name.
@@ -144,9 +150,10 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
 
 
 class LazyRoofline:
-    """The lists of a `Roofline`, each made when it is first read.
+    """The same lists as in `Roofline`. Each list is computed when it is first read.
 
-    Modules are parts instead of points, because only a few points of a large model are drawn.
+    Modules are stored as `RooflinePart`, from which a `Point` is only made if it is drawn. This
+    saves time for large models.
     """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
@@ -160,7 +167,7 @@ class LazyRoofline:
 
     @cached_property
     def modules(self) -> tuple["RooflinePart", ...]:
-        """A part per module and phase, with submodules, in the model's order."""
+        """A part for each module and phase, with submodules, in the model's order."""
         return tuple(_modules(self._profile, self._costs))
 
     @cached_property
@@ -169,14 +176,14 @@ class LazyRoofline:
 
     @cached_property
     def self_work(self) -> tuple["RooflinePart", ...]:
-        """A part per module and phase, without submodules.
+        """A part for each module and phase, without submodules.
 
         Together, these parts count all work exactly once.
         """
         return tuple(_self_work(self._profile, self._costs))
 
     def points(self) -> Roofline:
-        """Return all lists as points, including the operators of each module."""
+        """Return a `Roofline`, in which all parts are converted to points."""
         return Roofline(
             ceilings=self.ceilings,
             modules=tuple(map(point_of, self.modules)),
@@ -211,9 +218,9 @@ def _modules(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
 
 
 def _operators(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
-    """Yield a part per operator over all modules.
+    """Yield a part for each operator, phase and dtype, over all modules.
 
-    A traced operator is a single part, because its time covers all phases.
+    If an operator was traced, it has a single part, because its time covers all phases.
     """
     traced = {}
     for name, seconds in traced_seconds(profile).items():
@@ -242,10 +249,10 @@ def _operators(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
 
 
 def _self_work(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
-    """Yield a part per module and phase without submodules, in the model's order.
+    """Yield a part for each module and phase, without submodules, in the model's order.
 
-    Device time includes submodules. So for a module with submodules in a phase, only the self time
-    on the host is known.
+    Device times include submodules. So if a module has submodules that ran in the phase, only its
+    self time on the host is known.
     """
     numbers: defaultdict[ModulePhase, list[int]] = defaultdict(list)
     for cell, number in zip(profile.op_counts, costs.numbers, strict=True):
@@ -275,10 +282,12 @@ def _self_work(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
 
 
 class _Cost(NamedTuple):
-    """Seconds that a cell takes at the peak and at the bandwidth; `None` means unknown.
+    """The work of a cell, and the seconds that it takes at the chip's peak and bandwidth.
 
     Attributes:
-        is_cached: Whether the data of one call fits in the chip's cache.
+        compute: Seconds at the peak. `None` if unknown.
+        memory: Seconds at the bandwidth. `None` if unknown.
+        is_cached: Whether the data of one call fits in the chip's cache. `None` if unknown.
         is_compiled: Whether the operator runs compiled, but was counted as eager code.
     """
 
@@ -298,12 +307,13 @@ class _Cost(NamedTuple):
 
 
 class Total(NamedTuple):
-    """Sums over some cells.
+    """Sums over several cells.
 
     Attributes:
-        seconds: Seconds at the roof; `None` if unknown.
-        bound: The side of the roof that has most of these seconds.
-        costs: Each different cost, with the number of cells that have it.
+        seconds: Least time in seconds. `None` if unknown.
+        bound: What limits the work in most of these seconds, compute or memory.
+        costs: The different costs of the cells. Each is paired with the number of cells that have
+            it.
     """
 
     calls: int
@@ -318,10 +328,13 @@ _WORK_OF = attrgetter("dtype", "calls", "macs", "executed_macs", "flops", "bytes
 
 
 class _Costs:
-    """The costs of all cells.
+    """The costs of all cells of a profile.
 
-    `numbers` has the number of each cell's cost. Layers repeat, so there are only a few different
-    costs, and each of them is computed once.
+    Layers repeat, so there are only a few different costs. Each of them is computed once and has a
+    number.
+
+    Attributes:
+        numbers: For each cell, the number of its cost.
     """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
@@ -347,7 +360,7 @@ class _Costs:
 
 
 def _inside_compiled(profile: Profile) -> set[str]:
-    """The names of compiled modules and of all modules inside them."""
+    """Return the names of compiled modules and of all modules inside them."""
     compiled = {name for name, module in profile.modules.items() if module.compiled}
     if not compiled:
         return compiled
@@ -372,7 +385,7 @@ def _cost(work: Any, chip: Hardware | None, *, is_compiled: bool) -> _Cost:
 
 
 def bound_of(compute: float, memory: float) -> Bound:
-    """The resource that needs more time."""
+    """Return which of the two takes longer: computing, or moving the bytes."""
     if compute >= memory:
         return "compute"
     return "memory"
@@ -398,9 +411,9 @@ def _total(costs: Sequence[tuple[_Cost, int]]) -> Total:
 
 
 class RooflinePart(Struct, frozen=True, gc=False):
-    """A set of cells and their time, from which a point is made.
+    """The sums over several cells, and their time. A `Point` can be made from it.
 
-    The fields are the same as in `Point`.
+    The other fields have the same meaning as in `Point`.
 
     Attributes:
         total: The sums over the cells.
@@ -435,7 +448,7 @@ class RooflinePart(Struct, frozen=True, gc=False):
 
 
 def point_of(part: RooflinePart) -> Point:
-    """Make a point from a part: compute all figures that follow from its sums and its time."""
+    """Make a point from a part. All other values of the point follow from its sums and its time."""
     flops = part.total.flops
     moved = part.total.bytes_moved
     roof = part.total.seconds
@@ -462,10 +475,11 @@ def point_of(part: RooflinePart) -> Point:
 
 
 def _reason(costs: Sequence[tuple[_Cost, int]], longest: float) -> AboveRoofReason:
-    """Return the likely reason why some cells took less than their least time.
+    """Return the likely reason why the work took less than its least time.
 
-    A reason is likely if the least time is at most `longest` seconds when the cells that the reason
-    applies to move no bytes.
+    A reason applies to some of the cells, for example to those whose data fits in a cache. It is
+    likely if the least time becomes at most `longest` seconds when these cells are assumed to move
+    no bytes.
     """
 
     def explains(moves_no_bytes: Callable[[_Cost], bool]) -> bool:
@@ -487,12 +501,12 @@ def _reason(costs: Sequence[tuple[_Cost, int]], longest: float) -> AboveRoofReas
 
 
 def _seconds(work: Work) -> float | None:
-    """Kernel time from a trace, otherwise stream time or host time, in seconds."""
+    """Return the kernel time from a trace or, without a trace, the stream time or host time."""
     return median_of(work.device_seconds or work.seconds)
 
 
 def _ceilings(profile: Profile, chip: Hardware | None) -> tuple[Ceiling, ...]:
-    """Return the roofs of the known chips; chips with the same roof have only one entry."""
+    """Return the roofs of the known chips for the dtypes of the matmuls, without duplicates."""
     multiplied = dict.fromkeys(cell.dtype for cell in profile.op_counts if cell.executed_macs)
     ceilings: dict[Ceiling, Ceiling] = {}
     for known in (chip, profile.run.hardware, lookup(profile.run.device_name)):
@@ -515,14 +529,15 @@ def _ceilings(profile: Profile, chip: Hardware | None) -> tuple[Ceiling, ...]:
 
 
 class LowerBound(Struct, frozen=True, kw_only=True):
-    """Lower bounds of the time of a step.
+    """The least time of a step on a chip.
 
     Attributes:
         hardware: Name of the chip.
-        seconds: Seconds of a step.
-        by_phase: Seconds of each phase that ran.
-        by_module: Seconds of each module with submodules, over all phases.
-        unknown: Operators with matmuls in a dtype without a known peak; only their bytes count.
+        seconds: Least time of a step, in seconds.
+        by_phase: Least time of each phase that ran.
+        by_module: Least time of each module with its submodules, over all phases.
+        unknown: Operators with matmuls in a dtype without a known peak. For them, only the time to
+            move their bytes is included.
     """
 
     hardware: str
@@ -533,11 +548,12 @@ class LowerBound(Struct, frozen=True, kw_only=True):
 
 
 def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBound | None:
-    """Add up the least times of all operators; `None` if the chip or its bandwidth is unknown.
+    """Compute the least time of a step, which is the sum of the least times of all operators.
 
     The least time of an operator is the longer of two times: the time of its matmuls at the peak of
     their dtype, and the time of its bytes at the bandwidth. The sum assumes that operators run one
-    after the other, as in eager code. Fused operators may move fewer bytes.
+    after the other, as in eager code. Compiled code may be faster, because fused operators move
+    fewer bytes. Return `None` if the chip or its bandwidth is unknown.
     """
     chip = hardware or profile.run.hardware
     if chip is None or chip.bandwidth_bytes_per_second is None:
@@ -566,13 +582,13 @@ def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBoun
 
 
 class Fusion(Struct, frozen=True, kw_only=True):
-    """Bytes that fusion saves in one phase of a step, over the modules with compiled kernels.
+    """How many bytes fusion saves in one phase of a step, over the modules with compiled kernels.
 
     Attributes:
-        bytes_moved: Bytes of the operators as dispatched.
-        fused_bytes: Bytes that the kernels read and write, as the compiler counts them.
-        unknown_modules: Number of modules that have a kernel with unknown bytes. Both figures leave
-            these modules out.
+        bytes_moved: Bytes that the operators would move if each of them ran separately.
+        fused_bytes: Bytes that the compiled kernels read and write, according to the compiler.
+        unknown_modules: Number of modules that have a kernel whose bytes are unknown. The two
+            numbers of bytes do not include these modules.
     """
 
     phase: Phase
@@ -582,11 +598,13 @@ class Fusion(Struct, frozen=True, kw_only=True):
 
 
 def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
-    """Bytes per step of each module and phase with compiled kernels, without submodules.
+    """Return the bytes per step that compiled kernels move, for each module and phase.
 
-    A value is `None` if the bytes of a kernel are unknown. The compiler may recompute cheap
-    operators in backward. If the module itself recomputes nothing, their bytes count as backward,
-    so that compiled and eager byte counts cover the same work.
+    The bytes of submodules are not included. A value is `None` if the bytes of a kernel are
+    unknown.
+
+    The compiler may recompute cheap operators in backward. If the module itself recomputes nothing,
+    their bytes count as backward, so that they can be compared with the bytes of eager code.
     """
     trace = profile.trace
     steps = profile.traced_steps
@@ -609,9 +627,9 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
 def bytes_with_below(
     profile: Profile, compiled: Mapping[ModulePhase, int | None]
 ) -> Mapping[ModulePhase, int | None]:
-    """Add up `bytes_as_compiled` over each module and its submodules.
+    """Add up the result of `bytes_as_compiled` over each module and its submodules.
 
-    For a module without compiled kernels, the bytes of its dispatched operators count.
+    If a module has no compiled kernels, the bytes of its operators are used.
     """
     moved: dict[ModulePhase, int | None] = {}
     for cell in profile.op_counts:
@@ -630,7 +648,10 @@ def bytes_with_below(
 
 
 def fusion(profile: Profile) -> tuple[Fusion, ...]:
-    """Bytes that fusion saves, by phase; empty without counts or traced compiled kernels."""
+    """Return how many bytes fusion saves in each phase.
+
+    The result is empty if nothing was counted, or if no compiled kernels were traced.
+    """
     if not profile.is_counted:
         return ()
     compiled = bytes_as_compiled(profile)

@@ -1,17 +1,20 @@
-"""Divide the time of the unprofiled steps into disjoint parts that add up to 1: the step breakdown.
+"""Compute the step breakdown: divide the time of a step into disjoint parts.
 
-Each phase outside modules is one part, such as `data`, `transfer`, `clip` and `optimizer`. Forward
-and backward are divided by module. The self time of a module is divided in this order, and each
-part is limited to the time that is left:
+The parts are shares of the time of the unprofiled steps, and add up to 1. Each phase outside
+modules is one part, such as `data`, `transfer`, `clip` and `optimizer`. Forward and backward are
+divided among the modules, and the self time of each module is divided into these parts:
 
-* `ideal_compute`: the module's matmuls at the chip's peak.
-* `recompute`: the module's recomputed matmuls at the peak.
+* `ideal_compute`: the time of the module's matmuls at the chip's peak.
+* `recompute`: the time of the module's recomputed matmuls at the peak.
 * `memory_bound`: the time by which moving the operators' bytes at the chip's bandwidth takes longer
   than their matmuls.
 * `inefficient_kernels`: the rest.
 
-Communication is a separate part. With a device trace, modules are divided by their kernel times,
-and the idle time of the device is another part.
+They are computed in this order, and no part can be longer than the time that is left.
+
+Communication is a separate part. If a device was traced, the times of modules are kernel times, and
+the idle time of the device is another part. A pass is forward or backward; backward includes
+recomputation.
 """
 
 from collections import defaultdict
@@ -29,7 +32,7 @@ from lflops.profile.records import PASSES, PHASES, step_phase
 from lflops.profile.series import scaled, summed
 
 IN_MODULES = ("ideal_compute", "recompute", "memory_bound", "inefficient_kernels")
-"""The parts of a module's self time, in this order."""
+"""The parts into which a module's self time is divided, in the order in which they are computed."""
 
 # Work is divided by pass instead of phase, because the second matmul of a fused backward has no
 # separate time. This name stands for both passes if forward and backward cannot be separated.
@@ -39,17 +42,18 @@ _ROUNDING = 1e-9
 
 
 class StepBreakdown(Struct, frozen=True, kw_only=True):
-    """Shares of the summed unprofiled steps.
+    """The parts of a step, as shares of the time of the unprofiled steps.
 
     Attributes:
-        seconds: Seconds of the mean unprofiled step.
-        parts: Shares by name, which add up to 1: the parts of `IN_MODULES`, each phase outside
-            modules, and the activities of a traced device. The parts `forward` and `backward` are
-            the time of these phases outside all modules.
-        modules: For each module, the parts of its self time. `parts` has the sums over all modules.
+        seconds: Mean duration of an unprofiled step, in seconds.
+        parts: The share of each part, keyed by name. They add up to 1. The parts are the names in
+            `IN_MODULES`, each phase outside modules and, if a device was traced, what it did, such
+            as `idle`. `forward` and `backward` are the time of these phases that belongs to no
+            module.
+        modules: The parts of the self time of each module. `parts` has their sums over all modules.
         idle: Share of the step in which a traced device computed nothing, for forward and backward.
-        inside_rest: Parts that are unknown and therefore included in `inefficient_kernels`: `idle`
-            or `memory_bound`.
+        inside_rest: Parts that are unknown, `idle` or `memory_bound`. Their time is included in
+            `inefficient_kernels`.
     """
 
     seconds: float
@@ -60,7 +64,7 @@ class StepBreakdown(Struct, frozen=True, kw_only=True):
 
 
 class _Need(NamedTuple):
-    """Seconds that operators need at the chip's peak and bandwidth, ordered as in `IN_MODULES`."""
+    """Seconds that operators need at the chip's peak and bandwidth, divided as in `IN_MODULES`."""
 
     ideal_compute: float = 0.0
     recompute: float = 0.0
@@ -75,12 +79,12 @@ class _Need(NamedTuple):
 
 
 class _StepParts(NamedTuple):
-    """A step before it is divided within modules.
+    """The times of a step before the time of each module is divided.
 
     Attributes:
-        seconds: Seconds by phase or device activity.
-        own: Self seconds by module and pass.
-        idle: Idle seconds of a device, by pass.
+        seconds: Seconds of each phase, and of each activity of a traced device, such as `idle`.
+        own: Self time of each module in each pass, in seconds.
+        idle: Seconds in which a device computed nothing, keyed by pass.
     """
 
     seconds: Mapping[str, float]
@@ -88,7 +92,10 @@ class _StepParts(NamedTuple):
     idle: Mapping[str, float] = {}
 
     def scaled_to(self, seconds: float) -> "_StepParts":
-        """Scale the parts to add up to `seconds`; a step without parts gets a single part."""
+        """Scale all times so that the phases and activities add up to `seconds`.
+
+        If the step has no times, the result has a single part for forward and backward.
+        """
         total = sum(self.seconds.values())
         if not total:
             own = dict.fromkeys(self.own, 0.0)
@@ -100,10 +107,11 @@ class _StepParts(NamedTuple):
 def step_breakdown(
     profile: Profile, chip: Hardware | None, times: StepTimes, *, share: float = 1.0
 ) -> StepBreakdown | None:
-    """Divide the mean unprofiled step, first by phase and then within modules.
+    """Divide the mean unprofiled step into parts, first by phase and then by module.
 
-    `share` is the share of the counted work that one rank did. Returns `None` if nothing was
-    counted, or if the step time, the chip, or its peak for a dtype of the matmuls is unknown.
+    `share` is the share of the counted work that one rank did; it is less than 1 if ranks do
+    different work. Return `None` if nothing was counted, or if the step time, the chip, or its peak
+    for a dtype of the matmuls is unknown.
     """
     seconds = times.mean
     if not seconds or chip is None or not profile.op_counts:
@@ -145,7 +153,10 @@ def step_breakdown(
 
 
 def _divide(seconds: float, need: _Need) -> Iterator[tuple[str, float]]:
-    """Yield the seconds of each part in `IN_MODULES`, limited to what earlier parts left."""
+    """Divide a module's time, and yield the seconds of each part in `IN_MODULES`.
+
+    A part gets the time that it needs, but no more than the previous parts left.
+    """
     left = seconds
     for part, needed in zip(IN_MODULES, (*need, seconds), strict=True):
         cut = min(needed, left)
@@ -154,7 +165,10 @@ def _divide(seconds: float, need: _Need) -> Iterator[tuple[str, float]]:
 
 
 def _needs(profile: Profile, chip: Hardware, share: float) -> dict[tuple[str, str], _Need] | None:
-    """Seconds that the operators of each module need, by pass; `None` if a peak is unknown."""
+    """Return the seconds that the operators of each module need in each pass.
+
+    Return `None` if the peak for a dtype of the matmuls is unknown.
+    """
     needs: dict[tuple[str, str], _Need] = {}
     bandwidth = chip.bandwidth_bytes_per_second
     for cell in profile.op_counts:
@@ -186,9 +200,16 @@ def _by_module(
     needs: Mapping[tuple[str, str], _Need],
     own: Mapping[tuple[str, str], float],
 ) -> Iterator[tuple[str | None, float, _Need]]:
-    """Divide a part by module: yield each module, its seconds and the needs of its operators.
+    """Divide a phase among the modules, and yield each module with its seconds and needs.
 
-    The time outside all modules comes last, with `None` as its module.
+    The needs are the seconds that the module's operators need. The time that belongs to no module
+    comes last, with `None` as its module.
+
+    Args:
+        name: The phase.
+        seconds: The time of the phase.
+        needs: The needs of the operators of each module in each pass.
+        own: The self time of each module in each pass.
     """
     times: dict[str, float] = {}
     if name in PASSES or name == _BOTH_PASSES:
@@ -211,9 +232,9 @@ def _by_module(
 
 
 def _phase_parts(profile: Profile, times: StepTimes) -> _StepParts:
-    """The phases of the unprofiled steps and the self seconds of modules.
+    """Return the times of a step without a device trace.
 
-    Communication is a separate part, which is subtracted from the modules that communicate.
+    Communication is a separate part, and its time is subtracted from the modules that communicate.
     """
     parts = dict(times.parts)
     own = _seconds_by_pass(profile, "self_seconds")
@@ -225,9 +246,13 @@ def _phase_parts(profile: Profile, times: StepTimes) -> _StepParts:
 
 
 def move(parts: dict[str, float], seconds: float, to: str, *sources: str) -> float:
-    """Move seconds or shares to another part, from the first of the sources that have any.
+    """Move time from some parts to another part, and return how much was moved.
 
-    Returns the amount that was moved.
+    Args:
+        parts: Seconds or shares of each part, which are changed.
+        seconds: How much to move.
+        to: The part that the time is moved to.
+        sources: The parts that the time is taken from. The first source is used up first.
     """
     moved = 0.0
     for source in sources:
@@ -240,12 +265,12 @@ def move(parts: dict[str, float], seconds: float, to: str, *sources: str) -> flo
 
 
 def _device_parts(profile: Profile, times: StepTimes) -> _StepParts | None:
-    """The phases of the unprofiled steps, divided by what a traced device did in them.
+    """Return the times of a step, divided by what a traced device did.
 
-    Tracing slows down the host but not the device. So the unprofiled time of a phase, minus the
-    traced time in which the device computed, is idle time. Copies and communication that overlap
-    with nothing are separate parts, and are subtracted from the parts that contain them. Returns
-    `None` without a device trace.
+    Tracing slows down the host, but not the device. So the idle time of a phase is the time of the
+    phase in unprofiled steps, minus the time in which the traced device computed. Copies and
+    communication are separate parts if the device did nothing else at the same time. Their time is
+    subtracted from the parts that contain them. Return `None` if no device was traced.
     """
     trace = profile.trace
     if trace is None or trace.device_compute_seconds is None:
@@ -278,7 +303,10 @@ def _device_parts(profile: Profile, times: StepTimes) -> _StepParts | None:
 def _without_submodules(
     inclusive: Mapping[tuple[str, str], float], factor: float
 ) -> dict[tuple[str, str], float]:
-    """Self seconds by module and pass, multiplied by a factor."""
+    """Compute self times from times with submodules, and multiply them by a factor.
+
+    The times are in seconds, keyed by module and pass.
+    """
     own = scaled(inclusive, factor)
     for (module, when), took in inclusive.items():
         parent = (module.rpartition(".")[0], when)
@@ -288,7 +316,10 @@ def _without_submodules(
 
 
 def _computing_by_pass(profile: Profile) -> dict[tuple[str, str], float]:
-    """Device seconds by module and pass, with submodules, without communication kernels."""
+    """Return the device time of each module in each pass, with submodules, in seconds.
+
+    The time of communication kernels is not included.
+    """
     inclusive = _seconds_by_pass(profile, "device_seconds")
     for collective in profile.communication:
         when = step_phase(collective.phase)
@@ -299,7 +330,10 @@ def _computing_by_pass(profile: Profile) -> dict[tuple[str, str], float]:
 
 
 def _seconds_by_pass(profile: Profile, field: str) -> dict[tuple[str, str], float]:
-    """Medians of a time field of `Work`, by module and pass; unknown medians are left out."""
+    """Return the median of a time of each module in each pass.
+
+    `field` is the name of the time in `Work`. Modules with an unknown median are left out.
+    """
     medians = []
     for phase in PHASES:
         for name, module in profile.modules.items():

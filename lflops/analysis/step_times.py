@@ -1,8 +1,8 @@
 """Compute the time of a step and of its phases over the unprofiled steps.
 
-Unprofiled steps run without hooks or traces. Here, in the step breakdown and by module, every share
-of a step is relative to the summed time of these steps, so the parts add up to the whole even if
-steps differ. The median step and its quartiles are reported next to the mean.
+Unprofiled steps run without hooks or traces. Every share of a step is relative to the mean time of
+these steps, here and in the step breakdown. So the parts add up to the whole even if the steps
+differ. The median step and its quartiles are reported next to the mean.
 """
 
 import statistics
@@ -28,36 +28,38 @@ _ROUNDING = 1e-9
 
 
 def lost_share(profile: Profile) -> float:
-    """Share of the process's CPU time that other processes took during module-timing steps."""
+    """Return the share of CPU time that other processes took away during module-timing steps."""
     return statistics.median(profile.cpu_lost_shares or [0.0])
 
 
 class StepTimes(Struct, frozen=True, kw_only=True):
-    """Times over the unprofiled steps; `None` or a missing phase means unknown.
+    """Times over the unprofiled steps. `None` or a missing phase means unknown.
 
     Attributes:
         steps: Number of unprofiled steps.
-        seconds: Median and quartiles of the seconds of a step.
-        mean: Mean seconds of a step.
-        longest: Seconds of the longest step.
-        phases: Mean seconds of each recorded phase, in step order. A step without the phase counts
-            as 0 seconds.
+        seconds: Median and quartiles of the duration of a step.
+        mean: Mean duration of a step in seconds.
+        longest: Duration of the longest step in seconds.
+        phases: Mean seconds of each recorded phase, in the order of the step. If a step does not
+            have the phase, it counts as 0 seconds.
         host_phases: Mean seconds that the host spent in each phase, if `phases` are device times.
         waiting: Mean seconds at the end of backward in which the rank exchanges gradients and waits
-            for other ranks; `None` if the step does not wait there.
-        recompute: Mean seconds of backward in which activations are recomputed; `None` if unknown
+            for other ranks. `None` if it does not wait there.
+        recompute: Mean seconds of backward in which activations are recomputed. `None` if unknown,
             or if nothing is recomputed.
-        communicating: Seconds of self time, by module and pass, in which the module computes
-            nothing because it exchanges data or waits for other ranks.
-        spreads: Median and quartiles of the seconds of each phase, over the steps that have the
-            phase. The medians do not add up to the step.
-        uncontended: Median seconds of each phase over the module-timing steps, without the time in
-            which other threads had the core; empty if unknown.
-        samples_per_second: Samples per second over all unprofiled steps. With several ranks, the
-            samples of all ranks are added up.
+        communicating: Seconds of self time in which a module computes nothing, because it exchanges
+            data or waits for other ranks. The keys are the module and the pass (forward or
+            backward).
+        spreads: Median and quartiles of each phase, over the steps that have the phase. The medians
+            do not add up to the step.
+        uncontended: Median seconds of each phase in the module-timing steps, without the time in
+            which other threads used the CPU core. Empty if unknown.
+        samples_per_second: Samples per second over all unprofiled steps. If there are several
+            ranks, the samples of all ranks are added up.
         tokens_per_second: Tokens per second, computed in the same way.
-        cpu_seconds: CPU time of a step, user and system, over all threads of the process.
-        system_seconds: System part of `cpu_seconds`.
+        cpu_seconds: CPU time of a step, over all threads of the process. It includes the time that
+            the operating system spent for the process.
+        system_seconds: The part of `cpu_seconds` that the operating system spent.
     """
 
     steps: int
@@ -78,9 +80,9 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds of the mean step by phase, without overlaps; time outside all phases is `other`.
+        """Mean seconds of each phase of a step. They do not overlap and add up to the mean step.
 
-        The parts add up to the mean step. Empty if no phase was recorded.
+        The time outside all phases is `other`. Empty if no phase was recorded.
         """
         parts = dict(self.phases)
         if "forward" in parts:
@@ -94,7 +96,10 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
     @property
     def recomputed_share(self) -> float:
-        """Share of backward spent recomputing activations; 0 if it is a small part of the step."""
+        """Share of the backward time in which activations are recomputed.
+
+        It is 0 if this is a small part of the step.
+        """
         backward = self.phases.get("backward")
         recompute = self.recompute or 0.0
         if not backward or recompute < _LEAST_RECOMPUTED * (self.mean or 0.0):
@@ -115,7 +120,10 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
 
 def with_recompute(phases: Mapping[str, float], share: float) -> dict[str, float]:
-    """Split off the given share of backward as a separate phase, `recompute`."""
+    """Divide backward into two phases, `recompute` and `backward`.
+
+    `share` is the share of the backward time in which activations are recomputed.
+    """
     divided: dict[str, float] = {}
     for name, seconds in phases.items():
         if name == "backward" and share:
@@ -129,8 +137,8 @@ def with_recompute(phases: Mapping[str, float], share: float) -> dict[str, float
 def step_times(profile: Profile) -> StepTimes:
     """Compute the times over the unprofiled steps.
 
-    Leaves out warmup steps, recompiled steps, steps with new shapes, and steps that were disturbed
-    by validation, checkpoints or other events.
+    Other steps are left out: warmup steps, steps with new shapes, steps in which code was compiled
+    again, and steps that were disturbed by validation, checkpoints or other events.
     """
     steps = []
     seconds = []
@@ -180,7 +188,10 @@ def _stats_of_known(values: Iterable[float | None]) -> TimingStats | None:
 
 
 def _communication_wait(timed: Sequence[Step], scale: float, mean: float | None) -> float | None:
-    """Mean seconds of the wait at the end of backward, or `None` if negligible or unknown."""
+    """Return the mean wait at the end of backward in seconds.
+
+    Return `None` if the wait is negligible or unknown.
+    """
     total = sum_known(step.waiting for step in timed)
     if not total or not mean:
         return None
@@ -212,9 +223,11 @@ def _phase_stats(steps: Iterable[Mapping[str, float]]) -> dict[str, TimingStats]
 
 
 def uncontended_phases(profile: Profile) -> dict[str, float]:
-    """Median seconds of each phase in the module-timing steps, without other threads' core time.
+    """Return the median seconds of each phase, without the time that the training thread lost.
 
-    Empty if unknown. If these times are known, the module times exclude other threads as well.
+    The training thread loses time while another thread uses its CPU core. The times come from the
+    module-timing steps. The result is empty if they are unknown. If they are known, module times
+    also exclude the lost time.
     """
     phases = []
     for step in profile.steps:
@@ -226,9 +239,12 @@ def uncontended_phases(profile: Profile) -> dict[str, float]:
 
 
 def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None) -> float | None:
-    """Samples or tokens per second.
+    """Return the samples or tokens per second.
 
-    If the number of samples or tokens of a step is unknown, `usual` is used instead.
+    Args:
+        steps: The steps.
+        units: The number of samples or tokens in each step.
+        usual: The number for steps whose number is unknown.
     """
     total = 0
     total_seconds = 0.0
@@ -243,10 +259,11 @@ def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None)
 
 
 def _host_collectives(profile: Profile) -> dict[tuple[str, str], float]:
-    """Exposed seconds of host collectives in the traced steps, by module and pass.
+    """Return the seconds of collectives on the host that do not overlap with computation.
 
-    They are limited to the self time of each module. Empty if a device was traced, because the step
-    breakdown then reads communication from the device.
+    They come from the traced steps and are keyed by module and pass. They are at most the self time
+    of the module. The result is empty if a device was traced, because then the step breakdown reads
+    the communication from the device.
     """
     if profile.trace is None or profile.trace.device_compute_seconds is not None:
         return {}
@@ -269,9 +286,10 @@ def _self_seconds(module: ModuleProfile, when: str) -> float:
 
 
 def traced_seconds(profile: Profile, *, own: bool = False) -> dict[str, float]:
-    """Seconds per step of each traced operator, on the device if it was traced.
+    """Return the seconds per step of each traced operator.
 
-    `own` excludes the operators that the operator calls.
+    If a device was traced, they are device times, otherwise host times. If `own` is true, they
+    exclude the operators that an operator calls.
     """
     trace = profile.trace
     steps = profile.traced_steps

@@ -1,7 +1,8 @@
-"""Arrange the modules of a profile as table rows: a tree with folded repeats, or a flat list.
+"""Arrange the modules of a profile as rows of a table: a module tree, or a flat list.
 
-Also finds the parts of the model that take the most time, and merges the roofline points of
-repeated modules.
+In the tree, consecutive identical modules, such as the layers of a transformer, are folded into one
+row. The module also finds the parts of the model that take the most time, and combines the roofline
+points of identical modules.
 """
 
 import re
@@ -29,16 +30,16 @@ from lflops.profile.records import PHASES, Phase, median_of
 from lflops.profile.series import positions, ratio, sum_known, summed
 
 TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
-"""The phases that a module's total time includes.
+"""The phases that are added up to a module's total time.
 
-The time of the optimizer is rarely known for single modules.
+The time of the optimizer is rarely known for a single module.
 """
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
-    """Work in one phase, with the same fields as `Work`.
+    """Work in one phase. The fields have the same meaning as in `Work`.
 
-    It includes submodules if the figures of its row do.
+    Whether the work includes submodules depends on the row that it belongs to.
     """
 
     calls: int = 0
@@ -70,7 +71,13 @@ _COUNTS = WorkCounts.__struct_fields__
 
 
 class Repeat(Struct, frozen=True, kw_only=True):
-    """Consecutive identical siblings, with the labels of the first and the last sibling."""
+    """Consecutive identical siblings in the module tree.
+
+    Attributes:
+        first: Last part of the first sibling's name, such as `0` for `layers.0`.
+        last: Last part of the last sibling's name.
+        times: Number of siblings.
+    """
 
     first: str
     last: str
@@ -78,27 +85,28 @@ class Repeat(Struct, frozen=True, kw_only=True):
 
 
 class ModuleRow(Struct, frozen=True, kw_only=True):
-    """One module, or consecutive identical siblings.
+    """A row of the table of modules: one module, or consecutive identical siblings.
 
-    For several siblings, every count is for ONE sibling, and a time is the mean over the siblings.
-    A row inside 12 identical blocks has the mean over all 12 blocks. Shares are relative to the
-    root's work in the requested phase: its MACs, or its FLOPs if there are no MACs (see
-    `share_of`).
+    If the row stands for several siblings, every count is for ONE sibling, and a time is the mean
+    over the siblings. If the row is inside a row for 12 identical blocks, its time is the mean over
+    all 12 blocks. Shares are relative to the root's MACs in the requested phase, or to its FLOPs if
+    there are no MACs (see `share_of`).
 
     Attributes:
-        name: Dotted path of the module or of the first sibling.
+        name: Full name of the module, or of the first sibling.
         label: Last part of `name`.
-        names: Names of all modules that the row stands for, inside one module of the row above.
-        repeat: The siblings, or `None` for a single module.
-        depth: Levels below the root; the root has 0.
-        is_self: If true, figures and parameters exclude the submodules.
+        names: Names of all siblings. If the row is inside a row for several blocks, only the
+            siblings in the first of these blocks are listed.
+        repeat: The first and last sibling and their number. `None` for a single module.
+        depth: Number of levels below the root. The root has 0.
+        is_self: If true, the row is part of a flat list, and its numbers exclude submodules.
         class_name: Class name.
-        calls: Calls in forward.
+        calls: Number of calls in forward.
         trainable_parameters: `None` if only the number with submodules is known. The same holds for
             `parameter_bytes`.
-        phases: Work by phase.
-        seconds: Median seconds by phase; `None` if unknown.
-        children: The rows below, in a tree.
+        phases: Work in each phase.
+        seconds: Median seconds in each phase, or `None` if unknown.
+        children: The rows directly below, if the row is part of a tree.
     """
 
     name: str
@@ -122,26 +130,35 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
 
     @property
     def times(self) -> int:
-        """Number of modules that the row stands for, inside one module of the row above."""
+        """Number of siblings that the row stands for.
+
+        If the row is inside a row for several blocks, only the siblings in one block count.
+        """
         return len(self.names)
 
     def one(self, phase: Phase | None) -> WorkCounts:
-        """Work of one of the row's modules; `phase=None` adds up all phases."""
+        """Return the work of one module of the row in a phase, or in all phases for `None`."""
         total = WorkCounts()
         for name in phases_of(phase):
             total += self.phases[name]
         return total
 
     def all(self, phase: Phase | None) -> WorkCounts:
-        """Work of all the row's modules, inside one module of the row above."""
+        """Return the work of all siblings of the row in a phase, or in all phases for `None`."""
         return self.one(phase) * self.times
 
     def time(self, phase: Phase | None) -> float | None:
-        """Seconds of one of the row's modules; `phase=None` adds up the known `TIMED_PHASES`."""
+        """Return the seconds of one module of the row in a phase.
+
+        For `None`, return the sum over those `TIMED_PHASES` whose time is known.
+        """
         return _total_time(self.seconds, phase)
 
     def flops_per_second(self, phase: Phase | None) -> float | None:
-        """2 x MACs over the time of the phases that ran them; `None` if a phase has no time."""
+        """Return 2 x MACs divided by the time of the phases in which they ran.
+
+        Return `None` if the time of one of these phases is unknown.
+        """
         phases = phases_of(phase)
         ran = [name for name in phases if self.phases[name].macs]
         seconds = sum_known(self.seconds[name] for name in ran or phases[:1])
@@ -187,7 +204,8 @@ _ORDERS: dict[str, Callable[[ModuleRow, Phase | None], Any]] = {
 }
 
 SORT_KEYS = tuple(_ORDERS)
-"""Sort keys of rows: the name, or a metric, largest first."""
+"""Keys that rows can be sorted by. Rows are sorted by name, or by a metric with the largest first.
+"""
 
 
 def tree(
@@ -200,18 +218,18 @@ def tree(
     below: Mapping[str, Sequence[str]] | None = None,
     groups: Mapping[str, int] | None = None,
 ) -> tuple[ModuleRow, ...]:
-    """Build the rows of the module tree: the root row, and its children below it.
+    """Build the rows of the module tree. The result has the root, which contains all other rows.
 
-    Figures include submodules.
+    All numbers include submodules.
 
     Args:
         profile: The profile.
-        depth: Levels to show below the root; -1 for all.
-        fold: Show consecutive siblings as one row if they have the same classes, labels and counts
-            all the way down.
+        depth: Number of levels below the root, or -1 for all levels.
+        fold: Whether consecutive identical siblings become one row. Siblings are identical if they,
+            and all modules below them, have the same classes, names and counts.
         sort: The key that siblings are sorted by, one of `SORT_KEYS`. A folded row is sorted by the
             sum over its modules. `None` keeps the model's order.
-        phase: The phase that `share` and `sort` use; `None` for all phases together.
+        phase: The phase that shares and the sort key refer to, or `None` for all phases together.
         below: The result of `children`, if already computed.
         groups: The result of `identical_subtrees`, if already computed.
 
@@ -234,7 +252,8 @@ def tree(
     def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[ModuleRow, ...]:
         """Build the rows of siblings.
 
-        Each tuple has a sibling and its counterparts in the modules that the row above folds.
+        Each tuple starts with a sibling. If the row above stands for several identical modules, the
+        same module inside each of them follows.
         """
         made = []
         for _, group in groupby(siblings, key=lambda sibling: groups[sibling[0]]):
@@ -263,9 +282,9 @@ def walk(rows: Iterable[ModuleRow]) -> Iterator[ModuleRow]:
 def flat(
     profile: Profile, *, sort: str | None = None, phase: Phase | None = "forward"
 ) -> tuple[ModuleRow, ...]:
-    """Build a row per module without its submodules, sorted by MACs by default.
+    """Build a row for each module, whose numbers exclude submodules. By default, sort by MACs.
 
-    `sort` and `phase` mean the same as in `tree`, and invalid values raise the same errors.
+    `sort` and `phase` have the same meaning as in `tree`, and invalid values raise the same errors.
     """
     _check_sort(profile, sort, phase)
     builder = _RowBuilder(profile, phase, own=True)
@@ -278,10 +297,11 @@ def totals(profile: Profile) -> dict[Phase, WorkCounts]:
 
 
 def unsharded_macs(profile: Profile) -> dict[str, int | None]:
-    """The whole model's MACs by phase; empty if this rank computes all of them.
+    """Return the MACs of the whole model in each phase, if they differ from the MACs of this rank.
 
-    A phase is `None` if its MACs are unknown, because ranks share a batch or hold only parts of the
-    parameters.
+    They differ under tensor parallelism, for example. The result is empty if this rank computes all
+    MACs. A phase is `None` if its MACs are unknown, because ranks share a batch or hold only parts
+    of the parameters.
     """
     root = profile.modules[""]
     differs = False
@@ -302,7 +322,10 @@ def unsharded_macs(profile: Profile) -> dict[str, int | None]:
 
 
 def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
-    """Return the metric for shares of a phase: MACs, or FLOPs if there are none (the optimizer)."""
+    """Return the metric that shares are relative to in a phase: MACs, or FLOPs if it has no MACs.
+
+    For example, the optimizer has no MACs.
+    """
     has_flops = False
     for name in phases_of(phase):
         work = profile.modules[""].work(name)
@@ -315,7 +338,7 @@ def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
 
 
 def has_times(profile: Profile, phase: Phase | None) -> bool:
-    """Return whether any module has a time in the phase, or in any phase if it is `None`."""
+    """Return whether any module was timed in a phase, or in any phase for `None`."""
     for module in profile.modules.values():
         if any(module.work(name).seconds is not None for name in phases_of(phase)):
             return True
@@ -341,7 +364,10 @@ def _sorted(rows: list[ModuleRow], sort: str | None, phase: Phase | None) -> tup
 
 
 class _RowBuilder:
-    """Makes rows of a profile, with shares of the root's work and time in a phase."""
+    """Makes the rows of a profile.
+
+    Shares of work and time are relative to the root in a phase, or in all phases for `None`.
+    """
 
     def __init__(self, profile: Profile, phase: Phase | None, *, own: bool) -> None:
         self._profile = profile
@@ -352,7 +378,13 @@ class _RowBuilder:
         self._total_time = _total_time(_seconds(profile, [""], own=False), phase)
 
     def row(self, names: tuple[str, ...], folded: Sequence[str]) -> ModuleRow:
-        """Make the row of the modules `names`, with the mean time of all `folded` modules."""
+        """Make a row for one or several siblings.
+
+        Args:
+            names: Names of the siblings that the row stands for.
+            folded: Names of all modules that the time is averaged over. If the row above stands for
+                several identical modules, these include the siblings inside each of them.
+        """
         module = self._profile.modules[names[0]]
         labels = [name.rpartition(".")[2] for name in names]
         repeat = None
@@ -388,7 +420,7 @@ class _RowBuilder:
         )
 
     def _work(self, phases: Mapping[Phase, WorkCounts]) -> int:
-        """Return the MACs or FLOPs in the phase that shares are relative to."""
+        """Return the MACs or FLOPs that shares refer to."""
         work: int = 0
         for name in phases_of(self._phase):
             work += getattr(phases[name], self._metric)
@@ -396,9 +428,9 @@ class _RowBuilder:
 
 
 def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase, float | None]:
-    """Mean seconds of the modules by phase.
+    """Return the mean seconds of the modules in each phase.
 
-    A phase is `None` if the time of any module is unknown.
+    A phase is `None` if the time of one of the modules is unknown.
     """
     field = "self_seconds" if own else "seconds"
     means: dict[Phase, float | None] = {}
@@ -412,7 +444,7 @@ def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase
 
 
 def _total_time(seconds: Mapping[Phase, float | None], phase: Phase | None) -> float | None:
-    """Seconds of one phase, or the sum over all phases with known times."""
+    """Return the seconds of a phase or, for `None`, the sum over all phases with known times."""
     if phase is not None:
         return seconds[phase]
     total = None
@@ -443,16 +475,19 @@ def phases_of(phase: Phase | None) -> tuple[Phase, ...]:
 
 
 class BusyModules(Struct, frozen=True, kw_only=True):
-    """Modules in the same place of the model, without their submodules.
+    """Modules in the same place of the model, and the time that they take without their submodules.
+
+    Modules are in the same place if their names only differ in an index, such as `layers.0.mlp` and
+    `layers.1.mlp`.
 
     Attributes:
         pattern: The place, such as `layers.*.mlp`.
-        name: The pattern, or the names of the modules if only some modules in this place have a
-            time.
+        name: The name to show. It is the pattern, or a list of names if only some modules in this
+            place have a time.
         kind: Class name.
         modules: Number of modules.
-        seconds: Self time per step of all these modules.
-        macs: MACs of all these modules in forward and backward.
+        seconds: Self time of all these modules together, in seconds per step.
+        macs: MACs of all these modules in forward and backward, without submodules.
     """
 
     pattern: str
@@ -464,10 +499,10 @@ class BusyModules(Struct, frozen=True, kw_only=True):
 
 
 def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:
-    """Seconds of forward, backward, recomputation and, if known, the optimizer.
+    """Return the seconds of a module in forward, backward, recomputation and the optimizer.
 
-    A phase with unknown time is left out; `None` if no phase has a time. `own` excludes the
-    submodules.
+    Phases with an unknown time are left out. Return `None` if no phase has a known time. If `own`
+    is true, the time excludes submodules.
     """
     total = None
     for phase in TIMED_PHASES:
@@ -483,10 +518,15 @@ def busiest(
     patterns: Mapping[str, str],
     communicating: Mapping[tuple[str, str], float] | None = None,
 ) -> tuple[BusyModules, ...]:
-    """Group the modules by their place in the model, most self time first.
+    """Group the modules by their place in the model, the group with the most self time first.
 
-    Places without a time are left out. The seconds in `communicating`, keyed by module and pass,
-    are subtracted.
+    Modules are in the same place if their names only differ in an index, such as `layers.0.mlp` and
+    `layers.1.mlp`. Places without a time are left out.
+
+    Args:
+        profile: The profile.
+        patterns: Pattern of each module, such as `layers.*.mlp`, keyed by module name.
+        communicating: Seconds to subtract from the self time, keyed by module and pass.
     """
     subtracted = summed((name, seconds) for (name, _), seconds in (communicating or {}).items())
     timed: dict[str, float] = {}
@@ -535,16 +575,24 @@ _COUNTS_OF = attrgetter(
 
 
 def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Number the modules so that equal numbers mean identical modules.
+    """Give each module a number, so that identical modules have the same number.
 
-    Two modules are identical if they have equal counts, and if the labels and counts of all modules
-    below them are equal.
+    Two modules are identical if they and all modules below them have the same counts, and if the
+    modules below them have the same names.
     """
     return numbered(below, lambda name: _counts(profile.modules[name]))
 
 
 def numbered(below: Mapping[str, Sequence[str]], key: Callable[[str], Hashable]) -> dict[str, int]:
-    """Give modules the same number if their keys, and all labels and keys below, are equal."""
+    """Give each module a number, so that modules with equal subtrees have the same number.
+
+    Two subtrees are equal if their modules have the same keys and, except for the topmost module,
+    the same names.
+
+    Args:
+        below: Names of the modules directly below each module.
+        key: A function that returns the key of a module.
+    """
     numbers: dict[str, int] = {}
     seen: dict[Hashable, int] = {}
     # Longer names come first, so that children come before their parents.
@@ -568,10 +616,11 @@ _WORST_FIRST: tuple[AboveRoofReason, ...] = ("error", "cache_unknown", "compiled
 
 
 class Repeats(NamedTuple):
-    """Roofline parts of repeated modules that did the same work, in the model's order.
+    """Roofline parts of identical modules in one phase, in the model's order.
 
     Attributes:
-        label: The pattern of the modules, or the name if there is only one module.
+        label: The pattern of the modules, such as `layers.*.mlp`. The name if there is only one
+            module.
     """
 
     label: str
@@ -579,20 +628,20 @@ class Repeats(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """Sum over the parts; `None` if the time of any part is unknown."""
+        """Sum of the times of the parts. `None` if the time of any part is unknown."""
         return sum_known(part.seconds for part in self.parts)
 
     @property
     def roof_seconds(self) -> float | None:
-        """Sum over the parts; `None` if the roof of any part is unknown."""
+        """Sum of the least times of the parts. `None` if the least time of any part is unknown."""
         return sum_known(part.roof_seconds for part in self.parts)
 
     @property
     def point(self) -> Point:
-        """The sum of the parts as one point.
+        """All parts combined into one point.
 
-        The point has the bound that applies to most of the roof time. It is above its roof if any
-        part is above its roof.
+        It is compute-bound or memory-bound according to the larger part of the least time. It is
+        above its roof if any part is above its roof.
         """
         first = self.parts[0]
         if len(self.parts) == 1:
@@ -620,5 +669,5 @@ _MODULE_AND_WORK = attrgetter("module", "phase", "total.flops", "total.bytes_mov
 
 
 def fold_parts(parts: Iterable[RooflinePart], patterns: Mapping[str, str]) -> Iterator[Repeats]:
-    """Group the parts of repeated modules that did the same work, in order of first appearance."""
+    """Group the roofline parts of identical modules, in the model's order."""
     return starmap(Repeats, fold_repeats(parts, _MODULE_AND_WORK, patterns))

@@ -1,4 +1,4 @@
-"""Compute MFU and HFU: the rate of a step's matmuls as a share of the chip's peak."""
+"""Compute MFU and HFU, which compare the rate of a step's matmuls with the chip's peak."""
 
 import statistics
 from collections.abc import Iterable
@@ -14,27 +14,27 @@ from lflops.profile.records import PASS_PHASES, Phase
 from lflops.profile.series import ratio, sum_known
 
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
-"""The phases with MACs that count for MFU."""
+"""The phases whose MACs count for MFU."""
 
 # Largest factor by which the measured time of a module may be wrong.
 _PRECISION = 1.1
 
 
 class Utilization(Struct, frozen=True, kw_only=True):
-    """The rate of one device over the unprofiled steps. `None` means unknown.
+    """How fast one device ran the unprofiled steps, relative to its peak. `None` means unknown.
 
     Attributes:
         mfu: 2 x MACs of forward and backward, divided by the step time and the peak of the run's
             dtype.
         hfu: Like `mfu`, but includes the MACs of recomputation, so it is never below `mfu`.
-        executed: Share of the peak at which the chip executed matmuls. It counts the MACs of all
-            passes, each at the peak of its dtype, but not the MACs that kernels skip because of a
-            mask.
+        executed: Share of the peak at which the chip really executed matmuls. It includes
+            recomputation and leaves out the MACs that kernels skip because of a mask. The MACs of
+            each dtype are relative to the peak of this dtype.
         flops_per_second: 2 x MACs of forward and backward, divided by the step time.
         peak_flops_per_second: Peak of the run's dtype.
-        dtype: Name of the peak, one of `hardware.DTYPES`.
+        dtype: Dtype of the peak, one of `hardware.DTYPES`.
         hardware: Name of the chip.
-        breakdown: The step breakdown: named shares of the step that add up to 1.
+        breakdown: The step breakdown.
     """
 
     mfu: float | None
@@ -50,7 +50,7 @@ class Utilization(Struct, frozen=True, kw_only=True):
     def is_peak_too_low(self) -> bool:
         """Return whether the step, or all modules together, ran matmuls faster than the peak.
 
-        If so, MFU is too high.
+        If so, the peak is wrong and MFU is too high.
         """
         if self.mfu is not None and self.mfu > 1:
             return True
@@ -62,14 +62,15 @@ class Utilization(Struct, frozen=True, kw_only=True):
 
 
 def flops_per_second(macs: float, seconds: float | None) -> float | None:
-    """Rate of matmuls, with 2 FLOPs per MAC; `None` without a time."""
+    """Return the rate of matmuls, with 2 FLOPs per MAC. Return `None` if there is no time."""
     return ratio(2 * macs, seconds)
 
 
 def of_peak(rate: float | None, peak: float | None) -> float | None:
-    """A rate as a share of a peak; `None` if either is unknown.
+    """Return a rate as a share of a peak, or `None` if either is unknown.
 
-    For the MACs of forward and backward this is MFU. With the MACs of recomputation it is HFU.
+    This is MFU for the rate of the MACs of forward and backward. It is HFU if the MACs of
+    recomputation are included.
     """
     return ratio(rate, peak)
 
@@ -78,8 +79,8 @@ def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Uti
     """Compute the share of the peak that a step reached.
 
     Args:
-        profile: A profile of counts, with the times of its steps.
-        hardware: The chip's figures, or its name in the table; `None` uses the chip of the run.
+        profile: A profile with counted work and timed steps.
+        hardware: The chip, or its name in the table of chips. By default, the chip of the run.
 
     Raises:
         HardwareError: The table has no chip with this name.
@@ -88,7 +89,7 @@ def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Uti
 
 
 def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) -> Utilization:
-    """Compute the share of a chip's peak that the unprofiled steps reach."""
+    """Compute which share of a chip's peak the unprofiled steps reached."""
     root = profile.modules[""]
     macs = sum(root.work(phase).macs for phase in MODEL_PHASES)
     share = _share_of_a_rank(profile, macs)
@@ -115,9 +116,10 @@ def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) ->
 
 
 def _share_of_a_rank(profile: Profile, macs: int) -> float:
-    """The mean rank's share of the root's MACs.
+    """Return the share of the root's MACs that a rank computes on average.
 
-    If ranks do different work, the root's MACs include the MACs of several ranks.
+    It is less than 1 if ranks do different work, because then the root's MACs include the MACs of
+    several ranks.
     """
     known = [rank.macs for rank in profile.ranks if rank.macs is not None]
     if not known or not macs:
@@ -126,7 +128,10 @@ def _share_of_a_rank(profile: Profile, macs: int) -> float:
 
 
 def seconds_at_peak(op_counts: Iterable[OpCount], chip: Hardware) -> float | None:
-    """Seconds that the executed matmuls take at peak rates; `None` if a peak is unknown."""
+    """Return how many seconds the executed matmuls take at the peak of their dtypes.
+
+    Return `None` if one of these peaks is unknown.
+    """
     macs: dict[str, int] = {}
     for count in op_counts:
         if count.executed_macs:

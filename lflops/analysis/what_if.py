@@ -1,8 +1,9 @@
 """Predict how long a measured step would take after a change.
 
 The mean unprofiled step is divided into its phases. A change subtracts seconds from phases, or
-multiplies them. Every change has an error, which is a share of the changed time. On a device,
-removing one wait may expose another, so removed communication may not save its full time.
+multiplies them by a factor. Every change has an error, which is a share of the changed time. On a
+device, a wait may hide another wait that appears when the first one is removed. So removing
+communication may not save its full time.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,17 +31,17 @@ ERRORS: Mapping[str, float] = {
     "scaled": 0.15,
     "batch": 0.25,
 }
-"""Relative error of each kind of change.
+"""Relative error of a prediction, keyed by the kind of change.
 
-The kinds are: a removed phase, a removed module, removed recomputation, a scaled time, another
+The kinds are a removed phase, a removed module, removed recomputation, a scaled time, and another
 batch size.
 """
 
 STEP_ERROR = 0.03
-"""Relative difference of a step between two runs of the same code."""
+"""Relative error that is always included, because two runs of the same code differ by this much."""
 
 MUCH_IDLE = 0.2
-"""The host limits a step if the device is idle for at least this share of the step."""
+"""If a device is idle for at least this share of the step, the host limits the step."""
 
 # Names in `without` and `scale` that are not phases.
 _RECOMPUTE = "recompute"
@@ -52,12 +53,13 @@ WhatIfCaveat = Literal["busy", "modules", "idle"]
 
 
 class WhatIf(Struct, frozen=True, kw_only=True):
-    """The time of a step after changes.
+    """The predicted time of a step after changes.
 
     Attributes:
-        measured: Seconds of the mean unprofiled step, unchanged.
-        seconds: Seconds of the changed step, between `low` and `high`.
-        phases: Seconds of the phases of the changed step.
+        measured: Mean duration of an unprofiled step before the changes, in seconds.
+        seconds: Predicted duration of the changed step, in seconds. The true value is likely
+            between `low` and `high`.
+        phases: Seconds of each phase of the changed step.
         caveats: Reasons why the prediction is unreliable. `busy`: other processes took much of the
             CPU time. `modules`: the change refers to modules, and the times of modules are
             approximate. `idle`: the device is idle, and the idle time may change a lot with another
@@ -73,7 +75,7 @@ class WhatIf(Struct, frozen=True, kw_only=True):
 
 
 class _Phase(NamedTuple):
-    """Seconds with their error."""
+    """The seconds of a phase, and their error in seconds."""
 
     seconds: float
     error: float = 0.0
@@ -94,16 +96,19 @@ def what_if(
     accumulation: int | None = None,
     hardware: Hardware | str | None = None,
 ) -> WhatIf:
-    """Predict the time of a measured step after changes, as an interval.
+    """Predict the time of a measured step after changes, with an interval.
 
     Args:
         profile: A profile with times, of a training run or of `lflops.measure`.
-        without: Names to remove: a phase such as `data`, a module (with its submodules),
-            `recompute`, or `communication` (exposed communication only).
-        scale: Factors for the time of phases or modules: 0.5 is twice as fast.
-        batch: Factor for the number of samples.
+        without: Names of parts of the step whose time is removed: a phase such as `data`, a module
+            with its submodules, `recompute`, or `communication` (only where it does not overlap
+            with computation).
+        scale: Factors by which the times of phases or modules are multiplied, keyed by name. With
+            0.5, a phase is twice as fast.
+        batch: Factor by which the number of samples is multiplied.
         accumulation: Number of batches to accumulate gradients over.
-        hardware: Another chip, as in `utilization`. The chip of the profile must be known.
+        hardware: Another chip that the step runs on, as in `utilization`. The chip of the profile
+            must be known.
 
     Raises:
         ProfileError: An argument is invalid, or the profile does not have the time that an argument
@@ -173,11 +178,12 @@ def _is_number(value: Any) -> bool:
 
 
 class _ChangedStep:
-    """The phases of a step, to which changes are applied.
+    """The phases of a step. Its methods apply changes to them.
 
     Attributes:
         phases: The phases after the changes so far.
-        may_stay: Removed seconds that may remain, because another wait takes their place.
+        may_stay: Seconds of removed communication that may not be saved, because another wait may
+            take their place.
     """
 
     def __init__(self, profile: Profile, times: StepTimes) -> None:
@@ -210,7 +216,11 @@ class _ChangedStep:
             )
 
     def caveats(self, *, is_resized: bool) -> Iterator[WhatIfCaveat]:
-        """Yield the reasons why the times behind the prediction are unreliable."""
+        """Yield the reasons why the prediction is unreliable.
+
+        `is_resized` says whether a change affects the host's share of the time, such as another
+        batch size.
+        """
         if lost_share(self._profile) >= VERY_BUSY:
             yield "busy"
         if self._uses_module_times and are_times_far_off(self._profile.notes):
@@ -221,16 +231,17 @@ class _ChangedStep:
                 yield "idle"
 
     def repeat(self, factor: float, error: float) -> None:
-        """Multiply all phases that grow with the batch."""
+        """Multiply the times of all phases that run for each batch or grow with its size."""
         for name, phase in self.phases.items():
             if name not in _ONCE:
                 self.phases[name] = phase.times(factor, error * abs(factor - 1))
 
     def change_chip(self, hardware: Hardware | str) -> None:
-        """Convert the times of modules and of the optimizer to another chip.
+        """Convert the times of forward, backward and the optimizer to another chip.
 
-        Time beyond the ideal time of the work, for example in inefficient kernels, may or may not
-        change. This makes the interval wide.
+        The time of ideal compute follows from the peaks, and memory-bound time from the bandwidths.
+        It is unknown how much the rest of the time changes, for example in inefficient kernels, so
+        the interval of the prediction becomes wide.
         """
         old = chip_of(self._profile, None)
         new = chip_of(self._profile, hardware)
@@ -288,7 +299,10 @@ class _ChangedStep:
             self._subtract("optimizer", seconds, error)
 
     def _recompute_seconds(self) -> float:
-        """Seconds per step for recomputing activations: measured, or estimated from their FLOPs."""
+        """Return the seconds per step in which activations are recomputed.
+
+        If they were not measured, they are estimated from the share of the recomputed FLOPs.
+        """
         root = self._profile.modules[""]
         if root.recompute.seconds is not None:
             self._uses_module_times = True
@@ -299,7 +313,7 @@ class _ChangedStep:
         return self._times.parts.get("backward", 0.0) * root.recompute.flops / flops
 
     def _exposed_communication(self) -> float:
-        """Seconds per step in which communication does not overlap with computation."""
+        """Return the seconds per step in which communication does not overlap with computation."""
         trace = self._profile.trace
         if trace is not None:
             exposed = ratio(trace.exposed_comm_seconds, self._profile.traced_steps)

@@ -40,7 +40,7 @@ from lflops.torch_private.modules import (
 
 
 class ModuleListener(Protocol):
-    """Follows the modules and scopes of one thread, and of the threads that it starts.
+    """An object whose methods are called when a module or scope is entered or left.
 
     Attributes:
         home: The thread on which the hooks were installed.
@@ -76,7 +76,7 @@ class ModuleListener(Protocol):
 
 
 class OptimizerListener(Protocol):
-    """Follows the steps of all optimizers."""
+    """An object whose methods are called when an optimizer step begins or ends."""
 
     def enter_step(self, optimizer: Optimizer, /) -> None:
         """Handle the start of an optimizer step."""
@@ -91,13 +91,13 @@ class OptimizerListener(Protocol):
         """
 
     def leave_closure(self, key: int, /) -> None:
-        """Handle the end of a step's closure. The step continues."""
+        """Handle the end of a step's closure. The optimizer step itself continues."""
 
 
 LISTENERS: list[ModuleListener] = []
-"""The listeners of all threads with installed hooks.
+"""All listeners that are installed at the moment, on any thread.
 
-`lflops.scope` calls them.
+`lflops.scope` calls their methods `enter_scope` and `leave_scope`.
 """
 
 
@@ -110,8 +110,9 @@ def install_hooks(
 ) -> None:
     """Report every module and scope to `listener`, and optimizer steps to `steps`.
 
-    The hooks are removed when `undo` is closed. Code that is compiled before then is compiled
-    without the hooks. `guard` keeps errors of lflops away from the code that calls a module.
+    The hooks are removed when `undo` is closed. While they are installed, they are hidden from
+    torch.compile, so that they do not become part of compiled code. `guard` keeps errors of lflops
+    away from the code that calls a module.
     """
     if listener.tree.compiled:
         unremark_hooks(undo)
@@ -144,9 +145,10 @@ def _hook(
     owner: nn.Module | Optimizer | None,
     *hooks: tuple[Callable[[Any], object], Callable[..., Any]],
 ) -> None:
-    """Register hooks on an owner, or on all modules and optimizers, until `undo` is closed.
+    """Register hooks on `owner`, or globally if it is `None`, until `undo` is closed.
 
-    The removal is prepared first, so that no hook remains after an interrupt.
+    Each hook comes with the function that registers it. The removal of all hooks is added to `undo`
+    before the first hook is registered, so that no hook remains after an interrupt.
     """
     for _, hook in hooks:
         undo.add(remove_hook, hook, owner)
@@ -194,14 +196,14 @@ def after_each_call(module: nn.Module, action: Callable[[], None]) -> Iterator[N
 
 
 HOOKS = {"_forward_pre_hooks", "_forward_hooks"}
-"""The attributes of a module that hold its hooks."""
+"""The attributes of a module that hold its forward hooks."""
 
 
 class _ModelHook(partial[None]):
     """A hook on a user's module.
 
-    In a copy or a pickle of the module, the hook is replaced by a function without effect, which
-    can be loaded without lflops.
+    Copying or pickling the module would also copy or pickle this hook. In that case, the hook is
+    replaced by a function that does nothing. So the module can be loaded without lflops.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -212,9 +214,10 @@ class _ModelHook(partial[None]):
 def hook_models(undo: CleanupStack, models: Iterable[nn.Module], hook: Callable[..., None]) -> None:
     """Call a hook before each call of the given modules, until `undo` is closed.
 
-    The hook receives the arguments of a forward pre-hook, and must do nothing while Dynamo compiles
-    the code that calls it. A module that was compiled in place gets no hook, because a new hook
-    would make torch compile the module again. `undo` keeps no module alive.
+    The hook receives the arguments of a forward pre-hook. It must do nothing while Dynamo compiles
+    the calling code (see `unless_compiled`). A module that was compiled in place gets no hook,
+    because a new hook would make torch compile the module again. `undo` holds only weak references
+    to the modules, so it does not keep them alive.
     """
     scripted_without(undo, lambda each: isinstance(each, _ModelHook))
     hook = _ModelHook(hook)
@@ -227,9 +230,9 @@ def hook_models(undo: CleanupStack, models: Iterable[nn.Module], hook: Callable[
 
 
 def unless_compiled(action: Callable[..., None], guard: ErrorGuard) -> Callable[..., None]:
-    """Return a hook that runs an action, except while Dynamo compiles the calling code.
+    """Return a hook that runs an action, but does nothing while Dynamo compiles the calling code.
 
-    Errors of the action do not reach the calling code.
+    `guard` handles the errors of the action, so they do not reach the user's code.
     """
 
     def hook(*args: Any) -> None:
@@ -245,10 +248,11 @@ def unless_compiled(action: Callable[..., None], guard: ErrorGuard) -> Callable[
 
 
 def _reduced(module: nn.Module) -> Any:
-    """Reduce a module for copying and pickling, without the hooks of lflops.
+    """Return what `copy` and `pickle` need to copy a module, without the hooks of lflops.
 
-    This function is registered for the module's class while a module of that class has a hook of
-    lflops. Loading with `weights_only=True` would reject the pickled form of a hook.
+    This function is registered in `copyreg` for the module's class while a module of that class has
+    an lflops hook. Without it, the pickle would contain the hook, and loading it with
+    `weights_only=True` would fail.
     """
     function, args, state, *more = cast("tuple[Any, ...]", module.__reduce_ex__(2))
     if isinstance(state, dict):
@@ -279,8 +283,8 @@ def hook_optimizers(
 ) -> None:
     """Call hooks before and after each step of all optimizers, until `undo` is closed.
 
-    The hooks must do nothing while Dynamo compiles the code that calls them. With `only`, the hooks
-    are called for that optimizer alone.
+    The hooks must do nothing while Dynamo compiles the calling code (see `unless_compiled`). If
+    `only` is passed, the hooks are called for that optimizer alone.
     """
     register_before: Any = register_optimizer_step_pre_hook
     register_after: Any = register_optimizer_step_post_hook
@@ -294,9 +298,10 @@ def hook_optimizers(
 
 
 def _enter_step(steps: OptimizerListener, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    """Report the start of a step, and return its arguments with the closure wrapped.
+    """Report the start of an optimizer step, and return new arguments for `optimizer.step`.
 
-    Returns `None` if there is no closure; the arguments then stay unchanged.
+    In the new arguments, a wrapper around the closure reports the closure's start and end. Without
+    a closure, the function returns `None`, and torch keeps the original arguments.
     """
     steps.enter_step(optimizer)
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)

@@ -3,24 +3,32 @@
 Counting, time spans and traces share this tracker.
 
 Forward: each thread has a stack of the modules that it has entered. Global module hooks update the
-stack, and store nothing on the modules.
+stack, and store nothing on the modules. A module or scope on the stack is called a frame.
 
-Backward: torch numbers the autograd nodes of a thread in the order in which they are built. The
-numbers at module boundaries divide the nodes into segments, and each segment belongs to a module.
-In backward, the number of the running node identifies the segment that built the node. Nothing
-depends on the arguments or results of modules.
+Backward: when forward runs a differentiable operator, torch builds an autograd node. It numbers the
+nodes of each thread in the order in which they are built. When a module is entered or left, the
+tracker stores the next number. These numbers divide the nodes into segments, and each segment
+belongs to the module that ran at that time. In backward, the number of the running node shows its
+segment, and thereby the module that built the node. The arguments and results of modules do not
+matter.
 
     forward     enter q   mm   leave q   enter k   mm   leave k
     number                5                        6
     boundaries  5 q, 6 root, 6 k, 7 root
     backward    node 6: k, node 5: q
 
-On a GPU, backward runs on the device's thread, which numbers its nodes separately. Activation
-checkpointing rebuilds nodes on the device's thread. A nested backward pass runs the rebuilt nodes
-on the same thread (`in_inner_backward`), and they are freed with that pass. But nodes stay alive if
-a differentiated backward builds them on the device's thread, or if a second thread builds them in
-forward. Such nodes are claimed for the thread that built them (`Claims`). If the thread is still
-unclear, the root gets the work, and a note reports it (`ambiguous`).
+If several threads build nodes, the same number occurs more than once, and a node does not record
+which thread built it. There are three cases:
+
+* Activation checkpointing rebuilds nodes during backward. On a GPU, this happens on autograd's
+  thread for the device. A nested backward pass on the same thread runs these nodes and frees them,
+  so `in_inner_backward` recognizes this case.
+* With `create_graph`, backward builds nodes for a second backward pass, also on that thread.
+* The user runs forward on a second thread.
+
+In the last two cases, the nodes live longer. They are marked with the thread that built them (see
+`Claims`). If the thread of a node is still unclear, its work is assigned to the root module, and a
+note reports it (see `ambiguous`).
 """
 
 import threading
@@ -59,11 +67,11 @@ from lflops.torch_private.autograd import (
 
 
 class AutogradSegments:
-    """The numbers of one thread's autograd nodes, divided at module boundaries.
+    """The segments of one thread's autograd nodes: which node numbers belong to which module.
 
     Attributes:
-        lasting: Whether the thread built nodes that a later backward pass may run. The nodes of a
-            recomputation are freed with the pass, so they do not count.
+        lasting: Whether the thread built nodes that a later backward pass may run. Nodes that are
+            built by recomputation do not count, because they are freed in the same pass.
     """
 
     def __init__(self, start: int) -> None:
@@ -73,7 +81,7 @@ class AutogradSegments:
         self._end = start
 
     def mark(self, number: int, fqn: str) -> None:
-        """Assign the node with the given number and all later nodes to a module."""
+        """Begin a new segment: the node with this number and all later nodes belong to a module."""
         if self._starts and self._starts[-1] >= number:
             self._fqns[-1] = fqn
         else:
@@ -82,13 +90,13 @@ class AutogradSegments:
         self._end = number
 
     def extend(self, number: int, fqn: str) -> None:
-        """Assign the nodes built since the last boundary, up to `number`, to a module."""
+        """Assign the nodes that were built since the last call, before `number`, to a module."""
         if number > self._end:
             self.mark(self._end, fqn)
             self._end = number
 
     def close(self, number: int) -> None:
-        """Fix the assignment of the nodes up to `number`."""
+        """Keep the assignment of all nodes before `number`: `extend` no longer changes it."""
         self._end = number
 
     def name_of(self, number: int) -> str:
@@ -102,29 +110,33 @@ class AutogradSegments:
 
 
 class Claims:
-    """Marks on autograd nodes, used only if several threads build nodes.
+    """Records which thread built an autograd node. It is used only if several threads build nodes.
 
-    The numbers of different threads overlap, and a node does not record its thread. A mark is an
-    entry in `Node.metadata`, which exists for such purposes. `release` removes all marks.
+    The numbers of different threads overlap, and a node does not record its thread. So each node
+    is claimed for the thread that built it: the thread's segments are stored in `Node.metadata`, a
+    dictionary that torch provides for such purposes. `release` removes these entries.
     """
 
     def __init__(self) -> None:
         self._claimed: list[dict[Any, Any]] = []
 
     def claim(self, nodes: Iterable[Any], segments: AutogradSegments) -> None:
-        """Claim `nodes`, and all unclaimed nodes that they lead back to, for `segments`."""
+        """Record that a thread with these `segments` built `nodes` and the nodes that they lead to.
+
+        Nodes that are already claimed do not change.
+        """
         for node in nodes_behind(nodes):
             if sequence_number(node) < ACCUMULATES_GRADIENT and self not in node.metadata:
                 node.metadata[self] = segments
                 self._claimed.append(node.metadata)
 
     def owner(self, node: Any) -> AutogradSegments | None:
-        """Return the segments that a node belongs to, or `None` if it was not claimed."""
+        """Return the segments of the thread that built a node, or `None` if it was not claimed."""
         segments: AutogradSegments | None = node.metadata.get(self)
         return segments
 
     def release(self) -> None:
-        """Remove all marks, so that a graph that the user keeps is unchanged."""
+        """Remove the entries from all nodes. The user may keep the autograd graph."""
         for metadata in self._claimed:
             metadata.pop(self, None)
         self._claimed.clear()
@@ -135,7 +147,7 @@ class Frame:
     """A module or scope that has been entered but not left.
 
     Attributes:
-        key: The key that is used to leave the frame.
+        key: Identifies the frame when it is left. For a module, it is the module's `id`.
     """
 
     key: int
@@ -150,10 +162,10 @@ class FrameStack(list[AnyFrame]):
     __slots__ = ()
 
     def cut(self, key: int) -> list[AnyFrame]:
-        """Remove and return the innermost frame with a key and all frames above it.
+        """Remove and return the innermost frame with this key and all frames inside it.
 
-        The outermost frame comes first. The frames above the frame with the key were left by an
-        exception, for which torch calls no hook.
+        The outermost of these frames comes first. Usually, there are no frames inside it. Frames
+        remain there if an exception left them, because torch calls no hook in this case.
         """
         if self and self[-1].key == key:
             return [self.pop()]
@@ -170,11 +182,12 @@ class TrackedFrame(Frame):
     """A module or scope that a `ModuleTracker` follows.
 
     Attributes:
-        fqn: Name in the tree.
-        module_fqn: Name of the nearest module at or above this frame.
-        backward: Number of the backward pass in which the frame was entered.
-        caller: The Python frame that called a module; `None` for a scope. If the Python frame has
-            ended, the module was left by an interrupt, for which torch calls no hook.
+        fqn: Name of the module or scope in the module tree.
+        module_fqn: Name of the module itself, or of the innermost module around a scope.
+        backward: Number of the backward pass in which the frame was entered; `NO_BACKWARD` outside
+            backward.
+        caller: The Python frame that called a module; `None` for a scope. If that Python frame has
+            ended, the module has ended as well: an interrupt left it, and torch called no hook.
     """
 
     fqn: str
@@ -191,15 +204,19 @@ class ThreadState:
         segments: The segments of the thread's autograd nodes.
         calls: Number of calls of each module.
         backward: Number of the latest backward pass on this thread.
-        differentiated: Whether that pass is itself differentiated, rather than recomputing forward.
-        writes_gradient: Whether the latest node of backward writes `.grad`.
-        recomputed_round: The tracker's number of forward calls when this thread last recomputed in
-            backward; -1 if it never has.
-        detour: Whether the next operator must begin a new segment, because nodes were built in
-            backward or a frame was left by an exception.
+        differentiated: Whether that pass builds autograd nodes so that it can itself be
+            differentiated (with `create_graph`). False if it builds no nodes, or builds them only
+            because checkpointing recomputes forward.
+        writes_gradient: Whether the node that backward runs or last ran writes `.grad`.
+        recomputed_round: Number of forward passes that the tracker had seen when this thread last
+            recomputed modules in backward; -1 if it never has.
+        detour: Whether nodes were built outside the running frame since the last operator. The
+            next operator must then begin a new segment. This happens after nodes are built in
+            backward, or after an exception has left a frame.
         unfollow: Function that is called when the thread has left the tree's modules.
-        steps: The running optimizer steps, each with the backward pass in which it began. `None`
-            in place of an optimizer stands for the closure of a step.
+        steps: The running optimizer steps, and for each step the number of the backward pass in
+            which it began. While a step runs its closure, an entry with `None` instead of an
+            optimizer follows.
     """
 
     def __init__(self) -> None:
@@ -227,7 +244,8 @@ class ModuleTracker:
 
     Attributes:
         tree: The modules.
-        ambiguous: Number of operators in backward for which the thread could not be determined.
+        ambiguous: Number of operators in backward whose module is unknown, because it is unclear
+            which thread built their autograd node.
         home: The thread on which `start` or `begin` was called.
     """
 
@@ -243,8 +261,9 @@ class ModuleTracker:
         Args:
             tree: The modules.
             phase: The phase of operators outside all modules until the first module is called.
-            follow: Function that is called when another thread enters a module of the tree. It
-                returns a function to call when that thread has left the tree.
+            follow: Function that is called when a thread other than the home thread enters a module
+                of the tree. It returns the function to call when that thread has left its
+                outermost module.
         """
         self.tree = tree
         self.ambiguous = 0
@@ -265,21 +284,24 @@ class ModuleTracker:
         install_hooks(self._hooks, self, self, guard=guard)
 
     def begin(self) -> None:
-        """Follow only scopes and names passed to `enter_name` on this thread, without hooks."""
+        """Follow the current thread as the home thread, without installing hooks.
+
+        The tracker then only follows frames that the caller enters, for example with `enter_name`.
+        """
         self.home = threading.get_ident()
         self._boundary("", NO_BACKWARD)
 
     def stop(self) -> None:
-        """Remove the hooks, and the claims on nodes that are still alive."""
+        """Remove the hooks, and the entries that `Claims` has stored on autograd nodes."""
         self._hooks.close()
         self._claims.release()
         # Otherwise, the tracker and its followers would keep each other and the model alive.
         self._follow = None
 
     def outside(self, phase: Phase) -> None:
-        """Set the phase of operators outside all modules.
+        """Set the phase that operators outside all modules belong to from now on.
 
-        The forward of a module and any backward pass change this phase again.
+        The next forward pass sets this phase to `forward`, and the next backward pass to `other`.
         """
         self._phase = phase
 
@@ -328,8 +350,8 @@ class ModuleTracker:
     def current_of_view(self, operands: Any) -> tuple[str, Phase]:
         """Return the module and phase of a view; in backward, the module is always the root.
 
-        This is faster than `current`. The module does not matter, because no work is counted for a
-        view.
+        In backward, this is faster than `current`, because it does not look up the module. The
+        module of a view does not matter, because no work is counted for a view.
         """
         state = self._local.state
         if (
@@ -344,14 +366,14 @@ class ModuleTracker:
         return "", "backward"
 
     def stepping(self) -> Optimizer | None:
-        """Return the optimizer that runs the current operator.
+        """Return the optimizer whose step runs the current operator.
 
         Only valid after `current` returned the phase "optimizer".
         """
         return self._local.state.steps[-1][0]
 
     def writes_gradient(self) -> bool:
-        """Return whether the running node writes a gradient.
+        """Return whether the running autograd node writes `.grad` of a parameter.
 
         Only valid after `current` returned the phase "backward".
         """
@@ -375,7 +397,7 @@ class ModuleTracker:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer that is running a step; `None` while the step runs its closure."""
+        """The optimizer whose step is running; `None` without a step, or while its closure runs."""
         steps = self._local.state.steps
         if not steps:
             return None
@@ -421,9 +443,10 @@ class ModuleTracker:
         self._pop(key)
 
     def enter_name(self, key: int, fqn: str) -> None:
-        """Enter a frame with any name.
+        """Enter a frame with the name `fqn`, which need not be a module that is being called.
 
-        This does not count as a call of a module, and does not change the phase outside modules.
+        Unlike `enter_module`, this does not count as a call of the module, and it does not change
+        the phase of operators outside modules.
         """
         state = self._local.state
         backward = backward_id()
@@ -440,7 +463,7 @@ class ModuleTracker:
         self._local.state.steps.append((optimizer, backward_id()))
 
     def leave_step(self, optimizer: Optimizer | None) -> None:
-        """Leave a step, and the steps above it that were left by an exception."""
+        """Leave an optimizer step, and steps inside it that an exception has left."""
         steps = self._local.state.steps
         while steps and steps.pop()[0] is not optimizer:
             pass
@@ -449,7 +472,7 @@ class ModuleTracker:
         self._local.state.steps.append((None, backward_id()))
 
     def leave_closure(self, _key: int) -> None:
-        """Leave a step's closure, and the steps in it that were left by an exception."""
+        """Leave the closure of a step, and steps inside it that an exception has left."""
         self.leave_step(None)
 
     def follows_this_thread(self) -> bool:
@@ -459,7 +482,10 @@ class ModuleTracker:
         return (is_home or is_active) and self._is_mine()
 
     def _is_mine(self) -> bool:
-        """Return whether this thread is not the home thread of another tracker."""
+        """Return whether this tracker may follow the current thread.
+
+        It may not follow the home thread of another tracker, unless that is also its own.
+        """
         thread = threading.get_ident()
         return thread == self.home or all(thread != listener.home for listener in LISTENERS)
 
@@ -497,9 +523,9 @@ class ModuleTracker:
         return True
 
     def _top(self, backward: int) -> TrackedFrame | None:
-        """Return the innermost frame of a backward pass.
+        """Return the innermost frame if it was entered in this backward pass; otherwise `None`.
 
-        Frames that were left by an exception are removed first.
+        Outside backward, pass `NO_BACKWARD`. Frames that an exception has left are removed first.
         """
         state = self._local.state
         stack = state.stack
@@ -513,7 +539,7 @@ class ModuleTracker:
         return stack[-1]
 
     def _in_backward(self, backward: int) -> tuple[str, Phase]:
-        """Return the module and phase of an operator in backward, outside recomputed modules."""
+        """Return the module and phase of an operator in backward that no recomputed module runs."""
         state = self._local.state
         node = current_node()
         threads = self._threads
@@ -550,7 +576,7 @@ class ModuleTracker:
         return fqn, "recompute"
 
     def _built_by(self, node: Any, number: int) -> str:
-        """Return the module that built a node, if several threads build nodes."""
+        """Return the module that built a node, in the case that several threads build nodes."""
         # A nested pass on the same thread, inside the recomputing pass, runs the recomputed nodes.
         if self._local.state.recomputed_round == self._round and in_inner_backward():
             return self._segments().name_of(number)
@@ -574,7 +600,7 @@ class ModuleTracker:
         return state.segments
 
     def _boundary(self, fqn: str, backward: int) -> None:
-        """Assign all nodes that are built after this call to a module."""
+        """Begin a new segment on this thread: the nodes that are built next belong to a module."""
         segments = self._segments()
         segments.mark(next_sequence_number(), fqn)
         self._local.state.detour = False

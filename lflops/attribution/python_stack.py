@@ -13,7 +13,10 @@ from torch.autograd import function
 from torch.utils import checkpoint
 
 _AROUND_HOOKS = ("lflops/error_guard.py", "lflops/timing/measure.py", "torch/_dynamo/eval_frame.py")
-"""Files of functions that may be on the stack between torch's hook call and `ModuleTracker`."""
+"""Files whose functions may be on the stack between torch's hook call and `ModuleTracker`.
+
+`caller` skips these functions.
+"""
 
 BUCKET: Any = getattr(distributed, "GradBucket", None)
 """The class of the bucket that DDP passes to a communication hook.
@@ -22,17 +25,21 @@ BUCKET: Any = getattr(distributed, "GradBucket", None)
 """
 
 ENGINE = "_engine_run_backward"
-"""The function that calls autograd's engine.
+"""Name of torch's Python function that calls autograd's engine.
 
-It is not on the stack of the engine's own threads.
+The engine runs the backward pass of the CPU on the calling thread, so this function is on its
+stack. It is not on the stacks of the engine's own threads, for example for a GPU.
 """
 
 MODE = "__torch_dispatch__"
-"""The function that a dispatch mode runs for an operator."""
+"""Name of the method that torch calls on a dispatch mode for each operator."""
 
 
 def caller() -> FrameType | None:
-    """Return the Python frame that called a hook of lflops, skipping the guard around the hook."""
+    """Return the Python frame that called a hook of lflops.
+
+    Frames of lflops that wrap the hook, such as the error guard, are skipped.
+    """
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - faster than `inspect.currentframe`
     while frame is not None and frame.f_code.co_filename.endswith(_AROUND_HOOKS):
         frame = frame.f_back
@@ -40,10 +47,10 @@ def caller() -> FrameType | None:
 
 
 def is_running(caller: FrameType | None) -> bool:
-    """Return whether a Python frame is on this thread's stack; true for `None`.
+    """Return whether a Python frame is on this thread's stack; true if `caller` is `None`.
 
-    The search skips the nearest three frames, which belong to lflops, because Python creates an
-    object for each frame that is read.
+    The search skips the three innermost frames, which always belong to lflops. This saves time,
+    because Python creates an object for each frame that is read.
     """
     if caller is None:
         return True
@@ -54,7 +61,10 @@ def is_running(caller: FrameType | None) -> bool:
 
 
 def checkpoint_is_running() -> bool:
-    """Return whether torch's activation checkpointing is on the stack above the running backward."""
+    """Return whether the running backward pass is now executing code of torch's checkpointing.
+
+    In that case, the current operator recomputes forward.
+    """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the same
     while frame is not None and frame.f_code.co_name != ENGINE:
         if frame.f_code.co_filename == checkpoint.__file__:
@@ -64,9 +74,10 @@ def checkpoint_is_running() -> bool:
 
 
 def in_inner_backward() -> bool:
-    """Return whether an autograd node of another pass started the running backward pass.
+    """Return whether the running backward pass was started inside another backward pass.
 
-    A reentrant checkpoint starts such a pass.
+    Reentrant checkpointing does this: its `torch.autograd.Function` recomputes forward, and then
+    runs a backward pass through the recomputed nodes.
     """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the same
     while frame is not None and frame.f_code.co_name != ENGINE:
@@ -79,9 +90,10 @@ def in_inner_backward() -> bool:
 def in_communication_hook() -> bool:
     """Return whether a DDP communication hook such as PowerSGD called the running operator.
 
-    Such an operator is not part of a module's backward. Call this only in a node that writes a
-    gradient. The nearest three frames, which belong to lflops, are skipped, because reading a
-    frame's variables is slow.
+    The work of such an operator does not belong to any module. DDP calls its hooks when a gradient
+    has been written, so this function is needed only while a node writes a gradient. The search
+    skips the three innermost frames, which belong to lflops, because reading the variables of a
+    frame is slow.
     """
     if BUCKET is None:
         return False
@@ -94,10 +106,12 @@ def in_communication_hook() -> bool:
 
 
 def sums_gradients(args: Any, kwargs: Any) -> bool:
-    """Return whether autograd's engine called an addition in backward to sum gradients.
+    """Return whether autograd's engine called this addition in backward to sum two gradients.
 
-    Without a dispatch mode, the engine would add in place. The engine calls such an addition with
-    no Python frame in between. Additions in the gradient formulas of a few operators look the same.
+    Such an addition allocates a result only because a dispatch mode is active. In a normal run, the
+    engine adds in place, so the addition needs no memory. It is recognized by the stack: no Python
+    function runs between the engine and the dispatch mode. The same is true of additions in the
+    gradient formulas of a few operators, for which this function wrongly returns true.
     """
     if kwargs or len(args) != 2 or torch.is_grad_enabled():
         return False

@@ -126,9 +126,9 @@ def diff(
 
 
 def refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
-    """Raise an error for a limit with an unknown result.
+    """Raise an error if it is unknown whether a limit is broken, for example without an MFU.
 
-    `reasons` has a text for each limit. A key is `unknown_` followed by the limit's name.
+    `reasons` has the error text for each limit. Its key is `unknown_` followed by the limit's name.
     """
     for limit in checked:
         if limit.is_broken is None and limit.caveat is None:
@@ -148,9 +148,10 @@ def _share(option: str, given: str | None) -> float | None:
 
 
 def memory_limit(given: str | None, before: float | None) -> float | None:
-    """Parse a size into bytes.
+    """Parse the value of `--max-memory` into bytes.
 
-    A growth such as `5%` is relative to `before`, the bytes of the first run.
+    The value is a size such as `24GiB`, or an increase such as `5%` over `before`, the peak bytes
+    of the first run.
     """
     if given is None:
         return None

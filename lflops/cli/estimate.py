@@ -420,7 +420,7 @@ def _adapter_rank(lora: str | None) -> int | None:
 def _training(
     target: str, tokens: float | None, price: float | None, samples: int, seq: int | None
 ) -> "Training | None":
-    """Describe the whole training run, or return `None` if its number of tokens is unknown.
+    """Return the whole training run, or `None` if the user did not pass its number of tokens.
 
     `samples` is the number of samples per rank and step, and `seq` is the number of tokens per
     sample.
@@ -431,7 +431,7 @@ def _training(
 
 
 class Training(NamedTuple):
-    """A whole training run with an estimated step.
+    """A whole training run, whose duration and cost follow from the predicted time of a step.
 
     Attributes:
         tokens: Number of tokens in the whole run.
@@ -444,7 +444,10 @@ class Training(NamedTuple):
     tokens_of_a_rank: int
 
     def lines(self, predicted: Prediction, ranks: int) -> Iterator[tuple[str, str]]:
-        """Yield lines with tokens per second, and with the days, hours and cost of the run."""
+        """Yield lines of a table: the tokens per second, and the days and cost of the run.
+
+        `ranks` is the number of GPUs.
+        """
         speed = self.tokens_of_a_rank / predicted.seconds
         on_all = ""
         if ranks > 1:
@@ -467,9 +470,11 @@ class _Estimate(NamedTuple):
     """The result of the command.
 
     Attributes:
+        analysis: The estimated profile, prepared for the output.
         of_ranks: Memory of each rank under ZeRO, if requested.
         plan: Checkpointing plan that `--ac best` found.
         largest: Largest batch that `--batch max` found; 0 if not even one sample fits.
+        predicted: The predicted time of a step, or `None` if it is not predicted.
     """
 
     analysis: Analysis
@@ -588,7 +593,7 @@ def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -
 def _check_fsdp_options(
     mesh: dict[str, int], mp: str | None, reduce: str | None, *, cpu_offload: bool
 ) -> None:
-    """Raise an error if an option of FSDP2 is passed without FSDP2."""
+    """Raise an error if an FSDP2 option is passed without FSDP2."""
     if "data" in mesh:
         return
     for option, is_given in (("--mp", mp is not None), ("--reduce", reduce is not None)):
@@ -602,9 +607,10 @@ def _check_fsdp_options(
 
 
 def _positive(option: str, number: str, wanted: str, given: str | None = None) -> int:
-    """Parse a whole number above 0.
+    """Parse a positive whole number from the value of an option.
 
-    `given` is the whole value of the option if `number` is only a part of it.
+    If `number` is only a part of the value, `given` is the whole value, for the error text.
+    `wanted` describes what to pass.
     """
     if not number.isdecimal() or not int(number):
         raise UsageError(f"{option} {given or number}: pass {wanted}")
@@ -630,7 +636,7 @@ def bytes_of(size: str) -> float:
 def builder_for(
     target: str, tokens: int | None, *, remote_code: bool
 ) -> Iterator[Callable[[int], Any]]:
-    """Provide a function that takes a number of samples and builds the target's subject.
+    """Provide a function that builds the target's model and a batch with a given number of samples.
 
     A function of the user can import modules in the current folder. A configuration cannot, and
     transformers downloads nothing for it. Errors name the target.

@@ -1,4 +1,7 @@
-"""Print the output of the commands: tables in the terminal's width and colours, lines, and JSON."""
+"""Print the output of the commands: tables, lines of text, and JSON.
+
+Tables have the width and colours of the terminal.
+"""
 
 import os
 import sys
@@ -28,7 +31,7 @@ BYTES = {
     "GiB": 1024**3,
     "TiB": 1024**4,
 }
-"""Number of bytes in each unit."""
+"""Units of sizes that a user can pass, and the number of bytes in each."""
 
 # The error that typer raises on wrong usage. Typer does not export this base class by name, and its
 # package depends on the version of typer.
@@ -36,7 +39,7 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 def draw(content: RenderableType) -> None:
-    """Print a renderable.
+    """Print a rich renderable, such as a table.
 
     The output has the width and colours of the terminal, or is plain text if stdout is not a
     terminal.
@@ -62,7 +65,7 @@ def draw(content: RenderableType) -> None:
 
 
 def save_memory(profile: Profile, figure: Path | None) -> None:
-    """Draw live memory over a step to a file, if a file is passed.
+    """Write a figure of the live memory over a step to a file. If `figure` is `None`, do nothing.
 
     The suffix of the file determines the format.
     """
@@ -71,9 +74,9 @@ def save_memory(profile: Profile, figure: Path | None) -> None:
 
 
 def name_file(path: Path | None, *, as_json: bool) -> None:
-    """Print the name of the file that was written, if any.
+    """Print the path of a file that a command has written. If `path` is `None`, do nothing.
 
-    The name goes to stderr if stdout has JSON.
+    If the command prints JSON to stdout, the path goes to stderr.
     """
     if path is not None:
         typer.echo(path, err=as_json)

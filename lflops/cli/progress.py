@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import Self, TextIO
 
 FIRST_SECONDS = 3.0
-"""Seconds before the first line. A shorter command writes nothing."""
+"""Seconds until the first progress line. A shorter command writes none."""
 
 TERMINAL_SECONDS = 0.5
 FILE_SECONDS = 10.0
-"""Seconds between two lines in a file.
+"""Seconds between two progress lines if stderr is a file.
 
-On a terminal, a line replaces the previous line.
+On a terminal, the line is updated in place, and more often.
 """
 
 

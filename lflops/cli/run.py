@@ -63,7 +63,11 @@ def run(
 
 
 def _settings(folder: Path | None) -> str | None:
-    """Return the value for LFLOPS: the user's settings, with the folder of the ledger."""
+    """Return the value of the environment variable LFLOPS for the script.
+
+    These are the user's settings, and the folder of the ledger. Without `folder`, this is the
+    folder in the user's settings, or a new one.
+    """
     settings = settings_line()
     if folder is None and settings is not None and "dirpath" in settings:
         return settings
@@ -95,9 +99,9 @@ def ledger(
         typer.Option("--html", metavar="OUT", help="Write a page that opens offline."),
     ] = None,
 ) -> None:
-    """Print the time of the last run in a folder by category, and its slow steps with causes.
+    """Print where the time of the last run in a folder went, and which steps were slow and why.
 
-    Restarts of the run are included.
+    Time in restarts of the run is included.
     """
     account = load_run(directory, rank)
     if as_json and page is not None:

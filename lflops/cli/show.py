@@ -297,7 +297,7 @@ def html(
 
 
 def _default_page(files: list[Path]) -> Path:
-    """Return the path of the page if `--out` is not passed."""
+    """Return the path of the HTML file to write if the user does not pass `--out`."""
     if files[-1].is_dir():
         return files[-1] / "run.html"
     if len(files) == 1:
@@ -306,9 +306,9 @@ def _default_page(files: list[Path]) -> Path:
 
 
 def _distinct_names(files: list[Path]) -> list[str]:
-    """Return the file names, or the paths if two files have the same name.
+    """Return a name for each file: the file name, or the path if two files have the same name.
 
-    A path that is passed twice gets a number the second time. A single file needs no name.
+    If a path is passed twice, the second one gets a number. For a single file, the list is empty.
     """
     if len(files) == 1:
         return []

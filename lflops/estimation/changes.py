@@ -1,4 +1,4 @@
-"""Change a model before it is estimated. Each change has an option of `lflops estimate`.
+"""Change a model before it is estimated, as options of `lflops estimate` request.
 
 The changes are the dtype, autocast, adapters, activation checkpointing, the loss, and offloading.
 """
@@ -31,13 +31,17 @@ from lflops.torch_private.tensors import storage_key
 Policy = Literal["none", "selective", "selective-op", "full"]
 
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
-"""Policies for the recomputation of a block.
+"""Policies for the activation checkpointing of a block.
 
-In this order, a block recomputes nothing, everything except the operators in `KEPT`, or everything.
+With `none`, backward recomputes nothing. With `selective`, it recomputes everything except the
+operators in `KEPT`. With `full`, it recomputes everything.
 """
 
 EVERY_POLICY: tuple[Policy, ...] = ("none", "selective", "selective-op", "full")
-"""All policies, including torchtitan's policy, which also recomputes every second `mm`."""
+"""The policies in `POLICIES`, and torchtitan's policy `selective-op`.
+
+`selective-op` is `selective`, but also recomputes every second `mm`.
+"""
 
 _ATTENTION = (
     "flash_attention",
@@ -46,7 +50,7 @@ _ATTENTION = (
     "flash_attention_for_cpu",
 )
 KEPT = ("mm", "addmm", "convolution", *(f"_scaled_dot_product_{name}" for name in _ATTENTION))
-"""ATen operators with results that the policy `selective` keeps.
+"""ATen operators whose results the policy `selective` keeps for backward.
 
 They are linear layers, convolutions and fused attention.
 """
@@ -65,7 +69,7 @@ Every 64 weights share a scale, in float32 (`nf4`) or quantized to 8 bits (`nf4-
 class FourBit(nn.Module):
     """A frozen linear layer, quantized to a format in `QUANTIZED` as bitsandbytes does.
 
-    The tensors have the right shapes, but not the right values.
+    The tensors have the shapes of the real ones, so the memory is right. Their values are not set.
     """
 
     def __init__(self, layer: nn.Linear, kind: str) -> None:
@@ -155,7 +159,7 @@ def _has_submodule(block: nn.Module) -> bool:
 
 
 def recompute(block: nn.Module, policy: Policy) -> None:
-    """Change the forward of a block so that it is recomputed in backward."""
+    """Change a block so that backward recomputes its forward according to the policy."""
     if policy == "none":
         return
     recomputed: Callable[..., Any] = partial(checkpoint, block.forward, use_reentrant=False)
@@ -170,10 +174,11 @@ def recompute(block: nn.Module, policy: Policy) -> None:
 
 
 def _every_second_matmul(kept: frozenset[Any]) -> Any:
-    """Return the contexts of one checkpointed forward under the policy `selective-op`.
+    """Return the context managers for one checkpointed forward under the policy `selective-op`.
 
     The policy keeps the results of the same operators as `selective`, except for `mm`: it keeps the
-    result of every second `mm`, starting with the first.
+    result of every second `mm`, starting with the first. `checkpoint` needs two contexts, one for
+    the forward and one for its recomputation.
     """
     matmuls: Counter[bool] = Counter()
 
@@ -191,9 +196,9 @@ def _every_second_matmul(kept: frozenset[Any]) -> Any:
 
 @contextlib.contextmanager
 def checkpointed(blocks: Mapping[str, nn.Module], policies: Mapping[str, Policy]) -> Iterator[None]:
-    """Make blocks recompute inside a context.
+    """Apply a checkpointing policy to each of the given blocks inside a context.
 
-    The original forwards are restored at the end of the context.
+    At the end of the context, the original forwards are restored.
     """
     with contextlib.ExitStack() as stack:
         for name, policy in policies.items():
@@ -226,7 +231,8 @@ class CompiledLoss(Function):
 def divide_loss(caller: str, subject: Subject, chunks: int, *, compiled: bool) -> None:
     """Make a transformers language model compute logits and loss in chunks of the sequence.
 
-    If there are several chunks, they are recomputed in backward.
+    With more than one chunk, backward recomputes each chunk, so only one chunk of logits is in
+    memory at a time. With `compiled`, the loss uses as little memory as compiled code.
     """
     model: Any = subject.model
     head = None
@@ -262,9 +268,10 @@ LEAST_OFFLOADED = 1024
 
 
 def offload_activations(model: nn.Module) -> None:
-    """Free the tensors that forward saves for backward, until backward needs them.
+    """Make a model free the tensors that forward saves, until backward needs them.
 
-    Parameters of the model and their views stay on the chip.
+    This simulates the copies to and from the host. Parameters of the model and their views stay on
+    the chip.
     """
     forward = model.forward
 
@@ -283,7 +290,7 @@ def offload_activations(model: nn.Module) -> None:
 
 
 class _Freed(NamedTuple):
-    """The layout of a freed tensor."""
+    """The layout of a tensor that was freed after forward. Backward allocates it again."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -333,12 +340,13 @@ class Changes:
     Attributes:
         dtype: Name of the dtype of parameters and floating-point arguments.
         precision: Precision of autocast: `bf16-mixed` or `16-mixed`.
-        adapter_rank: Rank of low-rank adapters.
+        adapter_rank: Rank of the low-rank adapters to add; `None` adds no adapters.
         quantized: Format of the quantized weights of layers with adapters, one of `QUANTIZED`.
-        policy: Activation checkpointing of every block.
-        chunks: Number of chunks of the sequence in which logits and loss are computed.
-        compiled_loss: Whether the loss, and nothing else, is compiled.
-        offload: Whether activations are on the host between forward and backward.
+        policy: Activation checkpointing policy of every block, one of `EVERY_POLICY`.
+        chunks: Number of chunks into which the sequence is divided to compute logits and loss.
+        compiled_loss: Whether to estimate the loss as if it were compiled. The rest of the model is
+            not.
+        offload: Whether to keep activations on the host between forward and backward.
     """
 
     dtype: str | None = None
@@ -363,9 +371,10 @@ class Changes:
             )
 
     def applied(self, caller: str, subject: Subject) -> Subject:
-        """Change the model of a subject.
+        """Apply the changes to the model and arguments of a subject, and return the subject.
 
-        Raises `CountError` if the model has no blocks to change.
+        A subject is a model with its arguments and loss. Raises `CountError` if the model has no
+        blocks to change.
         """
         if self.dtype is not None:
             dtype = dtype_of("dtype", self.dtype)
@@ -386,7 +395,7 @@ class Changes:
         return subject
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which the changed model runs."""
+        """Return the autocast context for `precision`; without a `precision`, it does nothing."""
         if self.precision is None:
             return contextlib.nullcontext()
         return torch.autocast("cpu", MIXED[self.precision])

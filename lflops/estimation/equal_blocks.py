@@ -1,6 +1,8 @@
 """Find runs of equal blocks in a model, and temporarily remove some of these blocks.
 
-A run is a sequence of consecutive blocks in a container, such as the layers of a transformer.
+A run is a sequence of consecutive blocks in a container, such as the layers of a transformer. Equal
+blocks have the same classes, parameters and settings. A folded model is a model from which the
+middle blocks of its runs are removed, so that it can be estimated faster.
 """
 
 import contextlib
@@ -24,13 +26,15 @@ WORTHWHILE = 10
 
 
 class Fold(NamedTuple):
-    """A run of equal blocks in a container, and how many of them the folded model keeps.
+    """A run of equal blocks in a container, and how many of them to keep.
+
+    A folded model is a model from which the middle blocks of a run are removed.
 
     Attributes:
-        container: Name of the container, or empty for the model itself.
-        first: Number of the first block.
-        length: Number of blocks in the run.
-        kept: Number of blocks that the folded model keeps.
+        container: Name of the container, such as `layers`; empty for the model itself.
+        first: Number of the first block, such as 0 for `layers.0`.
+        length: Number of blocks in the run of the whole model.
+        kept: Number of blocks that stay in the folded model.
     """
 
     container: str
@@ -39,7 +43,7 @@ class Fold(NamedTuple):
     kept: int = KEPT
 
     def block(self, number: int) -> str:
-        """Return the name of the container's block with this number."""
+        """Return the full name of the block with this number, such as `layers.3` for number 3."""
         return name_below(self.container, str(number))
 
     @property
@@ -52,8 +56,8 @@ class Fold(NamedTuple):
 def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
     """Return the runs of equal blocks that are long enough to be folded.
 
-    Equal blocks have the same classes, parameters and settings. A setting that counts up from block
-    to block is treated as the number of the block, so the blocks are still equal.
+    Equal blocks have the same classes, parameters and settings. A setting that increases by one
+    from block to block is treated as the number of the block, so the blocks still count as equal.
     """
     runs: list[Fold] = []
     previous = ""
@@ -70,14 +74,17 @@ def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
 
 
 def shorter_folds(folds: Sequence[Fold]) -> Iterator[tuple[Fold, list[Fold]]]:
-    """Yield each fold, with a copy of all folds in which that fold keeps one block less."""
+    """Yield each fold, together with a copy of `folds` in which this fold keeps one block less."""
     for place, fold in enumerate(folds):
         yield fold, [*folds[:place], fold._replace(kept=fold.kept - 1), *folds[place + 1 :]]
 
 
 @contextlib.contextmanager
 def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
-    """Remove blocks from the model inside a context, and renumber the remaining blocks."""
+    """Remove the middle blocks of each run from the model inside a context.
+
+    The remaining blocks are renumbered without gaps. At the end, all blocks are restored.
+    """
     removed = _removed(folds)
     containers = {name: model.get_submodule(name) for name in removed}
     before = {name: dict(container.named_children()) for name, container in containers.items()}
@@ -91,9 +98,9 @@ def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
 
 
 def _without(children: Mapping[str, nn.Module], removed: Sequence[int]) -> dict[str, nn.Module]:
-    """Return the remaining children, numbered without gaps.
+    """Return the children that are not removed, renumbered so that there are no gaps.
 
-    Names that are not numbers do not change.
+    Children whose names are not numbers keep their names.
     """
     left: dict[str, nn.Module] = {}
     for name, module in children.items():
@@ -160,9 +167,10 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def _settings_agree(module: nn.Module, following: nn.Module) -> bool:
-    """Return whether the attributes of two consecutive blocks are equal, except block numbers.
+    """Return whether two corresponding modules of consecutive blocks have the same attributes.
 
-    Numbers that count up from block to block are block numbers.
+    An integer that increases by one from block to block counts as the same, because it is the
+    number of the block. Parameters, buffers and submodules are not compared here.
     """
     before = _settings(module)
     after = _settings(following)
@@ -185,9 +193,10 @@ def _counts_up(before: Any, after: Any) -> bool:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value that is equal for equal settings.
+    """Convert the value of a setting so that `==` tells whether two blocks have the same setting.
 
-    The same method of two different blocks gives equal values.
+    A bound method is replaced with its function, because methods of two blocks are never equal. A
+    tensor is replaced with its shape and dtype.
     """
     comparable = value
     if isinstance(value, list | tuple):
@@ -204,10 +213,12 @@ def _comparable(value: Any) -> Any:
 
 
 def run_alike(model: nn.Module, call: Callable[[], object], fold: Fold) -> bool:
-    """Return whether a model calls each block of a run once, in order and with equal inputs.
+    """Return whether a model calls each block of a run once, in order, and all in the same way.
 
-    The model runs without gradients. Only the first block of the run is computed; all other blocks
-    return results of the same shapes.
+    Calls are the same if their inputs have the same shapes and come from the same place, for
+    example from the previous block, and if the same operators run between the blocks. The model
+    runs without gradients. Only the first block of the run is computed; all other blocks return
+    results of the same shapes.
     """
     calls = _Calls()
     attributes: list[dict[str, Any]] = []
@@ -233,7 +244,10 @@ def run_alike(model: nn.Module, call: Callable[[], object], fold: Fold) -> bool:
 
 
 class _UnknownStructureError(Exception):
-    """An output of a block is neither a tensor nor a list, tuple or dictionary."""
+    """A block returned an object from which no output for the next block can be made.
+
+    Outputs may be tensors, numbers, `None`, and lists, tuples and dictionaries of these.
+    """
 
 
 class _BlockCall(NamedTuple):
@@ -241,7 +255,8 @@ class _BlockCall(NamedTuple):
 
     Attributes:
         number: The block's position in its run.
-        inputs: A description of the inputs, which is equal for inputs of equal shapes and origin.
+        inputs: The shapes and origins of the inputs. They are equal for calls with the same kind of
+            inputs.
         operators: The operators that ran outside the blocks since the previous call.
     """
 
@@ -251,7 +266,7 @@ class _BlockCall(NamedTuple):
 
 
 class _Calls(InternalMode):
-    """The calls of blocks, and the operators that ran between these calls."""
+    """Records the calls of the blocks of a run, and the operators that run between these calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,7 +285,11 @@ class _Calls(InternalMode):
         return out
 
     def stand_in(self, number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the forward of the first block of a run; for other blocks, return an equal output."""
+        """Replace the forward of a block for one call, and record the call.
+
+        The forward of the first block is really run. For all other blocks, the output is an empty
+        copy of the output of the previous block.
+        """
         inputs = list(_leaves((args, kwargs)))
         if not self._calls:
             self._in_block = True
@@ -288,7 +307,10 @@ class _Calls(InternalMode):
         return output
 
     def are_alike(self, blocks: int) -> bool:
-        """Return whether there were as many calls as blocks, and all calls were alike."""
+        """Return whether each block was called once and in order, and all calls were the same.
+
+        The inputs of the first block may come from elsewhere, because it has no previous block.
+        """
         if [call.number for call in self._calls] != list(range(blocks)):
             return False
         second = self._calls[1]
@@ -300,9 +322,15 @@ class _Calls(InternalMode):
         )
 
     def _like(self, output: Any, before: list[Any], inputs: list[Any]) -> Any:
-        """Return an output like the output of the previous block.
+        """Return an output with the structure and shapes of the output of the previous block.
 
-        If the previous block returned one of its inputs, this block returns the same input.
+        If the previous block returned one of its inputs, the corresponding input of this block is
+        returned.
+
+        Args:
+            output: The output of the previous block.
+            before: The inputs of the previous block.
+            inputs: The inputs of this block.
         """
         if isinstance(output, Tensor):
             for place, each in enumerate(before):
@@ -342,7 +370,10 @@ def _described(value: Any) -> Any:
 
 
 def _origin(value: Any, inputs: list[Any], output: Any) -> str:
-    """Describe the origin of an input: the previous block, the inputs of that block, or elsewhere."""
+    """Return where an input comes from.
+
+    This is the output of the previous block, the inputs of the previous block, or elsewhere.
+    """
     if not isinstance(value, Tensor):
         return "no tensor"
     if any(value is each for each in _leaves(output)):

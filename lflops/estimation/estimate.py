@@ -52,15 +52,15 @@ from lflops.torch_private.self_check import check_fake_tensors
 from lflops.torch_private.tensors import local_part, only_shapes_run
 
 Progress = Callable[[int, int | None], object]
-"""A function that is called with the number of finished operators and their total.
+"""A function that is called with the number of finished operators and the number of all operators.
 
-The total is `None` while it is unknown. In the last call, both numbers are the total.
+The second number is `None` while it is unknown. In the last call, both numbers are the same.
 """
 
 KEPT = (3, 5)
 """Numbers of blocks to keep in a run of equal blocks, in the order in which they are tried.
 
-Five blocks are kept if three do not show how more blocks would run.
+Some models need five blocks, because with three the results for more blocks cannot be derived.
 """
 
 # Number of operators between two reports of progress.
@@ -161,9 +161,9 @@ def estimate(
 def checked_model(
     caller: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any, mesh: Any = None
 ) -> list[Tensor]:
-    """Check a model, which may be a function that builds a module, and its arguments.
+    """Check a model and its arguments. The model may be a function that builds a module.
 
-    Returns the parameters and buffers of a module.
+    Returns the parameters and buffers of the model. The list is empty for a function.
     """
     if isinstance(model, nn.Module):
         check_arguments(caller, model, args, kwargs, loss, backward=backward)
@@ -212,7 +212,7 @@ def _check_step(step: Any, loss: Any, mesh: Any, *, backward: Any, grad_scaler: 
 
 
 def built(model: Model) -> nn.Module:
-    """Return a model that is a module, or call the function that builds it."""
+    """Return the model. If `model` is a function, call it to build the model."""
     return model if isinstance(model, nn.Module) else model()
 
 
@@ -224,8 +224,9 @@ class Subject(NamedTuple):
         args: Positional arguments of the model.
         kwargs: Keyword arguments of the model.
         loss: Function that takes the output and returns a scalar.
-        buckets: Gradient buckets of DDP.
-        step: Function that runs instead of the model, the loss and backward.
+        buckets: Gradient buckets of DDP; empty without DDP.
+        step: Function that is called instead of the model, the loss and backward; `None` in most
+            cases.
     """
 
     model: nn.Module
@@ -253,7 +254,7 @@ def batch_of(caller: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def subject_of(caller: str, made: Any) -> Subject:
     """Convert the result of a user's function to a subject.
 
-    The result has a model, a batch and perhaps a loss.
+    The result is `(model, batch)` or `(model, batch, loss)`.
     """
     if isinstance(made, Subject):
         return made
@@ -271,7 +272,7 @@ def subject_of(caller: str, made: Any) -> Subject:
 
 @dataclass(kw_only=True)
 class Estimator:
-    """Runs subjects on fake tensors, all with the same options.
+    """Estimates subjects (models with arguments) on fake tensors, all with the same options.
 
     Attributes:
         caller: Name of the public function; error messages begin with it.
@@ -314,8 +315,12 @@ class Estimator:
     def run(self, make: Callable[[], Subject], *, held: Iterable[Tensor] = ()) -> Profile:
         """Estimate the subject that `make` returns.
 
-        New tensors are fake while `make` runs, so a model that it builds uses no memory. `held` are
-        real tensors that the subject uses.
+        New tensors are fake while `make` runs, so a model that it builds uses no memory.
+
+        Args:
+            make: Function that returns a model with its arguments.
+            held: Real tensors that the subject uses. The random number generators of their devices
+                are restored at the end.
         """
         with self.started(held) as run:
             return run(make)
@@ -324,11 +329,10 @@ class Estimator:
     def started(
         self, held: Iterable[Tensor] = ()
     ) -> Iterator[Callable[[Callable[[], Subject]], Profile]]:
-        """Make new tensors fake inside a context.
+        """Make new tensors fake inside a context, and provide a function that estimates a subject.
 
-        The context provides a function that runs a subject and returns its profile.
-
-        The runs are independent of each other.
+        The function takes a `make` as `run` does, and returns the profile. It can be called several
+        times, and no call affects another. `held` means the same as in `run`.
         """
         check_fake_tensors()
         chip = self._checked()
@@ -383,10 +387,11 @@ class Estimator:
         return self._result(profiles, requests, setup.chip)
 
     def _unrolled(self, subjects: Iterator[Subject], fold: Fold, setup: "_Setup") -> Profile | None:
-        """Run the steps with only a few of the model's equal blocks, and repeat one of them.
+        """Derive the profile of the whole model from a model with only a few of its equal blocks.
 
         Returns:
-            The profile that the whole model would have, or `None` if the whole model has to run.
+            The profile of the whole model, or `None` if it cannot be derived and the whole model
+            has to run.
         """
         for kept in KEPT:
             # The model may fail with fewer blocks. The run of the whole model raises the model's
@@ -396,10 +401,14 @@ class Estimator:
         return None
 
     def _from_few_blocks(self, subjects: Iterator[Subject], fold: Fold, setup: "_Setup") -> Profile:
-        """Return the profile of the whole model.
+        """Derive the profile of the whole model from models with few blocks.
 
-        First, a model with one more block is predicted. This prediction must be equal to an
-        estimate of that model.
+        The model is run with `fold.kept` blocks and with one more block. The profile of the longer
+        model is also derived from the shorter one, and must be identical to its real profile. This
+        shows that the method works for this model.
+
+        Raises:
+            NotPeriodicError: The two profiles of the longer model differ.
         """
         longer_fold = fold._replace(kept=fold.kept + 1)
         steps = self._steps(next(subjects), fold, setup)
@@ -444,7 +453,11 @@ class Estimator:
         requests: Sequence[Request] | None,
         chip: Hardware | None,
     ) -> Profile:
-        """Return the profile of the last step, with the memory of the step that needs the most."""
+        """Combine the profiles of all steps.
+
+        The result is the profile of the last step, but with the memory of the step that needs the
+        most.
+        """
         profile = profiles[-1]
         for earlier in profiles[:-1]:
             profile = _with_the_higher_peak(profile, earlier)
@@ -454,7 +467,7 @@ class Estimator:
         return _with_reserved(profile, requests, self.allocator or "", limit)
 
     def _parallelized(self, subject: Subject) -> Subject:
-        """Divide the model of a subject over the mesh."""
+        """Return a subject whose model is divided over the ranks of the mesh."""
         if not self.mesh:
             return subject._replace(buckets=())
         # Parameters that are created in inference mode cannot have a gradient.
@@ -488,7 +501,7 @@ class Estimator:
         return chip_named(self.hardware)
 
     def _steps(self, subject: Subject, fold: Fold | None, setup: "_Setup") -> "_Steps":
-        """Run the steps of a subject; `fold` is the run of blocks to shorten, if any."""
+        """Run the steps of a subject. If `fold` is passed, remove most blocks of this run first."""
         with folded(subject.model, [] if fold is None else [fold]):
             subject = self._parallelized(subject)
             with setup.fakes.swapped_into(subject.model):
@@ -625,13 +638,13 @@ class Estimator:
 
 
 class _Setup(NamedTuple):
-    """The parts that all runs of an estimate share.
+    """Objects that all runs of one estimate share.
 
     Attributes:
         fakes: Creates fake tensors.
-        chip: The chip.
-        makes: Creates the optimizer.
-        meter: Counts the finished operators.
+        chip: The chip to estimate for, or `None`.
+        makes: Function that creates the optimizer, or `None` without an optimizer.
+        meter: Counts the finished operators, for the progress.
     """
 
     fakes: Fakes
@@ -641,11 +654,11 @@ class _Setup(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """The steps of a model.
+    """The results of the one or two steps that an estimate runs.
 
     Attributes:
         records: The profile and the memory of each step.
-        log: The requests to the allocator in all steps, if it is simulated.
+        log: The requests to the allocator in all steps; `None` if the allocator is not simulated.
     """
 
     records: list[StepRecord]
@@ -706,7 +719,7 @@ def _with_reserved(
 
 
 def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:
-    """Return `step` with the memory of the step that has the higher peak."""
+    """Return `step`, but with the memory of `other` if `other` has the higher peak."""
     if step.memory is None or other.memory is None:
         return step
     if step.memory.peak_bytes >= other.memory.peak_bytes:
@@ -718,10 +731,10 @@ def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:
 
 
 class Meter:
-    """Counts the finished operators of all steps, and reports them.
+    """Counts the finished operators of all steps, and reports the progress.
 
-    `progress` is a function that is called with the number of operators, `True` to write a line to
-    stderr, or `False`.
+    `progress` is a function that is called with the number of operators. `True` writes a line to
+    stderr, and `False` reports nothing.
     """
 
     def __init__(self, progress: bool | Progress) -> None:  # noqa: FBT001 - the user's argument

@@ -1,8 +1,8 @@
 """Run a model on fake tensors, with the kernels that torch would choose on a chip.
 
-Real tensors are replaced with fake ones. Errors name the line of code that fake tensors cannot run.
-When a chip is chosen, attention uses the first enabled kernel, in torch's order, that supports the
-call.
+Real tensors are replaced with fake ones, which have a shape and no values. If code needs a value,
+the error names the line. When a chip is chosen, attention uses the first enabled kernel, in torch's
+order, that supports the call.
 """
 
 import contextlib
@@ -55,15 +55,16 @@ NO_CUDA = re.compile(
     "|Found no NVIDIA driver"
     "|CUDA driver version is insufficient"
 )
-"""Torch's messages about missing CUDA, in errors and in autocast's warning."""
+"""Pattern of torch's messages about missing CUDA, in errors and in autocast's warning."""
 
 KEEPERS = (
     ("DistributedDataParallel", "buckets as large as the gradients", "mesh={'replica': ranks}"),
     ("FullyShardedDataParallel", "flat parameters", "mesh={'data': ranks} for FSDP2"),
 )
-"""Wrappers with memory that fake tensors cannot replace.
+"""Wrapper classes that allocate memory which fake tensors cannot replace, so they are refused.
 
-Each entry has the name of the wrapper, a description of the memory, and the mesh to pass.
+Each entry has the name of the class, a description of the memory, and the value of `mesh` with
+which a user gets the same parallelism in an estimate.
 """
 
 # The folder of torch's code, which users do not change.
@@ -72,16 +73,17 @@ _OUR_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class RealOptimizerError(Exception):
-    """An optimizer has real parameters.
+    """A model's code steps an optimizer of real parameters during an estimate.
 
-    In an estimate, real parameters have no gradients, so the optimizer would do nothing.
+    In an estimate, real parameters have no gradients, so the step would do nothing and the estimate
+    would be too low.
     """
 
 
 def refuse_what_keeps_tensors(module: nn.Module) -> None:
-    """Check that the tensors of a module are attributes, because only attributes can be replaced.
+    """Raise an error for a module that stores tensors elsewhere than in its attributes.
 
-    Raises an error for modules that hold tensors in another way.
+    Only attributes can be replaced with fake tensors. Scripted modules, for example, are refused.
     """
     kinds = {kind.__name__ for kind in type(module).__mro__}
     if isinstance(module, torch.jit.ScriptModule):
@@ -119,9 +121,10 @@ def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> Non
 
 @contextlib.contextmanager
 def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
-    """Turn errors of fake tensors into a `CountError` that names the line and a way around it.
+    """Convert errors of fake tensors into a `CountError` that names the line and a workaround.
 
-    `step_of` is the optimizer, if the context runs an optimizer's step.
+    If the context runs the step of an optimizer, pass this optimizer as `step_of`, so that the
+    message names it.
     """
     try:
         yield
@@ -146,7 +149,7 @@ def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator
 
 
 def _problem(error: Exception) -> str | None:
-    """Describe the unsupported operation and a way around it; `None` for other errors."""
+    """Describe the unsupported operation and a workaround; return `None` for other errors."""
     if isinstance(error, RealParameterError):
         return (
             "it uses a parameter that does not belong to the model, so the estimate would write "
@@ -206,9 +209,10 @@ _NEEDS_VALUES_MESSAGE = re.compile("tensor subclasses|FakeTensor.__format__")
 
 
 def _location(error: Exception) -> str:
-    """Return the innermost called module, and the innermost line outside torch and lflops.
+    """Describe the module and the line in which an error occurred.
 
-    The text is empty if there is neither a module nor such a line.
+    The module is the innermost module that was being called. The line is the innermost line outside
+    torch and lflops. The text is empty if there is neither.
     """
     called: list[nn.Module] = []
     line_of_user = ""
@@ -236,17 +240,18 @@ def _name_in(root: nn.Module, module: nn.Module) -> str:
 HOST = torch.device("cpu")
 """The device of the fake tensors that replace tensors on `meta`.
 
-Code that depends on the device then runs as on a real device.
+Code that checks the device of a tensor then takes the same branch as for a tensor on the CPU.
 """
 
 
 class Fakes:
     """Creates fake tensors for real tensors.
 
-    The same real tensor always gives the same fake tensor.
+    The same real tensor always gives the same fake tensor. Small integer tensors are not made fake:
+    they are copied with their values, because code often needs them, for example as indexes.
 
-    Small integer tensors are copied with their values. Set `on_host` for a step that runs on this
-    CPU instead of a chip.
+    Set `on_host` for a step that runs on this CPU instead of a GPU. LSTMs need a workspace whose
+    size is known only on a CPU.
     """
 
     def __init__(self, *, on_host: bool = True) -> None:
@@ -260,7 +265,8 @@ class Fakes:
     def running(self) -> Iterator[None]:
         """Make new tensors fake inside a context.
 
-        The value of a tensor is known only if it follows from numbers and small integer tensors.
+        Fake tensors have no values. Only values that can be computed from Python numbers and small
+        integer tensors are known.
         """
         known = KnownValues(on_host=self._on_host)
         log = logging.getLogger(FakeTensor.__module__)
@@ -273,13 +279,17 @@ class Fakes:
             yield
 
     def forget(self) -> None:
-        """Drop all fake tensors made so far, because the code that used them may have changed them."""
+        """Drop all fake tensors made so far.
+
+        The code that used them may have changed them, so the next run must get new ones.
+        """
         self._made.clear()
 
     def of(self, value: Any, depth: int = DEEPEST) -> Any:
-        """Return the same structure with fake tensors.
+        """Return a copy of a value in which all tensors are replaced with fake tensors.
 
-        Lists, tuples, sets and dictionaries are copied. Other objects are not copied.
+        Lists, tuples, sets and dictionaries are copied, up to `depth` nested levels. Other objects
+        are returned unchanged.
         """
         known = self._made.get(id(value))
         if known is not None:
@@ -341,7 +351,11 @@ class Fakes:
 
 
 class Answers(TorchFunctionMode):
-    """Makes functions that need values return fixed answers inside a context."""
+    """Replaces the results of some functions with fixed values inside a context.
+
+    This is for functions that read the value of a tensor, such as `torch.isfinite`, which fake
+    tensors do not support. `answers` has the result for each function.
+    """
 
     def __init__(self, answers: Mapping[Any, Any]) -> None:
         super().__init__()
@@ -356,7 +370,10 @@ class Answers(TorchFunctionMode):
 
 
 def _is_no_traceback(record: logging.LogRecord) -> bool:
-    """Return false for the log record of an error that is also raised."""
+    """Filter out the log record that torch writes when a fake kernel fails.
+
+    torch raises the same error, so the log record would only repeat it.
+    """
     return not record.getMessage().startswith("failed while attempting to run meta")
 
 
@@ -367,9 +384,10 @@ def _restore(held: list[tuple[nn.Module, dict[str, Any]]]) -> None:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """Return an empty tensor of the same shape.
+    """Return an empty tensor with the shape and dtype of a tensor.
 
-    torch's conversion to a fake tensor would keep a reference to the real one.
+    In fake mode, it is fake. torch's conversion to a fake tensor is not used, because it would keep
+    a reference to the real tensor and so keep the real memory alive.
     """
     device = HOST if tensor.is_meta else tensor.device
     if tensor.layout is not torch.strided:
@@ -378,7 +396,7 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def like_sharded(tensor: Any) -> Tensor:
-    """Return an empty DTensor that is sharded in the same way."""
+    """Return an empty DTensor with the same shape, mesh and placements as a DTensor."""
     sharded: Tensor = type(tensor).from_local(
         _like(local_part(tensor)),
         tensor.device_mesh,
@@ -414,9 +432,11 @@ _CALLERS = (
     torch.autograd.backward,
     torch.autograd.grad,
 )
-"""torch's Python functions that may run attention and dispatch to modes themselves.
+"""Functions of torch that may run attention inside them, but hide it from a mode.
 
-Backward is one of them, because it runs attention in checkpointed code.
+They pass the whole call to the mode instead. Backward is one of them, because it runs attention
+again in checkpointed code. The mode therefore calls a copy of the function made by `_body`, so that
+it sees the attention inside.
 """
 
 
@@ -433,7 +453,11 @@ class Attention(NamedTuple):
     enable_gqa: bool = False
 
     def autocast(self) -> "Attention":
-        """Return the call with its tensors cast to autocast's dtype, as torch does below this mode."""
+        """Return the call with its tensors cast to autocast's dtype.
+
+        torch casts them only after the mode has handled the call, which is too late to choose a
+        kernel.
+        """
         device = self.query.device.type
         if not torch.is_autocast_enabled(device):
             return self
@@ -445,10 +469,12 @@ class Attention(NamedTuple):
         return self._replace(**cast)
 
     def kernel(self, *, ampere: bool, family: str = "") -> tuple[str, Any] | None:
-        """Return the name and the operator of the kernel that torch chooses.
+        """Return the name and the operator of the kernel that torch would choose on a chip.
 
-        Returns `None` if no enabled kernel supports the call. One rule of torch is left out: on the
-        smaller chips of a generation, training with dropout does not support heads wider than 192.
+        Returns `None` if no enabled kernel supports the call. `ampere` is whether the chip is
+        Ampere or later, and `family` is the first word of its name, such as `H100`. One rule of
+        torch is left out: on the smaller chips of a generation, flash attention with dropout does
+        not support training with heads wider than 192.
         """
         for name, operator in attention_kernels(cudnn_first=prefers_cudnn(family)).items():
             if self._is_supported_by(name, ampere=ampere, family=family):
@@ -467,7 +493,7 @@ class Attention(NamedTuple):
         return self._suits_cudnn(family) if kernel == "cudnn_attention" else self._suits_flash()
 
     def run(self, name: str, operator: Any) -> Tensor:
-        """Run a kernel, after the arguments are prepared in the same way as in torch."""
+        """Run a kernel. Its arguments are padded and converted first, as torch does it."""
         mask = self.attn_mask
         if mask is not None and mask.dtype is torch.bool:
             zeros = torch.zeros_like(mask, dtype=self.query.dtype)
@@ -558,9 +584,10 @@ class Attention(NamedTuple):
 
 
 def prefers_cudnn(family: str) -> bool:
-    """Return whether torch tries cuDNN's attention first on a family of chips.
+    """Return whether torch tries cuDNN's attention before all other kernels on a chip.
 
-    A torch build without CUDA is treated like torch's wheel on PyPI.
+    `family` is the first word of the chip's name, such as `H100`. If torch was built without CUDA,
+    the answer is the same as for torch's wheel on PyPI.
     """
     # Follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. torch 2.9 with cuDNN 9.9 prefers
     # cuDNN on compute capability 9.0 and 10.0. Since torch 2.10, also on 10.3, but only with a
@@ -582,11 +609,12 @@ def prefers_cudnn(family: str) -> bool:
 
 @contextlib.contextmanager
 def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
-    """Run attention inside a context with the kernels of an NVIDIA chip in the table.
+    """Make attention use the kernels of an NVIDIA chip in the table inside a context.
 
-    At the end, a note lists the kernels. If CUDA is not available, autocast for CUDA raises an
-    error in this context. torch would only warn and ignore autocast, and the result would be wrong
-    for every chip.
+    For any other chip, nothing changes. At the end of the context, a note with the names of the
+    kernels is added to the list that the context provides. If CUDA is not available, autocast for
+    CUDA raises an error in this context. torch would only warn and ignore autocast, so the estimate
+    would be wrong.
     """
     notes: list[Note] = []
     if chip is None or vendor_of(chip.name) != "NVIDIA":
@@ -643,9 +671,10 @@ class _AttentionMode(TorchFunctionMode):
 
 
 def _dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - torch's own
-    """Run dropout with CUDA's kernel, which uses a mask with one byte per element.
+    """Run dropout with CUDA's kernel, which keeps a mask of one byte per element for backward.
 
-    On a CPU, the noise has the dtype of the input.
+    Without this, the CPU's kernel would run, whose mask has the dtype of the input, and the memory
+    would be wrong for a GPU.
     """
     if training and 0 < p < 1 and not inplace and x.device == HOST:
         return torch.native_dropout(x, p, train=True)[0]
@@ -653,9 +682,9 @@ def _dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
 
 
 def _body(function: Any) -> FunctionType:
-    """Return the same function without its dispatch to modes.
+    """Return a copy of a function of torch that runs its body even while a mode is active.
 
-    While a mode is active, the original function would only pass the call to the mode again.
+    The original function would only pass the call to the mode again, without end.
     """
     plain = dict.fromkeys(_DISPATCHES, lambda *_: False)
     copy = FunctionType(

@@ -22,7 +22,7 @@ from lflops.estimation.fake_tensors import Answers
 from lflops.files import read
 
 BY_NAME = "hf:"
-"""Prefix of the name of a model in transformers' cache."""
+"""Prefix of a target that names a model in transformers' cache, such as `hf:gpt2`."""
 
 
 def is_config(target: str) -> bool:
@@ -39,9 +39,10 @@ Loss = Callable[[Any], Tensor]
 """A function that returns the loss from the output of a model."""
 
 Builder = Callable[[int], tuple[nn.Module, Batch, Loss | None]]
-"""A function that returns a model in train mode, its batch and its loss.
+"""A function that takes a number of samples and returns a model, its batch and its loss.
 
-Its argument is the number of samples. The loss is `None` if it depends on values.
+The model is in train mode. The loss is `None` if it cannot be computed without the values of
+tensors.
 """
 
 DEEPEST = 1_000
@@ -69,7 +70,7 @@ ONE_LABEL = (
     "ForAudioClassification",
     "ForSequenceClassification",
 )
-"""A class has one label per sample if its name ends with one of these."""
+"""Endings of the names of classes that need one label per sample."""
 
 TOKEN_LABELS = (
     "ForCausalLM",
@@ -78,9 +79,10 @@ TOKEN_LABELS = (
     "ForConditionalGeneration",
     "ForImageTextToText",
 )
-"""A class has one label per token if its name ends with one of these.
+"""Endings of the names of classes that need one label per token.
 
-The losses of other classes, such as detection losses and CTC, depend on values.
+The losses of classes in neither list, such as detection losses and CTC, need the values of tensors,
+so they are left out.
 """
 
 AUTO = (
@@ -93,7 +95,7 @@ AUTO = (
     "ObjectDetection",
     "Seq2SeqLM",
 )
-"""Tasks to try, in this order, for a configuration without a class."""
+"""Tasks to try, in this order, if a configuration does not name the class of its model."""
 
 
 def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) -> Builder:
@@ -103,8 +105,8 @@ def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) 
 
     Args:
         target: A `config.json`, its folder, or `hf:` and a name in transformers' cache.
-        tokens: Tokens per sample. For audio, the number of frames if the configuration has no
-            length.
+        tokens: Tokens per sample. For audio models whose configuration has no length, the number of
+            frames.
         remote_code: Whether Python code in the folder of the configuration may run.
     """
     config = _config(target, remote_code=remote_code)
@@ -126,7 +128,10 @@ def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) 
 
 
 def _run_finite(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a forward pass as if all activations were finite, because some vision models check this."""
+    """Run a forward pass as if all activations were finite.
+
+    Some vision models check this, and fake tensors have no values to check.
+    """
     with Answers({torch.isfinite: torch.ones((), dtype=torch.bool)}):
         return forward(*args, **kwargs)
 
@@ -211,7 +216,10 @@ def _batch(target: str, config: Any, model: Any, samples: int, tokens: int) -> B
 
 
 def _ids(config: Any, vision: Any, samples: int, tokens: int) -> Tensor:
-    """Return the ids of text tokens, after the placeholder tokens of an image."""
+    """Return the ids of the text's tokens, all zero.
+
+    If the model also reads images, the placeholder tokens of an image come first.
+    """
     length = min(tokens, getattr(config, "max_target_positions", None) or tokens)
     if vision is None:
         return torch.zeros(samples, length, dtype=torch.long)
@@ -227,7 +235,10 @@ def _ids(config: Any, vision: Any, samples: int, tokens: int) -> Tensor:
 
 
 def _shape(target: str, main: str, config: Any, tokens: int) -> tuple[int, ...]:
-    """Return the shape of an image, a video or an audio sample."""
+    """Return the shape of one image, video or audio sample.
+
+    `main` is the name of the model's main input, such as `pixel_values`.
+    """
     if main == "pixel_values":
         return _image(target, config)
     if main == "input_features" and hasattr(config, "num_mel_bins"):
@@ -259,7 +270,11 @@ def _image(target: str, config: Any) -> tuple[int, ...]:
 
 
 def _processor_size(target: str) -> tuple[int, int] | None:
-    """Return the largest height and width in the processor's file, or `None` if it is missing."""
+    """Return the height and width of an image from `preprocessor_config.json`.
+
+    Returns `None` if there is no such file, or no size in it. If the file has limits for the edges
+    instead of a size, the largest image is assumed.
+    """
     folder = Path(target) if Path(target).is_dir() else Path(target).parent
     path = folder / "preprocessor_config.json"
     if not path.is_file():

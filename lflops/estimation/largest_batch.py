@@ -37,16 +37,16 @@ def largest_batch(
 ) -> int:
     """Find the largest batch that fits into memory, from a few estimates.
 
-    Nothing is allocated. The peak memory is assumed to grow with the batch.
+    Nothing is allocated. A larger batch is assumed to need at least as much memory.
 
     Args:
         model: A module, or a function that builds a module, as in `estimate`.
         make_args: Function that takes a number of samples and returns the model's arguments: a
             tuple, a single tensor, or a mapping of keyword arguments.
-        memory_bytes: The available memory in bytes. Estimates do not include the workspaces of
-            kernels and the allocator's fragmentation, so leave some room for them. By default, this
-            is the most memory of `hardware` that a step with the verdict `fits` may use, which
-            leaves enough room.
+        memory_bytes: The memory in bytes that tensors may use. Workspaces of kernels and
+            fragmentation of the allocator come on top, so pass less than the memory of your device.
+            By default, the limit comes from the memory of `hardware`: the step must have the
+            verdict `fits`, which takes the workspaces and fragmentation into account.
         loss: Function that takes the output and returns a scalar. A training step is estimated if
             there is a loss or an optimizer; otherwise, a forward pass is estimated.
         optimizer: Name of an optimizer, or a function that takes a list of parameters and returns
@@ -102,10 +102,11 @@ def search_batch(
     *,
     held: Iterable[Tensor] = (),
 ) -> tuple[int, Profile]:
-    """Return the largest number of samples that fits, and the profile of that step.
+    """Return the largest number of samples that fits, and the profile of a step with this batch.
 
-    If one sample does not fit, the profile is for one sample. `held` means the same as in
-    `Estimator.run`.
+    If not even one sample fits, the number is 0 and the profile is for one sample. If
+    `memory_bytes` is `None`, the limit is the memory of the estimator's chip. `held` means the same
+    as in `Estimator.run`.
     """
     profiles: dict[int, Profile] = {}
     if memory_bytes is None:
@@ -131,9 +132,10 @@ def search_batch(
 
 
 def empty_room(estimator: Estimator) -> MemoryFit:
-    """Return the memory of an estimator's chip, and the part in use when there are no tensors.
+    """Return how much memory an estimator's chip has, and how much is used without any tensors.
 
-    Raises `CountError` if there is no chip, or if its memory is unknown.
+    The driver and libraries use this memory. Raises `CountError` if there is no chip, or if its
+    memory is unknown.
     """
     chip = chip_named(estimator.hardware)
     empty = memory_fit(0, chip, ranks=prod(estimator.mesh.values()))
@@ -145,11 +147,16 @@ def empty_room(estimator: Estimator) -> MemoryFit:
 
 
 def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> int:
-    """Return the largest number of samples with a peak that fits.
+    """Return the largest number of samples whose peak memory fits.
 
-    The peak is nearly linear in the number of samples, so the line through the last two points
-    gives the next number to try. Every third try is the middle of the remaining interval, which
-    bounds the number of tries for any curve.
+    The peak is nearly linear in the number of samples, so the next number to try is where the line
+    through the last two points reaches the limit. Every third try is instead the middle of the
+    remaining interval, so that there are few tries even if the peak is not linear.
+
+    Args:
+        caller: Name of the public function; error messages begin with it.
+        needed: Returns the peak bytes for a number of samples.
+        memory_bytes: The limit.
     """
     # `low` fits. `high` does not fit, or is out of range.
     low = 0

@@ -40,7 +40,7 @@ from lflops.torch_private.self_check import check_fake_group
 from lflops.torch_private.tensors import local_part
 
 DIMENSIONS = ("pipeline", "replica", "data", "tensor")
-"""The dimensions of a mesh, in order.
+"""The names of the dimensions of a mesh, outermost first.
 
 The user's code creates the stages of `pipeline`. FSDP2 shards the model over `data`, and `replica`
 is the number of copies of each shard. Without `data`, the model is replicated over `replica` with
@@ -59,11 +59,14 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
     "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
-"""The parallel style of torch for each style in a transformers `tp_plan`."""
+"""The parallel style of torch for each style name in the `tp_plan` of a transformers model."""
 
 
 def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
-    """Check a mesh, and return it with its dimensions in order. `None` becomes an empty mesh."""
+    """Check a mesh, and return it with its dimensions in the order of `DIMENSIONS`.
+
+    For `None`, an empty mesh is returned.
+    """
     if mesh is None:
         return {}
     if not isinstance(mesh, Mapping) or not mesh or not set(mesh) <= set(DIMENSIONS):
@@ -119,7 +122,10 @@ def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> AbstractC
 
 
 def is_divided(model: nn.Module) -> bool:
-    """Return whether this rank has only a part of any parameter."""
+    """Return whether the parameters are sharded.
+
+    This is true if this rank has only a part of at least one parameter.
+    """
     return any(local_part(each) is not each for each in model.parameters())
 
 
@@ -133,9 +139,9 @@ def parallelize(
 ) -> tuple[Tensor, ...]:
     """Divide a model over a mesh.
 
-    DDP adds buckets. Otherwise, tensor parallelism divides the model according to its plan, and
-    FSDP2 then shards each block and the rest of the model. A model that is already divided is not
-    changed.
+    With DDP, gradient buckets are created and the model stays whole. Otherwise, tensor parallelism
+    divides the model according to its plan, and FSDP2 then shards each block and the rest of the
+    model. A model that is already divided is not changed.
 
     Args:
         caller: Name of the public function; error messages begin with it.
@@ -145,7 +151,7 @@ def parallelize(
         offload: Whether FSDP2 keeps shards and their gradients on the host.
 
     Returns:
-        DDP's gradient buckets, which belong to no module; empty without DDP.
+        The gradient buckets of DDP, which no module owns; empty without DDP.
     """
     if is_divided(model) or set(mesh) == {"pipeline"}:
         return ()
@@ -191,18 +197,22 @@ def _shard(
 
 
 def _to_host(parameter: Any) -> None:
-    """Move a gradient to the host.
+    """Replace a gradient with a copy on the host, as FSDP2 does when it offloads to the CPU.
 
-    The gradient's copy on the device is freed when all gradients of the block are ready.
+    The memory of the gradient on the device is freed when all gradients of the block are ready.
     """
     with on_stream(ON_HOST):
         parameter.grad = like_sharded(parameter.grad)
 
 
 class _Collective:
-    """A collective of FSDP2 that allocates its buffers on the given streams in turn, as on CUDA.
+    """Runs a collective of FSDP2 whose buffers are allocated on the same streams as on CUDA.
 
-    If `copy_for` is a number of ranks, the part of one rank is first copied to the device.
+    The allocator cannot share memory between streams. FSDP2 calls `allocate` for each buffer, and
+    the buffers are allocated on the given streams in turn.
+
+    With offloading, FSDP2 first copies this rank's shard from the host to the device. Pass the
+    number of ranks that share the weights as `copy_for`, to allocate memory for this copy as well.
     """
 
     def __init__(self, run: Callable[..., Any], *streams: int, copy_for: int | None = None) -> None:
@@ -245,7 +255,7 @@ def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:
 
 
 def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
-    """Add the mesh to the profile of one of its ranks."""
+    """Return the profile of one rank of a mesh, with the size and strategy of the mesh added."""
     if not mesh:
         return profile
     names: list[str] = []
@@ -268,13 +278,16 @@ def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
 
 
 FIRST, LATER = 1 << 20, 25 << 20
-"""Bytes at which the first bucket and each later bucket are full. These are torch's defaults."""
+"""Bytes at which the first gradient bucket and each later bucket are full.
+
+These are torch's defaults.
+"""
 
 
 def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Divide parameters into buckets, each with one dtype.
+    """Divide parameters into the gradient buckets of DDP. Each bucket has one dtype.
 
-    The order is reversed, because gradients become ready in reverse order.
+    The last parameters come first, because backward computes their gradients first.
     """
     full: list[list[nn.Parameter]] = []
     filling: dict[torch.dtype, list[nn.Parameter]] = {}
@@ -287,9 +300,10 @@ def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def _bucket(parameters: list[nn.Parameter], ranks: int) -> Tensor:
-    """Create a bucket, and hooks that copy gradients to it, reduce it, and copy the results back.
+    """Create a gradient bucket of DDP, and register hooks on its parameters that use the bucket.
 
-    As with torch's default settings, gradients do not share memory with the bucket.
+    The hooks copy the gradients into the bucket, run an all-reduce when it is full, and copy the
+    results back. As with torch's default settings, gradients and bucket do not share memory.
     """
     sizes = [each.numel() for each in parameters]
     first = parameters[0]

@@ -1,4 +1,4 @@
-"""Run the optimizer's step of an estimate, with a GradScaler if there is one."""
+"""Run the optimizer's step in an estimate, with a `GradScaler` if the user asks for one."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -55,17 +55,20 @@ def makes_optimizer(
 
 
 IN_8_BITS = ("adam8bit", "adamw8bit")
-"""Names of optimizers with bitsandbytes' 8-bit state; the state is the same for both."""
+"""Names of the optimizers whose state is in 8 bits, as in bitsandbytes.
+
+Both names stand for `AdamIn8Bits`, because their states have the same size.
+"""
 
 SCALED_TOGETHER = 256
-"""Number of elements that share a scale in bitsandbytes."""
+"""Number of elements of 8-bit state that share one scale in bitsandbytes."""
 
 LEAST_IN_8_BITS = 4096
-"""bitsandbytes keeps moments in 8 bits if the parameter has at least this many elements."""
+"""Minimum number of elements of a parameter whose moments bitsandbytes keeps in 8 bits."""
 
 
 class AdamIn8Bits(Optimizer):
-    """Adam with the memory of bitsandbytes' 8-bit optimizer. It computes nothing.
+    """A stand-in for bitsandbytes' 8-bit Adam that uses the same memory but computes no update.
 
     Each element has two moments of one byte, and 256 elements share a scale in float32. Small
     parameters have moments in float32. The step is one fused kernel, so it has no temporary
@@ -156,16 +159,20 @@ class Stepper:
             parameter.register_post_accumulate_grad_hook(partial(self._step_of, optimizer))
 
     def scaled(self, loss: Callable[[Any], Tensor] | None) -> Callable[[Any], Tensor] | None:
-        """Return the loss from which backward starts, scaled if there is a scaler."""
+        """Return a function that computes the loss from which backward starts.
+
+        With a `GradScaler`, this is the scaled loss.
+        """
         scaler = self._scaler
         if scaler is None or loss is None:
             return loss
         return lambda output: scaler.scale(loss(output))
 
     def step(self) -> None:
-        """Run one step and free the gradients.
+        """Run the optimizer's step, and free the gradients. With `in_backward`, do nothing.
 
-        With a scaler, this does the same as the scaler's `step` with finite gradients.
+        With a `GradScaler`, this does the same as the scaler's `step` when all gradients are
+        finite.
         """
         if self._in_backward:
             return
@@ -177,7 +184,7 @@ class Stepper:
             self._scaler.update()
 
     def state(self) -> Iterator[Tensor]:
-        """Yield the tensors in the state of the optimizers."""
+        """Yield the tensors in the optimizer's state, such as Adam's moments."""
         for optimizer in self._optimizers:
             for state in optimizer.state.values():
                 yield from (each for each in state.values() if isinstance(each, Tensor))
@@ -209,11 +216,11 @@ def _made(caller: str, make: MakesOptimizer, parameters: list[nn.Parameter]) -> 
 
 
 def _separate_meshes(optimizer: Optimizer) -> None:
-    """Divide parameter groups so that each has only plain tensors or only DTensors of one mesh.
+    """Divide the parameter groups so that no group mixes plain tensors and DTensors.
 
-    Tensor parallelism leaves some parameters whole, such as the weights of norms. torch does not
+    Tensor parallelism leaves some parameters whole, such as the weights of norms. torch cannot
     update plain tensors and DTensors in one list, so real training runs need separate groups as
-    well.
+    well. DTensors of different meshes are separated too.
     """
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
@@ -225,9 +232,9 @@ def _separate_meshes(optimizer: Optimizer) -> None:
 def _change_setting(
     optimizers: list[Optimizer], setting: str, *, was: bool | None, now: bool
 ) -> bool:
-    """Change a setting from `was` to `now` in all groups that are not fused.
+    """Set an option, such as `foreach`, to `now` in all parameter groups in which it is `was`.
 
-    Returns whether any group changed.
+    Fused groups are not changed. Returns whether any group was changed.
     """
     has_changed = False
     for optimizer in optimizers:

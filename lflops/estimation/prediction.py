@@ -9,16 +9,16 @@ The prediction uses rates that were fitted to published step times:
 - DDP reduces buckets of gradients during backward.
 - Each collective waits for the slowest of its ranks. The wait grows with the number of ranks.
 
-If the host's calls take longer than the device's work, launches bound the step. Such a step is not
-predicted, because no rates of hosts were fitted. Overlapped collectives slow down the computation
-that hides them. There are only a few rates, in `prediction.toml`, and they are the same for all
-models. They were fitted to well-tuned training runs, so they do not include a slow data loader,
+If the host's calls take longer than the device's work, the step time depends on the host. Such a
+step is not predicted, because no rates of hosts were fitted. Collectives slow down the computation
+with which they overlap. There are only a few rates, in `prediction.toml`, and they are the same for
+all models. They were fitted to well-tuned training runs, so they do not include a slow data loader,
 logging or a busy host. Tensor and expert parallelism, pipelines, compiled code, mixtures of
 experts, convolutions and fine-tuning with frozen weights are not predicted, because they were not
 fitted.
 
-The interval is wider for a step that differs from the fitted steps. `Prediction.widened` has the
-reasons.
+A prediction has an interval that should contain the measured time. The interval is wider for a step
+that differs from the steps to which the rates were fitted. `Prediction.widened` has the reasons.
 """
 
 import functools
@@ -64,9 +64,10 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         chips: Names of the chips.
-        not_fitted: Names of the chips in `chips` without a fitted step time.
-        product: Share of the peak that matmuls reach.
-        attention: Share of the peak that fused attention reaches.
+        not_fitted: Names of those chips for which no step time was measured. They use the rates of
+            the others.
+        product: Share of the peak FLOP/s that matmuls reach.
+        attention: Share of the peak FLOP/s that fused attention reaches.
         network_bytes_per_second: Bandwidth from a device to other hosts, in the vendor's reference
             hosts.
     """
@@ -79,14 +80,16 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Widening(Struct, frozen=True, forbid_unknown_fields=True):
-    """Factors that widen the interval of a step that differs from the fitted steps.
+    """How much wider the interval of a prediction becomes for steps unlike the fitted ones.
 
-    The factors are multiplied together and applied to the logarithms of both ends.
+    The fitted steps are the published measurements to which the rates were fitted. Each factor is
+    an exponent: the ends of the interval, as ratios to the predicted time, are raised to the
+    product of all factors that apply.
 
     Attributes:
-        source: Factor for a step that is not from the fitted source, because it runs other code and
-            other versions.
-        chip: Factor for a chip without a fitted step time.
+        source: Factor for all user's steps, because they run other code and other versions than the
+            published measurements.
+        chip: Factor for a chip without a measured step time.
         setting: Factor for a step without FSDP2, and for a model that is smaller or larger than all
             fitted models.
         fewest_parameters: Number of parameters of the smallest fitted model.
@@ -105,19 +108,19 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         families: Rates by architecture.
-        bandwidth: Share of the memory bandwidth.
-        link: Share of the bandwidth of links and networks.
-        contention: Extra time of computation, as a share of the time of the collectives that
-            overlap with it.
-        lag_seconds: Wait in each collective, per rank of the collective.
-        launch_seconds: Time on the device for each call.
-        host_seconds: Time on the host for each call. A step in which the host takes longer than the
-            device is not predicted.
-        low: Lower end of the interval, as a ratio of the measured to the predicted time. For a
-            model that was not fitted, the interval contains 80 % of the steps from the fitted
-            source.
-        high: Upper end of the interval.
-        widening: Factors that widen the interval for other steps.
+        bandwidth: Share of the memory bandwidth that operators reach.
+        link: Share of the bandwidth of links and networks that collectives reach.
+        contention: Time by which overlapping collectives slow down the computation, as a share of
+            the time of these collectives.
+        lag_seconds: Seconds that each collective waits for its slowest rank, per rank that takes
+            part.
+        launch_seconds: Seconds on the device for each call of an operator, in addition to its work.
+        host_seconds: Seconds on the host for each call of an operator. A step in which the host
+            takes longer than the device is not predicted.
+        low: Lower end of the interval, as a ratio to the predicted time. The interval contains 80 %
+            of the published steps, each predicted with rates that were fitted without its model.
+        high: Upper end of the interval, as a ratio to the predicted time.
+        widening: Factors that widen the interval for steps unlike the fitted ones.
     """
 
     families: Mapping[str, Family]
@@ -132,7 +135,7 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True):
     widening: Widening = Widening()
 
     def family(self, chip: Hardware) -> Family | None:
-        """Return the family of a chip, or `None` if it was not fitted."""
+        """Return the rates of a chip's family, or `None` if no family contains the chip."""
         return next((each for each in self.families.values() if chip.name in each.chips), None)
 
 
@@ -142,14 +145,15 @@ class Prediction(Struct, frozen=True, kw_only=True):
     Attributes:
         hardware: Name of the chip.
         seconds: The predicted time.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
+        low: Lower end of the interval, in seconds.
+        high: Upper end of the interval, in seconds.
         by_kind: The seconds of `matmuls`, `attention`, `memory` (operators that move bytes), and
             `communication` that is not overlapped.
         by_phase: The seconds of `forward`, `backward` with recomputation, `optimizer` and `other`.
         by_module: The seconds of each module with all modules below it.
-        recomputed: The seconds of `backward` in which the device recomputes.
-        widened: Reasons why the interval is wider than for steps of the fitted source.
+        recomputed: The part of `backward` in which the device recomputes activations, in seconds.
+        widened: Reasons why the interval is wider than for the steps to which the rates were
+            fitted.
     """
 
     hardware: str
@@ -165,7 +169,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def fitted() -> Rates:
-    """Return the rates that are part of lflops."""
+    """Return the rates from `prediction.toml`, which is part of lflops."""
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), Rates)
 
@@ -203,7 +207,7 @@ def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[
 
 
 def _kind_reasons(profile: Profile) -> Iterator[str]:
-    """Yield the kinds of models and training runs that apply to this profile but were not fitted."""
+    """Yield reasons why a kind of model or training run, such as LoRA, is not predicted."""
     if any(notes_with("cpu_offload", profile.notes)):
         yield "the prediction does not cover copies from and to the host"
     if "uint8" in profile.modules[""].dtypes:
@@ -251,7 +255,7 @@ def predict(
     """Predict the seconds of a step from its work.
 
     Args:
-        profile: The result of `lflops.estimate` or `lflops.count`, with its mesh.
+        profile: The result of `lflops.estimate` or `lflops.count`. It includes the mesh.
         hardware: The chip; `None` uses the chip of the profile.
         network: Bandwidth from a device to other hosts in bytes/s. `None` uses the bandwidth of the
             vendor's reference hosts.
@@ -259,7 +263,7 @@ def predict(
             network.
         accumulation: Number of micro batches in a step. The profile contains one micro batch. FSDP2
             gathers and reduces in each micro batch; DDP reduces only in the last one.
-        rates: Custom rates; `None` uses the rates that are part of lflops.
+        rates: Custom rates; `None` uses the fitted rates of lflops.
 
     Returns:
         The prediction, or `None` if the step is not predicted. `why_not` then returns the reason.
@@ -273,13 +277,14 @@ def predict(
 
 
 class _Overlap(NamedTuple):
-    """Collectives that run while a unit of FSDP2 computes, or while nothing computes.
+    """The time of collectives in one phase that run while one module computes.
 
     Attributes:
-        unit: The module that computes.
+        unit: The module that FSDP2 gathers at once, such as a block; empty for the rest of the
+            model.
         phase: The phase of the step.
-        exposed: Seconds that the computation does not hide.
-        hidden: Seconds that the computation hides.
+        exposed: Seconds of the collectives in which nothing computes, so they make the step longer.
+        hidden: Seconds of the collectives that overlap with computation.
     """
 
     unit: str
@@ -294,7 +299,7 @@ _Computing = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True)
 class _Step:
-    """The data and rates for the prediction of one step on a chip."""
+    """Computes the prediction of one step on a chip from its profile and the rates."""
 
     profile: Profile
     chip: Hardware
@@ -353,7 +358,10 @@ class _Step:
         return any(call.collective == _GATHERS for call in self.profile.communication)
 
     def _distances(self) -> Iterator[tuple[str, float]]:
-        """Yield each difference from all fitted steps, with the factor that widens the interval."""
+        """Yield the differences between this step and the fitted steps.
+
+        Each difference is a text, with the factor by which it widens the interval.
+        """
         widening = self.rates.widening
         yield "the fitted runs used other code and other versions", widening.source
         if self.chip.name in self.family.not_fitted:
@@ -381,10 +389,10 @@ class _Step:
         return kind, seconds + op.calls * self.rates.launch_seconds
 
     def _waits(self, computing: _Computing) -> dict[tuple[str, str], float]:
-        """Return the seconds that collectives add to the step, keyed by module and phase.
+        """Return the seconds by which collectives make the step longer, keyed by module and phase.
 
-        This is the sum of the waits for the slowest ranks, the exposed seconds, and the seconds by
-        which hidden collectives slow down the computation.
+        They have three parts: the waits for the slowest ranks, the time of collectives in which
+        nothing computes, and the time by which overlapping collectives slow down the computation.
         """
         waits: defaultdict[tuple[str, str], float] = defaultdict(float)
         gathers: defaultdict[str, float] = defaultdict(float)
@@ -415,9 +423,9 @@ class _Step:
         return call.group_size or self.profile.run.world_size
 
     def _transfer(self, call: Communication) -> float:
-        """Return the seconds of the calls of a collective.
+        """Return the seconds in which a collective sends its data, for all its calls together.
 
-        The data is sent around a ring of ranks, and the slowest connection of the ring determines
+        The data is sent around a ring of ranks, so the slowest connection of the ring determines
         the time.
         """
         ranks = self._ranks_of(call)
@@ -435,7 +443,11 @@ class _Step:
 
 
 def _ddp(buckets: Sequence[float], computing: _Computing) -> _Overlap:
-    """Overlap the buckets of DDP with backward. Backward cannot hide the last bucket."""
+    """Compute how much of DDP's communication overlaps with backward.
+
+    Each bucket of gradients is reduced while backward computes the next one. The last bucket
+    overlaps with nothing. `buckets` has the seconds that the reduction of each bucket takes.
+    """
     total = sum(buckets)
     backward = sum(seconds for (_, phase), seconds in computing.items() if phase == "backward")
     exposed = max(buckets[-1], total - backward * (1 - 1 / len(buckets)))
@@ -445,11 +457,13 @@ def _ddp(buckets: Sequence[float], computing: _Computing) -> _Overlap:
 def _sharded(
     gathers: Mapping[str, float], gathered_again: float, reduced: float, computing: _Computing
 ) -> Iterator[_Overlap]:
-    """Overlap the collectives of FSDP2 with the computation of its units.
+    """Compute how much of FSDP2's communication overlaps with computation.
 
-    In backward, hooks of other modules start the collectives. The time of the collectives in
-    backward is therefore divided among the units, in proportion to the time of each unit's gathers
-    in forward. The parameters outside the blocks stay gathered.
+    A unit is a module that FSDP2 gathers at once, such as a block. FSDP2 gathers the next unit
+    while a unit computes. In backward, hooks of other modules start the collectives, so their
+    module does not show which unit they are for. Their time is therefore divided among the units in
+    proportion to the time of each unit's gathers in forward. The parameters outside the blocks stay
+    gathered.
 
     Args:
         gathers: Seconds of gathers in forward, keyed by unit, in the order of forward.

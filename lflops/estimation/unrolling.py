@@ -1,9 +1,10 @@
 """Estimate a model with many equal blocks from estimates with few blocks.
 
-A step of a folded model is a sequence of allocations, frees and operators. Each item belongs to a
-block or to the rest of the model. All blocks in the middle of a run do the same, so the items of
-one block are repeated for all blocks that were left out. Sums over the whole model grow linearly
-with the number of blocks, so two folded models determine them.
+A folded model is a model from which most of its equal blocks were removed. Its step is recorded as
+a sequence of allocations, frees and operators, here called tokens. Each token belongs to a block or
+to the rest of the model. All blocks in the middle do the same, so the tokens of one middle block
+are copied for each block that was removed. This is called unrolling. Counts, such as FLOPs, grow
+linearly with the number of blocks, so they are extrapolated from two folded models.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,15 +29,19 @@ Row = TypeVar("Row", OpCount, UnsupportedCall, Communication)
 
 
 class NotPeriodicError(Exception):
-    """The step of a folded model does not show how more blocks would run."""
+    """The step of the whole model cannot be derived from a model with few blocks.
+
+    The caller then estimates the whole model instead.
+    """
 
 
 class Copy(NamedTuple):
-    """An item of an unrolled sequence.
+    """An element of the larger model's sequence, as a copy of an element of the folded model's.
 
     Attributes:
-        item: The index of the item in the folded model's sequence.
-        shift: The number that is added to the number of the item's block.
+        item: The index of the original in the folded model's sequence.
+        shift: The number of blocks by which the copy is moved; 0 for the original itself. A copy of
+            an element of block 3 with shift 2 belongs to block 5 of the larger model.
     """
 
     item: int
@@ -44,10 +49,13 @@ class Copy(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The place of an allocation, such as the second allocation in the first part of block 3.
+    """Where an allocation happens, such as the second allocation in the first part of block 3.
+
+    A block may run in several parts, for example in forward and in backward. The places in two
+    equal blocks differ only in the number of the block.
 
     Attributes:
-        block: The number of the block; `None` outside the run.
+        block: The number of the block; `None` outside the blocks.
         run: Number of earlier parts of the block that have allocations.
         position: Number of earlier allocations in this part.
     """
@@ -61,9 +69,9 @@ class Token(NamedTuple):
     """An allocation, a free or an operator in the sequence of a step.
 
     Attributes:
-        block: The number of the block to which the item belongs; `None` outside the run.
-        storage: The number of the storage; `None` for an operator.
-        is_birth: Whether the item allocates the storage.
+        block: The number of the block to which it belongs; `None` outside the blocks.
+        storage: The number of the storage that is allocated or freed; `None` for an operator.
+        is_birth: Whether this is an allocation.
     """
 
     block: int | None
@@ -73,11 +81,11 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A step of a folded model.
+    """The results of one step of a folded model.
 
     Attributes:
         profile: The profile of the step.
-        record: The record of the step's memory.
+        record: All allocations, frees and operators of the step.
     """
 
     profile: Profile
@@ -85,11 +93,13 @@ class StepRecord:
 
 
 class Unrolling:
-    """Inserts copies of a middle block into the results of a folded model.
+    """Computes the results of a larger model from the results of a folded model.
+
+    For this, it inserts copies of a middle block.
 
     Args:
-        fold: The run of blocks, and how many blocks the folded model keeps.
-        length: The number of blocks that the result must have.
+        fold: The equal blocks, and how many of them the folded model keeps.
+        length: The number of equal blocks in the larger model.
     """
 
     def __init__(self, fold: Fold, length: int) -> None:
@@ -102,7 +112,7 @@ class Unrolling:
         self.number = cache(self._number)
 
     def _number(self, fqn: str) -> int | None:
-        """Return the number of the run's block that contains a module, or `None`."""
+        """Return the number of the equal block that contains a module, or `None`."""
         digits = self._digits(fqn)
         if not digits:
             return None
@@ -118,10 +128,11 @@ class Unrolling:
         return digits if digits.isdecimal() else ""
 
     def _renamed(self, fqn: str, shift: int) -> str:
-        """Return the name of the same module in another block of the whole model.
+        """Convert the name of a module in the folded model to its name in the larger model.
 
-        Blocks after the repeated block keep their distance to the end, and the shift does not apply
-        to them.
+        If the module is in the block that is copied, the name is for the copy that is `shift`
+        blocks later. Blocks after this block get higher numbers, because the copies are inserted
+        before them.
         """
         digits = self._digits(fqn)
         if not digits:
@@ -134,10 +145,16 @@ class Unrolling:
         return f"{self._prefix}{number + shift}{rest}"
 
     def order(self, blocks: Sequence[int | None]) -> list[Copy]:
-        """Return the unrolled order of items, given the block of each item.
+        """Return the sequence of the larger model, given the block of each element.
+
+        In backward, the copies are inserted in reverse order.
+
+        Args:
+            blocks: The block of each element of the folded model's sequence; `None` outside the
+                blocks.
 
         Raises:
-            NotPeriodicError: The repeated block does not run between its two neighbours.
+            NotPeriodicError: The block to copy does not run between the blocks before and after it.
         """
         runs = _runs(blocks)
         found: list[Copy] = []
@@ -159,13 +176,14 @@ class Unrolling:
         return found
 
     def tokens(self, tokens: Sequence[Token]) -> Iterator[tuple[int, int, int | None]]:
-        """Yield the unrolled order of allocations, frees and operators.
+        """Yield the allocations, frees and operators of the larger model, in order.
 
-        Each item is the index of a token, the shift of its block, and the new number of the
-        storage. Items are plain tuples, because there are hundreds of thousands of them.
+        Each of them is a tuple: the index of the original token, the number of blocks by which the
+        copy is moved (see `Copy`), and the number of the storage in the larger model, or `None` for
+        an operator. These are plain tuples, because there are hundreds of thousands of them.
 
         Raises:
-            NotPeriodicError: It is unknown which storage a copied item frees.
+            NotPeriodicError: It is unknown which storage the copy of a free releases.
         """
         blocks = _absorbed([token.block for token in tokens])
         place_of, storage_at = _places(tokens, blocks)
@@ -191,7 +209,16 @@ class Unrolling:
                 yield index, shift, number
 
     def _freed(self, born_in: int | None, block: int | None, shift: int) -> tuple[int | None, int]:
-        """Find the storage that the copy of a free releases; return its block and its shift."""
+        """Find the storage that a copied free releases.
+
+        Returns the block of the original storage, and the number of blocks by which its copy is
+        moved.
+
+        Args:
+            born_in: The block that allocated the storage of the original free.
+            block: The block that contains the original free.
+            shift: The number of blocks by which the free is moved.
+        """
         repeated = self._repeated
         if born_in is None:
             if block == repeated:
@@ -211,7 +238,7 @@ class Unrolling:
         return repeated, number - repeated
 
     def record(self, record: MemoryRecord) -> MemoryRecord:
-        """Unroll the memory of a step."""
+        """Return the memory record of the larger model's step."""
         tokens, operators = self._memory_tokens(record)
         unrolled = MemoryRecord(longest=record.longest)
         for index, shift, storage in self.tokens(tokens):
@@ -236,7 +263,11 @@ class Unrolling:
         return unrolled
 
     def _memory_tokens(self, record: MemoryRecord) -> tuple[list[Token], dict[int, int]]:
-        """Return the tokens of a record, and the operator's number for each operator token."""
+        """Convert a memory record to tokens.
+
+        Also returns the operator's number in the record for each token of an operator, keyed by the
+        index of the token.
+        """
         tokens: list[Token] = []
         operators: dict[int, int] = {}
         born_in = [self.number(birth.fqn) for birth in record.births]
@@ -255,7 +286,7 @@ class Unrolling:
         return _with_blocks_of_frees(tokens, dict(enumerate(born_in))), operators
 
     def requests(self, log: AllocationLog) -> list[Request]:
-        """Unroll the requests to the allocator."""
+        """Return the requests to the allocator that the larger model would make."""
         tokens: list[Token] = []
         born_in: dict[int, int | None] = {}
         for request, fqn in zip(log.requests, log.places, strict=True):
@@ -274,10 +305,13 @@ class Unrolling:
         return unrolled
 
     def profile(self, step: StepRecord, longer: Profile) -> Profile:
-        """Unroll a step; `longer` is the profile of the model with one more block.
+        """Return the profile of the larger model's step.
+
+        `longer` is the profile of a folded model with one more block, from which the growth per
+        block is known.
 
         Raises:
-            NotPeriodicError: The profiles differ in more than one block.
+            NotPeriodicError: The two folded models differ in more than the additional block.
         """
         profile = step.profile
         record = self.record(step.record)
@@ -295,10 +329,10 @@ class Unrolling:
         )
 
     def check(self, step: StepRecord, longer: StepRecord) -> None:
-        """Check that the unrolled step is equal to the step of the model with all blocks.
+        """Check that the computed profile of a step is identical to the measured profile, `longer`.
 
         Raises:
-            NotPeriodicError: The steps differ.
+            NotPeriodicError: The profiles differ.
         """
         unrolled = self.profile(step, longer.profile)
         for name in unrolled.__struct_fields__:
@@ -306,7 +340,7 @@ class Unrolling:
                 raise NotPeriodicError(f"the {name} of one more block differ")
 
     def check_requests(self, log: AllocationLog, longer: AllocationLog) -> None:
-        """Check that the unrolled requests are equal to the requests of the model with all blocks.
+        """Check that the computed requests to the allocator are identical to the measured `longer`.
 
         Raises:
             NotPeriodicError: The requests differ.
@@ -315,7 +349,14 @@ class Unrolling:
             raise NotPeriodicError("the requests to the allocator differ")
 
     def _rows(self, rows: Sequence[Row], longer: Sequence[Row]) -> Iterator[Row]:
-        """Unroll rows that each have the work of one module."""
+        """Return the rows of the larger model. Each row has the work of one operator in one module.
+
+        `longer` are the rows of a folded model with one more block.
+
+        Raises:
+            NotPeriodicError: The work of a module outside the blocks depends on the number of
+                blocks.
+        """
         of_longer = {_key(row): row for row in longer}
         for index, shift in self.order([self.number(row.module) for row in rows]):
             row = rows[index]
@@ -361,7 +402,10 @@ class Unrolling:
             yield self._on_line(note, of_longer.get((note.code, note.subject)))
 
     def _one_more(self, fqn: str) -> str:
-        """Return the name that a module outside the run has in the model with one more block."""
+        """Return the name of a module outside the equal blocks when there is one more equal block.
+
+        Later modules in the same container get a higher number.
+        """
         digits = self._digits(fqn)
         if not digits or int(digits) < self._repeated:
             return fqn
@@ -369,7 +413,11 @@ class Unrolling:
         return f"{self._prefix}{int(digits) + 1}{rest}"
 
     def _on_line(self, value: Any, longer: Any) -> Any:
-        """Extrapolate a value to the whole model from the values of two folded models."""
+        """Extrapolate all numbers in a value linearly to the larger model.
+
+        `value` is from the folded model, and `longer` is the same value in a model with one more
+        block.
+        """
         if type(value) is not type(longer):
             raise NotPeriodicError(f"{value} and {longer}")
         if type(value) is int:
@@ -390,7 +438,7 @@ class Unrolling:
 
 
 class _Run(NamedTuple):
-    """Consecutive items of the same block."""
+    """Indexes of consecutive tokens that belong to the same block."""
 
     block: int | None
     items: list[int]
@@ -406,7 +454,7 @@ def _runs(blocks: Sequence[int | None]) -> list[_Run]:
 
 
 def _neighbour(runs: Iterable[_Run], block: int) -> int | None:
-    """Return the first block in `runs` that is not `block`, or `None`."""
+    """Return the block of the first run in a block other than `block`, or `None`."""
     for run in runs:
         if run.block is not None and run.block != block:
             return run.block
@@ -414,7 +462,11 @@ def _neighbour(runs: Iterable[_Run], block: int) -> int | None:
 
 
 def _absorbed(blocks: Sequence[int | None]) -> list[int | None]:
-    """Assign the items between two neighbouring blocks to the first of these blocks."""
+    """Return the block of each token, and assign tokens between neighbouring blocks to a block.
+
+    These tokens belong to no block, but they repeat with the blocks. They are assigned to the block
+    that ran before.
+    """
     absorbed = list(blocks)
     runs = _runs(blocks)
     numbers = [run.block for run in runs if run.block is not None]
@@ -433,7 +485,11 @@ def _absorbed(blocks: Sequence[int | None]) -> list[int | None]:
 def _places(
     tokens: Sequence[Token], blocks: Sequence[int | None]
 ) -> tuple[dict[int, Place], dict[Place, int]]:
-    """Return the place of each storage, and the storage at each place."""
+    """Return the place of each storage, and the storage at each place.
+
+    Storages of equal blocks have the same place except for the block's number, so the place finds
+    the storage in another block.
+    """
     place_of: dict[int, Place] = {}
     storage_at: dict[Place, int] = {}
     parts: dict[int | None, int] = {}
@@ -457,11 +513,11 @@ def _places(
 def _with_blocks_of_frees(
     tokens: Iterable[Token], born_in: Mapping[int, int | None]
 ) -> list[Token]:
-    """Set the block of each free, which so far is the block that was running.
+    """Change the block of some frees from the block that was running to the block that allocated.
 
-    A block frees its own allocations and the allocations of its neighbours. A list with an item for
-    each block is freed item by item, outside the blocks. Such a free belongs to the block that
-    allocated the item.
+    A block usually frees its own allocations and those of its neighbours. A list with a tensor for
+    each block, however, is freed tensor by tensor while no block or a distant block runs. Such a
+    free belongs to the block that allocated the tensor.
     """
     found: list[Token] = []
     for (is_free, running), group in groupby(tokens, _kind):
@@ -479,15 +535,15 @@ def _with_blocks_of_frees(
 
 
 def _kind(token: Token) -> tuple[bool, int | None]:
-    """Return whether a token is a free, and its block."""
+    """Return whether a token is a free, and its block. Consecutive frees are grouped by this."""
     return token.storage is not None and not token.is_birth, token.block
 
 
 def _is_linear(row: Any) -> bool:
-    """Return whether an operator outside the blocks does work in proportion to the parameters.
+    """Return whether the work of an operator outside the blocks grows linearly with the blocks.
 
-    This is the operator that unscales all gradients. The work of any other operator may depend on
-    the number of blocks in a different way.
+    This is known only for the operator that unscales all gradients. The work of any other operator
+    may depend on the number of blocks in a different way.
     """
     return str(getattr(row, "operator", "")).startswith("_amp_foreach")
 
@@ -498,7 +554,10 @@ def _counts(row: Any) -> list[int]:
 
 
 def _key(row: Any, module: str | None = None) -> tuple[Any, ...]:
-    """Return the fields of a row that are not counts."""
+    """Return a key that is the same for rows of two models that describe the same operator.
+
+    The key has all fields of the row that are not counts. `module` replaces the name of the module.
+    """
     if module is None:
         module = row.module
     values = []
@@ -511,7 +570,7 @@ def _key(row: Any, module: str | None = None) -> tuple[Any, ...]:
 
 
 def _numbered(requests: Iterable[Request]) -> list[Request]:
-    """Renumber the allocations in requests, starting from 0."""
+    """Renumber the allocations in requests from 0, to compare requests of two models."""
     numbers: dict[int, int] = {}
     numbered = []
     for request in requests:

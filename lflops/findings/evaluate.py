@@ -20,10 +20,11 @@ from lflops.findings.step_parts import step_parts
 
 
 def findings_of_step(step: StepEvidence) -> tuple[Finding, ...]:
-    """Return the findings about a step: the issues first, then where else the time goes.
+    """Return the findings about a step, in the order in which reports show them.
 
-    Both groups are ordered by cost, and findings with unknown cost come first. Without an
-    unprofiled step there are no findings.
+    Issues come first, then the findings that only show where the time goes. Within both groups, the
+    finding with the highest cost comes first; a finding with unknown cost precedes all others.
+    Without an unprofiled step there are no findings.
     """
     findings = []
     for candidate in candidates_of_step(step):
@@ -34,10 +35,11 @@ def findings_of_step(step: StepEvidence) -> tuple[Finding, ...]:
 
 
 def candidates_of_step(step: StepEvidence) -> list[Candidate]:
-    """Evaluate all rules about a step; return the candidates that are large enough to report.
+    """Evaluate all rules about a step, and return the candidates that are large enough to report.
 
-    They are ordered by cost. The costs of slow ranks and of modules are subtracted from the parts
-    of the step that contain them.
+    A candidate is a possible finding. The candidates are ordered by cost. No time is reported
+    twice: the cost of a slow rank or of a module is subtracted from the part of the step that
+    contains it.
     """
     if not step.mean:
         return []

@@ -28,25 +28,33 @@ REPORTED_SHARE = 0.02
 """
 
 CONTENDED_SHARE = 0.1
-"""The CPU is contended if other programs take at least this share of its time."""
+"""The CPU is contended if other programs take at least this share of the process's CPU time."""
 
 LARGEST_LOST_SHARE = 0.8
-"""Thresholds do not rise any further if the lost CPU share is above this value."""
+"""Upper limit of the lost CPU share (the share of CPU time that other programs took).
+
+A higher lost share is treated as this value, so that thresholds do not rise without a limit.
+"""
 
 MANY_HOST_SYNCS = 10
-"""If the host waits at least this often per step, it does more than log the loss."""
+"""Minimum number of waits of the host for the device, per step, that matter.
+
+A loop that only logs the loss waits less often.
+"""
 
 SLEEP_IN_ONE_PLACE = 0.6
-"""A module is reported if at least this share of the time without CPU use is spent in it."""
+"""The time without CPU use is attributed to a module that has at least this share of it."""
 
 UNCERTAIN_WAIT = 0.1
-"""A thread may have waited for a core longer than the kernel reports, by this share of the wait.
+"""Maximum error of the time that a thread waited for a core, as a share of this time.
 
-In steps that took twice as long because of other programs, 2 to 7 % of the wait was missing.
+The kernel reports too short a wait. In steps that took twice as long because of other programs, 2
+to 7 % of the wait was missing.
 """
 
 BATCH_HANDOVER_SECONDS = 0.0015
-"""Maximum seconds that a worker process needs to hand over a batch, in addition to CPU time."""
+"""Maximum seconds to receive a finished batch from a worker process, without the CPU time for it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +62,8 @@ class Sleep:
     """Time in which the training thread uses no CPU.
 
     Attributes:
-        module: The module that spends this time in its forward, or the pattern of several modules.
+        module: The module that spends this time in its forward. If repeated modules spend it
+            together, their pattern, such as `layers.*.mlp`.
         seconds: Seconds per step.
     """
 
@@ -72,9 +81,12 @@ class StepEvidence:
         utilization: MFU and the step breakdown.
         stragglers: Ranks that make other ranks wait.
         outliers: Modules that are slower than identical modules.
-        busiest: Modules by place in the model, most self time first.
-        patterns: The pattern of each module's name. Repeated modules have the same pattern.
-        children: The modules directly below each module.
+        busiest: The modules with the most self time, in descending order. Repeated modules are one
+            entry.
+        patterns: The pattern of each module's name, such as `layers.*.mlp` for `layers.3.mlp`.
+            Repeated modules have the same pattern. A module that is not repeated has its name as
+            pattern.
+        children: Names of the modules directly below each module.
         has_spare_memory: Whether the step needs at most half of the device's memory.
     """
 
@@ -131,19 +143,25 @@ class StepEvidence:
 
     @property
     def cannot_locate_time(self) -> bool:
-        """Return whether neither module times nor a peak show where the time of the passes goes."""
+        """Return whether lflops cannot tell which modules take the time of forward and backward.
+
+        This is the case if module times are unreliable and the chip's peak is unknown.
+        """
         return self.breakdown is None and self.are_module_times_unreliable
 
     @property
     def inefficient_share_of_root(self) -> float:
-        """Share of the step that the root itself loses to inefficient kernels."""
+        """Share of the step that the root, outside submodules, loses to inefficient kernels."""
         if self.breakdown is None:
             return 0.0
         return self.breakdown.modules.get("", {}).get("inefficient_kernels", 0.0)
 
     @cached_property
     def unlike_repeats(self) -> Sequence[UnlikeRepeat]:
-        """Modules that are slower than other repeats because of their operators or dtypes."""
+        """Repeated modules that are slower than the other repeats because they do different work.
+
+        They run more operators or use a wider dtype.
+        """
         least = REPORTED_SHARE * self.mean
         return unlike_repeats(self.profile, self.patterns, self.children, least)
 
@@ -169,7 +187,10 @@ class StepEvidence:
 
     @cached_property
     def sleep(self) -> Sleep | None:
-        """Time in a module in which the training thread uses no CPU, or `None` if there is none."""
+        """The module in which the training thread uses no CPU, with this time.
+
+        `None` if there is no such time, or if it is not mostly in one module or pattern.
+        """
         seconds = sleeping_seconds(self.profile)
         if not seconds or self.are_module_times_unreliable:
             return None
@@ -187,7 +208,7 @@ class StepEvidence:
         return None
 
     def _beyond_operators(self, module: str) -> float:
-        """Seconds of a module's own forward beyond the time that its operators need."""
+        """Seconds of a module in forward, without its submodules and the time of its operators."""
         forward = self.profile.modules[module].forward
         if forward.self_seconds is None:
             return 0.0
@@ -247,18 +268,24 @@ class StepEvidence:
         return sum(self.times.uncontended.get(phase, 0.0) for phase in PASSES) / self.pass_seconds
 
     def uncontended(self, name: str, seconds: float) -> float:
-        """Seconds of a phase, or of a part of modules, without the time that other programs took.
+        """Return `seconds` without the time that other programs took.
 
-        Returns `seconds` unchanged if that time is unknown.
+        If that time is unknown, `seconds` is returned unchanged.
+
+        Args:
+            name: Name of the phase or of the part of the step, such as "optimizer" or
+                "memory_bound".
+            seconds: Time of this phase or part, per step.
         """
         if not self.times.uncontended:
             return seconds
         return self.times.uncontended.get(name, seconds * self._uncontended_share_of_passes)
 
     def at_most_median(self, phase: str, seconds: float) -> float:
-        """Return `seconds`, or the median of the phase if that is less.
+        """Return `seconds`, limited to the median time of the phase.
 
-        Other programs delay some steps a lot and others not at all, so the mean may be too high.
+        Other programs delay some steps a lot and others not at all. The mean time may therefore be
+        too high.
         """
         spread = self.times.spreads.get(phase)
         return seconds if spread is None else min(seconds, spread.median)
@@ -300,9 +327,9 @@ def _sleep_of(step: Step) -> float | None:
 
 
 def host_syncs(profile: Profile) -> int:
-    """Return how often the host waits for a device stream per traced step, such as in `.item()`.
+    """Return how often per traced step the host waits for a device stream, such as in `.item()`.
 
-    Returns 0 if there are fewer than `MANY_HOST_SYNCS` waits.
+    Returns 0 if the host waits less than `MANY_HOST_SYNCS` times per step.
     """
     if profile.trace is None:
         return 0
@@ -317,9 +344,9 @@ def host_syncs(profile: Profile) -> int:
 
 
 def allowance(lost_cpu_share: float) -> float:
-    """Factor by which thresholds rise if other programs take this share of the CPU time.
+    """Factor by which thresholds rise if other programs take `lost_cpu_share` of the CPU time.
 
-    It is 1 if they take little, and 2.25 if they take a third.
+    It is 1 if they take less than `CONTENDED_SHARE`, and 2.25 if they take a third.
     """
     if lost_cpu_share < CONTENDED_SHARE:
         return 1.0

@@ -26,8 +26,9 @@ class Finding(Struct, frozen=True, kw_only=True):
             goes, and any training run spends time there.
         is_overhead: Whether the model computes nothing during this time. Such a finding comes
             before issues that cost less, even if it is not an issue.
-        right: Two counts from training runs on a CPU with known issues: how often this finding came
-            first and was right, and how often it came first. `None` if not measured.
+        right: How reliable the rule was in CPU training runs with known issues. The second number
+            counts the runs in which this finding was reported first. The first number counts those
+            of them in which it named the known issue. `None` if not measured.
     """
 
     cause: str
@@ -45,12 +46,17 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def track_record(self) -> str:
-        """Lower bound of how often such findings were right, in words. Empty if not measured."""
+        """Say how often such findings were right, as a lower bound. Empty if not measured."""
         return "" if self.right is None else track_record(*self.right)
 
 
 def track_record(right: int, total: int) -> str:
-    """Describe how often a finding was right, as a lower bound."""
+    """Say how often a finding was right, as a lower bound.
+
+    Args:
+        right: Number of runs in which the finding came first and was right.
+        total: Number of runs in which it came first.
+    """
     percent = int(100 * least_share(right, total))
     runs = f"{total} training runs with known issues"
     return f"at least {percent} % of such findings were right, in {runs}"
@@ -76,18 +82,22 @@ def least_share(right: int, total: int) -> float:
 
 
 ONE_SIDE = 0.05
-"""Probability that the true share is outside the interval, for each end of the interval."""
+"""Probability that the true share is below the interval of `least_share`.
+
+The probability that it is above the interval is the same.
+"""
 
 BISECTIONS = 30
 
 
 LAST = {"busiest", "peak"}
-"""Findings that come last, however much they cost."""
+"""Names of the rules whose findings come last, however much they cost."""
 
 
 def leading(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the issues and any overhead that costs more than every issue, sorted by cost.
+    """Return the findings at the top of a report, sorted by cost.
 
+    These are all issues, and each overhead finding that costs more than the most expensive issue.
     Issues with unknown cost come first. The list is empty if there is no issue.
     """
     found = list(findings)
@@ -104,7 +114,7 @@ def leading(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the leading findings, then all other findings, both by cost."""
+    """Return all findings: first those of `leading`, then the others, both sorted by cost."""
     found = list(findings)
     leads = leading(found)
     others = [finding for finding in found if finding not in leads]

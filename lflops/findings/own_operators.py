@@ -28,13 +28,14 @@ SECONDS_PER_FLOP = 1e-9
 """Upper bound of the time per FLOP of a pointwise operator on a CPU."""
 
 RUNS_AS = {"relu": "clamp_min", "relu_": "clamp_min_"}
-"""For each operator that traces record under another name, that name."""
+"""Names under which a trace records operators that call another operator to do their work."""
 
 LEAST_SHOWN = 1e-6
-"""A sentence states the time of an operator if it is at least this many seconds."""
+"""The sentence of a finding shows the time of an operator only if it is at least this many seconds.
+"""
 
 MOST_NAMES = 3
-"""Maximum number of operators that a sentence names."""
+"""Maximum number of operators that the sentence of a finding names."""
 
 ATEN = "aten::"
 
@@ -44,12 +45,12 @@ class OwnOperators:
     """The operators that a module runs itself in some phases.
 
     Attributes:
-        traced: Seconds per step of each operator that is in the trace.
-        names: All operators, with the traced ones first. Both groups are sorted by time, longest
-            first.
-        seconds: Seconds per step that all operators and their calls need, an upper bound for
-            operators that are not in the trace. If other programs use the CPU, this time is
-            multiplied by `contention`.
+        traced: Seconds per step, by operator, for the operators that are in the trace.
+        names: Names of all operators. Operators in the trace come first; within both groups, the
+            operator with the most time comes first.
+        seconds: Seconds per step that all operators need, including the time to call them. For an
+            operator that is not in the trace, an upper bound is added. If other programs use the
+            CPU, the sum is multiplied by the `contention` of `OperatorTimes`.
     """
 
     traced: Mapping[str, float]
@@ -110,9 +111,10 @@ class OperatorTimes:
         return OwnOperators(traced=traced, names=tuple(names), seconds=seconds * self._contention)
 
     def _traced_seconds(self, count: OpCount) -> float | None:
-        """Seconds of an operator's traced time that belong to the calls of `count`.
+        """Estimate the seconds per step of the calls that `count` describes, from the trace.
 
-        `None` if the operator is not in the trace.
+        The trace has one time for all calls of an operator. The calls of `count` get their share of
+        it. Returns `None` if the operator is not in the trace.
         """
         name = _name(count)
         seconds = self._known.get(name, self._known.get(RUNS_AS.get(name, name)))

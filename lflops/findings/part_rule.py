@@ -11,19 +11,23 @@ from lflops.profile.module_names import plain
 from lflops.profile.notes import filled
 
 BURST_RATIO = 5
-"""A phase comes in bursts if it takes at least this many times as long in some steps as in others.
+"""A phase is called bursty if it takes at least this many times as long in some steps as in others.
 """
 
 
 class PartRule(StepRule):
-    """A part of the step: a phase outside modules, or a part of the time of modules.
+    """A rule that reports one part of the step if it takes too long.
 
-    Candidates are made from the parts of the step, not by `detect`.
+    A part is a phase outside modules, such as the data wait, or one kind of time in modules, such
+    as memory-bound work. The parts do not overlap. `step_parts` computes them, and each part
+    becomes a candidate of its rule; `detect` finds nothing.
 
     Attributes:
         label: The name of the part in tables. By default, the rule's name.
-        phrase: Noun phrase for the part, such as "memory-bound work".
-        verb: The words between the cost and the phrase.
+        phrase: Noun phrase for the part, such as "memory-bound work". The sentence of the finding
+            is the cost, the verb and this phrase: "26 % of the step is lost to inefficient
+            kernels".
+        verb: The verb of this sentence, such as "is lost to".
     """
 
     label: ClassVar[str] = ""
@@ -54,7 +58,12 @@ class PartRule(StepRule):
         return self.advise_in(candidate.module, step)
 
     def advise_in(self, module: str, step: StepEvidence) -> str:
-        """Advice on how to reduce the part, given the module that has most of it, if any."""
+        """Return advice on how to reduce the part.
+
+        Args:
+            module: Name of the module that has most of the part. Empty if there is no such module.
+            step: The evidence about the step.
+        """
         return filled(self.part_fix(step), {"where": plain(module) or "the model"})
 
     def part_fix(self, step: StepEvidence) -> str:
@@ -78,8 +87,8 @@ class NamedPhase(PartRule):
 def in_bursts(step: StepEvidence, phase: str) -> str:
     """Describe a phase that is long in some steps and short in most steps.
 
-    Returns text such as `: 63.5 ms in 1 of 5 steps, 600 µs in the other steps`. For other phases,
-    returns the empty string.
+    Returns text such as `: 63.5 ms in 1 of 5 steps, 600 µs in the other steps`. Returns the empty
+    string if the phase takes about the same time in all steps.
     """
     unprofiled = [each for each in step.profile.steps if each.is_unprofiled and each.phases]
     known = sorted(each.phases.get(phase, 0.0) for each in unprofiled)

@@ -87,7 +87,7 @@ SETTING_RULES: tuple[StepRule, ...] = (
 RANK_RULES: tuple[StepRule, ...] = (SlowRank(), AlternatingStragglers())
 """Rules about ranks.
 
-Their costs are subtracted from the costs of modules and parts.
+The cost of a slow rank is subtracted from the modules and the parts of the step that contain it.
 """
 
 MODULE_RULES: tuple[ModuleRule, ...] = (
@@ -99,7 +99,7 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
 )
 """Rules about the times of modules.
 
-Their costs are subtracted from the costs of parts.
+The cost of such a finding is subtracted from the part of the step that contains it.
 """
 
 PART_RULES: tuple[PartRule, ...] = (
@@ -121,7 +121,7 @@ PART_RULES: tuple[PartRule, ...] = (
     BackwardOutsideModules(),
     IdealCompute(),
 )
-"""Rules about disjoint parts of the step."""
+"""Rules about the parts of the step. The parts do not overlap."""
 
 WORK_RULES: tuple[StepRule, ...] = (
     AllOfForward(),
@@ -137,7 +137,7 @@ WORK_RULES: tuple[StepRule, ...] = (
 """Rules about unnecessary work, and about time that cannot be attributed to a module."""
 
 LAST_RULES: tuple[StepRule, ...] = (BusiestModule(), PeakTooLow())
-"""Rules with findings that come last, however much they cost."""
+"""Rules whose findings come last, however much they cost."""
 
 RUN_RULES: tuple[RunRule, ...] = (
     DataWaitOfRun(),
@@ -160,7 +160,7 @@ RUN_RULES: tuple[RunRule, ...] = (
     CommunicationOfRun(),
     GrowingMemory(),
 )
-"""Rules about a whole run, from its ledger."""
+"""Rules about a whole run, based on its ledger (the time account of the run)."""
 
 _PART_RULES = {rule.name: rule for rule in PART_RULES}
 
@@ -192,7 +192,8 @@ def issue_share(name: str) -> float | None:
 def all_rules() -> dict[str, list[Rule]]:
     """Return all rules by name.
 
-    A name has several rules if such a finding can be about a step or about a run.
+    Some names have several rules: for example, the rules "data" find a data wait in the profiled
+    step and in the whole run.
     """
     by_name: dict[str, list[Rule]] = {}
     for rule in (*step_rules(), *RUN_RULES):

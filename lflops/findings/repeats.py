@@ -1,6 +1,7 @@
 """Find repeated modules that run more operators, or use a wider dtype, than the other repeats.
 
-Repeats are modules with names that differ only in numbers.
+Repeats are modules of one class whose names differ only in numbers, such as `layers.0.mlp` and
+`layers.1.mlp`. They share a pattern: `layers.*.mlp`.
 """
 
 import statistics
@@ -15,13 +16,14 @@ from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.series import grouped
 
 FEWEST_MODULES = 3
-"""Minimum number of repeats that are needed to find one that differs from the others."""
+"""Repeats are compared only if there are at least this many of them."""
 
 LEAST_RATIO = 1.5
-"""A module is slow if it takes at least this many times the median of all its repeats."""
+"""A module is slow if it takes at least this many times the median time of all repeats."""
 
 MANY_MORE_CALLS = 2
-"""A module runs more operators if it has at least this many times the calls of its repeats."""
+"""A module does more work than its repeats if it calls at least this many times as many operators.
+"""
 
 DTYPE_BITS = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
 
@@ -31,12 +33,12 @@ class UnlikeRepeat(Struct, frozen=True, kw_only=True):
 
     Attributes:
         module: The name of the module.
-        others: Number of the module's repeats.
-        excess_seconds: Time of the module beyond the median of its repeats.
-        calls: Operator calls of the module per step.
-        usual_calls: Median number of operator calls of the other modules.
-        dtype: The widest dtype of the module's matmuls; empty without matmuls.
-        usual_dtype: The widest dtype of most of the other modules.
+        others: Number of the other repeats.
+        excess_seconds: Seconds per step that the module takes longer than the median repeat.
+        calls: Number of operator calls of the module per step.
+        usual_calls: Median number of operator calls of the other repeats, per step.
+        dtype: The widest dtype of the module's matmuls. Empty if the module runs no matmuls.
+        usual_dtype: The most frequent `dtype` among the other repeats.
     """
 
     module: str
@@ -69,8 +71,9 @@ def unlike_repeats(
     Args:
         profile: The profile.
         patterns: The pattern of each module's name. Modules with the same pattern are repeats.
-        children: The modules directly below each module.
-        least_seconds: The smallest excess time that counts, in seconds.
+        children: Names of the modules directly below each module.
+        least_seconds: A module is returned only if it takes at least this many seconds per step
+            longer than the median repeat.
     """
     dtypes = _widest_dtypes(profile)
     seconds = _known_seconds(profile, patterns)
@@ -92,7 +95,7 @@ def unlike_repeats(
 
 
 def _known_seconds(profile: Profile, patterns: Mapping[str, str]) -> dict[str, float]:
-    """Return the seconds of each repeated module with a known time."""
+    """Return the seconds per step of each repeated module whose time is known."""
     seconds: dict[str, float] = {}
     for name, pattern in patterns.items():
         took = total_seconds(profile.modules[name])
@@ -133,7 +136,7 @@ def _widest_dtypes(profile: Profile) -> dict[str, str]:
 
 
 def _multiplied(profile: Profile) -> Iterator[tuple[str, str]]:
-    """Yield the module and the dtype of each operator that runs matmuls."""
+    """Yield the module and the dtype of each operator that performs a matmul."""
     for count in profile.op_counts:
         if count.macs and count.dtype in DTYPE_BITS:
             yield count.module, count.dtype

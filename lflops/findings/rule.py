@@ -26,9 +26,9 @@ class Threshold:
         share: A candidate is an issue if it costs at least this share of the step, or of the run.
             With 0, every candidate is an issue. With `None`, no candidate is an issue, and the
             finding only shows where the time goes.
-        seconds: An issue must also cost at least this many seconds per step, because frameworks
-            spend some time in each step, even if the step is short.
-        reported: A candidate is reported if it costs at least this share.
+        seconds: An issue must also cost at least this many seconds per step. Frameworks spend some
+            time in each step, and in a short step this time is a large share.
+        reported: A candidate is reported if it costs at least this share of the step.
     """
 
     share: float | None = None
@@ -44,10 +44,11 @@ class Candidate:
         rule: The rule that found it.
         seconds: The cost in seconds per step, or `None` if unknown.
         module: Name of the module with this cost. Empty if the cost is in no particular module.
-        facts: Further values for the templates of the rule.
+        facts: Further values for the rule's templates of the sentence and the fix.
         rank: The slow rank, if the rule is about a rank.
         phase: The phase in which this rank is slow.
-        is_rest: Whether another finding already covers a share of the same part of the step.
+        is_rest: Whether another finding already reports some of the same time. `seconds` is then
+            only the rest.
     """
 
     rule: "StepRule"
@@ -73,8 +74,9 @@ class Rule(ABC):
         sentence: Template of the finding's sentence.
         fix: Template of the advice on how to reduce the cost.
         is_overhead: Whether the model computes nothing during this time.
-        right: Two counts from the training runs of `benchmarks/faults` that no rule was tuned on:
-            how often this finding came first and was right, and how often it came first.
+        right: How reliable the rule was in the training runs of `benchmarks/faults` that no rule
+            was tuned on. The second number counts the runs in which this finding was reported
+            first. The first number counts those of them in which it named the known issue.
     """
 
     name: str
@@ -90,7 +92,12 @@ class StepRule(Rule):
 
     @abstractmethod
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
-        """Find candidates, given the candidates of earlier rules."""
+        """Find candidates.
+
+        Args:
+            step: The evidence about the step.
+            earlier: The candidates that earlier rules have found.
+        """
 
     def is_reported(self, candidate: Candidate, step: StepEvidence) -> bool:
         """Return whether the cost is unknown, or large enough to be reported."""
@@ -101,7 +108,7 @@ class StepRule(Rule):
     # Judging a candidate.
 
     def is_issue(self, candidate: Candidate, step: StepEvidence) -> bool:
-        """Return whether the candidate costs enough to be an issue and nothing else explains it."""
+        """Return whether the candidate costs enough to be an issue and `is_confirmed` agrees."""
         share = self.issue_share(step)
         if share is None:
             return False
@@ -115,7 +122,10 @@ class StepRule(Rule):
         return self.threshold.share
 
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
-        """Cost in seconds, without the delay caused by other programs if that delay is known."""
+        """Cost in seconds that is compared with the threshold.
+
+        The delay caused by other programs is subtracted if it is known.
+        """
         seconds = step.uncontended(self.name, candidate.seconds or 0.0)
         if step.times.uncontended or step.is_cpu_contended:
             return step.at_most_median(self.name, seconds)
@@ -126,13 +136,16 @@ class StepRule(Rule):
         return 1.0 if step.times.uncontended else allowance(step.lost_cpu_share)
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
-        """Return whether further evidence confirms that a candidate of this cost is an issue."""
+        """Return whether further evidence confirms that the candidate is an issue.
+
+        This is called only for candidates that cost enough to be an issue.
+        """
         return True
 
     # Putting it into words.
 
     def finding(self, candidate: Candidate, step: StepEvidence) -> Finding | None:
-        """Make a finding from a candidate, or return `None` if it is not worth a sentence."""
+        """Make a finding from a candidate, or return `None` if `describe` returns no sentence."""
         said = self.describe(candidate, step)
         if said is None:
             return None
@@ -153,7 +166,7 @@ class StepRule(Rule):
         )
 
     def describe(self, candidate: Candidate, step: StepEvidence) -> str | None:
-        """Format the sentence of a candidate."""
+        """Format the sentence of a candidate, or return `None` if it should not be reported."""
         return filled(self.sentence_for(candidate, step), self.words(candidate, step))
 
     def advise(self, candidate: Candidate, step: StepEvidence) -> str:
@@ -181,7 +194,7 @@ class StepRule(Rule):
 
 
 class ModuleRule(StepRule):
-    """A reason that is found from the times of modules."""
+    """A rule that needs the times of modules."""
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if step.cannot_locate_time:
@@ -192,7 +205,11 @@ class ModuleRule(StepRule):
     def detect_modules(
         self, step: StepEvidence, earlier: Sequence[Candidate]
     ) -> Iterable[Candidate]:
-        """Find candidates, if module times or a known peak can locate them."""
+        """Find candidates.
+
+        This is called only if lflops can tell which modules take the time: module times are
+        reliable, or the chip's peak is known.
+        """
 
     def words(self, candidate: Candidate, step: StepEvidence) -> Facts:
         words = dict(super().words(candidate, step))
@@ -209,10 +226,10 @@ def cost_of(seconds: float | None, step: StepEvidence) -> str:
 
 
 def root_itself(class_name: str) -> str:
-    """Describe the part of the model outside all submodules, using the class name of the root.
+    """Describe the part of the model outside all submodules: "Net itself, outside its layers".
 
-    If a run has several models, the root is a `ModuleDict` that lflops made, so the class name is
-    not used.
+    If a run has several models, lflops puts them into a `ModuleDict` as the root module. Users do
+    not know this class, so its name is not used.
     """
     if class_name == "ModuleDict":
         return "the code around the models"
@@ -220,5 +237,9 @@ def root_itself(class_name: str) -> str:
 
 
 def others_like(number: int) -> str:
-    """Describe the modules that a module is compared with."""
+    """Describe the modules with which a module is compared: "the other 5 identical modules".
+
+    Args:
+        number: Number of these modules.
+    """
     return f"the other {number} identical modules" if number > 1 else "the other identical module"

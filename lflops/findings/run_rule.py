@@ -16,16 +16,16 @@ from lflops.profile.profile import Profile
 from lflops.profile.series import summed
 
 NOT_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
-"""Ledger categories for the time before and after training, and for the time of lflops."""
+"""Ledger categories for the time before and after training, and for the work of lflops itself."""
 
 LARGE_SHARE = 0.1
 """An uncertain cost is reported if it takes at least this share of the training time."""
 
 REPEATED_COMPILATION_SHARE = 0.05
-"""Compilation is repeated if it takes at least this share of the second half of a run."""
+"""Compilation is repeated if it takes at least this share of the second half of a run's steps."""
 
 MANY_RECOMPILED_STEPS = 3
-"""Compilation is repeated if a window has at least this many recompiled steps."""
+"""Compilation is repeated if torch compiled code again in at least this many steps of a window."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,7 +33,7 @@ class RunEvidence:
     """The known facts about a run.
 
     Attributes:
-        ledger: The seconds of the run by category.
+        ledger: The time account of the run: its seconds by category.
         profile: The profile of the last window, or `None` without a window.
         step_issues: Names of the rules that found issues in the last window.
     """
@@ -65,7 +65,7 @@ class RunEvidence:
 
     @cached_property
     def recompiles(self) -> bool:
-        """Return whether compilation continues after the first steps."""
+        """Return whether torch compiles code again and again, even after the first steps."""
         if self.profile is not None:
             marks = [step.marks for step in self.profile.steps if "warmup" not in step.marks]
             if sum("recompiled" in each for each in marks) >= MANY_RECOMPILED_STEPS:
@@ -94,9 +94,10 @@ def preempted_share(ledger: Ledger) -> float:
 
 
 def rule_of(category: str, ledger: Ledger) -> str:
-    """Return the name of the rule that reports a category of the ledger.
+    """Return the name of the rule that reports a ledger category, such as "slow/gc".
 
-    Returns the empty string for training itself, and for the time before and after training.
+    Returns the empty string for categories that are no problem: training itself, the time before
+    and after training, and the work of lflops.
     """
     group, _, part = category.partition("/")
     if group == "slow":
@@ -125,11 +126,12 @@ class RunRule(Rule):
     """A reason why a run takes longer, found in the ledger of the run.
 
     Attributes:
-        verb: The words between the cost and the phrase.
+        verb: The verb of the finding's sentence, such as "is spent on". The sentence is the cost,
+            the verb and the phrase: "12 % of the run after its start-up is spent on validation".
         phrase: Noun phrase for the work that takes the time, such as "validation".
-        same_as: Names of rules about the step that report the same time. If one of them found an
-            issue in the last window, this rule reports nothing. By default, the rule with the same
-            name.
+        same_as: Names of the rules about the step that report the same time. If one of these rules
+            found an issue in the last window, this rule reports nothing. If empty, this is the rule
+            about the step with the same name.
     """
 
     is_overhead: ClassVar[bool] = True
@@ -138,7 +140,7 @@ class RunRule(Rule):
     same_as: ClassVar[frozenset[str]] = frozenset()
 
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
-        """Report the cost if it is above the threshold."""
+        """Yield a finding if the cost is high enough and no rule about the step reports it."""
         seconds = run.seconds_by_rule.get(self.name, 0.0)
         least = (self.threshold.share or 0.0) * run.training_seconds
         if self.name not in run.seconds_by_rule or seconds < least:
@@ -148,7 +150,7 @@ class RunRule(Rule):
             yield self.finding(seconds, run, is_issue=is_issue and self.is_confirmed(run))
 
     def excused_seconds(self, run: RunEvidence) -> float:
-        """Seconds that do not count as an issue."""
+        """Seconds of the cost that are acceptable and do not count towards an issue."""
         return 0.0
 
     def allowance(self, run: RunEvidence) -> float:
@@ -182,9 +184,10 @@ class RunRule(Rule):
 
 
 class BetweenStepsRule(RunRule):
-    """A reason between steps.
+    """A reason for time between steps, such as validation.
 
-    On a busy machine, this time grows as the time of steps does, so the threshold rises less.
+    On a busy machine, both this time and the steps take longer, so its share of the run changes
+    little. The threshold therefore rises less than for other rules.
     """
 
     def allowance(self, run: RunEvidence) -> float:
@@ -192,7 +195,7 @@ class BetweenStepsRule(RunRule):
 
 
 class OnceAllowedRule(RunRule):
-    """A reason that may occur once in any run, because of the machine.
+    """A reason that may occur once in any run, because of the machine. Once is not an issue.
 
     Attributes:
         slow_cause: The cause that the ledger records for steps that are slow for this reason.
@@ -201,13 +204,20 @@ class OnceAllowedRule(RunRule):
     slow_cause: ClassVar[str]
 
     def excused_seconds(self, run: RunEvidence) -> float:
-        """Seconds of the slowest such step, or of the span with most of this time if longer."""
+        """Seconds that count as the one acceptable occurrence.
+
+        This is the cost of the slowest step that is slow for this reason, or the cost within one
+        span of the ledger (a section of the run), whichever is higher.
+        """
         ledger = run.ledger
         slow = [step.cost for step in ledger.slow_steps if step.cause == self.slow_cause]
         return max([*slow, *self._seconds_by_span(ledger)], default=0.0)
 
     def _seconds_by_span(self, ledger: Ledger) -> Sequence[float]:
-        """Seconds that this reason costs in each span; empty if there is only one span."""
+        """Seconds that this reason costs in each span (section) of the run.
+
+        The result is empty if there is only one span.
+        """
         if len(ledger.spans) < 2:
             return ()
         seconds = []

@@ -1,4 +1,8 @@
-"""Divide a step into disjoint parts, minus the costs that rules about modules explain."""
+"""Divide a step into parts that do not overlap.
+
+A part is a phase outside modules, such as the data wait, or one kind of time in modules, such as
+memory-bound work. Costs that rules about modules report are subtracted from the parts.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +14,11 @@ from lflops.findings.rule import Candidate
 from lflops.profile.module_names import added_up, ancestry
 
 MAIN_MODULE_SHARE = 0.6
-"""A module is reported with a part if it has at least this share of the part."""
+"""The finding about a part names a module if the module has at least this share of the part."""
 
 LEAST_ALLOCATING_SHARE = 0.1
-"""Waiting for the device's driver is a separate part if it takes this share of the step or more."""
+"""Waiting for the device's driver is a separate part if it takes at least this share of the step.
+"""
 
 NOT_REPORTED = {"ideal_compute", "forward"}
 """Parts that are necessary work and are not reported."""
@@ -25,7 +30,8 @@ class StepPart:
 
     Attributes:
         seconds: Seconds of the part, without the costs that other findings already report.
-        module: The innermost module that has most of the part. Empty if there is no such module.
+        module: The innermost module that has most of the part, or the pattern of repeated modules.
+            Empty if no module has most of it.
         is_rest: Whether other findings already report some of the part.
     """
 
@@ -39,7 +45,7 @@ def step_parts(step: StepEvidence, in_modules: Sequence[Candidate]) -> dict[str,
 
     Args:
         step: The evidence about the step.
-        in_modules: Candidates of rules about modules. Their costs are subtracted.
+        in_modules: Candidates of rules about modules. Their costs are subtracted from the parts.
     """
     shares = _shares(step)
     explained = {"inefficient_kernels": _explained_by_modules(step, in_modules)}
@@ -66,10 +72,10 @@ def step_parts(step: StepEvidence, in_modules: Sequence[Candidate]) -> dict[str,
 
 
 def _shares(step: StepEvidence) -> dict[str, float]:
-    """Return the share of each part.
+    """Return the share of the step that each part takes.
 
-    Collectives after backward and waits for the driver are moved out of the parts that contain
-    them.
+    Collectives after backward become communication, and long waits for the driver become a separate
+    part. Both are removed from the parts that contain them.
     """
     if step.breakdown is not None:
         shares = dict(step.breakdown.parts)
@@ -82,7 +88,10 @@ def _shares(step: StepEvidence) -> dict[str, float]:
 
 
 def _shares_of_phases(step: StepEvidence) -> dict[str, float]:
-    """Shares of the phases outside modules and of communication, for when the peak is unknown."""
+    """Shares of the phases outside modules, and of communication.
+
+    They replace the step breakdown if the chip's peak is unknown.
+    """
     seconds = step.times.parts
     seconds.pop("backward", None)
     seconds["communication"] = step.communication_seconds
@@ -90,7 +99,7 @@ def _shares_of_phases(step: StepEvidence) -> dict[str, float]:
 
 
 def _collectives_after_backward(step: StepEvidence) -> float:
-    """Seconds of host collectives outside all phases, for example to average gradients by hand."""
+    """Seconds of CPU collectives outside all phases, for example to average gradients by hand."""
     trace = step.profile.trace
     if trace is None or trace.device_compute_seconds is not None:
         return 0.0
@@ -99,9 +108,9 @@ def _collectives_after_backward(step: StepEvidence) -> float:
 
 
 def _allocating(step: StepEvidence) -> float:
-    """Seconds of waiting for the device's driver, if this wait is an issue.
+    """Seconds of waiting for the device's driver, if this wait is long enough for a separate part.
 
-    A shorter wait is reported as idle time of the device.
+    Otherwise returns 0, and the wait remains part of the device's idle time.
     """
     if step.breakdown is None:
         return 0.0
@@ -126,7 +135,10 @@ def _explained_by_modules(step: StepEvidence, in_modules: Sequence[Candidate]) -
 
 
 def _innermost_module(step: StepEvidence, part: str) -> str:
-    """Return the innermost module that has most of a part, or the empty string."""
+    """Return the innermost module that has most of a part, or the empty string.
+
+    Repeated modules count as one module, and their pattern is returned.
+    """
     breakdown = step.breakdown
     if breakdown is None or step.are_module_times_unreliable or part not in IN_MODULES:
         return ""
@@ -138,7 +150,7 @@ def _innermost_module(step: StepEvidence, part: str) -> str:
 
 
 def _inclusive_shares(modules: Mapping[str, Mapping[str, float]], part: str) -> dict[str, float]:
-    """Return the share of a part in each module, including the modules below it."""
+    """Return the share of the step that a part takes in each module, including its submodules."""
     shares: dict[str, float] = {}
     for module, parts in modules.items():
         for above in ancestry(module):

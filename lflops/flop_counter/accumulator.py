@@ -37,10 +37,16 @@ WHOLLY_OPERATORS = frozenset(
         "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction",
     }
 )
-"""Operators that do all their work through the operators that they call."""
+"""Operators that do all their work by calling other operators.
+
+Counting those other operators misses nothing, so the profile needs no note about it.
+"""
 
 REPEATED_IN_BACKWARD = frozenset({"torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"})
-"""Operators that repeat forward's matmuls in backward, because the results are too large."""
+"""Operators that run the matmuls of their forward pass again in backward.
+
+The results of these matmuls are too large to keep until backward.
+"""
 
 STRIDES = object()
 """Marker in a call's signature that precedes the strides of a non-contiguous tensor."""
@@ -61,7 +67,7 @@ NUMBERS = frozenset(
         torch.memory_format,
     )
 )
-"""Classes of all other arguments that may be part of a call's signature."""
+"""Classes of the arguments, other than tensors, that may be part of a call's signature."""
 
 EMBEDDING = "embedding"
 """The operator that looks up ids in a table."""
@@ -78,7 +84,10 @@ CallArgs = tuple[Any, Any, Any]
 COUNTED = Kind.COUNTED
 COLLECTIVE = Kind.COLLECTIVE
 UNSUPPORTED = Kind.UNSUPPORTED
-"""Aliases: attribute access on an enumeration is slow, and this code runs for every operator."""
+"""This constant and the two above are aliases of members of `Kind`.
+
+Attribute access on an enumeration is slow, and this code runs for every operator.
+"""
 
 
 class ThreadTotals(threading.local):
@@ -86,9 +95,10 @@ class ThreadTotals(threading.local):
 
     Attributes:
         totals: The sums, or `None` if the thread has not recorded anything yet.
-        sharded_on: The device type of the sharded operator that is running, if any.
-        matmuls: How often the running operator called each matmul, or `None` if the operator does
-            not repeat its matmuls in backward.
+        sharded_on: The device type of the tensors of the running sharded operator, for example
+            `cuda`. `None` if no sharded operator is running.
+        matmuls: The number of calls of each matmul by the running operator, keyed by the matmul's
+            name and shapes. `None` if the running operator does not repeat its matmuls in backward.
     """
 
     def __init__(self) -> None:
@@ -107,16 +117,18 @@ class CountOptions:
         fake: Whether the counted operators run on fake tensors. If not, operators on fake tensors
             belong to shape inference and are not counted.
         round_to: The size of each tensor is rounded up to a multiple of this number of bytes.
-        log: Receives allocations and frees in order.
-        moments: Maximum number of operators in the memory timeline. A longer timeline is shortened,
-            and its extremes are kept.
-        gradients: Memory for gradients that belongs to no module.
+        log: Receives each allocation and each free of memory, in the order in which they happen.
+        moments: Maximum number of operators in the memory timeline. In a longer timeline, operators
+            are dropped, but the highest and lowest points are kept.
+        gradients: The gradient buckets of DDP, which belong to no module. They are part of the live
+            memory from the start.
         scratch: Whether to add the scratch memory of CPU kernels. The scratch memory is unknown if
             fake tensors represent tensors on another device.
         survivors: The storages that were still alive after the last step, or `None` if they are not
             needed.
         host: Tensors in host memory, which take no device memory.
-        records: Receives the memory record of each count.
+        records: Each count appends its memory record to this list. `None` if no caller needs the
+            records.
     """
 
     traffic: bool = True
@@ -143,8 +155,9 @@ class OperatorAccumulator:
         scratch: Whether the scratch memory of CPU kernels is added.
         counts_traffic: Whether bytes are counted.
         regions: Records the calls of compiled graphs, or `None` if they are not recorded.
-        partial_tensors: The plain tensors that are parts of sharded tensors.
-        lookups: The ids that embeddings looked up.
+        partial_tensors: The plain tensors that hold one rank's part of a sharded tensor.
+        lookups: The sizes and strides of the tensors of ids (such as tokens) that embeddings
+            received.
     """
 
     def __init__(self, scopes: ModuleTracker, options: CountOptions) -> None:
@@ -190,7 +203,10 @@ class OperatorAccumulator:
         return self._local.sharded_on is not None
 
     def infers_shapes(self, args: Any, kwargs: Any) -> bool:
-        """Return whether a call in a sharded operator only infers shapes, on the meta device."""
+        """Return whether a call inside a sharded operator only infers shapes, on the meta device.
+
+        DTensor makes such calls in addition to the real ones. They must not be counted.
+        """
         if self._local.sharded_on in (None, "meta"):
             return False
         tensors = tensors_of((*args, *kwargs.values()))
@@ -203,7 +219,9 @@ class OperatorAccumulator:
     ) -> Any:
         """Run an operator on sharded tensors and count its local and logical work.
 
-        The operators that it calls are the local work. Its unsharded shapes give the logical work.
+        The local work is the work of this rank: the sum over the operators that DTensor calls on
+        this rank's parts of the tensors. The logical work is the work of one call on the whole
+        (unsharded) tensors.
         """
         totals = self._totals()
         thread = self._local
@@ -328,10 +346,10 @@ class OperatorAccumulator:
             self._add(totals, operator, fqn, phase, call)
 
     def wait(self, fqn: str, phase: Phase) -> None:
-        """Record that ranks wait for each other in a module and phase.
+        """Record that ranks may wait for each other in a module and phase.
 
-        If backward starts a collective, ranks may wait for it only at the end of backward, in the
-        root.
+        In backward, the wait is also recorded for the model itself (the root module): a collective
+        may start in a layer's backward, although the ranks wait for it only at the end of backward.
         """
         waits = self._totals().waits
         waits.add(ModulePhase(fqn, phase))
@@ -402,8 +420,8 @@ class OperatorAccumulator:
     def _cost(self, operator: Operator, signature: Any, call: CallArgs) -> KnownCost:
         """Compute the cost of a call, and cache it for later calls with the same signature.
 
-        If the signature is `None`, the cost is not cached, because other calls may cost something
-        else.
+        A signature of `None` means that the shapes and numbers of the call do not determine its
+        cost. In this case, the cost is not cached.
         """
         args, kwargs, out = call
         cost = operator.cost(args, kwargs, out)
@@ -422,7 +440,10 @@ class OperatorAccumulator:
     def _add_each(
         self, totals: Totals, operator: Operator, owners: StepOwners, call: CallArgs
     ) -> None:
-        """Add an optimizer's call on lists, each element under the module of its parameter."""
+        """Add the work of one optimizer call on lists of tensors, such as `_foreach_add_`.
+
+        The work on each list element is added to the module that owns the element's parameter.
+        """
         args, kwargs, out = call
         for index, owner in enumerate(owners.each(args[0], out)):
             one_args = [_element(value, index) for value in args]
@@ -431,16 +452,19 @@ class OperatorAccumulator:
             self._add(totals, operator, owner, "optimizer", one_call)
 
     def record_view(self, args: Any) -> None:
-        """Record the owner of a view in an optimizer's step.
+        """Record which module owns the tensor of which an optimizer creates a view.
 
-        The next operators work on this view.
+        The next operators work on this view, and their work is added to the same module.
         """
         owners = self._owners()
         if owners is not None:
             owners.one(args)
 
     def record_free(self, args: Any) -> None:
-        """Record the owner of an operator that costs nothing in an optimizer's step."""
+        """Record which module owns the tensors of a call that costs nothing in an optimizer's step.
+
+        If the next operators receive only unknown tensors, their work is added to the same module.
+        """
         owners = self._owners()
         if owners is not None:
             owners.follow(args)
@@ -454,9 +478,10 @@ class OperatorAccumulator:
         return fqn if phase != "optimizer" or self._step is None else self._step.last
 
     def owners(self, results: Sequence[Tensor]) -> list[str]:
-        """Return the modules that own the results of the last operator on lists.
+        """Return, for each result of an operator on lists of tensors, the module that owns it.
 
-        In an optimizer's step, these are the modules of the updated parameters.
+        In an optimizer's step, this is the module of the updated parameter. Otherwise, it is the
+        root module (the empty name).
         """
         step = self._step
         if step is None:
@@ -464,9 +489,11 @@ class OperatorAccumulator:
         return [step.owner_of(result) for result in results]
 
     def _owners(self) -> StepOwners | None:
-        """Return the owners in the running optimizer step, or `None` if no step is running.
+        """Return the owners of the tensors in the running optimizer step.
 
-        Owners are registered again for each step, because each backward creates new gradients.
+        Return `None` if no optimizer step is running.
+
+        Each step creates a new `StepOwners`, because each backward pass creates new gradients.
         """
         optimizer = self.scopes.stepping()
         step = self._step
@@ -484,15 +511,16 @@ class OperatorAccumulator:
 
 
 def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) -> tuple[Any, ...]:
-    """Return a key that is equal for calls of equal cost.
+    """Return a key for a call. Calls with the same key have the same cost.
 
-    The key contains the shapes, dtypes and strides of tensors, which values are the same tensor,
-    and all other values. The key keeps no tensor alive.
+    The key contains the shapes, dtypes and strides of all tensors, and the values of all other
+    arguments. If a tensor is passed more than once, the key contains its position instead. The key
+    keeps no tensor alive.
 
     Args:
-        found: The beginning of the key.
-        values: Arguments and results.
-        places: The position of each tensor seen so far, keyed by the tensor's id.
+        found: The first elements of the key. This list is extended.
+        values: The arguments and results of the call.
+        places: The position of each tensor seen so far among all tensors, keyed by the tensor's id.
 
     Raises:
         TypeError: A value has a class that may affect the cost in other ways.
@@ -521,10 +549,14 @@ def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) 
 
 
 def _sizes(first: Any, values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the key of a call with a cost that depends only on bytes.
+    """Return a key for a call whose cost depends only on the sizes of its tensors in bytes.
 
-    The key contains the bytes and dtypes of contiguous tensors, but no numbers. If a call has any
-    other argument, the key comes from `_signature`.
+    The key contains the bytes and dtypes of contiguous tensors, but no other arguments. If an
+    argument is neither a contiguous tensor nor a number, `_signature` computes the key instead.
+
+    Args:
+        first: The first element of the key.
+        values: The arguments and results of the call.
     """
     found: list[Any] = [first]
     seen: list[int] = []
@@ -543,7 +575,7 @@ def _sizes(first: Any, values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _shapes(operator: Operator, args: Any) -> tuple[Any, ...]:
-    """Return a key that is equal for calls of the same matmul with the same shapes."""
+    """Return a key for a matmul: the operator's name and the shapes of its tensors."""
     shapes = [tuple(value.shape) for value in args if isinstance(value, Tensor)]
     return (operator.name, *shapes)
 
@@ -557,9 +589,10 @@ def _add_unsupported(
 
 
 def _dtype(first: Any, second: Any) -> torch.dtype | None:
-    """Return the dtype of the first tensor in two values.
+    """Return the dtype of the first tensor found in `first`, or else in `second`.
 
-    For a contraction, pass its operands first. For any other operator, pass its results first.
+    The dtype of a matmul is the dtype of its arguments, so pass the arguments first. The dtype of
+    any other operator is the dtype of its results, so pass the results first.
     """
     tensor = first_tensor((first, second))
     return None if tensor is None else tensor.dtype

@@ -1,11 +1,12 @@
 """Count the scores that attention computes under dense masks and masks of flex attention.
 
-Without a mask, the scores form one square of all queries and keys. A mask that separates packed
-sequences divides this square into one smaller square for each sequence. A causal mask or a window
-divides nothing, because each token is connected to the next token.
+A score is the dot product of one query and one key. Without a mask, each query is multiplied by
+each key, so the scores form one square: queries × keys. If several sequences are packed into one
+row, the mask separates them, and only one smaller square for each sequence is needed. A causal mask
+or a sliding window does not divide the square, because each token still sees the token before it.
 
-For flex attention, the counted work is the sum of the smaller squares, and the executed work is the
-blocks that run.
+For flex attention, the counted work is the sum of these squares. The executed work is smaller: it
+is the work of the blocks that the kernel does not skip.
 """
 
 from collections.abc import Iterator
@@ -34,24 +35,33 @@ MASK_AT = {
 """Position and name of the mask argument of fused attention operators."""
 
 MOST_READ = 1 << 24
-"""Maximum number of elements of a mask that is read. A larger mask is ignored."""
+"""Maximum number of elements of a dense mask. The values of a larger mask are not read."""
 
 COUNTS_DIMENSIONS = 3
-"""Number of dimensions of a tensor of block counts: batch, heads, rows of blocks."""
+"""Number of dimensions of a tensor that contains the number of blocks in each row of blocks.
+
+Its shape is `[batch, heads, rows of blocks]`.
+"""
 
 INDICES_DIMENSIONS = 4
-"""Number of dimensions of a tensor of block indices: batch, heads, rows of blocks, blocks."""
+"""Number of dimensions of a tensor that contains the column of each block.
+
+Its shape is `[batch, heads, rows of blocks, blocks]`.
+"""
 
 MOST_EVALUATED = 1 << 26
-"""Maximum number of pairs of a query and a key for which a flex attention mask is evaluated."""
+"""Maximum number of (query, key) pairs for which the mask of a flex attention call is evaluated.
+
+If there are more pairs, all queries × keys are counted, which is an upper bound.
+"""
 
 
 class MaskedScores(NamedTuple):
-    """The scores of one call with a dense mask that separates sequences.
+    """The number of scores of one attention call whose dense mask separates packed sequences.
 
     Attributes:
-        computed: The number of scores in the whole squares.
-        within: The number of scores between two tokens of the same sequence.
+        computed: The number of scores that the kernel computes: all queries × all keys.
+        within: The number of scores that are needed: those between tokens of the same sequence.
     """
 
     computed: int
@@ -59,7 +69,10 @@ class MaskedScores(NamedTuple):
 
 
 def squares(first: Tensor, last: Tensor, undivided: int) -> int:
-    """Group the queries that share keys, and return the sum of queries times keys over all groups.
+    """Return the number of scores after the mask has separated sequences.
+
+    Queries that see the same keys are one group (one sequence). The result is the sum of
+    queries × keys over all groups.
 
     Args:
         first: The first key that each query sees.
@@ -85,9 +98,10 @@ def squares(first: Tensor, last: Tensor, undivided: int) -> int:
 
 
 def masked_scores(operator: str, args: Any, kwargs: Any) -> MaskedScores | None:
-    """Return the scores of a call of fused attention with a dense mask that separates sequences.
+    """Return the number of scores of a fused attention call whose mask separates sequences.
 
-    Return `None` if the call has no mask, or if the mask is unknown or separates nothing.
+    Return `None` if the call has no mask, if the values of the mask are unknown, or if the mask
+    does not separate sequences.
     """
     if operator not in MASK_AT:
         return None
@@ -134,14 +148,17 @@ def _separated(mask: Tensor, heads: int, keys: int) -> MaskedScores | None:
 
 
 class _Blocks(NamedTuple):
-    """The block mask of a call of flex attention.
+    """The block mask of a flex attention call.
+
+    The mask divides the square of queries × keys into blocks. The kernel skips all blocks that the
+    mask does not list.
 
     Attributes:
-        counts: The number of blocks in each row of blocks. The first tensor counts the partly
-            masked blocks. The second tensor, if there is one, counts the blocks without any
-            masking.
-        indices: The columns of those blocks, in the same order.
-        sizes: The number of rows and of columns of a block.
+        counts: The number of blocks that run in each row of blocks. The first tensor counts the
+            blocks that are partly masked. The second tensor, if there is one, counts the blocks in
+            which every query sees every key.
+        indices: The columns of the blocks in `counts`, one tensor for each tensor of `counts`.
+        sizes: The number of queries (rows) and of keys (columns) in a block.
         mask: A function that takes the indices of a batch, head, query and key, and returns whether
             the query sees the key.
         buffers: Additional arguments of `mask`.
@@ -192,7 +209,11 @@ def _blocks(args: Any, kwargs: Any, position: int) -> _Blocks:
 
 
 def _scores(query: Any, key: Any, blocks: _Blocks) -> Scores:
-    """Return the number of scores in the whole squares, and in the blocks that run."""
+    """Return the number of scores to count, and the number that the kernel executes.
+
+    The counted scores are the squares that the mask leaves. The executed scores are in the blocks
+    that run.
+    """
     heads = prod(query[:2])
     rows = query[-2]
     columns = key[-2]
@@ -215,7 +236,13 @@ def _scores(query: Any, key: Any, blocks: _Blocks) -> Scores:
 
 
 def _divided(blocks: _Blocks, rows: int, columns: int) -> int:
-    """Return the sum of the squares that the mask leaves, over its batches and heads."""
+    """Return the number of scores after the mask has separated sequences.
+
+    The result is summed over the batches and heads of the mask.
+
+    Raises:
+        ValueError: The mask would have to be evaluated for too many (query, key) pairs.
+    """
     batches, heads = blocks.counts[0].shape[:2]
     if getattr(blocks.mask, "__name__", "") == "noop_mask":
         return batches * heads * rows * columns
@@ -232,7 +259,10 @@ def _divided(blocks: _Blocks, rows: int, columns: int) -> int:
 
 
 def _seen(blocks: _Blocks, at: tuple[int, int], rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Return the first and last key that each query sees; the last is -1 if the query sees none."""
+    """Return the first and the last key that each query sees, in one batch and head of the mask.
+
+    If a query sees no key, its last key is -1.
+    """
     device = blocks.counts[0].device
     first = torch.full((rows,), columns, device=device)
     last = torch.full((rows,), -1, device=device)
@@ -252,9 +282,9 @@ def _seen(blocks: _Blocks, at: tuple[int, int], rows: int, columns: int) -> tupl
 
 
 def _places(blocks: _Blocks, at: tuple[int, int]) -> Iterator[tuple[bool, int, int]]:
-    """Yield the blocks that run.
+    """Yield the blocks that run in one batch and head of the mask.
 
-    Each item has whether the block is free of masking, its row, and its column.
+    For each block, yield whether every query in it sees every key, the block's row, and its column.
     """
     for kind, (counts, indices) in enumerate(zip(blocks.counts, blocks.indices, strict=True)):
         is_whole = kind == 1

@@ -1,4 +1,8 @@
-"""Build a `Profile` from the sums of a count: modules with self and inclusive work, and notes."""
+"""Build a `Profile` from the sums of a count.
+
+The profile lists the work of each module, with its submodules (inclusive work) and without them
+(self work), and notes that explain the numbers.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,8 +46,8 @@ class CountedPass:
 
     Attributes:
         tree: The modules.
-        calls: The calls of each module.
-        totals: The sums by module and phase.
+        calls: The number of calls of each module.
+        totals: The counted work by module and phase.
         memory: The memory timeline, if memory was followed.
         peaks: The maximum live bytes while each module ran.
         ignored: The modules that the caller ignores. Their self work is left out of the profile.
@@ -62,8 +66,8 @@ class CountedPass:
 def build_profile(collected: CountedPass, run: Run, *, tf32: bool) -> Profile:
     """Build the profile of a count.
 
-    With `tf32`, float32 matmuls have the dtype `tf32` if torch's settings allow it. The profile's
-    dtype is the dtype of most MACs.
+    With `tf32`, float32 matmuls are listed with the dtype `tf32` if torch's settings allow TF32.
+    The dtype of the profile is the dtype in which most MACs were computed.
     """
     totals = collected.totals
     _add_scripted(collected)
@@ -110,7 +114,10 @@ def _communication(collected: CountedPass) -> Iterator[Communication]:
 
 
 def _add_scripted(collected: CountedPass) -> None:
-    """List as unsupported the operators of scripted modules that call kernels directly."""
+    """Add operators of TorchScript modules to the unsupported operators.
+
+    These operators call their kernels directly, so the dispatch mode did not see them.
+    """
     for fqn, module in _scripted(collected.tree):
         calls = collected.calls[fqn]
         graph = None
@@ -136,7 +143,7 @@ def _op_counts(collected: CountedPass, *, tf32: bool) -> Iterator[OpCount]:
 
 
 def _scripted(tree: ModuleTree) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the outermost scripted modules."""
+    """Yield the TorchScript modules that are not inside another TorchScript module."""
     scripted: set[str] = set()
     for fqn, module in tree.modules.items():
         if isinstance(module, torch.jit.ScriptModule) and scripted.isdisjoint(ancestry(fqn)):
@@ -245,9 +252,10 @@ def _detail(module: nn.Module) -> str:
 
 
 def _class_name_without_module(fqn: str, collected: CountedPass) -> str:
-    """Return `scope` for a named scope, and an empty string otherwise.
+    """Return the class name of an entry of the profile that is not a module of the tree.
 
-    The string is empty for the root and for a parent of a shared module's name.
+    A scope that the user named has the class name `scope`. For any other entry, return an empty
+    string: for the root, and for a name such as `decoder` that is only a prefix of module names.
     """
     is_parent = any(name.startswith(f"{fqn}.") for name in collected.tree.modules)
     if not fqn or is_parent:
@@ -256,11 +264,14 @@ def _class_name_without_module(fqn: str, collected: CountedPass) -> str:
 
 
 class _Differences(NamedTuple):
-    """Logical MACs minus counted MACs by module and phase; `None` if the logical MACs are unknown.
+    """The logical MACs minus the counted MACs, by module and phase.
+
+    Logical MACs are the MACs of the whole model, which is sharded over several ranks. A difference
+    is `None` if the logical MACs are unknown.
 
     Attributes:
-        inclusive: The difference of each module with its submodules.
-        of_self: The difference of each module without its submodules.
+        inclusive: The difference for each module together with its submodules.
+        of_self: The difference for each module without its submodules.
     """
 
     inclusive: dict[ModulePhase, int | None]
@@ -293,7 +304,11 @@ def _work(
 
 
 def _parameters(tree: ModuleTree) -> tuple[dict[str, list[ParameterSize]], dict[str, str]]:
-    """Return the parameters in each module with its submodules, and the owners of shared ones."""
+    """Return the parameters of each module, and the owners of shared parameters.
+
+    The parameters of a module include the parameters of its submodules. The second dict contains
+    only modules with a parameter that another module owns. It maps such a module to the owner.
+    """
     parameters: defaultdict[str, list[ParameterSize]] = defaultdict(list)
     for size in parameter_sizes(tree):
         for fqn in ancestry(size.fqn):
@@ -340,16 +355,16 @@ BELOW = (
     "prim::FusionGroup",
     "prim::StaticSubgraph",
 )
-"""Prefixes of the kinds of graph nodes that call kernels without the dispatcher."""
+"""Prefixes of the kinds of TorchScript graph nodes that call kernels without torch's dispatcher."""
 
 PACKED = "prim::ConstantMKLDNNTensor"
-"""The kind of graph nodes that hold a packed weight."""
+"""The kind of TorchScript graph nodes that hold a weight in oneDNN's packed layout."""
 
 
 def _below_dispatcher(block: Any) -> Iterator[tuple[str, int]]:
-    """Yield the nodes of a scripted module's graph that call kernels without the dispatcher.
+    """Yield the nodes of a TorchScript graph that call kernels without torch's dispatcher.
 
-    Each item has the kind of the node and the bytes of its packed weights.
+    For each node, yield its kind and the size of its packed weights in bytes.
     """
     for node in block.nodes():
         name = node.kind()

@@ -1,11 +1,13 @@
 """Record the calls of compiled graphs in a counting step.
 
-In a counting step, compiled code still runs compiled. The dispatch mode receives only operators
-that are not generated kernels. Therefore the calls are recorded here, without their tensors, and
-`graph_counts.py` later counts the operators of the graphs.
+In a counting step, compiled code still runs compiled. The dispatch mode does not see the operators
+that run in generated kernels, so it cannot count a compiled graph. Instead, each call of a graph is
+recorded here: shapes, dtypes and settings, but no tensors. After the step, `graph_counts.py` uses
+these records to run the graphs again on fake tensors and to count their operators.
 
-While a graph runs, operators are recorded under a separate name below the module that calls the
-graph. This name contains a mark that no module's name contains.
+The dispatch mode may still see some operators of a graph. They are recorded under a separate name
+below the module that calls the graph. This name consists of the module's name, `MARK`, and the
+index of the call.
 """
 
 import contextlib
@@ -37,15 +39,16 @@ from lflops.torch_private.tensors import PLAIN, version_of
 if TYPE_CHECKING:
     from lflops.torch_private.dynamo import CapturedGraph, CompiledCode
 
+# The character that begins the separate name of a graph call. No module name contains it.
 MARK = "\0"
 SEES_ALL = frozenset({"eager", "aot_eager", "aot_eager_decomp_partition"})
 """Backends that generate no kernels, so that the dispatch mode sees all of their operators."""
 ONE_NODE = "CompiledFunctionBackward"
-"""The name of the autograd node of a compiled graph."""
+"""The name of the single autograd node that runs the whole backward of a compiled graph."""
 
 
 class GivenTensor(NamedTuple):
-    """A tensor that was passed to a graph, without its memory.
+    """The properties of a tensor that was passed to a graph. The tensor itself is not kept.
 
     Attributes:
         shape: Shape of the tensor.
@@ -75,11 +78,13 @@ class RegionCall:
 
     Attributes:
         graph: The graph, or `None` if it is unknown.
-        scope: The separate name under which the graph's operators are recorded.
+        scope: The separate name under which the operators seen in the graph are recorded.
         fqn: The module that called the graph.
         phase: The phase in which the graph was called.
-        given: The arguments. `None` if a tensor has a class that no fake tensor can represent.
-        same: For each argument, the position of the first argument that is the same object.
+        given: The arguments of the call, with a `GivenTensor` for each tensor. `None` if an
+            argument is a tensor of a class that no fake tensor can represent.
+        same: For each argument, the position of the first argument that is the same object. It
+            differs from the argument's own position only if an object is passed more than once.
         grad: Whether gradients were enabled.
         autocast: The autocast dtype of each device type for which autocast was enabled.
         bytes: The bytes of the tensors that the graph received and returned.
@@ -87,8 +92,8 @@ class RegionCall:
             branch of a condition, or the number of iterations of a loop. Recorded only for some
             backends.
         went_backward: Whether the graph's backward ran.
-        is_one_node: Whether autograd has one node for the graph. If not, the dispatch mode sees the
-            operators of its backward one by one.
+        is_one_node: Whether autograd has a single node for the whole graph. If not, autograd has
+            one node for each operator, and the dispatch mode sees all operators of the backward.
     """
 
     graph: "CapturedGraph | None"
@@ -111,15 +116,18 @@ class RegionCall:
 
 
 def module_of_region(fqn: str) -> str:
-    """Return the module that called a compiled graph.
+    """Return the module that called a compiled graph, given the separate name of the call.
 
-    Names of other scopes are returned unchanged.
+    If `fqn` is any other name, return it unchanged.
     """
     return fqn.partition(MARK)[0].rstrip(".") if MARK in fqn else fqn
 
 
 def number_of_region(fqn: str) -> int | None:
-    """Return the index of the graph call that has this separate name; `None` for any other name."""
+    """Return the index of a graph call, given the separate name of the call.
+
+    If `fqn` is any other name, return `None`.
+    """
     if MARK not in fqn:
         return None
     return int(fqn.partition(MARK)[2].partition(".")[0])
@@ -156,9 +164,10 @@ class CompiledRegions:
         self._open.clear()
 
     def decide(self, scope: str, phase: Phase) -> int | None:
-        """Reserve an entry for a control-flow decision in a graph, and return the entry's index.
+        """Reserve an entry in a graph call's `decisions`, and return the index of the entry.
 
-        Outside graphs and in backward, nothing is reserved, and `None` is returned.
+        Call this before a control-flow operator such as `torch.cond` runs, so that nested operators
+        get later entries. Return `None` outside graphs and in backward, where no entry is needed.
         """
         call = self._open.get(scope)
         if call is None or phase == "backward":
@@ -167,7 +176,10 @@ class CompiledRegions:
         return len(call.decisions) - 1
 
     def decided(self, scope: str, place: int | None, decision: int) -> None:
-        """Record the decision for which `decide` reserved an entry."""
+        """Write a control-flow decision to the entry that `decide` reserved.
+
+        Nothing is written if `place`, the result of `decide`, is `None`.
+        """
         call = self._open.get(scope)
         if call is not None and place is not None:
             call.decisions[place] = decision
@@ -286,7 +298,10 @@ class CompiledRegions:
 
 
 class _Replaced:
-    """Replaces the compiled functions of the process while any count records their calls."""
+    """Wraps all compiled functions of the process while at least one count records their calls.
+
+    Each wrapper calls the compiled function and reports the call to all listeners.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -302,7 +317,7 @@ class _Replaced:
         self._replace()
 
     def remove(self, listener: CompiledRegions) -> None:
-        """Stop calling a listener. Without any listener, all functions are restored."""
+        """Stop reporting calls to a listener. After the last listener, restore all functions."""
         with self._lock:
             self._listeners[:] = [each for each in self._listeners if each is not listener]
             if self._listeners:
@@ -347,9 +362,10 @@ _REPLACED = _Replaced()
 
 
 def _nodes_since(nodes: Iterable[Any], first: int) -> list[Any]:
-    """Return the autograd nodes behind `nodes` that have a sequence number of at least `first`.
+    """Return the autograd nodes that were created since the node with sequence number `first`.
 
-    The search does not go past the node of a compiled graph.
+    The search starts at `nodes` and follows the edges that backward follows. It does not continue
+    behind the single node of a compiled graph.
     """
 
     def is_new(node: Any) -> bool:

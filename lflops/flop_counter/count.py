@@ -1,4 +1,7 @@
-"""Define the public functions that count: `count` for one pass, and `counting` for a custom loop."""
+"""Define the public functions for counting.
+
+`count` counts one pass of a model, and `counting` counts any code, such as a custom loop.
+"""
 
 import warnings
 from collections import Counter
@@ -62,8 +65,8 @@ def count(
         backward: Whether to run backward from `loss(output)`.
         loss: A function that computes a scalar from the output. By default, the floating-point
             outputs are summed, and the sum is not counted.
-        ignore: Names or classes of modules. Their self work is left out of every total, and the
-            profile lists the modules.
+        ignore: Names or classes of modules. Their self work (without their submodules) is left out
+            of every total. A note in the profile lists these modules.
         logical: The profile of the unsharded model on the same arguments, from `count` or
             `estimate`. It supplies the logical MACs that cannot be determined from the sharded
             tensors.
@@ -119,7 +122,8 @@ class Counting:
     partial.
 
     Attributes:
-        inputs: The name of each input that may hold tokens, and the lookup of its values.
+        inputs: The name of each integer input, which may hold tokens, with the `Lookup` that an
+            embedding would make of it.
     """
 
     def __init__(
@@ -137,7 +141,7 @@ class Counting:
         tf32: bool | None = None,
         guard: Guard = unguarded,
     ) -> None:
-        """Prepare a count. The modules are not touched until the `with` block is entered.
+        """Prepare a count. The modules are not changed until the `with` block is entered.
 
         Args:
             roots: The modules to count, keyed by name.
@@ -281,7 +285,7 @@ class Counting:
         regions.start()
 
     def _resolve(self) -> Resolved:
-        """Return the sums, including the work of compiled code."""
+        """Return the counted work, including the work of compiled graphs."""
         totals = self._counter.total()
         regions = self._counter.regions
         if regions is None or not regions.calls:
@@ -344,7 +348,11 @@ class Counting:
         return with_logical(profile, self._logical)
 
     def _with_tokens(self, profile: Profile) -> Profile:
-        """Add the tokens that an embedding looked up, unless the inputs' names determined them."""
+        """Return the profile with the number of tokens per step, if an embedding determines it.
+
+        If the names of the inputs already determined the number, or if no embedding was called,
+        return the profile unchanged.
+        """
         if profile.run.tokens_per_step is not None or not self._counter.lookups:
             return profile
         lookups = self._counter.lookups
@@ -355,7 +363,11 @@ class Counting:
         return msgspec.structs.replace(profile, run=run)
 
     def _positions(self, profile: Profile) -> Iterator[int]:
-        """Yield the number of positions that each layer with weight matrices processes per call."""
+        """Yield, for each layer with weight matrices, the number of positions in one call.
+
+        A position is one row of the layer's input, such as one token. Its MACs are the number of
+        elements of the weight matrices.
+        """
         for fqn, module in self._tree.modules.items():
             row = profile.modules[fqn]
             matrices = 0

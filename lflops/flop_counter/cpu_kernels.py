@@ -1,9 +1,10 @@
-"""Correct fake results that differ in strides or memory from the results of CPU kernels.
+"""Correct fake tensors whose strides or memory differ from the results of real CPU kernels.
 
-The layout of a result determines whether the next operators copy it, so a wrong layout makes the
-memory peak wrong. `benchmarks/strides.py` runs every operator on torch's sample inputs, contiguous
-and non-contiguous, and lists the differences. `cpu_kernels.toml` has a correction for each
-difference.
+On fake tensors, torch computes the shape and the strides of a result without running the kernel. In
+some cases, the kernel's result has other strides or a larger storage. The strides determine whether
+the next operators copy the result, so wrong strides make the memory peak wrong.
+`benchmarks/strides.py` runs every operator on torch's sample inputs, contiguous and non-contiguous,
+and lists the differences. `cpu_kernels.toml` has a correction for each difference.
 
 `SCRATCH` computes the bytes that a kernel allocates and frees before it returns. These bytes belong
 to no operator's result, but they may cause the memory peak.
@@ -26,7 +27,7 @@ LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default
 """One layer of an LSTM in one direction, computed by oneDNN."""
 
 Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
-"""A function that corrects a fake result, given the operator's arguments."""
+"""A function that takes a fake result and the operator's arguments, and corrects the result."""
 
 
 class Correction(Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +37,7 @@ class Correction(Struct, frozen=True, forbid_unknown_fields=True):
         operators: The names of ATen operators, separated by spaces. Names that this torch does
             not have are ignored.
         results: The indices of the results to correct.
-        rule: The name of the correction in `_RULES`.
+        rule: The key in `_RULES` of the function that corrects the results.
         reason: How the CPU's kernel differs from the fake kernel.
     """
 
@@ -47,9 +48,9 @@ class Correction(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def corrected(function: OpOverload, args: Sequence[Any], out: Any) -> Any:
-    """Return an operator's fake results with the layout of the kernel's results.
+    """Return an operator's fake results with the strides and memory that its CPU kernel produces.
 
-    The fake mode must be active.
+    Results of operators without a correction are returned unchanged. The fake mode must be active.
     """
     correction = _TABLE.get(function)
     if correction is None:
@@ -73,7 +74,10 @@ def _with_strides_of(result: Tensor, model: Tensor) -> Tensor:
 
 
 def _in_format_of(position: int) -> Rule:
-    """Return a rule that makes the result channels-last if the argument is, else contiguous."""
+    """Return a rule that gives the result the memory format of the argument at `position`.
+
+    The result becomes channels-last if the argument is channels-last, and contiguous otherwise.
+    """
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}
 
     def rule(result: Tensor, args: Sequence[Any]) -> Tensor:
@@ -87,14 +91,15 @@ def _in_format_of(position: int) -> Rule:
 
 
 def _like(position: int) -> Rule:
-    """Return a rule that gives the result the strides of `torch.empty_like` of the argument."""
+    """Return a rule that gives the result the strides of `torch.empty_like(args[position])`."""
     return lambda result, args: _with_strides_of(result, torch.empty_like(args[position]))
 
 
 def _elementwise(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """Give the result the strides of the sum of the first two arguments.
+    """Give the result the strides that any elementwise kernel chooses for the first two arguments.
 
-    All elementwise kernels share the iterator that chooses these strides.
+    All elementwise kernels choose the strides in the same way. Therefore the strides are read from
+    a fake addition of the two arguments.
     """
     operands = [operand for operand in args[:2] if isinstance(operand, Tensor)]
     model = torch.add(*operands) if len(operands) > 1 else torch.neg(operands[0])
@@ -110,9 +115,10 @@ def _elementwise_second_contiguous(result: Tensor, args: Sequence[Any]) -> Tenso
 
 
 def _if_in_mask(rule: Rule) -> Rule:
-    """Return a rule that returns the input's gradient only if the output mask includes it.
+    """Return a rule for the gradient of an operator's input, which may not be requested.
 
-    The output mask is the only list among the arguments.
+    If the operator's output mask requests this gradient, `rule` corrects it. Otherwise, the result
+    is `None`. The output mask is the first list among the operator's arguments.
     """
 
     def masked(result: Tensor, args: Sequence[Any]) -> Tensor | None:
@@ -125,9 +131,10 @@ def _if_in_mask(rule: Rule) -> Rule:
 
 
 def _reduced_in_place(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """Make a scalar keep the storage of the terms from which it was reduced.
+    """Give a scalar loss the storage of all its terms, because the kernel reduces them in place.
 
-    Without reduction, the terms keep their layout.
+    With `reduction='none'`, the result is not a scalar and gets the strides of an elementwise
+    kernel.
     """
     if result.dim():
         return _elementwise(result, args)
@@ -136,7 +143,11 @@ def _reduced_in_place(result: Tensor, args: Sequence[Any]) -> Tensor:
 
 
 def _workspace(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """Return oneDNN's workspace for an LSTM layer, which torch keeps if gradients are enabled."""
+    """Return a tensor of the size of oneDNN's workspace for an LSTM layer.
+
+    torch keeps the workspace for backward if gradients are enabled. Otherwise, the result is
+    returned unchanged.
+    """
     if not torch.is_grad_enabled():
         return result
     x = args[0]
@@ -184,7 +195,10 @@ WAIT = Correction(
     rule="the first argument",
     reason="the result is the tensor that was waited for; the fake result is a copy",
 )
-"""The correction for collectives, which are not ATen operators."""
+"""The correction for the operator that waits for a collective.
+
+It is not in `cpu_kernels.toml`, because it is not an ATen operator.
+"""
 
 
 def _table() -> dict[Any, Correction]:
@@ -210,10 +224,15 @@ PAGE = 4096
 """Bytes of a page."""
 
 ALIASING = 256
-"""If the length of a row is a multiple of this number of elements, oneDNN adds a cache line."""
+"""oneDNN pads rows whose length is a multiple of this number of elements by one cache line.
+
+It does so to avoid 4K aliasing: accesses to addresses 4096 bytes apart slow each other down.
+"""
 
 REGISTRY = 568
-"""Bytes that oneDNN adds to the scratchpad of an LSTM, in addition to a page for alignment.
+"""Bytes that oneDNN's scratchpad of an LSTM needs for administration.
+
+The scratchpad also contains one page (`PAGE`) for alignment.
 
 Measured with oneDNN 3.
 """
@@ -222,14 +241,18 @@ INPUT = 0
 """Position of the input among the arguments of an LSTM layer and of its backward."""
 
 INPUT_WEIGHT = 1
-"""Position of the input's weight among the same arguments."""
+"""Position of the weight that multiplies the input, among the arguments of the same operators."""
 
 OUT_GRADIENT = 10
 """Position of the result's gradient among the arguments of an LSTM layer's backward."""
 
 
 def leading(elements: int, itemsize: int) -> int:
-    """Return the number of elements from one row of a oneDNN matrix to the next row."""
+    """Return the distance between two rows of a oneDNN matrix, as a number of elements.
+
+    It is larger than the length of a row (`elements`), because oneDNN pads rows to whole cache
+    lines.
+    """
     rounded = rounded_up(elements, LINE // itemsize)
     return rounded if rounded % ALIASING else rounded + LINE // itemsize
 

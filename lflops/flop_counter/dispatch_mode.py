@@ -48,13 +48,19 @@ from lflops.torch_private.tensors import (
 FREE = Kind.FREE
 DECOMPOSED = Kind.DECOMPOSED
 UNSUPPORTED = Kind.UNSUPPORTED
-"""Aliases: attribute access on an enumeration is slow, and this code runs for every operator."""
+"""This constant and the two above are aliases of members of `Kind`.
+
+Attribute access on an enumeration is slow, and this code runs for every operator.
+"""
 
 DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})
 """Control-flow operators in which tensor values decide which function is called, or how often."""
 
 CONSTRUCTS = "empty"
-"""The operator under which the memory of a constructed tensor is recorded."""
+"""The operator name for the memory of a tensor that a subclass's constructor creates.
+
+Such a tensor is not the result of an operator.
+"""
 
 ADD = "add"
 """The operator that autograd uses to add up the gradients of a tensor that is used twice."""
@@ -174,7 +180,10 @@ class CountingMode(InternalMode):
     def record_function(
         self, operator: Operator, args: Any, kwargs: Any, out: Any, *, again_in_backward: bool
     ) -> None:
-        """Record a call of a package's function that ran on this thread and called no operator."""
+        """Record a call of a package's function that ran on this thread and called no operator.
+
+        `again_in_backward` says that a call of this function in backward is a recomputation.
+        """
         fqn, phase = self._scopes.current(args)
         if phase == "backward" and again_in_backward:
             phase = "recompute"
@@ -183,7 +192,8 @@ class CountingMode(InternalMode):
     def record_constructed(self, args: tuple[Any, ...], tensor: Any) -> None:
         """Record the memory of a tensor that a subclass's constructor created.
 
-        An alias of another tensor takes no new memory.
+        If the constructor received a tensor, the new tensor is an alias of it. It takes no memory,
+        and nothing is recorded.
         """
         memory = self._memory
         if memory is None or self.is_off or any(isinstance(value, Tensor) for value in args):
@@ -199,7 +209,8 @@ class CountingMode(InternalMode):
     def _run_sharded(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on sharded tensors.
 
-        While the operator runs, the mode receives it a second time and leaves it to DTensor.
+        While the operator runs, the mode receives the same operator again. It then returns
+        `NotImplemented`, so that DTensor runs the operator on the local tensors.
         """
         if self._counter.in_sharded_operator:
             return NotImplemented
@@ -240,9 +251,10 @@ class CountingMode(InternalMode):
         return out
 
     def _run_overridden(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator on arguments with a `__torch_function__`, which is not called.
+        """Run an operator whose arguments have a `__torch_function__`, without calling it.
 
-        Without a count, `__torch_function__` is not called below autograd either.
+        torch does not call `__torch_function__` below autograd. A call from a dispatch mode would
+        call it, so it is disabled here.
         """
         call = call_without_overrides(function)
         with without_overrides():
@@ -254,8 +266,8 @@ class CountingMode(InternalMode):
         """Run an operator and report it.
 
         A step of a small model calls thousands of operators, so each Python call in this method
-        makes a counting step slower. Errors outside the operator go to the guard, which raises them
-        or ends the count.
+        makes a counting step slower. Errors of lflops, as opposed to errors of the operator, go to
+        the guard, which raises them or ends the count.
         """
         counter = self._counter
         memory = self._memory
@@ -330,7 +342,10 @@ class CountingMode(InternalMode):
     def _run_inside(
         self, operator: Operator, function: Any, kernel: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Run an operator with a kernel written in Python, and count the operators that it calls."""
+        """Run an operator whose kernel is written in Python.
+
+        The operators that the kernel calls are counted, instead of the operator itself.
+        """
 
         def run() -> Any:
             try:

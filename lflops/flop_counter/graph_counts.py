@@ -1,11 +1,13 @@
 """Count the work of compiled graphs after the step.
 
-The operators of a graph run again on fake tensors, each under the name of its module.
+For each recorded call of a graph, the operators of the graph run again on fake tensors. The work of
+each operator is added to the module that it came from.
 
-The graphs are the ones that Dynamo passed to its backend, so no user code runs. Fake tensors of the
-same shape replace a graph's inputs, except that copies replace small integer tensors. If the
-backward of a graph ran in the step, it also runs here. Recomputation is thus counted as it would be
-without torch.compile.
+The graphs are the ones that Dynamo passed to its backend, so no user code runs. Tensors that a
+graph received are replaced by fake tensors of the same shape. Small integer tensors are replaced by
+copies of their values, because the amount of work may depend on the values. If the backward of a
+graph ran in the step, it also runs here. Recomputation is counted in the same way as without
+torch.compile.
 """
 
 import contextlib
@@ -40,12 +42,12 @@ from lflops.torch_private.operators import HigherOrderOperator
 from lflops.torch_private.tensors import fake_mode
 
 COMPILED = "torch.compile"
-"""The name under which a graph with unknown work is listed."""
+"""The operator name for the work of a graph that cannot be assigned to single operators."""
 
 PHASES_OF_BACKWARD = frozenset({"backward", "recompute"})
 
 INLINED = frozenset({"wrap", "wrap_activation_checkpoint", "hints_wrapper"})
-"""Higher-order operators that run the graph that is their first argument."""
+"""Higher-order operators that only run a graph, which is their first argument."""
 
 
 class UncountableError(Exception):
@@ -58,7 +60,7 @@ class UncountableError(Exception):
 def count_graph(
     call: RegionCall, tree: ModuleTree, *, traffic: bool = True
 ) -> tuple[Totals, Counter[str]]:
-    """Count the work of one call of a graph, and the calls of modules in the graph.
+    """Return the work of one call of a graph, and the number of calls of each module in it.
 
     Raises:
         UncountableError: The work cannot be determined.
@@ -96,9 +98,10 @@ def count_graph(
 
 @contextlib.contextmanager
 def _settings_of(call: RegionCall) -> Iterator[None]:
-    """Restore the settings under which a graph ran, without the user's modes.
+    """Return a context with the settings under which a graph ran: gradients and autocast.
 
-    The state of the random number generator is restored afterwards.
+    In the context, torch's dispatch modes are off. At the end, the state of the random number
+    generator is restored.
     """
     generator = torch.get_rng_state()
     with contextlib.ExitStack() as undo:
@@ -171,7 +174,11 @@ def _names_of_modules(call: RegionCall, tree: ModuleTree) -> dict[str, str | Non
 
 
 def _stacks(graph: Any) -> Iterator[tuple[tuple[str, str, str], ...]]:
-    """Yield the modules around each node of a graph and its subgraphs, outermost first."""
+    """Yield, for each node of a graph and its subgraphs, the modules that were running.
+
+    The outermost module comes first. For each module, yield the key of the call, the module's name
+    in the graph, and its class name.
+    """
     for node in graph.graph.nodes:
         yield node.meta[MODULES]
     for attribute in graph.attributes.values():
@@ -180,10 +187,10 @@ def _stacks(graph: Any) -> Iterator[tuple[tuple[str, str, str], ...]]:
 
 
 class _GraphRun:
-    """Runs a graph node by node, each node in its module.
+    """Runs a graph node by node, and marks the node's module as running.
 
     Attributes:
-        calls: The calls of modules so far.
+        calls: The number of calls of each module so far.
     """
 
     def __init__(
@@ -192,9 +199,9 @@ class _GraphRun:
         """Prepare the run.
 
         Args:
-            call: The call to repeat.
+            call: The recorded call of the graph that runs again.
             scopes: Tracks the running module.
-            fqns: The name in the tree of each module, keyed by the name in the graph. `None` if the
+            fqns: For each module name in the graph, the module's name in the tree. `None` if the
                 name is ambiguous.
         """
         self.calls: Counter[str] = Counter()
@@ -317,11 +324,15 @@ class _GraphRun:
 def resolve(
     totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, traffic: bool = True
 ) -> Resolved:
-    """Replace the operators seen in compiled graphs with the work of the whole graphs.
+    """Return the work of a step, including the whole work of its compiled graphs.
+
+    The dispatch mode sees only some operators of a compiled graph. Their work is replaced by the
+    work that `count_graph` counts.
 
     Args:
-        totals: The sums of the step. Each call of a graph has a separate entry for its operators.
-        regions: The calls of graphs.
+        totals: The work that the dispatch mode saw. Operators in a graph are listed under the
+            separate name of the graph call.
+        regions: The recorded calls of graphs.
         tree: The modules.
         traffic: Whether to count bytes.
     """
@@ -360,7 +371,9 @@ def resolve(
 
 @dataclass
 class _Difference:
-    """The MACs of graph calls in which more MACs were seen than counted.
+    """The MACs of graph calls for which the dispatch mode saw more MACs than `count_graph` counted.
+
+    A note lists both numbers, because they contradict each other.
 
     Attributes:
         seen: The MACs that the dispatch mode saw while the graphs ran.
@@ -374,7 +387,10 @@ class _Difference:
 def _merge_counted(
     resolved: Resolved, difference: _Difference, call: RegionCall, seen: Totals, counted: Totals
 ) -> bool:
-    """Add a graph's counted work, or the operators seen in the graph if the two contradict.
+    """Add the work of one graph call to the result.
+
+    Normally, this is the work that `count_graph` counted. But if the dispatch mode saw all the
+    operators of the graph and their MACs differ from the counted MACs, add the work that was seen.
 
     Return whether the counted work was added.
     """
@@ -395,7 +411,10 @@ def _merge_counted(
 
 
 def _in_phase(totals: Totals, of_call: Phase) -> Totals:
-    """Return the same sums, with the forward phase replaced by the phase of the call."""
+    """Return the same work, with all work of the forward phase moved to the phase of the call.
+
+    A compiled graph may be called outside forward, for example in the optimizer step.
+    """
 
     def place(fqn: str, phase: Phase) -> tuple[str, Phase]:
         if phase == "forward":
@@ -406,7 +425,10 @@ def _in_phase(totals: Totals, of_call: Phase) -> Totals:
 
 
 def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
-    """Split the sums into those outside compiled graphs and those of each graph call."""
+    """Split the work of a step into the work outside compiled graphs and the work of each call.
+
+    The dict of the work of graph calls is keyed by the index of the call.
+    """
     outside = Totals()
     inside: defaultdict[int, Totals] = defaultdict(Totals)
 
@@ -421,9 +443,9 @@ def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
 
 
 def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
-    """Return the operators seen in a graph under the module that called it.
+    """Return the work that the dispatch mode saw in a graph, moved to the module that called it.
 
-    If other operators may have run, the graph is listed as unsupported.
+    If other operators of the graph may have run unseen, the graph is listed as unsupported.
     """
     moved = seen.moved(lambda fqn, phase: (module_of_region(fqn), phase))
     if call is not None and not call.sees_all:
@@ -436,9 +458,9 @@ def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
 
 
 def _add_recompute(counted: Totals, seen: Totals, fqn: str) -> None:
-    """Add the matmuls that were seen in backward and are not in the graph.
+    """Add the MACs that the dispatch mode saw in backward beyond those that `count_graph` counted.
 
-    Compiled code recomputes those matmuls.
+    The compiler decided to recompute these matmuls, so they are added as recompute.
     """
     macs = _macs(seen, of_backward=True) - _macs(counted, of_backward=True)
     if macs <= 0:

@@ -1,6 +1,7 @@
 """Run operators on small tensors for real while all other tensors are fake.
 
-Integers, masks, and results that depend only on them keep their values.
+Fake tensors have no values. But integers, masks, and small results that depend only on them stay
+real tensors with values, because the model's code may read them.
 """
 
 import os
@@ -35,14 +36,14 @@ from lflops.torch_private.tensors import (
 )
 
 LARGEST = 1 << 20
-"""Maximum number of elements of a tensor with known values."""
+"""Maximum number of elements of a tensor whose values are computed and kept."""
 
 _MADE_OF_NUMBERS = frozenset(
     (torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspace)
 )
-"""Operators that create floating-point tensors from numbers.
+"""Operators that create floating-point tensors from numbers and run for real.
 
-Code may read the values, for example the rates of stochastic depth.
+The model's code may read the values, for example the drop rates of stochastic depth.
 """
 
 _FILLS = frozenset(
@@ -53,9 +54,10 @@ _FILLS = frozenset(
         torch.ops.aten.fill_.Scalar,
     )
 )
-"""Operators that only write values, which a fake tensor does not have.
+"""Operators that only write values to their argument. On a fake tensor, they are skipped.
 
-Building a model calls them for each parameter.
+A fake tensor has no values. Building a model calls these operators for each parameter, so skipping
+them saves time.
 """
 
 _VALIDATORS = frozenset(
@@ -79,14 +81,14 @@ class NoCudaError(Exception):
 
 
 class KnownValues(InternalMode):
-    """Runs operators on real tensors for real, inside a mode that makes all other results fake.
+    """A dispatch mode that runs operators on small real tensors for real.
 
-    Code may depend on such values, for example on whether a batch has padding, whether the batch is
-    packed, or how many of its tokens count. With known values, the code takes the same branch as in
-    a real step.
+    It works inside a fake mode, which makes all other results fake. The model's code may branch on
+    values, for example on whether a batch has padding or how many of its tokens are not ignored.
+    With real values, the code takes the same branch as in a real step.
 
     Attributes:
-        supports_higher_order_operators: See `CountingMode`.
+        supports_higher_order_operators: Whether torch sends higher-order operators to the mode.
     """
 
     supports_higher_order_operators = True
@@ -95,8 +97,8 @@ class KnownValues(InternalMode):
         """Create the mode.
 
         Args:
-            on_host: Whether CPU kernels would run. On a GPU, the size of an LSTM's workspace is
-                unknown.
+            on_host: Whether CPU kernels would run in the real step. If not, the size of an LSTM's
+                workspace is unknown, and the fake result stays as it is.
         """
         super().__init__()
         self._on_host = on_host
@@ -147,7 +149,11 @@ class KnownValues(InternalMode):
         return corrected(function, args, out)
 
     def _with_positions(self, indices: list[Tensor | None]) -> list[Tensor | None]:
-        """Replace each known mask with the positions it selects, so that their number is known."""
+        """Replace each boolean mask whose values are known with the positions that it selects.
+
+        The shape of `x[mask]` depends on the number of selected positions. With the positions, the
+        shape is known even if `x` is fake.
+        """
         replaced: list[Tensor | None] = []
         for index in indices:
             if index is not None and index.dtype is torch.bool and self.knows_values_of(index):
@@ -158,7 +164,10 @@ class KnownValues(InternalMode):
         return replaced
 
     def knows_values_of(self, tensor: Tensor) -> bool:
-        """Return whether a tensor has the values that it would have in a real step."""
+        """Return whether the values of a tensor are the same as in a real step.
+
+        They are not if the tensor is fake or large, or if an operator on fake tensors wrote to it.
+        """
         if type(tensor) is not Tensor or tensor.is_meta or tensor.requires_grad:
             return False
         if tensor.numel() > LARGEST:
@@ -166,9 +175,10 @@ class KnownValues(InternalMode):
         return not self._stale or storage_key(tensor)[1] not in self._stale
 
     def _receive_values(self, tensors: list[Tensor]) -> None:
-        """Write 1 as the vote of a pipeline stage that does not exist, so that the stages agree.
+        """Handle tensors that a real step would receive from another rank, which does not exist.
 
-        The values of all other received tensors become unknown.
+        The stages of a pipeline vote on whether their shapes are known. For a received vote, write
+        1, so that the stages agree. Mark the values of all other received tensors as unknown.
         """
         for tensor in tensors:
             if type(tensor) is not Tensor:
@@ -204,7 +214,11 @@ def _refuse_missing_cuda(device: Any) -> None:
 
 
 def _is_small(function: OpOverload, given: list[Tensor], out: Any) -> bool:
-    """Return whether the results are small and likely to be read, and are therefore computed."""
+    """Return whether an operator's results are small and likely to be read by the model's code.
+
+    Only such results are computed for real. Large results, and floating-point results that are
+    created from nothing (such as parameters), stay fake.
+    """
     results = tensors_of((out,))
     if any(result.numel() > LARGEST for result in results):
         return False
@@ -216,8 +230,9 @@ def _is_small(function: OpOverload, given: list[Tensor], out: Any) -> bool:
 def _only_changes_shape(function: Any, args: Any, given: list[Tensor]) -> bool:
     """Return whether the operator changes the shape of real tensors in place.
 
-    Fake mode rejects such operators. The values do not change, whether they are known or not. A
-    `resize_` to more than `LARGEST` elements is excluded.
+    Fake mode rejects such operators on real tensors, so they run without it. They do not change any
+    value, so known values stay known and unknown values stay unknown. A `resize_` to more than
+    `LARGEST` elements is excluded, because it would allocate real memory.
     """
     if not isinstance(function, OpOverload) or torch.Tag.inplace_view not in function.tags:
         return False
@@ -227,12 +242,16 @@ def _only_changes_shape(function: Any, args: Any, given: list[Tensor]) -> bool:
 
 
 def _validation_result(asked: list[Tensor]) -> bool | None:
-    """Return the result of a validity check that would otherwise raise.
+    """Return the expected result of one of torch's own validity checks.
 
-    Return `None` for any other check.
+    The check reads a value of a fake tensor, which has none, so it would raise an error. In a real
+    step, such a check normally passes: `torch.nn.init` checks whether a drawn number is out of
+    bounds (false), and `torch.distributions` checks whether arguments and samples are valid (true).
 
-    `torch.nn.init` checks whether a drawn number is out of bounds, and the result is false.
-    `torch.distributions` checks whether arguments and samples are valid, and the result is true.
+    Return `None` if the value is read by any other code.
+
+    Args:
+        asked: The tensors whose values are read.
     """
     if len(asked) != 1 or asked[0].dtype is not torch.bool:
         return None

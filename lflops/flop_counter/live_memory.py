@@ -1,9 +1,10 @@
-"""Follow the live bytes after each operator.
+"""Record when the memory of tensors (their storages) is allocated and freed.
 
-A storage is alive from the operator that allocates it until it is freed.
+A storage is alive from the operator that allocates it until it is freed. The sum of the live
+storages after each operator gives the memory timeline of a step.
 
-The allocations and frees of several steps are also the requests for the simulation of the caching
-allocator.
+The allocations and frees of several steps are also logged as requests to the caching allocator of
+CUDA, which lflops simulates.
 """
 
 import weakref
@@ -22,18 +23,19 @@ from lflops.profile.records import Phase
 from lflops.torch_private.tensors import PLAIN, FakeTensor, local_part, storage_key
 
 STREAM: ContextVar[int] = ContextVar("stream", default=0)
-"""The CUDA stream on which the running code would allocate memory.
+"""The number of the CUDA stream on which the running code would allocate memory.
 
-The allocator does not reuse memory of one stream on another.
+The simulated allocator needs it, because memory that was freed on one stream is not reused on
+another.
 """
 
 ON_HOST = -1
-"""The stream number of storages in host memory, which take no device memory."""
+"""The stream number that marks allocations in host memory. They take no device memory."""
 
 
 @contextmanager
 def on_stream(number: int) -> Iterator[None]:
-    """Allocate memory on a stream inside the context."""
+    """Return a context in which memory is allocated on the stream with this number."""
     before = STREAM.set(number)
     try:
         yield
@@ -42,15 +44,16 @@ def on_stream(number: int) -> Iterator[None]:
 
 
 class AllocationLog:
-    """Requests to the allocator, in order.
+    """A log of the requests that a run makes to the CUDA allocator, in order.
 
-    A storage that outlives a step is one allocation. The log keeps no storage alive.
+    The log covers several steps. A storage that stays alive from one step to the next is logged
+    only once. The log keeps no storage alive.
 
     Attributes:
         requests: The allocations and frees since the first step.
         places: The module of each request: the owner of the allocated storage, or the module that
             was running when a storage was freed.
-        place: The module that is running.
+        place: The name of the module that is running.
     """
 
     def __init__(self) -> None:
@@ -62,10 +65,10 @@ class AllocationLog:
         self._replaced: tuple[int, int] | None = None
 
     def replaces(self, key: int) -> None:
-        """Expect the next allocation to replace a storage.
+        """Announce that the next allocation may replace the storage with this key.
 
-        If the storage is freed before another allocation follows, its free is logged before the
-        allocation that replaces it.
+        If the storage is freed after the next allocation and before any other request, the free is
+        logged before the allocation. The allocator can then reuse the memory.
         """
         self._replaced = (key, len(self.requests))
 
@@ -101,7 +104,7 @@ class AllocationLog:
 
 
 NO_STORAGE = (NotImplementedError, RuntimeError, ValueError)
-"""Errors for a tensor without a storage: a sparse tensor, or a lazy tensor that has none yet."""
+"""Errors that torch raises for a tensor without a storage, such as a sparse or a lazy tensor."""
 
 CATEGORY_OF_RESULTS: dict[Phase, str] = {
     "forward": "activations",
@@ -110,22 +113,22 @@ CATEGORY_OF_RESULTS: dict[Phase, str] = {
     "optimizer": "temporary",
     "other": "other",
 }
-"""The memory category of an operator's results, by phase."""
+"""The memory category of an operator's results, keyed by the phase in which the operator ran."""
 
 
 Survivors = list[tuple[int, weakref.ref[Any], Birth]]
 """The storages that a step allocated and that were still alive at its end.
 
-Each entry has the storage's key, a weak reference to the storage, and its birth.
+Each entry has the storage's key, a weak reference to the storage, and its `Birth`.
 """
 
 
 class _Followed(weakref.ref[Any]):
-    """A weak reference to a storage that is followed.
+    """A weak reference to a live storage.
 
     Attributes:
-        key: The storage's key.
-        serial: The index of its `Birth`.
+        key: The storage's key, which identifies it among the live storages.
+        serial: The index of the storage's `Birth` in the memory record.
     """
 
     __slots__ = ("key", "serial")
@@ -134,11 +137,13 @@ class _Followed(weakref.ref[Any]):
 
 
 class _Replaced(NamedTuple):
-    """A storage that a sum of gradients may replace, until the next operator runs.
+    """A gradient's storage that a sum of gradients may replace.
+
+    It is replaced if it is freed before the next operator runs.
 
     Attributes:
-        key: The storage's key.
-        place: The index of the sum's allocation among the events.
+        key: The key of the storage that may be freed.
+        place: The index of the sum's allocation in the list of events.
     """
 
     key: int
@@ -146,10 +151,11 @@ class _Replaced(NamedTuple):
 
 
 class LiveMemory:
-    """Follows storages from allocation to free, and keeps none of them alive.
+    """Records the allocation and the free of each storage, without keeping storages alive.
 
-    Allocations and frees go into one list of events, from which the peak is computed at the end.
-    Copying the set of live storages at each new peak would double the cost of counting.
+    Allocations and frees go into one list of events, and the peak is computed from this list at the
+    end. The alternative, copying the set of live storages at each new peak, would double the time
+    of counting.
 
     Attributes:
         record: The allocations and frees so far.
@@ -168,8 +174,8 @@ class LiveMemory:
         Args:
             round_to: The size of each storage is rounded up to a multiple of this number of bytes.
             log: Receives allocations and frees.
-            moments: Maximum number of operators in the timeline. A longer timeline is shortened,
-                and its extremes are kept.
+            moments: Maximum number of operators in the timeline. In a longer timeline, operators
+                are dropped, but the highest and lowest points are kept.
             survivors: Storages that the last step left alive. `stop` replaces them with the
                 storages that this step leaves alive.
             host: Tensors in host memory, which are not followed.
@@ -193,14 +199,20 @@ class LiveMemory:
                 self._on_host[key] = weakref.ref(storage)
 
     def hold(self, tensors: Iterable[Tensor], category: str, fqn: str) -> None:
-        """Add tensors that exist before the first operator."""
+        """Record that tensors are alive before the first operator.
+
+        Args:
+            tensors: The tensors.
+            category: Their memory category, for example `parameters`.
+            fqn: The module that owns them.
+        """
         for tensor in tensors:
             self._bear(tensor, category, "", fqn, "other")
 
     def hold_survivors(self) -> None:
-        """Add the storages that an earlier step allocated and that are still alive.
+        """Record the storages that an earlier step allocated and that are still alive.
 
-        The buffers of a pipeline schedule are an example.
+        An example is the receive buffers of a pipeline schedule.
         """
         for key, reference, birth in self._survivors or ():
             storage = reference()
@@ -208,7 +220,7 @@ class LiveMemory:
                 self._bear_storage(storage, key, birth)
 
     def before(self, operator: str, fqn: str, phase: Phase) -> None:
-        """Record that an operator is about to run."""
+        """Record that an operator of a module is about to run in a phase."""
         if self._dead:
             self._see_deaths()
         if self._resized:
@@ -220,12 +232,12 @@ class LiveMemory:
             self._log.place = fqn
 
     def ran_for(self, owner: str) -> None:
-        """Record the module of the parameter that the optimizer's last operator updated."""
+        """Record which module owns the parameter that the optimizer's last operator updated."""
         record = self.record
         record.owners[len(record.moments) - 1] = owner
 
     def after(self, operator: str, fqn: str, phase: Phase, out: Any) -> None:
-        """Record the storages of an operator's results."""
+        """Record the storages that an operator allocated for its results."""
         category = CATEGORY_OF_RESULTS[phase]
         results = (out,) if type(out) is Tensor else tensors_of((out,))
         for tensor in results:
@@ -234,10 +246,10 @@ class LiveMemory:
     def after_sum(self, operator: str, fqn: str, phase: Phase, out: Tensor, term: Tensor) -> None:
         """Record the sum of two gradients, which autograd writes to the memory of one of them.
 
-        Under a dispatch mode, autograd allocates new memory for the sum and frees the term directly
-        afterwards. Therefore the term is recorded as freed before the sum is allocated. If
-        something else keeps the term alive, autograd does not overwrite it, and both are recorded
-        as alive.
+        Under a dispatch mode, autograd behaves differently: it allocates new memory for the sum and
+        frees `term` directly afterwards. To record the normal behavior, the free of `term` is moved
+        before the allocation of the sum. If something else keeps `term` alive, autograd would not
+        overwrite it, so both are recorded as alive.
         """
         self._see_deaths()
         sum_storage, sum_key = storage_key(out)
@@ -264,9 +276,10 @@ class LiveMemory:
         record.events += serial, ~serial
 
     def filled(self, operator: str, fqn: str, phase: Phase, tensors: Iterable[Tensor]) -> None:
-        """Add storages that were resized without an operator, and watch them until they are empty.
+        """Record storages that were resized without an operator.
 
-        FSDP resizes the storages of gathered parameters to full size and back to zero.
+        FSDP resizes the storages of gathered parameters from zero to full size and later back to
+        zero. The storages are watched, so that the resize to zero is recorded as a free.
         """
         for tensor in tensors:
             storage_and_key = storage_of(tensor)
@@ -276,7 +289,7 @@ class LiveMemory:
                 self._resized[key] = weakref.ref(storage)
 
     def _drop_emptied(self) -> None:
-        """Record the free of storages that were resized to zero."""
+        """Record storages that were resized to zero as freed."""
         for key, reference in list(self._resized.items()):
             storage = reference()
             if storage is None or not storage.nbytes():
@@ -287,9 +300,11 @@ class LiveMemory:
                     self._log.freed(key)
 
     def add_earlier(self, tensors: Iterable[tuple[Tensor, str]], category: str) -> None:
-        """Add tensors that have been alive from the beginning.
+        """Record afterwards that tensors have been alive from the beginning of the step.
 
-        Each item is a tensor and the name of its module.
+        Args:
+            tensors: Each tensor with the name of the module that owns it.
+            category: Their memory category.
         """
         self._see_deaths()
         record = self.record
@@ -332,7 +347,7 @@ class LiveMemory:
         self._alive.clear()
 
     def _bear(self, tensor: Tensor, category: str, operator: str, fqn: str, phase: Phase) -> None:
-        """Record that a tensor's storage is alive, unless it is already recorded."""
+        """Record that a tensor's storage is alive, unless this has already been recorded."""
         if self._dead:
             self._see_deaths()
         is_plain = type(tensor) in PLAIN

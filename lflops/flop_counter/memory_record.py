@@ -1,4 +1,8 @@
-"""Record the allocations and frees of a step in order, and compute the memory profile from them."""
+"""Record the allocations and frees of a step in order, and compute the memory profile from them.
+
+A birth is the allocation of a storage. A moment is an operator, with the live memory before it. An
+event is one allocation or one free.
+"""
 
 import heapq
 from collections import Counter
@@ -26,11 +30,11 @@ class Birth(Struct, frozen=True, gc=False):
     """The allocation of a storage.
 
     Attributes:
-        nbytes: Number of bytes of the storage.
+        nbytes: The size of the storage in bytes.
         category: Category of the storage when it was allocated. The category may change later.
-        operator: The operator that allocated it.
-        fqn: The module that allocated or owns it.
-        phase: The phase of the operator.
+        operator: The operator that allocated the storage.
+        fqn: The module that allocated the storage or owns it.
+        phase: The phase in which the storage was allocated.
         is_fake: Whether the storage belongs to a fake tensor, so that no memory was allocated.
     """
 
@@ -43,19 +47,19 @@ class Birth(Struct, frozen=True, gc=False):
 
 
 RecordedMoment = tuple[str, str, Phase, int]
-"""An operator that is about to run, its module and phase, and the number of events so far.
+"""An operator that is about to run, its module, its phase, and the number of events before it.
 
-It is a plain tuple, because one is created for every operator.
+It is a plain tuple because a tuple is fast to create, and one is created for every operator.
 """
 
 
 class Peak(NamedTuple):
-    """The moment at which most bytes were alive.
+    """The point of a step at which the most bytes were alive.
 
     Attributes:
         nbytes: The live bytes.
-        events: The number of events until then.
-        operator: The number of the operator that reached the peak.
+        events: The number of allocations and frees up to the peak.
+        operator: The index of the operator that reached the peak.
     """
 
     nbytes: int
@@ -64,12 +68,12 @@ class Peak(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The events between an operator and the next operator.
+    """The range of events from the start of one operator to the start of the next operator.
 
     Attributes:
-        operator: The number of the operator; -1 before the first operator.
-        begin: The number of events before the window.
-        end: The number of events at the end of the window.
+        operator: The index of the operator, or -1 for the events before the first operator.
+        begin: The index of the first event.
+        end: The index after the last event.
     """
 
     operator: int
@@ -82,16 +86,16 @@ class MemoryRecord:
     """Everything that was recorded about the memory of a step.
 
     Attributes:
-        births: The birth of each storage.
-        events: Allocations and frees in order. An allocation is the index of the storage's birth. A
-            free is the bitwise inverse of that index.
-        moments: The operators in order.
+        births: The allocation of each storage.
+        events: Allocations and frees in order. An allocation is the index of the storage in
+            `births`. A free is the bitwise inverse (`~index`) of the same index.
+        moments: The operators in the order in which they ran.
         owners: For operators in an optimizer's step, the module of the updated parameter, keyed by
-            the operator's index.
-        relabelled: The final category of each relabelled storage, keyed by the index of the
-            storage's birth.
-        longest: Maximum number of operators in the timeline. A longer timeline is shortened, and
-            its extremes are kept.
+            the operator's index in `moments`.
+        relabelled: The final category of each storage whose category changed after its allocation,
+            keyed by the storage's index in `births`.
+        longest: Maximum number of operators in the timeline. In a longer timeline, operators are
+            dropped, but the highest and lowest points are kept.
     """
 
     births: list[Birth] = field(default_factory=list)
@@ -102,7 +106,7 @@ class MemoryRecord:
     longest: int = LONGEST_TIMELINE
 
     def windows(self) -> Iterator[Window]:
-        """Yield the events before the first operator, and the events of each operator."""
+        """Yield the range of events before the first operator, then the range of each operator."""
         begin = 0
         for operator, moment in enumerate(self.moments):
             yield Window(operator - 1, begin, moment[3])
@@ -141,7 +145,7 @@ class MemoryRecord:
         )
 
     def peak_of_rows(self) -> dict[str, int]:
-        """Return the maximum live bytes while each module or one of its submodules ran."""
+        """Return, for each module, the maximum live bytes while it or one of its submodules ran."""
         highest: dict[str, int] = {}
         live = 0
         for window in self.windows():
@@ -168,7 +172,7 @@ class MemoryRecord:
         return peaks
 
     def category(self, serial: int) -> str:
-        """Return the final category of a storage."""
+        """Return the final category of the storage with this index in `births`."""
         return self.relabelled.get(serial, self.births[serial].category)
 
     def _peak(self) -> Peak:
@@ -186,9 +190,11 @@ class MemoryRecord:
         return peak
 
     def _timeline(self, peak: Peak) -> tuple[list[Moment], dict[str, int]]:
-        """Return the moments that are kept, and the maximum live bytes of each category.
+        """Return the memory timeline, and the maximum live bytes of each category.
 
-        Each moment holds the live bytes of each final category.
+        The timeline contains at most `longest` operators, and always the operator with the peak.
+        Each entry contains the live bytes by category. The category is the final one, even before
+        it changed.
         """
         live = dict.fromkeys(CATEGORIES, 0)
         most = dict(live)
@@ -218,7 +224,13 @@ class MemoryRecord:
         return live_bytes
 
     def _replay(self, events: Iterable[int], live: dict[str, int], most: dict[str, int]) -> int:
-        """Apply allocations and frees to the live bytes, and return the maximum live bytes."""
+        """Apply allocations and frees to the live bytes, and return the maximum of their total.
+
+        Args:
+            events: The allocations and frees, as in `events` of the record.
+            live: The live bytes by category. They are updated.
+            most: The maximum live bytes by category. They are updated.
+        """
         total = sum(live.values())
         highest = total
         for event in events:
@@ -234,9 +246,9 @@ class MemoryRecord:
         return highest
 
     def _alive_after(self, events: int) -> list[tuple[int, Birth]]:
-        """Return the storages that are alive after the first `events` events.
+        """Return the storages that are alive after the first `events` allocations and frees.
 
-        Each item has the index of a birth and the birth.
+        Each entry has the storage's index in `births`, and its `Birth`.
         """
         alive: dict[int, Birth] = {}
         for event in self.events[:events]:

@@ -1,9 +1,9 @@
-"""Compute the cost of an operator's call.
+"""Compute the cost (MACs and FLOPs) of an operator's call.
 
-The cost comes from a formula of shapes, from the tensors themselves, or from a user's formula. A
-few formulas read the integers in a tensor, such as the offsets of packed sequences or the ends of
-groups. They are read only in a counting step, which is never timed, because a read on CUDA waits
-for the device.
+There are three kinds of cost functions: formulas that receive shapes, functions that receive the
+tensors themselves, and formulas that a user registered. A few formulas also receive the integers
+in a tensor, such as the offsets of packed sequences. Reading integers from a CUDA tensor waits for
+the device. This is acceptable in a counting step, because its time is never used.
 """
 
 import inspect
@@ -42,7 +42,10 @@ _USERS: dict[str, Formula] = {}
 
 
 def cost_of_call(*operators: str) -> Callable[[CallCost], CallCost]:
-    """Register a cost function that reads the call's tensors, not only their shapes."""
+    """Return a decorator that registers a cost function for some operators.
+
+    The cost function receives the tensors of a call, and not only their shapes.
+    """
 
     def register(function: CallCost) -> CallCost:
         _COSTS.update(dict.fromkeys(operators, function))
@@ -96,9 +99,10 @@ def register_formula(operator: Any, formula: Formula) -> None:
 
 
 def _all_decompose(overloads: list[Any]) -> bool:
-    """Return whether all overloads reach the dispatch mode as other operators.
+    """Return whether torch decomposes all overloads before they reach the dispatch mode.
 
-    Overloads that write to an argument, such as `out`, are ignored if there are others.
+    In this case, the dispatch mode sees only the operators that the overloads decompose into.
+    Overloads that write to an argument, such as `out=`, are ignored if there are other overloads.
     """
     if len(overloads) > 1:
         functional = [overload for overload in overloads if not written_arguments(overload)]
@@ -124,7 +128,7 @@ def formula_of(operator: Any) -> CallCost | None:
 
 
 def is_pure(operator: Any) -> bool:
-    """Return whether the operator has a built-in formula that reads only shapes."""
+    """Return whether the operator has a built-in formula of shapes and numbers only."""
     name = qualified_name(operator)
     packet = name.split(".")[0]
     has_users_formula = name in _USERS or packet in _USERS
@@ -153,10 +157,11 @@ def values_or_shape(value: Any) -> Any:
 
 
 def bind(function: Formula, operator: OpOverload) -> CallCost:
-    """Return a function that calls a formula with the arguments of an operator's call.
+    """Return a cost function for an operator that calls a built-in formula.
 
-    The formula's positional parameters receive the first arguments in order. Its keyword-only
-    parameters receive the arguments of the same names, by position or keyword.
+    The positional parameters of the formula receive the operator's first arguments, in the same
+    order. Each keyword-only parameter of the formula receives the operator's argument with the same
+    name, whether the caller passed that argument by position or by keyword.
     """
     parameters = inspect.signature(function).parameters.values()
     positional = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
@@ -190,7 +195,10 @@ def bind(function: Formula, operator: OpOverload) -> CallCost:
 
 
 def _in_reals(cost: Cost) -> Cost:
-    """Count a complex multiply-accumulate as four real ones, and a complex addition as two."""
+    """Convert the cost of an operator on complex numbers to operations on real numbers.
+
+    A complex multiply-accumulate counts as four real ones, and a complex addition as two.
+    """
     executed = None
     if cost.executed_macs is not None:
         executed = 4 * cost.executed_macs
@@ -202,7 +210,10 @@ def _in_reals(cost: Cost) -> Cost:
 
 
 def _users_cost(formula: Formula) -> CallCost:
-    """Return a function that calls a user's formula with the arguments of an operator's call."""
+    """Return a cost function that calls a user's formula.
+
+    The formula receives the arguments of the operator's call, with shapes instead of tensors.
+    """
 
     def cost(args: Any, kwargs: Any, out: Any) -> Cost:
         operands = shapes(tuple(args))
@@ -218,7 +229,7 @@ def _users_cost(formula: Formula) -> CallCost:
 
 
 def _cost(result: Any) -> Cost:
-    """Return the `Cost` that a formula returned, or make a `Cost` from the MACs that it returned."""
+    """Convert the result of a formula, a `Cost` or a number of MACs, to a `Cost`."""
     if isinstance(result, Cost):
         return result
     if not is_whole(result):
@@ -227,14 +238,17 @@ def _cost(result: Any) -> Cost:
 
 
 KNOWS_VALUES = "knows_values_of"
-"""Name of a dispatch mode's method that returns whether a tensor has a real step's values."""
+"""Name of a method that dispatch modes may have. See `KnownValues.knows_values_of`.
+
+The method returns whether the values of a tensor are the same as in a real step.
+"""
 
 
 def known(tensor: Tensor) -> Tensor | None:
-    """Return a plain tensor with the same values, or `None` if the values are unknown.
+    """Return a plain tensor with the values of a tensor, or `None` if the values are unknown.
 
-    The values of meta and fake tensors are unknown, and so are values that a mode reports as
-    unknown.
+    Values are unknown if the tensor is a meta or fake tensor, if this rank has only a part of it,
+    or if an active dispatch mode reports them as unknown.
     """
     local: Any = local_part(tensor)
     if local.is_meta or isinstance(local, FakeTensor) or local.shape != tensor.shape:
@@ -267,9 +281,9 @@ def values_of(tensor: Tensor) -> Values | None:
     "quantized::conv3d_dynamic",
 )
 def packed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
-    """Quantized convolution: the kernel's MACs at each position of the output.
+    """Quantized convolution: each position of the output needs one MAC per element of the weight.
 
-    The kernel's shape is available only from the unpacked weight.
+    The call receives the weight in a packed form that has no shape, so it is unpacked here.
     """
     weight, _ = args[1].unpack()
     return Cost(out.numel() // out.shape[1] * weight.numel())
@@ -277,7 +291,10 @@ def packed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
 
 @cost_of_call("quantized::conv2d_add", "quantized::conv2d_add_relu")
 def packed_convolution_with_addition(args: Any, kwargs: Any, out: Any) -> Cost:
-    """Quantized convolution that adds its second argument to the result."""
+    """Quantized convolution that adds a tensor, its second argument, to the result.
+
+    Only the convolution is counted.
+    """
     return packed_convolution([args[0], *args[2:]], kwargs, out)
 
 
@@ -290,6 +307,6 @@ def packed_convolution_with_addition(args: Any, kwargs: Any, out: Any) -> Cost:
     "quantized::conv_transpose3d_dynamic",
 )
 def packed_transposed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
-    """Quantized transposed convolution: the kernel's MACs at each position of the input."""
+    """Quantized transposed convolution: one MAC per position of the input and weight element."""
     weight, _ = args[1].unpack()
     return Cost(args[0].numel() // args[0].shape[1] * weight.numel())

@@ -1,4 +1,4 @@
-"""Find out how to count each operator: its kind, its cost function, and facts about its schema.
+"""Determine how to count each operator: its kind, its cost function, and properties of its schema.
 
 `classify` determines them once per operator. `known_operators` caches the results for the process.
 """
@@ -37,9 +37,10 @@ NAMESPACES_WITHOUT_WORK = frozenset(
 """Namespaces of operators that compute nothing, such as a query for a fake tensor's device."""
 
 LIKE_ATEN = frozenset({"aten", "prims", "quantized"})
-"""Namespaces in which a name means the same as in ATen.
+"""Namespaces whose operators do the same as the ATen operators of the same name.
 
-The tables list the operators of all other namespaces by their qualified names.
+In `conventions.toml` and in the tables of `traffic.py`, the names of these operators have no
+namespace (`add`). The names of all other operators have their namespace (`fsdp::copy_`).
 """
 
 COLLECTIVES = frozenset(
@@ -57,18 +58,26 @@ FUSED = "_fused_"
 """Prefix of the fused optimizer operators on lists of tensors."""
 
 GATHERS = "fsdp::split_with_sizes_copy"
-"""FSDP's operator that writes gathered parameters to storages that no operator resized."""
+"""FSDP's operator that writes gathered parameters to their storages.
+
+FSDP resizes these storages itself before the call. No operator shows this allocation, so it is
+recorded when this operator is called.
+"""
 
 WRAPS = "_wrap_tensor_autograd"
 """Operator that wraps a collective's pending result in a tensor that has no memory."""
 
 LIFTS = frozenset({"lift", "lift_fresh"})
-"""Operators that return memory that no operator allocated, such as the data of `torch.tensor`."""
+"""Operators whose result is in memory that no operator allocated.
+
+For example, `torch.tensor` allocates memory without an operator and then calls `lift_fresh`. The
+allocation is recorded when such an operator is called.
+"""
 
 CONTROL_FLOW = frozenset(
     {"cond", "while_loop", "while_loop_stack_output", "map_impl", "scan", "associative_scan"}
 )
-"""Higher-order operators that call functions: the branches of a condition or a loop's body."""
+"""Operators that call functions: the branches of a condition, or the body of a loop."""
 
 NOTHING = Cost()
 
@@ -92,14 +101,14 @@ class Kind(Enum):
 
 
 class KnownCost(NamedTuple):
-    """The cost shared by all calls with the same signature.
+    """The cached cost of all calls with the same signature (the same shapes and numbers).
 
     Attributes:
         cost: The cost from the operator's formula.
         moved: The least memory traffic in bytes.
         dtype: The dtype under which the call is counted, or `None` if the call has no tensors.
-        is_simple: Whether the cost is exact, and has neither MACs nor recomputation, so that
-            adding it up needs no further checks.
+        is_simple: Whether the cost is exact and has neither MACs nor recomputation. Such a cost can
+            be added to the sums without further checks.
     """
 
     cost: Cost
@@ -113,15 +122,16 @@ class Operator:
     """An operator, or a function of another package, and how its calls are counted.
 
     Attributes:
-        name: The name in profiles, with the namespace unless that is ATen.
-        table_name: The name in the tables of costs and traffic, with the namespace unless names in
-            that namespace mean the same as in ATen.
+        name: The name in profiles. It includes the namespace, except for ATen operators.
+        table_name: The name in `conventions.toml` and in the tables of `traffic.py`. It includes
+            the namespace, except for the namespaces in `LIKE_ATEN`.
         kind: How calls are counted.
         cost: Computes the cost of a call from its arguments, keyword arguments and result.
         written_arguments: The position of each argument that the operator writes to, keyed by the
             argument's name.
-        makes_storage: Whether results are new memory.
-        fills_storage: Whether the operator writes to storages that no operator resized.
+        makes_storage: Whether the results are new memory, and not views of the arguments.
+        fills_storage: Whether the operator writes to storages that were resized without an
+            operator, as FSDP does.
         allocates: Whether a call may allocate memory for a tensor.
         synchronizes: Whether ranks only wait for each other in the operator, without transferring
             anything.
@@ -130,13 +140,14 @@ class Operator:
         has_list_argument: Whether an argument is a list of tensors.
         is_view: Whether the operator neither computes nor allocates.
         is_single_kernel: Whether the operator runs as one kernel that calls no other operator.
-        is_foreach: Whether an optimizer calls it with a list of its parameters.
-        is_pure: Whether shapes and numbers determine the cost, so that calls with equal shapes and
-            numbers cost the same.
-        is_by_size: Whether the bytes of contiguous tensors determine the cost, so that different
-            shapes and numbers with the same bytes cost the same.
+        is_foreach: Whether an optimizer calls the operator with a list of its parameters.
+        is_pure: Whether the cost depends only on shapes and numbers. If so, the costs of earlier
+            calls can be reused.
+        is_by_size: Whether the cost of a call with contiguous tensors depends only on the sizes of
+            the tensors in bytes, and not on their shapes or on numbers.
         costs: The costs of earlier calls, keyed by signature.
-        run: Runs the operator without the Python frame of its `__call__`.
+        run: Runs the operator. It skips the Python frame of the operator's `__call__`, which would
+            cost time.
     """
 
     name: str
@@ -171,7 +182,7 @@ class Operator:
 
 
 def classify(function: Any) -> Operator:
-    """Find out how to count an operator of `torch.ops`."""
+    """Determine how to count an operator of `torch.ops`."""
     qualified = qualified_name(function).split(".")[0]
     namespace, _, name = qualified.rpartition("::")
     table_name = name if namespace in LIKE_ATEN else f"{namespace}::{name}"
@@ -221,7 +232,7 @@ def classify(function: Any) -> Operator:
 def _kind_and_cost(
     function: Any, namespace: str, name: str, table_name: str
 ) -> tuple[Kind, CallCost]:
-    """Find out how to count an operator that computes something and has no formula."""
+    """Determine how to count an operator that computes something and has no formula."""
     if decomposes(function):
         return Kind.DECOMPOSED, _nothing
     if namespace in COLLECTIVES:
@@ -240,7 +251,8 @@ _known_with: tuple[Any, ...] = ()
 def known_operators() -> dict[int, tuple[Any, Operator]]:
     """Return the operators seen in this process, keyed by the id of torch's operator object.
 
-    Each entry keeps the operator object alive. Registering a formula empties the cache.
+    Each entry also contains the operator object, which keeps it alive, so that its id stays valid.
+    After a formula has been registered, the next call returns a new, empty dict.
     """
     global _KNOWN, _known_with  # noqa: PLW0603 - modes keep the dict that they began with
     formulas = all_formulas()
@@ -263,9 +275,10 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def _convention(function: Any, table_name: str) -> CallCost | None:
-    """Return the cost function of an operator without a contraction.
+    """Return the cost function of an operator that is no matmul, such as a pointwise operator.
 
-    Return `None` if no convention applies.
+    The cost follows the conventions in `formulas/conventions.py`: a fixed number of operations per
+    element. Return `None` if no convention applies to the operator.
     """
     if not isinstance(function, OpOverload):
         return None

@@ -13,16 +13,16 @@ from lflops.torch_private.tensors import PLAIN, local_part
 
 
 class StepOwners:
-    """The modules that own the tensors of one optimizer step.
+    """Finds the module that owns each tensor in one optimizer step.
 
-    Parameters, gradients and states are recognized by identity. Intermediate results are not. A
-    step processes its parameters in order, one by one or as lists. Therefore an unknown tensor
-    belongs to the module of the last known tensor, and an unknown list belongs to the modules of
-    the last known list of the same length.
+    Parameters, gradients and optimizer states are recognized, because the optimizer holds them.
+    Intermediate results are not. But an optimizer processes its parameters in order, one by one or
+    as lists. Therefore an unknown tensor belongs to the module of the last known tensor, and an
+    unknown list of tensors belongs to the modules of the last known list of the same length.
 
     Attributes:
         optimizer: The optimizer that makes the step.
-        last: The module of the last operator.
+        last: The module to which the last operator belongs.
     """
 
     def __init__(self, optimizer: Optimizer, tree: ModuleTree) -> None:
@@ -41,7 +41,7 @@ class StepOwners:
                 yield parameter.grad
 
     def states(self) -> Iterator[tuple[Tensor, str]]:
-        """Yield the tensors of the optimizer's state with the modules of their parameters."""
+        """Yield each tensor of the optimizer's state, and the module that owns its parameter."""
         for parameter in self._parameters():
             owner = self._tree.owner(parameter)
             state = self.optimizer.state.get(parameter, {})
@@ -54,7 +54,11 @@ class StepOwners:
                     yield tensor, owner
 
     def one(self, args: Any) -> str:
-        """Return the module of an operator on single tensors."""
+        """Return the module to which an operator with these arguments belongs.
+
+        The first known tensor among the arguments determines the module. For operators on lists of
+        tensors, use `each`.
+        """
         for value in args:
             known = self._owners.get(id(value))
             if known is not None and known[0]() is value:
@@ -71,10 +75,10 @@ class StepOwners:
         return self.last
 
     def follow(self, args: Any) -> None:
-        """Record the module of an operator that costs nothing and that may be creating the state.
+        """Set `last` to the module of an operator that costs nothing, such as `zeros_like`.
 
-        The state is not registered here. It may be only partly created, and the rest would have no
-        owner.
+        The optimizer may be creating its state with such operators. The state is not registered
+        here, because it may be incomplete, and the rest of it would never be registered.
         """
         for value in args:
             owner = self._known(value)
@@ -83,9 +87,9 @@ class StepOwners:
                 return
 
     def each(self, tensors: list[Tensor], results: Any) -> list[str]:
-        """Return the module of each element in a call on lists of tensors.
+        """Return the module of each tensor in a list that is passed to one operator.
 
-        The results are registered under the same modules.
+        The results of the operator are registered as owned by the same modules.
         """
         known = [self._known_or_new(tensor) for tensor in tensors]
         before = self._owners_of_lists.get(len(tensors), [self.last] * len(tensors))
@@ -107,7 +111,8 @@ class StepOwners:
     def _known(self, value: Any) -> str | None:
         """Return the module of a registered tensor, or `None` for any other value.
 
-        An id is valid only while its tensor is alive, and the registry keeps no tensor alive.
+        Tensors are registered by their id. The registry does not keep tensors alive, and Python may
+        reuse the id of a freed tensor. Therefore a weak reference is compared as well.
         """
         known = self._owners.get(id(value))
         if known is None:

@@ -1,9 +1,10 @@
-"""Count functions of other packages that bypass the dispatcher.
+"""Count functions of other packages that run kernels without calling a torch operator.
 
-A function that is written in C++, or that launches a Triton kernel, calls no operator. In a
-counting step the functions in `formulas.table.FUNCTIONS` are wrapped in the modules in which their
-callers look them up, and are restored afterwards. Triton reports each launch, so that a kernel
-without a formula is listed as unsupported.
+A function that is written in C++, or that launches a Triton kernel, may call no operator, so the
+dispatch mode does not see it. For a counting step, the functions in `formulas.table.FUNCTIONS` are
+replaced by wrappers that record each call. They are replaced in the modules in which their callers
+look them up, and are restored afterwards. A hook reports all other launches of Triton kernels.
+These kernels have no formula and are listed as unsupported.
 """
 
 import contextlib
@@ -24,9 +25,12 @@ from lflops.torch_private.dispatch_modes import open_modes
 
 
 class _Covered(threading.local):
-    """The number of nested functions with a formula that this thread is executing.
+    """Whether this thread is inside a package function that has a formula.
 
-    The kernels that such a function launches are part of its cost.
+    Triton kernels that such a function launches are part of its cost, so they are not recorded.
+
+    Attributes:
+        depth: The number of nested calls of such functions. 0 means that the thread is outside.
     """
 
     depth = 0
@@ -35,7 +39,7 @@ class _Covered(threading.local):
 _LOCK = threading.RLock()
 _COVERED = _Covered()
 _COUNTS: list[object] = []
-"""The counts that are running."""
+"""The `Counting` objects that are counting at the moment."""
 
 _undo = CleanupStack()
 
@@ -80,9 +84,10 @@ def _install() -> None:
 
 
 def _watchers() -> list[Any]:
-    """Return the counting modes on this thread's stack.
+    """Return the active counting modes of this thread.
 
-    While an operator with a formula runs, no mode is on the stack, so nothing is counted twice.
+    While an operator with a formula runs, no counting mode is active. Package functions that such
+    an operator calls are therefore not counted a second time.
     """
     return [mode for mode in open_modes() if hasattr(mode, "record_function")]
 
@@ -113,9 +118,10 @@ def _wrapper(name: str, function: Callable[..., Any], entry: FunctionFormula) ->
 def _calls(
     entry: FunctionFormula, function: Any, args: Any, kwargs: Any
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the arguments of each call to count, in order.
+    """Yield the arguments of each call to count, in the order of the function's parameters.
 
-    If an argument is a list of tensor lists, there is one call for each position in the lists.
+    A fused optimizer function receives a list of lists of tensors, for example
+    `[gradients, parameters, states]`. It is counted as one call for each parameter.
     """
     ordered = _in_order(function, args, kwargs)
     place = entry.tensors_at
@@ -131,7 +137,8 @@ def _calls(
 def _in_order(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
     """Return positional and keyword arguments in the order of the function's signature.
 
-    A function in C++ has no signature; its keyword arguments come last.
+    A function that is written in C++ may have no signature. In this case, the keyword arguments
+    follow the positional arguments.
     """
     if not kwargs:
         return tuple(args)
@@ -144,7 +151,7 @@ def _in_order(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
 
 
 def _cost_of(entry: FunctionFormula) -> Callable[[Any, Any, Any], Cost]:
-    """Return a cost function that calls an entry's formula with shapes instead of tensors."""
+    """Return a cost function that calls the formula of `entry` with shapes instead of tensors."""
     parameters = list(inspect.signature(entry.formula).parameters.values())
     takes_all = any(each.kind is each.VAR_POSITIONAL for each in parameters)
     names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
@@ -162,10 +169,10 @@ def _cost_of(entry: FunctionFormula) -> Callable[[Any, Any, Any], Cost]:
 
 
 def _operand(value: Any, *, read: bool) -> Any:
-    """Convert an argument of a function to the argument that its formula receives.
+    """Convert an argument of a package function to the argument that its formula receives.
 
-    A tensor, and any object with a size and a dtype, becomes a shape. If `read`, a one-dimensional
-    tensor of integers becomes its values.
+    A tensor, or another object with a `size()` and a dtype, is converted to its shape. If `read` is
+    true, a one-dimensional tensor of integers is converted to its values instead.
     """
     if isinstance(value, Tensor):
         if read and not value.is_floating_point() and value.dim() == 1:
@@ -181,7 +188,8 @@ def _operand(value: Any, *, read: bool) -> Any:
 def _watch_triton() -> None:
     """Register a hook that Triton calls before each launch, if Triton is loaded.
 
-    Newer releases of Triton have a list of such hooks, and older releases have a single hook.
+    Newer releases of Triton have a list of such hooks. Older releases have a single hook, which is
+    registered only if it is not in use.
     """
     triton: Any = sys.modules.get("triton")
     knobs = getattr(getattr(triton, "knobs", None), "runtime", None)
@@ -206,7 +214,10 @@ def _remove_from(hooks: Any) -> None:
 
 
 def _launched(metadata: Any) -> None:
-    """Record the launch of a Triton kernel outside all functions with a formula."""
+    """Record the launch of a Triton kernel as an unsupported operator.
+
+    A launch inside a package function with a formula is not recorded.
+    """
     if _COVERED.depth:
         return
     watchers = _watchers()

@@ -1,9 +1,10 @@
 """Compute the logical cost of operators on sharded tensors.
 
-A `DTensor` has its unsharded shape, so the formulas give the logical cost of an operator on it. A
-layer may also pass on the local part of a `DTensor` as a plain tensor, for example in tensor
-parallelism. The unsharded shape of such a partial tensor is unknown. `PartialTensors` follows
-partial tensors until a collective gathers them.
+The logical cost is the cost of the operator on the whole tensors, not only on this rank's parts. A
+`DTensor` has the shape of the whole tensor, so the formulas give its logical cost directly. But a
+layer may also pass on its rank's part of a `DTensor` as a plain tensor, for example in tensor
+parallelism. The whole shape of such a partial tensor is unknown. `PartialTensors` follows partial
+tensors until a collective gathers them.
 """
 
 import weakref
@@ -41,9 +42,10 @@ def is_sharded(kind: type) -> bool:
 def logical_cost(
     operator: Operator, function: Any, args: Any, kwargs: Any, out: Any
 ) -> Cost | None:
-    """Return the cost of a call at the unsharded shapes of its DTensors; `None` if unknown.
+    """Return the cost of a call on whole tensors, with the shapes of its DTensors.
 
-    An operator that decomposes runs a second time, on the meta device.
+    If the operator is one that decomposes into others, it runs a second time on the meta device.
+    Return `None` if the cost is unknown.
     """
     if operator.kind is Kind.COUNTED:
         try:
@@ -87,9 +89,10 @@ class _Macs(InternalMode):
 
 
 class PartialTensors:
-    """Follows the storages of partial tensors from operator to operator.
+    """Tracks which plain tensors hold only this rank's part of a sharded tensor.
 
-    It keeps no storage alive.
+    Such a tensor is partial. The results of operators on partial tensors are partial too. Tensors
+    are identified by their storages, which are not kept alive.
 
     Attributes:
         active: Whether any sharded tensor has been seen. Until then there is nothing to follow.
@@ -104,7 +107,7 @@ class PartialTensors:
             self.add_local_parts(parameter)
 
     def add_local_parts(self, value: Any) -> None:
-        """Record which sharded tensors in a value have a partial local part."""
+        """Find the DTensors in a value, and record whether their local tensors are partial."""
         for tensor in tensors_of((value,)):
             if type(tensor) not in PLAIN and is_sharded(type(tensor)):
                 self.active = True
@@ -135,9 +138,9 @@ class PartialTensors:
             self._mark(tensor, is_partial=is_partial)
 
     def _add_parameters(self, fqn: str) -> None:
-        """Record a module's parameters.
+        """Record the parameters of a module again when the module starts to run.
 
-        FSDP may unshard them only while the module runs.
+        FSDP may unshard them (replace them by whole tensors) only while the module runs.
         """
         module = self._tree.modules.get(fqn)
         if module is not None:
@@ -168,7 +171,7 @@ class PartialTensors:
 def _is_partial(tensor: Any) -> bool:
     """Return whether this rank has only some elements of a DTensor.
 
-    A DTensor with a pending reduction has all elements on every rank.
+    If a DTensor only waits for a reduction (placement `Partial`), every rank has all elements.
     """
     for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
         if size > 1 and not placement.is_replicate() and not placement.is_partial():

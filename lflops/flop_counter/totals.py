@@ -1,4 +1,4 @@
-"""Define the running sums of a count.
+"""Define the running sums of a count: the work of all operators so far, by module and phase.
 
 Each thread has separate sums, so that threads need no lock.
 """
@@ -17,17 +17,17 @@ from lflops.profile.records import ModulePhase, Phase
 from lflops.profile.series import sum_known
 
 OpKey = tuple[str, str, Phase, "torch.dtype | None"]
-"""Module, operator, phase, dtype."""
+"""Key of the work of an operator: module, operator, phase, and dtype."""
 
 UnsupportedKey = tuple[str, str, Phase]
-"""Module, operator, phase."""
+"""Key of an unsupported operator: module, operator, and phase."""
 
 CollectiveKey = tuple[str, Phase, str, str, "int | None"]
-"""Module, phase, collective, process group, and the group's size."""
+"""Key of a collective: module, phase, collective, process group, and the size of the group."""
 
 
 class Sums(Struct, gc=False):
-    """The sums of several calls."""
+    """A base class for sums over several calls. `add` adds another object field by field."""
 
     def add(self, other: Self) -> None:
         for name in self.__struct_fields__:
@@ -35,7 +35,7 @@ class Sums(Struct, gc=False):
 
 
 class Counts(Sums, gc=False):
-    """The work of several calls. The fields are the `COUNTS` of a profile."""
+    """The total work of several calls. The fields have the same names as `COUNTS` of a profile."""
 
     calls: int = 0
     macs: int = 0
@@ -46,9 +46,10 @@ class Counts(Sums, gc=False):
 
 
 class Transfers(Sums, gc=False):
-    """Calls and their bytes.
+    """The number of calls of a collective or an unsupported operator, and their total bytes.
 
-    The bytes are the payload of a collective, or the size of an unsupported operator's tensors.
+    The bytes of a collective are its payload. The bytes of an unsupported operator are the sizes of
+    its arguments and results.
     """
 
     calls: int = 0
@@ -56,11 +57,11 @@ class Transfers(Sums, gc=False):
 
 
 class DenseMasks(Sums, gc=False):
-    """Calls of attention with a dense mask that separates sequences.
+    """Attention calls whose dense mask separates packed sequences.
 
     Attributes:
         calls: The number of calls.
-        computed: The number of scores that were computed.
+        computed: The number of scores that the kernel computes, including those that are masked.
         within: The number of scores between two tokens of the same sequence.
     """
 
@@ -71,7 +72,7 @@ class DenseMasks(Sums, gc=False):
 
 @dataclass
 class Totals:
-    """Sums by module and phase.
+    """The sums of a count, by module and phase.
 
     Attributes:
         op_counts: The work of supported operators.
@@ -80,14 +81,14 @@ class Totals:
         waits: The modules and phases in which ranks wait for each other.
         failures: The error of each formula that failed, keyed by operator.
         upper_bounds: The number of calls of each operator for which the cost is an upper bound.
-        dense_masks: Calls of attention with a dense mask that separates sequences, keyed by
-            operator.
-        counted_inside: The number of calls of each operator that were counted through the operators
-            that it called.
-        calls_in_hooks: Operator calls in communication hooks.
-        logical_difference: Logical MACs minus counted MACs, keyed by module and phase. A difference
-            is negative if several ranks compute the same, and `None` if the logical MACs are
-            unknown. A missing entry means that there is no difference.
+        dense_masks: Attention calls whose dense mask separates packed sequences, keyed by operator.
+        counted_inside: For each operator without a formula, the number of calls whose work was
+            counted from the operators that the call itself called.
+        calls_in_hooks: The number of operator calls in communication hooks of DDP.
+        logical_difference: The MACs of the whole sharded model minus the MACs that this rank
+            counted, keyed by module and phase. A difference is negative if several ranks compute
+            the same, and `None` if the MACs of the whole model are unknown. A missing entry means
+            that there is no difference.
     """
 
     op_counts: defaultdict[OpKey, Counts] = field(default_factory=lambda: defaultdict(Counts))
@@ -108,7 +109,7 @@ class Totals:
     logical_difference: dict[ModulePhase, int | None] = field(default_factory=dict)
 
     def add(self, key: OpKey, cost: Cost, moved: int) -> None:
-        """Add one call of an operator."""
+        """Add the cost of one call of an operator. `moved` is the number of bytes that it moves."""
         counts = self.op_counts[key]
         counts.calls += 1
         counts.macs += cost.macs
@@ -119,10 +120,12 @@ class Totals:
     def add_logical(self, local: "Totals", key: ModulePhase, logical: Cost | None) -> None:
         """Add the logical work of an operator on sharded tensors.
 
+        The difference between the logical and the local MACs is added to `logical_difference`.
+
         Args:
-            local: The sums of the operators that this rank ran.
+            local: The work that this rank did for the operator.
             key: The module and phase of the operator.
-            logical: The cost at unsharded shapes, or `None` if it is unknown.
+            logical: The cost of the operator on the whole tensors, or `None` if it is unknown.
         """
         local_macs: Counter[ModulePhase] = Counter()
         for (fqn, _, phase, _), counts in local.op_counts.items():
@@ -138,22 +141,29 @@ class Totals:
             self.add_difference(place, logical_macs.get(place, 0) - local_macs[place])
 
     def add_unknown_logical(self, fqn: str, phase: Phase, cost: Cost) -> None:
-        """Mark the logical work of a call as unknown. `cost` is the call's local cost."""
+        """Mark the logical work of a module and phase as unknown, because of one of its calls.
+
+        `cost` is the cost of the call on this rank. If it includes recomputation, the logical work
+        of the recompute phase becomes unknown, too.
+        """
         self.add_difference(ModulePhase(fqn, phase), None)
         if cost.recompute is not None:
             self.add_difference(ModulePhase(fqn, "recompute"), None)
 
     def add_difference(self, key: ModulePhase, macs: int | None) -> None:
-        """Add to the logical difference of a module and phase; `None` makes it unknown."""
+        """Add MACs to the logical difference of a module and phase.
+
+        If `macs` is `None`, the difference becomes unknown.
+        """
         self.logical_difference[key] = sum_known((self.logical_difference.get(key, 0), macs))
 
     def merge(self, other: "Totals") -> None:
-        """Add other sums, for example the sums of another thread."""
+        """Add all sums of `other`, for example the sums of another thread."""
         self.merge_without_modules(other)
         other.add_to(lambda fqn, phase: (self, fqn, phase))
 
     def merge_without_modules(self, other: "Totals") -> None:
-        """Add the sums that belong to no module."""
+        """Add only those sums of `other` that are not kept by module, such as `upper_bounds`."""
         self.failures.update(other.failures)
         self.upper_bounds.update(other.upper_bounds)
         for operator, masks in other.dense_masks.items():
@@ -162,11 +172,11 @@ class Totals:
         self.calls_in_hooks += other.calls_in_hooks
 
     def add_to(self, target_of: Callable[[str, Phase], tuple["Totals", str, Phase]]) -> None:
-        """Add the sums of all modules to other totals.
+        """Add all sums that are kept by module to other totals, possibly under other names.
 
         Args:
-            target_of: A function that takes a module and phase. It returns the totals to add to,
-                and the module and phase under which to add.
+            target_of: A function that takes a module and a phase. It returns the totals to which
+                the sums of this module and phase are added, and the new module and phase.
         """
         for (fqn, operator, phase, dtype), counts in self.op_counts.items():
             totals, new_fqn, new_phase = target_of(fqn, phase)
@@ -185,14 +195,17 @@ class Totals:
             totals.add_difference(ModulePhase(*place), macs)
 
     def moved(self, target_of: Callable[[str, Phase], tuple[str, Phase]]) -> "Totals":
-        """Return the same sums, with the module and phase of each entry replaced by `target_of`."""
+        """Return a copy of the sums under other modules and phases.
+
+        `target_of` takes a module and a phase, and returns the new module and phase.
+        """
         moved = Totals()
         moved.merge_without_modules(self)
         self.add_to(lambda fqn, phase: (moved, *target_of(fqn, phase)))
         return moved
 
     def rows(self) -> Iterator[str]:
-        """Yield every module that has any sum, possibly several times."""
+        """Yield the name of every module that did any work. A name may occur several times."""
         for keys in (self.op_counts, self.unsupported, self.collectives):
             for key in keys:
                 yield key[0]
@@ -200,13 +213,14 @@ class Totals:
 
 @dataclass
 class Resolved:
-    """The sums of a step, including the work of its compiled graphs.
+    """The work of a step, including the work of its compiled graphs.
 
     Attributes:
-        totals: The sums.
-        calls: The calls of modules in compiled graphs.
-        notes: Notes on the graphs.
-        is_memory_known: Whether every allocation of the step was seen.
+        totals: The work by module and phase.
+        calls: The number of calls of each module in compiled graphs.
+        notes: Notes for the profile about the compiled graphs.
+        is_memory_known: Whether every allocation of the step was seen. It is not if a compiled
+            graph ran generated kernels.
     """
 
     totals: Totals

@@ -1,9 +1,11 @@
-"""Compute the bytes of one call: the least traffic of an operator, or a collective's payload.
+"""Compute the bytes of one call: the memory traffic of an operator, or a collective's payload.
 
-The least traffic reads each distinct input once and writes each result once. A view moves nothing,
-and an expanded dimension (stride 0) counts once. A gather reads the rows that it selects, not the
-whole table. An in-place scatter writes as many elements as it is passed, and reads them first if it
-adds to them. An argument that is overwritten, or needed only for its shape, is not read.
+The memory traffic is the least that the operator needs: it reads each input once and writes each
+result once. A tensor that is passed twice is read once. A view moves nothing, and an expanded
+dimension (stride 0) counts once. A gather such as `embedding` reads the selected rows, not the
+whole table. An in-place scatter such as `index_add_` writes only the selected elements, and also
+reads them if it adds to them. An argument that is only overwritten, or needed only for its shape,
+is not read.
 """
 
 import contextlib
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from lflops.flop_counter.operators import Operator
 
 GATHERS_RESULT = ("embedding", "gather", "index", "index_select", "take", "_unsafe_index")
-"""Gathers that read as many elements of their first argument as they return."""
+"""Gather operators that read one element of their first argument for each element they return."""
 
 
 def _rows(table: Tensor, indices: Tensor) -> int:
@@ -31,7 +33,8 @@ def _rows(table: Tensor, indices: Tensor) -> int:
 def _indexed(x: Tensor, indices: Any, values: Tensor) -> int:
     """Return the number of elements that `x[indices] = values` writes.
 
-    If `indices` contains a mask, return the number of values, which is a lower bound.
+    If `indices` contains a mask, this number is unknown. In this case, return the number of
+    elements of `values`, which is a lower bound.
     """
     index_tensors = [index for index in indices if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for index in index_tensors):
@@ -94,10 +97,10 @@ SCATTERED: dict[str, Callable[[Any], int]] = {
 ADDS = frozenset(
     ("index_add_", "index_reduce_", "scatter_add_", "scatter_reduce_", "embedding_renorm_")
 )
-"""Scatters that read the elements that they write."""
+"""Scatter operators that read each element before they write it, because they add to it."""
 
 ADDS_IF_ASKED = frozenset(("index_put_", "_index_put_impl_", "put_"))
-"""Scatters that read the elements that they write if their `accumulate` argument is true."""
+"""Scatter operators that add to the elements only if their argument `accumulate` is true."""
 
 LIKE = (
     "zeros_like",
@@ -146,16 +149,18 @@ UNREAD = {
     **dict.fromkeys((*GATHERS_RESULT, *GATHERED, *SCATTERED, *LIKE, *FILLS, *COPIES), 0),
     **dict.fromkeys((*POOL_BACKWARDS, *PAD_BACKWARDS, *LOSS_BACKWARDS), 1),
 }
-"""For each operator, the position of the argument that the general rule must not count as read.
+"""The position of the argument that an operator does not read as a whole, keyed by operator.
 
-The argument is overwritten, read only in part, or needed only for its shape.
+The general rule is that an operator reads all of its arguments. The argument at this position is
+an exception: it is overwritten, read only in part, or needed only for its shape.
 """
 
 
 def bytes_moved(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
     """Return the number of bytes that one call reads and writes.
 
-    If an operator's rule in the tables fails, the general rule applies.
+    Operators in `UNREAD` have special rules. For all other operators, and if a special rule fails,
+    all arguments count as read and all results count as written.
     """
     name = operator.table_name
     if name in UNREAD:
@@ -184,7 +189,10 @@ def _moved_by_rule(operator: "Operator", name: str, args: Any, kwargs: Any, out:
 
 
 def _read(operator: "Operator", args: Any, kwargs: Any) -> int:
-    """Return the bytes of the distinct tensors in the arguments, except keyword outputs."""
+    """Return the bytes of all tensors in the arguments, except the outputs, such as `out=`.
+
+    A tensor that is passed more than once counts once.
+    """
     inputs = list(args)
     for name, value in kwargs.items():
         if name not in operator.written_arguments:
@@ -194,7 +202,10 @@ def _read(operator: "Operator", args: Any, kwargs: Any) -> int:
 
 
 def _written(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
-    """Return the bytes of the results, or of the written arguments if there are no results."""
+    """Return the bytes of the results.
+
+    If the operator returns nothing, return the bytes of the arguments that it writes to.
+    """
     if isinstance(out, Tensor):
         return size(out)
     returned = tensors_of((out,))
@@ -211,7 +222,7 @@ def _written(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
 
 
 def size(tensor: Tensor) -> int:
-    """Return the bytes of the distinct elements of a tensor."""
+    """Return the size of a tensor in bytes. Elements that share memory count once."""
     if tensor.layout is torch.strided and tensor.is_contiguous():
         return tensor.nbytes
     if tensor.layout is not torch.strided or tensor.is_nested:
@@ -287,7 +298,10 @@ def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
 
 
 def _group(value: Any) -> Any:
-    """Return the process group that an argument of a collective contains or names, or `None`."""
+    """Return the process group for an argument of a collective, or `None` if there is none.
+
+    The argument may be the name of a process group or torch's script object of one.
+    """
     if isinstance(value, str):
         return group_named(value)
     if isinstance(value, torch.ScriptObject) and distributed.is_available():

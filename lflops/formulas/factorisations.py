@@ -65,7 +65,7 @@ def solve_triangular(a: Shape, b: Shape, *, out: Shape, unitriangular: bool = Fa
 def triangular_solve(
     b: Shape, a: Shape, *, out: Sequence[Shape], unitriangular: bool = False
 ) -> Cost:
-    """Cost of the older operator for `solve_triangular`."""
+    """Cost of `torch.triangular_solve`, an older operator for the same as `solve_triangular`."""
     return solve_triangular(a, b, out=out[0], unitriangular=unitriangular)
 
 
@@ -91,7 +91,10 @@ formula("_linalg_eigvals")(_cubic(10))
 
 @formula("linalg_lu", "linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet")
 def lu(a: Shape) -> Cost:
-    """Cost of an LU of [m, n]; a determinant is the product of its diagonal."""
+    """Cost of an LU factorisation of [m, n].
+
+    A determinant has the same cost, because it is the product of the diagonal of the LU.
+    """
     m, n = _tall(a)
     return _per_matrix(a, m * n**2 - n**3 * _THIRD)
 
@@ -124,13 +127,13 @@ def cholesky_solve(b: Shape, a: Shape, *, out: Shape) -> Cost:
 
 
 def _householder(a: Shape) -> Fraction:
-    """Count the operations for R and the reflections."""
+    """Count the operations of a Householder QR that computes R and the reflections, but not Q."""
     m, n = _tall(a)
     return 2 * m * n**2 - 2 * n**3 * _THIRD
 
 
 def _columns_of_q(m: int, columns: int, reflections: int) -> Fraction:
-    """Count the operations for the first columns of Q."""
+    """Count the operations for computing the first `columns` columns of Q from the reflections."""
     return (
         4 * m * columns * reflections
         - 2 * (m + columns) * reflections**2
@@ -151,7 +154,7 @@ def qr(a: Shape, *, out: Sequence[Shape], mode: str = "reduced") -> Cost:
 
 @formula("geqrf")
 def reflections(a: Shape) -> Cost:
-    """Cost of a QR without Q."""
+    """Cost of a QR factorisation that computes R and the reflections, but not Q."""
     return _per_matrix(a, _householder(a))
 
 
@@ -186,7 +189,7 @@ def least_squares(a: Shape, b: Shape) -> Cost:
 
 @formula("_linalg_eigh")
 def symmetric_eigenvalues(a: Shape, *, compute_v: bool = True) -> Cost:
-    """Cost of the tridiagonal form, then of implicit QR steps."""
+    """Cost of reducing the matrix to tridiagonal form, and of implicit QR steps on that form."""
     n = a[-1]
     if compute_v:
         return _per_matrix(a, 9 * n**3)
@@ -195,7 +198,10 @@ def symmetric_eigenvalues(a: Shape, *, compute_v: bool = True) -> Cost:
 
 @formula("_linalg_svd")
 def singular_values(a: Shape, *, full_matrices: bool = False, compute_uv: bool = True) -> Cost:
-    """Cost of the bidiagonal form, which starts from R if the matrix is tall."""
+    """Cost of a singular value decomposition: reduce the matrix to bidiagonal form, then iterate.
+
+    For a tall matrix, a QR comes first, and its R is reduced instead of the matrix.
+    """
     m, n = _tall(a)
     if not compute_uv:
         return _per_matrix(a, 2 * m * n**2 + 2 * n**3)

@@ -22,9 +22,10 @@ SOFTMAX_BACKWARD = 4
 
 
 def _ctc_states(steps: Lengths, labels: Lengths) -> int:
-    """Count the states of all alignments, over all time steps.
+    """Count the states of the CTC recursion, summed over time steps and samples.
 
-    A state is a label, or a blank before, between or after labels.
+    At each time step, a state is a label, or a blank before, between or after the labels: n labels
+    have 2 n + 1 states.
     """
     for lengths in (steps, labels):
         if not isinstance(lengths, list | Values):
@@ -39,7 +40,7 @@ def _ctc_states(steps: Lengths, labels: Lengths) -> int:
 def ctc_loss(
     log_probs: Shape, targets: Shape, *, input_lengths: Lengths, target_lengths: Lengths
 ) -> Cost:
-    """Cost of computing all alignments, step by step."""
+    """Cost of the forward recursion of CTC, which sums over all alignments step by step."""
     return Cost(other_flops=CTC_FORWARD * _ctc_states(input_lengths, target_lengths))
 
 
@@ -52,7 +53,7 @@ def ctc_loss_backward(
     input_lengths: Lengths,
     target_lengths: Lengths,
 ) -> Cost:
-    """Cost of computing all alignments from the end, and of the gradient of a softmax."""
+    """Cost of the CTC recursion from the last step to the first, and of a softmax's gradient."""
     states = _ctc_states(input_lengths, target_lengths)
     return Cost(other_flops=CTC_BACKWARD * states + SOFTMAX_BACKWARD * prod(log_probs))
 
@@ -68,8 +69,9 @@ def ctc_loss_and_gradient(
 
 
 def _margin_pairs(x: Shape, target: Values | Shape) -> int:
-    """Count the pairs of a label and a class that is not a label, over all samples.
+    """Count the (label, other class) pairs of a sample, summed over all samples.
 
+    The other classes are those that are not a label of the sample.
     The labels of a sample end at the first -1. If the labels are unknown, the result is the largest
     possible number of pairs. The number is largest if half of the classes are labels.
     """
@@ -87,16 +89,17 @@ def _margin_pairs(x: Shape, target: Values | Shape) -> int:
 
 @formula("multilabel_margin_loss_forward", reads="target")
 def multilabel_margin_loss(x: Shape, *, target: Values | Shape) -> Cost:
-    """Cost of two subtractions and an addition per pair."""
+    """Cost of two subtractions and an addition per (label, other class) pair."""
     is_known = isinstance(target, Values)
     return Cost(other_flops=3 * _margin_pairs(x, target), is_upper_bound=not is_known)
 
 
 @formula("multilabel_margin_loss_backward", reads="target")
 def multilabel_margin_loss_backward(grad: Shape, x: Shape, *, target: Values | Shape) -> Cost:
-    """Cost of two subtractions and two additions per pair, and one multiplication per element.
+    """Cost of four operations per (label, other class) pair, and one multiplication per element.
 
-    The subtractions decide whether a pair counts.
+    Two subtractions decide whether the pair violates the margin. Two additions add to the gradients
+    of the label and of the other class.
     """
     is_known = isinstance(target, Values)
     return Cost(other_flops=4 * _margin_pairs(x, target) + prod(x), is_upper_bound=not is_known)

@@ -52,7 +52,8 @@ def reduced_mm_backward(
 ) -> Cost:
     """Cost of the requested gradients of both matrices.
 
-    With a maximum or minimum, only the chosen product has a gradient.
+    If the products were reduced by a maximum or minimum, only the largest or smallest product has a
+    gradient.
     """
     gradients = sum(output_mask)
     if reduce in ("sum", "mean"):
@@ -64,8 +65,8 @@ def reduced_mm_backward(
 def matmul(a: Shape, b: Shape) -> int:
     """MACs of [..., n, k] x [..., k, m].
 
-    For transformers, this is also [rows, k] x [groups, k, m], where each row is multiplied by one
-    matrix.
+    An operator of Hugging Face transformers computes [rows, k] x [groups, k, m] and multiplies each
+    row by only one of the matrices. The MACs have the same formula.
     """
     return prod(a) * b[-1]
 
@@ -97,7 +98,10 @@ def sampled_addmm(x: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
 
 @formula("_scaled_mm", "_scaled_mm_v2")
 def scaled_mm(a: Shape, b: Shape) -> Cost:
-    """Cost of [n, k] x [k, m] in scaled 8-bit floats, with one operation per element for the scale."""
+    """Cost of [n, k] x [k, m] in scaled 8-bit floats.
+
+    Scaling costs one operation per element of the result.
+    """
     return Cost(mm(a, b), other_flops=a[0] * b[1])
 
 
@@ -157,10 +161,11 @@ def dot(x: Shape, y: Shape) -> int:
 
 @formula("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", reads="offs")
 def grouped_mm(a: Shape, b: Shape, *, offs: Values | Shape | None = None) -> Cost:
-    """Cost of multiplying each group by the matrix of the group.
+    """Cost of a grouped matmul, which multiplies each group of an operand by a separate matrix.
 
     A 2-d operand is divided into groups: `a` by its rows, `b` by its columns, or both by their
-    inner dimension. The groups may end before the end of the dimension; the rest is not multiplied.
+    inner dimension. `offs` contains the end of each group. If the last group ends before the end of
+    the dimension, the kernel does not multiply the rest.
     """
     columns = b[-1]
     if len(a) == 3 and len(b) == 3:
@@ -238,7 +243,7 @@ def trilinear(
 
 
 def _expand(shape: Shape, places: Sequence[int]) -> list[int]:
-    """Return the shape with a dimension of length 1 inserted at each place."""
+    """Return the shape with a dimension of length 1 inserted at each of the given positions."""
     expanded = list(shape)
     for place in sorted(places):
         expanded.insert(place, 1)

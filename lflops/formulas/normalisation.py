@@ -66,7 +66,7 @@ def group_norm_backward(
 ) -> Cost:
     """Cost of the gradients: twice the forward pass.
 
-    A weight implies a bias.
+    The operator does not receive the bias. If there is a weight, a bias is assumed.
     """
     return _normalised(x, weight, weight, operations=5, times=2)
 
@@ -106,7 +106,7 @@ def batch_norm_backward(
 ) -> Cost:
     """Cost of the gradients: twice the forward pass.
 
-    A weight implies a bias.
+    The operator does not receive the bias. If there is a weight, a bias is assumed.
     """
     operations = 5 if train and update else 2
     return _normalised(grad, weight, weight, operations=operations, times=2)
@@ -123,7 +123,7 @@ formula("batch_norm_gather_stats_with_counts")(adapted(per_element(6), "given"))
 
 @formula("batch_norm_elemt")
 def synchronised_scaling(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
-    """Cost of the third part of synchronised batch norm: scale."""
+    """Cost of the third and last part of synchronised batch norm, which scales the input."""
     return _normalised(x, weight, bias, operations=1)
 
 
@@ -131,8 +131,9 @@ def synchronised_scaling(x: Shape, weight: Shape | None, bias: Shape | None) -> 
 def synchronised_backward(
     grad: Shape, x: Shape, mean: Shape, rstd: Shape, weight: Shape | None
 ) -> Cost:
-    """Cost of half of the backward pass.
+    """Cost of one of the two operators in the backward pass of synchronised batch norm.
 
-    This half is either the sums before the ranks communicate, or the gradient afterwards.
+    The first operator computes sums that the ranks then exchange, and the second one computes the
+    gradient. Each has half of the cost of the backward pass.
     """
     return _normalised(x, weight, weight, operations=5)

@@ -44,7 +44,7 @@ def half_sparse_linear(x: Shape, weight: Shape, *, out: Shape) -> int:
 
 @formula("_sparse_semi_structured_mm")
 def half_sparse_mm(weight: Shape, meta: Shape, x: Shape) -> int:
-    """MACs of [n, k] x [k, m], where the weight is stored as [n, k / 2]."""
+    """MACs of [n, k] x [k, m], where half of the weights are kept and stored as [n, k / 2]."""
     return prod(weight) * x[-1]
 
 
@@ -56,7 +56,7 @@ def half_sparse_addmm(bias: Shape, weight: Shape, meta: Shape, x: Shape) -> Cost
 
 @formula("_cslt_sparse_mm")
 def packed_half_sparse_mm(weight: Shape, x: Shape, bias: Shape | None, *, out: Shape) -> Cost:
-    """Cost of [n, k] x [k, m], where half of the weights are kept."""
+    """Cost of [n, k] x [k, m] and a bias, where half of the weights are kept and multiplied."""
     k = x[0]
     has_bias = bias is not None
     return Cost(prod(out) * k // 2, other_flops=prod(out) * has_bias)

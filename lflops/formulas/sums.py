@@ -84,7 +84,7 @@ def embedding_renorm(weight: Shape, indices: Shape) -> Cost:
 
 @formula("grid_sampler_2d", "grid_sampler_3d")
 def grid_sample(x: Shape, grid: Shape, interpolation: int, *, out: Shape) -> Cost:
-    """Cost of two operations for each neighbour of each output element."""
+    """Cost of a weighted sum for each output element, with two operations per neighbour in `x`."""
     return Cost(other_flops=2 * prod(out) * _neighbours(grid, interpolation))
 
 
@@ -92,7 +92,10 @@ def grid_sample(x: Shape, grid: Shape, interpolation: int, *, out: Shape) -> Cos
 def grid_sample_backward(
     grad: Shape, x: Shape, grid: Shape, interpolation: int, *, output_mask: tuple[bool, bool]
 ) -> Cost:
-    """Cost of the forward pass for each requested gradient, of the input and of the grid."""
+    """Cost of the requested gradients of the input and of the grid.
+
+    Each gradient costs as much as the forward pass.
+    """
     gradients = sum(output_mask)
     return Cost(other_flops=2 * prod(grad) * _neighbours(grid, interpolation) * gradients)
 
@@ -103,9 +106,10 @@ _NEAREST = 1
 
 
 def _neighbours(grid: Shape, interpolation: int) -> int:
-    """Count the weighted neighbours of a point.
+    """Count the input elements around a point whose weighted sum is the interpolated value.
 
-    Linear interpolation uses 2 per dimension, and cubic interpolation uses 4.
+    Linear interpolation uses 2 per dimension, and cubic interpolation uses 4. Interpolation by the
+    nearest element computes no sum, so the result is 0.
     """
     if interpolation == _NEAREST:
         return 0

@@ -175,8 +175,9 @@ class FunctionFormula(NamedTuple):
         reads: Names of the arguments that the formula reads by value, as in `formula`; `*` for all
             integer tensors.
         again_in_backward: Whether a call in backward recomputes what forward computed.
-        tensors_at: Position of an argument that is a list of tensor lists, if there is one. The
-            formula is called once for each position in the lists, with one tensor from each list.
+        tensors_at: Position of an argument that is a list of lists of tensors, for example
+            `[gradients, parameters, states]`, if there is one. The formula is called once for each
+            parameter, with one tensor from each list.
     """
 
     formula: Formula
@@ -226,5 +227,6 @@ def _read_places() -> dict[str, dict[str, int]]:
 PLACES = _read_places()
 """For each operator, the positions of the arguments that its formula receives by name.
 
-They are needed because traces list arguments without names.
+The trace reader uses the positions to find these arguments, because traces list arguments without
+names.
 """

@@ -1,8 +1,9 @@
 """Measure the peaks of this machine with square matmuls in each dtype and a memory copy.
 
-Every figure is a median over rounds. Each round runs all measurements, so that a slow moment
-affects all of them. The figures are stored in a file of the user, and are used again on the same
-device with the same version of torch and the same number of threads.
+A measurement has several rounds. Each round runs all matmuls and the copy, so that a moment in
+which the machine is slow affects all of them. The result is the median over the rounds. It is
+stored in a file in the user's cache folder, and is used again on the same device with the same
+version of torch and the same number of threads.
 """
 
 import contextlib
@@ -41,12 +42,12 @@ UNKNOWN_MEMORY = 1 << 30
 INFINITY_CACHE = 256 << 20
 ROOT = pathlib.Path("/")
 LONGEST_WAIT = 120.0
-"""Maximum number of seconds to wait while another process measures.
+"""Maximum number of seconds to wait while another process measures the same machine.
 
 Measuring a GPU takes half a minute.
 """
 LOCK_INTERVAL = 0.1
-"""Seconds between two attempts to lock the file of this machine."""
+"""Seconds between two attempts to lock the file that lets one process measure at a time."""
 _BINARY_EXPONENTS = {"K": 10, "M": 20, "G": 30}
 
 
@@ -80,7 +81,7 @@ class TorchMachine:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Return a context without dispatch modes, on the device's current stream.
+        """Turn off dispatch modes inside a context, and use the device's current stream.
 
         Autocast stays on, because it does not change matmuls with an `out` argument.
         """
@@ -88,7 +89,10 @@ class TorchMachine:
             yield
 
     def precision(self, dtype: str) -> contextlib.AbstractContextManager[None]:
-        """Return a context that replaces the user's precision for float32 matmuls."""
+        """Return a context in which float32 matmuls run in the given dtype, `fp32` or `tf32`.
+
+        The user's setting is restored at the end. For other dtypes, the context does nothing.
+        """
         if dtype in {"fp32", "tf32"}:
             return _float32_products(self.kind, tf32=dtype == "tf32")
         return contextlib.nullcontext()
@@ -96,7 +100,8 @@ class TorchMachine:
     def product(self, dtype: str, size: int) -> Callable[[], object]:
         """Return a function that multiplies two square matrices of random numbers.
 
-        With zeros, a GPU would stay cool and run too fast.
+        The numbers are random because a GPU uses less power for zeros, and would run faster than in
+        a real training run.
         """
         generator = torch.Generator(self.device).manual_seed(0)
         options: dict[str, Any] = {"dtype": DTYPES[dtype], "device": self.device}
@@ -139,7 +144,7 @@ def _float32_products(kind: str, *, tf32: bool) -> Iterator[None]:
 
 
 def last_level_cache(root: pathlib.Path = ROOT) -> int:
-    """Return the total bytes of the last-level caches, or a guess if they are not reported."""
+    """Return the total bytes of the CPU's last-level caches. If they are not reported, guess."""
     # Cache sizes, keyed by the level, and then by the CPUs that share the cache.
     levels: dict[int, dict[str, int]] = {}
     for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
@@ -153,7 +158,10 @@ def last_level_cache(root: pathlib.Path = ROOT) -> int:
 
 
 def available_memory(root: pathlib.Path = ROOT) -> int:
-    """Return the free bytes of the host, within the limits of this process's control groups."""
+    """Return the bytes of host memory that this process can still use.
+
+    The limits of the process's control groups, for example of a container, are respected.
+    """
     system = _memory_field(root, "MemAvailable")
     if system is None:
         system = UNKNOWN_MEMORY
@@ -169,9 +177,9 @@ def _memory_field(root: pathlib.Path, field: str) -> int | None:
 
 
 def _left_in_groups(root: pathlib.Path) -> Iterator[int]:
-    """Yield the bytes that each control group of this process has left, the innermost group first.
+    """Yield how many bytes this process may still use under the limit of each control group.
 
-    Both versions of control groups are supported.
+    The innermost group comes first. Both versions of control groups are supported.
     """
     with contextlib.suppress(OSError):
         for line in read(root / "proc/self/cgroup").decode().splitlines():
@@ -202,7 +210,7 @@ def _number_in(file: pathlib.Path) -> int:
 
 
 def _inactive_file(group: pathlib.Path) -> int:
-    """Return the bytes of the file cache that the system can reclaim."""
+    """Return the bytes of a control group's file cache that the system can free for other uses."""
     fields = {}
     for line in read(group / "memory.stat").decode().splitlines():
         name, value = line.split()
@@ -211,48 +219,54 @@ def _inactive_file(group: pathlib.Path) -> int:
 
 
 METHOD = 2
-"""Version of the method. Stored figures of an older version are not used."""
+"""Version of the measuring method. Results that an older version stored are not used."""
 
 SIZES = tuple(1 << exponent for exponent in range(8, 15))
-"""Numbers of rows of the square matrices."""
+"""Numbers of rows and columns of the matrices that are tried."""
 
 SIZING_SECONDS = 4.0
-"""Maximum number of seconds to find the fastest size for a dtype."""
+"""Maximum number of seconds to find the matrix size with the highest FLOP/s, for each dtype."""
 
 PROBES = 3
-"""Number of blocks that are timed for each size."""
+"""Number of blocks of calls that are timed for each size when sizes are compared."""
 
 PROBE_SECONDS = 0.02
-"""Seconds that a block takes when sizes are compared."""
+"""Duration of a block of calls when sizes are compared, in seconds."""
 
 MEASURING_SECONDS = 12.0
-"""After this many seconds, no new round starts if at least `FEWEST_ROUNDS` are done."""
+"""Seconds after which no new round starts, if at least `FEWEST_ROUNDS` are done."""
 
 BLOCK_SECONDS = 0.2
-"""Seconds that a block takes in a round."""
+"""Duration of a block of calls in a round, in seconds."""
 
 ROUNDS = 11
 FEWEST_ROUNDS = 3
 
 PRODUCT_SHARE = 1 / 32
-"""Share of the free memory for the matrices of one dtype. All dtypes are in memory at once."""
+"""Maximum share of the free memory for the matrices of one dtype.
+
+It is small because the matrices of all dtypes are in memory at the same time.
+"""
 
 COPY_SHARE = 1 / 4
-"""Share of the free memory for the source and target of the copy."""
+"""Maximum share of the free memory for the source and the target of the copy."""
 
 CACHES = 8
-"""Size of the copy's source plus target, as a multiple of the last-level cache."""
+"""Total size of the copy's source and target, as a multiple of the last-level cache."""
 
 FEWEST_CACHES = 4
-"""Minimum of that multiple if memory is scarce. A smaller copy would measure the cache."""
+"""Minimum of `CACHES` when memory is scarce. A smaller copy would measure the cache instead."""
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
 SOURCE = "measured by lflops.calibrate"
-"""The source of measured figures begins with this text."""
+"""Beginning of the field `source` of a measured `Hardware`."""
 
 BUSY = ", while other processes used the CPU"
-"""The source ends with this text if the figures may be too low. The next run measures again."""
+"""Ending of the field `source` if other processes made the measured peaks too low.
+
+Such a result is not used again: the next run measures again.
+"""
 
 MOST_LOST = 0.03
 """Maximum share of the CPU time that other processes may use during a measurement."""
@@ -270,18 +284,18 @@ def calibrate(
     fresh: bool = False,
     clock: Clock | None = None,
 ) -> Hardware:
-    """Measure the peaks of this machine, or read the figures of an earlier measurement.
+    """Measure the peaks of this machine, or read the result of an earlier measurement.
 
     A measurement takes up to half a minute. Processes on the same machine measure one after
     another, because processes that measure at the same time reach only a part of the peaks. In a
-    run with several ranks, the first rank measures, and all other ranks wait and read its figures.
+    run with several ranks, the first rank measures, and all other ranks wait and read its result.
 
     Args:
         device: The CPU or an accelerator. Default: the accelerator if there is one.
         dtypes: The dtypes to measure matmuls in, from `lflops.hardware.DTYPES`. Default: all that
             run on the device.
-        fresh: Measure again, even if figures are stored.
-        clock: The clock that times a block. Default: the clock of the device.
+        fresh: Measure again, even if a result is stored.
+        clock: The clock that times the calls. Default: the clock of the device.
 
     Returns:
         FLOP/s of square matmuls, and bytes/s (read and written) of a copy too large for any cache.
@@ -327,10 +341,12 @@ def calibrate(
 
 
 def forget(hardware: Hardware | None) -> bool:
-    """Remove measured figures that a step has exceeded, so that the next run measures again.
+    """Delete the stored result of a measurement, so that the next run measures again.
+
+    This is called when a real step was faster than the measured peaks allow.
 
     Returns:
-        Whether the figures were stored.
+        Whether `hardware` was stored.
     """
     if hardware is None or not hardware.source.startswith(SOURCE):
         return False
@@ -344,9 +360,9 @@ def forget(hardware: Hardware | None) -> bool:
 def _measured(
     machine: TorchMachine, clock: Clock, dtypes: tuple[str, ...]
 ) -> tuple[dict[str, float], float | None, bool]:
-    """Return the peaks, the bandwidth, and whether other processes used the CPU.
+    """Return the peaks, the bandwidth, and whether other processes used the CPU while measuring.
 
-    If they did, everything is measured a second time, and the larger figures count.
+    If they did, everything is measured a second time, and the higher values are returned.
     """
     peaks: dict[str, float] = {}
     bandwidth: float | None = None
@@ -364,10 +380,10 @@ def _measured(
 
 
 def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware | None:
-    """Return the hardware that a user requests, or `None` if the user requests none.
+    """Return the hardware for the argument `hardware` of a public function; `None` stays `None`.
 
     `"auto"` looks up the name of the device, and returns `None` if no table has it. `"measure"`
-    measures the device. Any other text is a name in the table.
+    measures the device. Any other text is a chip's name or a TOML file.
     """
     if asked is None or isinstance(asked, Hardware):
         return asked
@@ -383,7 +399,10 @@ def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware 
 def measure(
     machine: TorchMachine, clock: Clock, dtypes: Iterable[str]
 ) -> tuple[dict[str, float], float | None]:
-    """Return the peaks, keyed by dtype, and the bandwidth, or `None` if memory is too scarce."""
+    """Measure a machine once, and return its peaks (keyed by dtype) and its memory bandwidth.
+
+    The bandwidth is `None` if too little memory is free.
+    """
     free = machine.free_bytes()
     tasks = {dtype: _fastest(machine, clock, dtype, free * PRODUCT_SHARE) for dtype in dtypes}
     running = {name: task for name, task in tasks.items() if task is not None}
@@ -411,12 +430,12 @@ def measure(
 
 @dataclass(frozen=True)
 class _Task:
-    """A measurement.
+    """A matmul or a copy that is measured.
 
     Attributes:
-        work: FLOPs or bytes of a call.
-        run: The function that is timed.
-        calls: Number of calls in a block.
+        work: FLOPs of a call, or bytes that a call reads and writes.
+        run: The function that is called.
+        calls: Number of calls that are timed together, as one block.
         rate: The best rate in a few short blocks, in FLOP/s or bytes/s.
     """
 
@@ -427,9 +446,9 @@ class _Task:
 
 
 def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> _Task | None:
-    """Return the matmul with the fastest size, or `None` if not even the smallest can run.
+    """Return the matmul whose size has the highest rate, or `None` if no size can run.
 
-    All sizes for which there is time and memory are tried, because one size can be slow by chance.
+    A larger size may be slower by chance, so sizes are tried until there is no time or memory left.
     """
     best: _Task | None = None
     left = SIZING_SECONDS
@@ -469,7 +488,10 @@ def _copy(machine: TorchMachine, clock: Clock, memory: float) -> _Task | None:
 
 
 def _probed(clock: Clock, work: float, run: Callable[[], object]) -> tuple[_Task, float]:
-    """Return a task with its best rate in a few short blocks, and the seconds for these blocks."""
+    """Time a function in a few short blocks of calls.
+
+    Returns it as a task with the best rate, and the seconds that this took.
+    """
     # The first call includes the setup of the library.
     first = _seconds(clock, run, 1)
     once = _seconds(clock, run, 1)
@@ -523,9 +545,10 @@ def _checked(dtypes: Iterable[str] | None, machine: TorchMachine) -> tuple[str, 
 
 @contextlib.contextmanager
 def _one_process_at_a_time() -> Iterator[None]:
-    """Wait until no other process of this user measures here, for at most `LONGEST_WAIT` seconds.
+    """Wait until no other process of this user measures this machine.
 
-    If no file can be locked, no process waits.
+    The wait is at most `LONGEST_WAIT` seconds. If the lock file cannot be created, there is no
+    wait.
     """
     with contextlib.ExitStack() as undo:
         with contextlib.suppress(OSError, RuntimeError):
@@ -542,7 +565,7 @@ def _locked(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[bool]:
-    """Lock a file until the context ends. Yields `False` if another process kept the lock."""
+    """Lock a file until the context ends. Provide `False` if another process kept the lock."""
     file = open_lock(path)
     try:
         latest = now() + LONGEST_WAIT
@@ -564,14 +587,14 @@ def _cache_file() -> pathlib.Path:
 
 
 def _known(key: str) -> Hardware | None:
-    """Return stored figures, or `None` if they are missing or damaged."""
+    """Return the stored result of a measurement, or `None` if it is missing or damaged."""
     with contextlib.suppress(KeyError, LflopsError, msgspec.MsgspecError):
         return msgspec.json.decode(_entries()[key], type=Hardware)
     return None
 
 
 def _write(entries: Mapping[str, msgspec.Raw]) -> None:
-    """Store the figures. Without a home folder or on a full disk, nothing is stored."""
+    """Replace the stored results. If the file cannot be written, do nothing."""
     with contextlib.suppress(OSError, RuntimeError):
         file = _cache_file()
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -579,7 +602,10 @@ def _write(entries: Mapping[str, msgspec.Raw]) -> None:
 
 
 def _entries() -> dict[str, msgspec.Raw]:
-    """Read the entries of the file. There are none if the file is missing or damaged."""
+    """Read all stored results, keyed by device and versions.
+
+    There are none if the file is missing or damaged.
+    """
     # `RuntimeError`: there is no home folder.
     with contextlib.suppress(OSError, RuntimeError, msgspec.MsgspecError):
         return msgspec.json.decode(read(_cache_file()), type=dict[str, msgspec.Raw])

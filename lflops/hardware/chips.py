@@ -1,10 +1,11 @@
 """Look up a chip's peaks, bandwidth and memory by the name that its driver reports.
 
 A chip is found only by its complete name. For an unknown name, the result is `None` and never a
-similar chip, because users cannot see that a peak is wrong. Chips in the user's file replace chips
-with the same name in the shipped table. The environment variable `LFLOPS_CHIPS` sets the path of
-the user's file. By default, this is `lflops/chips.toml` in the folder `XDG_CONFIG_HOME`, or in
-`~/.config` if that variable is not set. Every error names the file, the chip and the key.
+similar chip, because users would not notice that the peak is wrong. Chips in the user's file
+replace chips with the same name in the shipped table. The environment variable `LFLOPS_CHIPS` sets
+the path of the user's file. By default, this is `lflops/chips.toml` in the folder
+`XDG_CONFIG_HOME`, or in `~/.config` if that variable is not set. Every error about a table of chips
+names the file, the chip and the key.
 """
 
 import datetime as dt
@@ -31,7 +32,7 @@ BLACKWELL = ("B200", "GB200", "B300", "GB300")
 """First words of the names of Blackwell chips for data centers."""
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
-"""The dtypes that can have a peak."""
+"""The dtypes for which a chip can have a peak."""
 
 VARIABLE = "LFLOPS_CHIPS"
 """Environment variable with the path of the user's file."""
@@ -43,7 +44,10 @@ _NUMBERS = {
     "cache_mib": ("cache_bytes", 2**20),
     "link": ("link_bytes_per_second", 1),
 }
-"""For each numeric key of a file, the field of `Hardware` and the factor that converts to it."""
+"""The numeric keys of a table of chips.
+
+The value is the field of `Hardware` for this key, and the factor by which the number is multiplied.
+"""
 
 _KEYS = ("name", "names", "peaks", "source", "date", *_NUMBERS)
 
@@ -58,7 +62,7 @@ def own_file() -> Path:
 
 
 def _rows_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the chips of a file, each with its vendor.
+    """Read a table of chips, and return the vendor and the keys of each chip.
 
     The comment at the top of `chips.toml` explains the keys.
     """
@@ -146,12 +150,12 @@ def _short(value: object) -> str:
 
 
 def _text(value: str) -> str:
-    """Return a TOML string. TOML has the same escapes as JSON."""
+    """Quote a string for TOML. The escapes are the same as in JSON."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 GPU_VENDORS = {"NVIDIA": {"nvidia", "tesla", "geforce"}, "AMD": {"amd", "instinct"}}
-"""The words in a chip's name that identify each GPU vendor.
+"""For each GPU vendor, the words in a chip's name that belong to the vendor and not to the chip.
 
 Some drivers and people leave these words out, so they are ignored when names are compared.
 """
@@ -159,10 +163,16 @@ Some drivers and people leave these words out, so they are ignored when names ar
 _VENDORS = set[str]().union(*GPU_VENDORS.values())
 
 _Table = Mapping[frozenset[str], tuple[str, "Hardware"]]
-"""Vendor and chip, keyed by the set of words in a name. A chip can have several names."""
+"""A table of chips: the vendor and the chip, keyed by the set of words in the chip's name.
+
+A chip can have several names.
+"""
 
 _given: dict[Path, _Table] = {}
-"""Tables that were passed to `named` as paths."""
+"""Tables in files that the user passed instead of a name, keyed by path.
+
+They are kept so that `vendor_of` finds these chips as well.
+"""
 
 
 @dataclass(frozen=True)
@@ -172,7 +182,7 @@ class Hardware:
     Pass your own `Hardware` if the table does not have a chip, or has wrong figures.
 
     Attributes:
-        name: A name of your choice.
+        name: Name of the chip. For your own chip, choose any name.
         peak_flops_per_second: FLOP/s without sparsity, keyed by the names in `DTYPES`; OP/s for
             int8.
         bandwidth_bytes_per_second: Bandwidth of the device's memory; `None` if unknown.
@@ -225,12 +235,12 @@ def lookup(name: str) -> Hardware | None:
 USUAL = {"H100": "H100 SXM", "A100": "A100 SXM 80GB", "V100": "V100 SXM2 32GB"}
 """The chip that each short name stands for.
 
-Only names that a user passes are looked up here. A driver reports complete names.
+Users may pass these short names. Drivers report complete names, so they are not looked up here.
 """
 
 
 def named(name: str) -> Hardware:
-    """Return the chip with the given name, or the only chip in the given TOML file.
+    """Return the chip that a user names, or the only chip in a TOML file.
 
     A short name stands for one chip of its family; for example, `H100` stands for `H100 SXM`.
 
@@ -263,10 +273,7 @@ def vendor_of(name: str) -> str | None:
 
 
 def is_gpu(chip: Hardware | None) -> bool:
-    """Return whether a chip is a GPU from NVIDIA or AMD.
-
-    torch uses these GPUs as CUDA devices.
-    """
+    """Return whether a chip is a GPU from NVIDIA or AMD, which torch uses as a CUDA device."""
     return chip is not None and vendor_of(chip.name) in GPU_VENDORS
 
 
@@ -291,10 +298,10 @@ def chips() -> Mapping[str, tuple[Hardware, ...]]:
 
 
 def save(name: str, measured: Hardware) -> Path:
-    """Add the result of `lflops.calibrate` to the user's file of chips, and return the file's path.
+    """Add the result of `lflops.calibrate` to the user's file of chips, under a name.
 
-    If no table has the device, the figures are also found by the device's name, so that
-    `hardware="auto"` works.
+    If no table has the device, the device's own name is added too, so that `hardware="auto"` finds
+    it. Returns the path of the file.
     """
     check_new(name)
     path = own_file()
@@ -327,7 +334,7 @@ def _as_toml(name: str, chip: Hardware) -> str:
 
 
 def _vendor_in(name: str) -> str:
-    """Return the vendor that a name contains, or `measured`."""
+    """Return the GPU vendor that a name mentions. If there is none, return `measured`."""
     words = set(_split(name))
     for vendor, marks in GPU_VENDORS.items():
         if words & marks:
@@ -336,7 +343,7 @@ def _vendor_in(name: str) -> str:
 
 
 def hint(name: str) -> str:
-    """Return a sentence that says that a chip is unknown, and what to pass instead in Python."""
+    """Return an error text: the chip is unknown, and what a Python user can pass instead."""
     return (
         f"{unknown(name)}: pass one of lflops.hardware.names(), or your own figures as "
         f"lflops.Hardware(name=..., peak_flops_per_second={{'bf16': ...}}, "
@@ -346,7 +353,7 @@ def hint(name: str) -> str:
 
 
 def unknown(name: str) -> str:
-    """Return a clause that says that a chip is unknown, and names similar chips."""
+    """Return an error text: the chip is unknown, and which chips have similar names."""
     clause = f"{name!r} is not in the table of chips"
     near = ", ".join(_nearest(name))
     if near:
@@ -357,7 +364,10 @@ def unknown(name: str) -> str:
 
 
 def check_new(name: str) -> None:
-    """Raise a `HardwareError` if no chip can be saved under the given name."""
+    """Raise a `HardwareError` if a chip cannot be saved under this name.
+
+    The name must have letters or digits, and no chip may have it already.
+    """
     if not _words(name):
         raise HardwareError(f"save={name!r}: pass a name with letters or digits")
     if lookup(name) is not None:
@@ -407,7 +417,10 @@ def _tables() -> Iterator[_Table]:
 
 @functools.lru_cache(maxsize=8)
 def _own(path: Path, _changed_ns: int, _size: int) -> _Table:
-    """Return the user's table. It is read again if the file has changed."""
+    """Return the chips in the user's file.
+
+    The last two arguments are part of the key of the cache, so a changed file is read again.
+    """
     return _table_of(path)
 
 
@@ -441,7 +454,11 @@ def _split(name: str) -> list[str]:
 
 
 def _nearest(name: str) -> list[str]:
-    """Return up to four chips that share the most words with digits, or are spelled similarly."""
+    """Return up to four chips with a similar name.
+
+    These are the chips that share the most words with digits, such as `H100`. If there are none,
+    they are chips whose names are spelled similarly.
+    """
     requested = {word for word in _words(name) if any(map(str.isdigit, word))}
     chip_by_words: dict[frozenset[str], str] = {}
     for table in _tables():

@@ -25,7 +25,7 @@ _FAMILIES: Mapping[str, str] = {"float8": "fp8", "float4": "fp4", "tf32": "tf32"
 
 
 def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | None:
-    """Return the chip that is passed or named; by default, return the chip of the run.
+    """Return the chip that is passed or named. For `None`, return the chip of the profile's run.
 
     Raises:
         HardwareError: The name is unknown.
@@ -36,9 +36,10 @@ def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | Non
 
 
 def name_of_peak(dtype: str | None, chip: Hardware | None = None) -> str | None:
-    """Return the name of the peak for a torch dtype, or for `tf32`; `None` if there is none.
+    """Return the name in `DTYPES` for a torch dtype, such as `bf16` for `bfloat16`.
 
-    A chip without TF32 computes TF32 matmuls in fp32.
+    `dtype` may also be `tf32`. If the chip has no TF32, the result is then `fp32`. Returns `None`
+    if there is no name.
     """
     if dtype is None:
         return None
@@ -49,7 +50,7 @@ def name_of_peak(dtype: str | None, chip: Hardware | None = None) -> str | None:
 
 
 def peak_of(dtype: str | None, chip: Hardware | None) -> float | None:
-    """Return the FLOP/s for a dtype; `None` if they are unknown."""
+    """Return the peak FLOP/s of a chip for a dtype, or `None` if it is unknown."""
     name = name_of_peak(dtype, chip)
     if chip is None or name is None:
         return None

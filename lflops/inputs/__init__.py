@@ -1,1 +1,1 @@
-"""Read the caller's inputs: check arguments, find tensors and the batch size, describe the run."""
+"""Read what a user passes: check arguments, find tensors and the batch size, describe the run."""

@@ -69,9 +69,9 @@ def check_pass(caller: str, args: Any, kwargs: Any, loss: Any, *, backward: Any)
 
 
 def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
-    """Check that a value is a module.
+    """Raise an error if a value is not a module.
 
-    With `may_build`, errors also suggest a function that builds a module.
+    With `may_build`, the error also suggests passing a function that builds a module.
     """
     if isinstance(module, type) and issubclass(module, nn.Module):
         name = module.__name__

@@ -1,4 +1,4 @@
-"""Read the tensors of a batch and the size that a user passes, and make a batch from a shape.
+"""Find the tensors of a batch, check the batch size that a user passes, and make a batch.
 
 `BatchReader` finds the tensors of each batch in mappings, sequences and dataclasses, and remembers
 where they are. In the next batch with the same structure, it reads only those entries:
@@ -6,8 +6,8 @@ where they are. In the next batch with the same structure, it reads only those e
     batch                                   remembered
     {"ids": Tensor, "texts": ["a", …]}      dict of 2: ids is a Tensor, texts has no tensors
 
-Two kinds of batches are not read: batches with an object of a user's plain class, and batches with
-too many values to read in every step.
+Some batches are not read: batches that contain an object of a user's class that may hold tensors,
+and batches with too many values to read in every step.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -37,34 +37,35 @@ MOST_VALUES = 1_000
 """Maximum number of values to search in a batch."""
 
 LONG = 64
-"""A container with more entries than this may be plain data.
+"""Maximum number of entries of a container that is always searched completely.
 
-It is searched completely only if one of its first `PROBED` entries has a tensor.
+A longer container is not searched further if its first `PROBED` entries have no tensors.
 """
 
 PROBED = 32
-"""A long container is plain data if this many of its first entries have no tensor."""
+"""Number of entries at the start of a long container that are searched for tensors."""
 
 MOST_STRUCTURES = 64
-"""Maximum number of stored structures."""
+"""Maximum number of batch structures to remember. When there are more, all are forgotten."""
 
 
 class BatchTensors(NamedTuple):
     """The tensors of a batch.
 
     Attributes:
-        names: The path of each tensor: its keys, joined by dots.
-        tensors: The tensors.
+        names: The path of each tensor in the batch, such as `inputs.ids`; empty if the batch is a
+            tensor.
+        tensors: The tensors, in the same order.
     """
 
     names: tuple[str, ...]
     tensors: list[Tensor]
 
     def shapes(self) -> Hashable:
-        """Return a key that is equal for batches with the same shapes.
+        """Return a key that is the same for all batches with the same names and shapes of tensors.
 
-        Batches with equal keys cause the same work. The key is `None` if a tensor's shape cannot be
-        read.
+        Batches with the same key cause the same work. The key is `None` if a tensor's shape cannot
+        be read.
         """
         try:
             with without_overrides():
@@ -74,17 +75,17 @@ class BatchTensors(NamedTuple):
 
 
 class _Unreadable(Exception):  # noqa: N818 - it is caught in this file
-    """The batch contains a value that is not read."""
+    """The batch contains a value that may hold tensors but cannot be searched."""
 
 
 class _Structure(NamedTuple):
-    """The positions of the tensors in a container.
+    """Where the tensors are in a container.
 
     Attributes:
         size: Number of entries of the container.
-        keys: The keys of a mapping or dataclass, `None` for a sequence.
-        entries: The type and structure of each entry. `_TENSOR` is the structure of a tensor, and
-            `None` is the structure of a value without tensors.
+        keys: The keys of a mapping, or the attributes of a dataclass; `None` for a sequence.
+        entries: The type of each entry, and where the tensors are in it. For an entry that is a
+            tensor, this is `_TENSOR`. For an entry without tensors, it is `None`.
     """
 
     size: int
@@ -97,7 +98,10 @@ _UNREADABLE = False
 _IS_PLAIN = partial(is_, Tensor)
 _IS_STR = partial(is_, str)
 _PLAIN = {type(None), bool, int, float, str, bytes}
-"""Types that count as the same type when a batch is compared with a structure."""
+"""Types that are interchangeable when a batch is compared with the remembered structure.
+
+For example, a label may be `None` in one batch and a string in the next.
+"""
 
 
 class BatchReader:
@@ -126,7 +130,7 @@ class BatchReader:
             return None
 
     def shapes(self, batch: Any) -> Hashable:
-        """Return the names and shapes of a batch's tensors, or `None` if they are unknown."""
+        """Return `BatchTensors.shapes` of a batch, or `None` if it cannot be read."""
         kind = type(batch)
         # A fast path for tensors and for the results of a data loader's default collate function.
         # It is needed because every step calls this method.
@@ -152,7 +156,7 @@ class BatchReader:
         return None if found is None else found.shapes()
 
     def _search(self, key: tuple[type, int], batch: Any) -> BatchTensors | None:
-        """Search a batch of unknown structure, and store the structure."""
+        """Find the tensors of a batch whose structure is not known, and remember the structure."""
         if len(self._known) >= MOST_STRUCTURES:
             self._known.clear()
         search = _Search()
@@ -167,7 +171,10 @@ class BatchReader:
 
 
 def _follow(value: Any, storage: Storage | None, structure: Any, found: list[Tensor]) -> bool:
-    """Add the tensors of a batch to `found`, and return whether the batch has this structure."""
+    """Add the tensors of a value to `found`, at the positions that `structure` names.
+
+    Returns `False` if the value has a different structure. `found` is then incomplete.
+    """
     if structure is _TENSOR:
         found.append(value)
         return True
@@ -203,10 +210,12 @@ class _Search:
         self._left = MOST_VALUES
 
     def structure_of(self, value: Any, name: str, depth: int) -> "_Structure | bool | None":
-        """Return the structure of a value, and add its tensors to those found.
+        """Search a value for tensors, and return where they are.
+
+        The tensors are added to the attributes `names` and `tensors`.
 
         Raises:
-            _Unreadable: The value may hold tensors that were not found.
+            _Unreadable: The value may hold tensors but cannot be searched.
         """
         self._left -= 1
         if is_tensor(value):
@@ -235,7 +244,7 @@ class _Search:
         return _Structure(len(storage), None, tuple(entries))
 
     def _is_plain(self, storage: Storage, depth: int) -> bool:
-        """Return whether the first entries of a long container hold no tensor."""
+        """Return whether the first `PROBED` entries of a long container have no tensors."""
         values = storage.values() if type(storage) is dict else storage
         before = len(self.tensors)
         for _, part in zip(range(PROBED), values, strict=False):
@@ -248,10 +257,11 @@ class _Search:
 
 
 def _path(name: str, key: Any) -> str:
-    """Return the path of an entry.
+    """Return the path of the entry `key` in the container with the path `name`.
 
-    A key of a user's class raises `_Unreadable`, because a lookup of such a key would run user
-    code.
+    Raises:
+        _Unreadable: The key is not a string, an integer or an enum member. A lookup of such a key
+            could run user code.
     """
     if isinstance(key, Enum):
         key = key.name
@@ -261,15 +271,21 @@ def _path(name: str, key: Any) -> str:
 
 
 Units = Mapping[str, int] | Callable[..., Mapping[str, int]]
-"""`{"samples": n, "tokens": n}` with one or both keys, or a function that returns such a dict."""
+"""The number of samples and tokens of a batch, as a user passes them.
+
+This is `{"samples": n, "tokens": n}` with one or both keys, or a function that returns such a dict.
+"""
 
 
 GIVEN = "units="
-"""The recorded source of a number of samples or tokens that the user passed."""
+"""The recorded source of a number of samples or tokens, if the user passed the number."""
 
 
 def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Return the batch sizes that a user passed, and their source, as fields of `Run`."""
+    """Return the numbers of samples and tokens that a user passed, as fields of `Run`.
+
+    The fields also name the source of each number.
+    """
     if units is None:
         return {}
     try:
@@ -296,10 +312,10 @@ def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def tensor_of_shape(caller: str, model: nn.Module, shape: Any) -> Tensor:
-    """Create a tensor of random numbers from 0 to 1 for a model.
+    """Create a tensor of random numbers from 0 to 1, as an input for a model.
 
     The tensor has the model's device and the dtype of the model's first floating-point parameter.
-    The numbers come from a separate random number generator.
+    The user's random number generators are not used.
     """
     is_shape = (
         isinstance(shape, tuple | list)

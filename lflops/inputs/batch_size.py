@@ -1,14 +1,15 @@
-"""Find the number of samples and tokens of a batch, and the source of each number.
+"""Find the number of samples and tokens of a batch, and how each number was found.
 
-Without a source, a number is unknown. The number of samples comes from the first of these sources:
+Numbers are never guessed: if none of the following sources exists, a number is unknown. The number
+of samples comes from the first source that exists:
 
 * the number of graphs that the batch states;
 * the length of a list with one entry per sample, such as images of several sizes;
 * the batch size of the data loader, checked against the sizes of the tensors;
 * the first dimension of the token ids, or the first dimension of all tensors if it is the same.
 
-The number of tokens comes from the tensors named `*input_ids`, or, if there are none, from the ids
-that an embedding looks up.
+The number of tokens comes from the tensors named `*input_ids`. If there are none, it comes from the
+ids that an embedding looks up.
 """
 
 import contextlib
@@ -30,13 +31,13 @@ from lflops.inputs.tensors import (
 from lflops.torch_private.tensors import is_integer, shape_key, without_overrides
 
 INPUT_IDS = "input_ids"
-"""The names of tensors of token ids end with this."""
+"""Ending of the names of tensors with token ids."""
 
 IMAGE_CHANNELS = {1, 3, 4}
 """Numbers of channels that an image can have."""
 
 IMAGE_DIMENSIONS = 3
-"""Dimensions of an image: channels, height, width."""
+"""Number of dimensions of an image: channels, height and width."""
 
 SMALLEST_IMAGE = 8
 """Minimum height and width of an image."""
@@ -49,7 +50,10 @@ class BatchSize(NamedTuple):
     """The number of samples and tokens of a batch; `None` if unknown.
 
     Attributes:
-        samples_from: The source of the samples in words, or `None`.
+        samples: Number of samples.
+        tokens: Number of tokens.
+        samples_from: How the number of samples was found, such as `dimension 0 of input_ids`;
+            `None` if unknown.
         tokens_from: The names of the tensors that hold the token ids.
     """
 
@@ -95,9 +99,12 @@ class BatchSizes:
         self._dimension: tuple[str, int] | None = None
 
     def read(self, batch: Any, names: Iterable[str], tensors: Iterable[Tensor]) -> BatchSize:
-        """Return the size of a batch with the given tensors.
+        """Return the number of samples and tokens of a batch.
 
-        `batch` is `None` if only the tensors are known.
+        Args:
+            batch: The batch, or `None` if only its tensors are known.
+            names: The path of each tensor in the batch.
+            tensors: The tensors of the batch.
         """
         with without_overrides():
             found = _with_sizes(names, tensors)
@@ -128,7 +135,10 @@ class BatchSizes:
         return self._loaded_samples(loaded, found)
 
     def _loaded_samples(self, loaded: int, found: Sequence[_Sized]) -> _Samples:
-        """Return the samples of a batch; a full batch of its loader has `loaded` samples."""
+        """Return the number of samples of a batch, given the data loader's batch size `loaded`.
+
+        The last batch of a data set may have fewer samples than `loaded`.
+        """
         sizes = {each.name: each.sizes for each in found}
         if self._dimension is not None:
             name, dimension = self._dimension
@@ -149,7 +159,7 @@ class BatchSizes:
 
 
 def batch_size(names: Iterable[str], tensors: Iterable[Tensor]) -> BatchSize:
-    """Return the size of a batch, given only its tensors."""
+    """Return the number of samples and tokens of a batch of which only the tensors are known."""
     return BatchSizes().read(None, names, tensors)
 
 
@@ -165,9 +175,9 @@ def loader_batch_size(loader: Any) -> int | None:
 
 
 def tokens_of_shapes(shapes: Hashable, names: Sequence[str]) -> int | None:
-    """Return the number of elements of the named tensors in a batch with the given shapes.
+    """Return the total number of elements of the named tensors, for a batch with the given shapes.
 
-    `shapes` is a key from `BatchReader.shapes`.
+    `shapes` is a key from `BatchReader.shapes`. Returns `None` if a tensor is missing.
     """
     if not isinstance(shapes, tuple) or not names:
         return None
@@ -185,11 +195,12 @@ def tokens_of_shapes(shapes: Hashable, names: Sequence[str]) -> int | None:
 
 
 class Lookup(NamedTuple):
-    """The ids that an embedding looked up.
+    """The layout of the tensor of ids that an embedding looked up.
 
     Attributes:
-        sizes: Size of each dimension of the tensor of ids.
-        strides: Strides of the tensor. They show whether it is a slice of a larger tensor.
+        sizes: Size of each dimension.
+        strides: Stride of each dimension. A slice of a larger tensor has other strides than a whole
+            tensor, so the two are not confused.
     """
 
     sizes: tuple[int, ...]
@@ -201,9 +212,9 @@ def lookup_of(ids: Tensor) -> Lookup:
 
 
 def lookups_of(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Lookup]]:
-    """Return the name of each input of integers, and the lookup that an embedding would make of it.
+    """Return the name and the layout of each integer tensor among a model's inputs.
 
-    The embedding is assumed to receive the whole input.
+    If an embedding looks up a whole input, its lookup has the same layout.
     """
     lookups = []
     with without_overrides():
@@ -218,14 +229,14 @@ def lookups_of(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Lookup]]:
 def looked_up_tokens(
     inputs: Iterable[tuple[str, Lookup]], lookups: Iterable[Lookup], positions: Iterable[int]
 ) -> BatchSize:
-    """Return the number of tokens that reach an embedding as sequences.
+    """Find the model input that an embedding looked up as sequences, and count its tokens.
 
     Args:
-        inputs: The name of each input, with its lookup from `lookups_of`.
-        lookups: The ids that embeddings looked up.
-        positions: The numbers of positions that layers with matmuls worked on. A row of integers is
-            a sequence if there was work on each position. The columns of a table, for example, are
-            not a sequence.
+        inputs: The name and layout of each integer input, from `lookups_of`.
+        lookups: The layouts of the ids that embeddings looked up.
+        positions: The numbers of positions on which layers with matmuls worked. A tensor of ids
+            holds sequences only if a layer worked on as many positions. For example, the columns of
+            a table also look like a sequence, but layers work once per row of the table.
     """
     sequences = {each for each in lookups if len(each.sizes) == 2 and each.sizes[1] > 1}
     worked_on = set(positions)
@@ -249,7 +260,10 @@ def _with_sizes(names: Iterable[str], tensors: Iterable[Tensor]) -> list[_Sized]
 
 
 def _sizes(tensor: Tensor) -> tuple[int, ...]:
-    """Return the size of each dimension; for a nested tensor, only the number of its parts."""
+    """Return the size of each dimension of a tensor.
+
+    For a nested tensor, return only the number of tensors in it.
+    """
     sizes = shape_key(tensor)
     if isinstance(sizes, tuple) and all(map(is_whole, sizes)):
         return tuple(sizes)
@@ -261,14 +275,18 @@ def _dimension_of(name: str, dimension: int) -> str:
 
 
 def name_of_input(name: str) -> str:
-    """Describe a tensor of a batch in words."""
+    """Describe where a tensor of a batch is, such as `input 0` for the path `0`."""
     if not name:
         return "the batch"
     return f"input {name}" if name[0].isdecimal() else name
 
 
 def _shared_dimension(found: Sequence[_Sized]) -> _Samples | None:
-    """Return the size of dimension 0 of all token ids, or of all tensors, if the sizes agree."""
+    """Return the size of dimension 0 that all tensors of token ids have in common.
+
+    Without token ids, this is the size that all tensors have in common. Returns `None` if the sizes
+    differ.
+    """
     ids = [each for each in found if each.holds_token_ids]
     if len(found) > 1 and all(_is_image(each.tensor) for each in found):
         # These tensors may be images of one sample each, or batches of sequences.
@@ -300,7 +318,7 @@ def _number_of_graphs(batch: Any) -> int | None:
 
 
 def _storage(value: Any) -> Storage | None:
-    """Return the storage of a container, or `None` for a tensor or any other value."""
+    """Return the entries of a container, or `None` for a tensor or any other value."""
     if is_tensor(value):
         return None
     return storage_of(value)
@@ -311,7 +329,7 @@ MOST_PARTS = 8
 
 
 def _defines(value: Any, name: str) -> bool:
-    """Return whether an object has an attribute, without calling its `__getattr__`."""
+    """Return whether an object has an attribute, without running user code."""
     if any(name in kind.__dict__ for kind in type(value).__mro__):
         return True
     return name in attributes_of(value)
@@ -334,12 +352,12 @@ def _listed_samples(batch: Any, found: Sequence[_Sized]) -> _Samples | None:
 
 
 def _are_records(entries: Sequence[Any]) -> bool:
-    """Return whether all entries are dictionaries, such as samples that are not collated."""
+    """Return whether all entries are dictionaries, such as samples that are not yet collated."""
     return all(isinstance(entry, dict) for entry in entries)
 
 
 def _has_image(entry: Any) -> bool:
-    """Return whether an entry contains exactly one image, as a sample of a data set does."""
+    """Return whether an entry of a batch contains exactly one image, as in `(image, label)`."""
     storage = _storage(entry)
     if not storage:
         return False
@@ -347,7 +365,10 @@ def _has_image(entry: Any) -> bool:
 
 
 def _is_list_of_samples(entries: Sequence[Any]) -> bool:
-    """Return whether the entries are images, or tensors of different lengths."""
+    """Return whether a list has one tensor for each sample.
+
+    This is assumed if all entries are images, or tensors of different lengths.
+    """
     if not entries or not all(map(is_tensor, entries)):
         return False
     if all(map(_is_image, entries)):

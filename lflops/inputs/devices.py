@@ -16,7 +16,7 @@ from lflops.torch_private.dispatch_modes import without_modes
 
 
 def runtime(device: torch.device) -> Any:
-    """Return torch's module that synchronizes with a device.
+    """Return the module of torch, such as `torch.cuda`, that can synchronize with a device.
 
     Raises:
         RuntimeError: Torch cannot use such a device here, or cannot synchronize with it.
@@ -56,7 +56,7 @@ def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 def allocator_stats(device: torch.device) -> Mapping[str, int]:
-    """Return the statistics of the device's allocator, with names as in `torch.cuda.memory_stats`.
+    """Return the statistics of the device's allocator, keyed as in `torch.cuda.memory_stats`.
 
     The mapping is empty if the device has no statistics.
     """
@@ -87,15 +87,15 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
 
 
 def _given(device: torch.device) -> tuple[torch.device, ...]:
-    """Return the device as the arguments for functions of its torch module.
+    """Return the arguments with which functions of a device's torch module are called.
 
-    For MPS, there are no arguments, because functions of `torch.mps` do not accept a device.
+    This is the device, or nothing for MPS, because functions of `torch.mps` do not accept a device.
     """
     return () if device.type == "mps" else (device,)
 
 
 def profiler_activity(device: torch.device) -> ProfilerActivity | None:
-    """Return the activity that makes torch.profiler record a device.
+    """Return the `ProfilerActivity` with which torch.profiler records a device.
 
     Returns `None` if torch.profiler cannot record this type of device, for example MPS.
     """
@@ -110,10 +110,11 @@ def profiler_activity(device: torch.device) -> ProfilerActivity | None:
 
 
 def _called(device: torch.device, name: str, of_accelerator: str | None = None) -> Any:
-    """Call a function of the device's module, or of `torch.accelerator` if the module lacks it.
+    """Call a function of the device's torch module, such as `torch.cuda`, and return its result.
 
-    Returns `None` if there is no such function, or if nothing has used the device yet, because the
-    call would initialize the device.
+    If the module lacks the function, `torch.accelerator` is used, where its name may be different
+    (`of_accelerator`). Returns `None` if there is no such function. Also returns `None` if nothing
+    has used the device yet, because the call would initialize the device.
     """
     module = None
     if device.type != "cpu":
@@ -132,7 +133,11 @@ def _called(device: torch.device, name: str, of_accelerator: str | None = None) 
 
 
 def has_tf32(device_type: str | None) -> bool:
-    """Return whether the device is an NVIDIA GPU of the Ampere architecture or later."""
+    """Return whether the device can multiply in TF32.
+
+    It must be an NVIDIA GPU of the Ampere architecture or later, and the environment variable
+    `NVIDIA_TF32_OVERRIDE` must not forbid TF32.
+    """
     if device_type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
         return False
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":

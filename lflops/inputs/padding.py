@@ -1,10 +1,11 @@
 """Find the share of a batch that is padding.
 
-A mask counts as a padding mask if it has the name of a padding mask, and if the masked values look
-like padding: they are at the ends of rows and all equal, like the id of the padding token. Other
-masks select tokens for the loss or for global attention, and do not show padding. In a batch
-without a padding mask, the end of a row counts as padding if its token ids repeat one id, or if its
-features are all zero.
+A mask counts as a padding mask if it has the name of one, and if the masked values look like
+padding: they are at the ends of rows, and all have the same value, such as the id of the padding
+token. Other masks select tokens for the loss or for global attention, and do not show padding.
+
+In a batch without a padding mask, the end of a row counts as padding if its token ids repeat one
+id, or if its features are all zero.
 """
 
 import contextlib
@@ -20,42 +21,43 @@ from lflops.torch_private.dispatch_modes import without_modes
 from lflops.torch_private.tensors import is_integer, without_overrides
 
 MASK = "attention_mask"
-"""The names of padding masks end with this.
+"""Ending of the names of padding masks.
 
-A mask with a prefix applies to the token ids with the same prefix.
+A mask with a prefix, such as `anchor_attention_mask`, applies to the token ids with the same
+prefix, such as `anchor_input_ids`.
 """
 
 PADDING_MASK = "padding_mask"
-"""The names of other padding masks end with this."""
+"""Another ending of the names of padding masks. Their prefix does not matter."""
 
 SHORT = 8
-"""Shorter rows are not searched for padding."""
+"""Minimum length of the rows that are searched for padding."""
 
 MOST_ROWS = 64
-"""Maximum number of rows to search for padding.
+"""Maximum number of rows of a batch to search for padding.
 
-The host waits for the device when it reads rows on a GPU.
+There is a limit because the host waits for the GPU when it reads rows from it.
 """
 
 MOST_FEATURES = 16
-"""At each position, only this many of the first features are read."""
+"""Number of features that are read at each position. The others are assumed to be alike."""
 
 MOST_MARKS = 16
-"""A tensor with at most this many different integers holds marks such as segment ids.
+"""Maximum number of different integers in a tensor that holds marks, such as segment ids.
 
-A tensor of token ids has more.
+A tensor with more different integers holds token ids. Only token ids are searched for padding.
 """
 
 ROWS = 2
-"""Number of dimensions of a tensor with a value for each position."""
+"""Number of dimensions of a tensor with one value for each position of each row."""
 
 FEATURES = 3
-"""Number of dimensions of a tensor with features for each position."""
+"""Number of dimensions of a tensor with several features for each position of each row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """Number of positions in a tensor, and how many of them are padding.
+    """How many positions of a tensor are padding. A position is one element of a row (a sequence).
 
     Attributes:
         padded: Number of positions that are padding.
@@ -68,10 +70,13 @@ class Positions:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPadding:
-    """Positions of a batch that may be padding, keyed by the name of the tensor.
+    """The positions of a batch that may be padding, from three kinds of tensors.
+
+    Which kind is used is decided later, when it is known which tensors hold tokens. The keys are
+    the names of tensors.
 
     Attributes:
-        masks: Positions of padding masks. Masked positions are padding.
+        masks: Positions according to padding masks. Masked positions are padding.
         ids: Positions of integer tensors. A repeated value at the end of a row may be padding.
         features: Positions of tensors with features. Zeros at the end of a row may be padding.
     """
@@ -81,7 +86,7 @@ class BatchPadding:
     features: Mapping[str, Positions]
 
     def share(self, token_ids: Collection[str]) -> float | None:
-        """Return the share of all positions that is padding, or `None` if it is unknown.
+        """Return which share of all positions is padding, from 0 to 1, or `None` if it is unknown.
 
         Args:
             token_ids: The names of the tensors that hold the tokens.
@@ -117,7 +122,7 @@ def padding_of(batch: BatchTensors | None) -> BatchPadding | None:
 def _known(
     tensors: Mapping[str, Tensor], read: Callable[[str, Tensor], Positions | None]
 ) -> dict[str, Positions]:
-    """Read the positions of all tensors, and leave out tensors with unknown positions."""
+    """Call `read` for each tensor, and leave out tensors for which it fails or returns `None`."""
     found = {}
     for name, tensor in tensors.items():
         with contextlib.suppress(Exception):
@@ -130,7 +135,7 @@ def _known(
 def _is_one_of(name: str, names: Collection[str]) -> bool:
     """Return whether a tensor is named `*input_ids`, or has one of the given names.
 
-    If the batch itself is a tensor, `name` is empty, and `names` contains `0`.
+    A batch that is itself a tensor has an empty name here. In `names`, it is called `0`.
     """
     return name.lower().endswith(INPUT_IDS) or name in names or (not name and "0" in names)
 
@@ -147,7 +152,10 @@ def _is_padding_mask(path: str) -> bool:
 
 
 def _masked(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Positions | None:
-    """Return the masked positions, or `None` if no masked tensor confirms that they are padding."""
+    """Count the masked positions of a mask.
+
+    Returns `None` if no other tensor shows that the masked positions are padding.
+    """
     if mask.dim() != ROWS:
         return None
     companions = _companions(path, mask, others)
@@ -167,10 +175,12 @@ def _masked(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Positions 
 
 
 def _companions(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Sequence[Tensor]:
-    """Return the tensors that a mask may apply to.
+    """Return the tensors to which a mask may apply.
 
-    A mask with a prefix, such as an attention mask of anchors, applies to ids with the same prefix.
-    No ids have the prefix of a global attention mask.
+    A mask with a prefix, such as `anchor_attention_mask`, applies only to the ids with this prefix.
+    If there are no such ids, it applies to nothing: `global_attention_mask`, for example, is not
+    about padding. A mask without a prefix applies to `input_ids`, or without these, to any tensor
+    of the same shape.
     """
     name = path.lower()
     if name.endswith(MASK):
@@ -182,13 +192,13 @@ def _companions(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Sequen
 
 
 def _is_at_ends(masked: Tensor) -> bool:
-    """Return whether the masked positions of each row are at one end of the row."""
+    """Return whether the masked positions of each row are all at its start or all at its end."""
     changes = (masked[:, 1:] != masked[:, :-1]).sum(1)
     return bool((changes <= 1).all())
 
 
 def _is_constant(values: Tensor, masked: Tensor) -> bool:
-    """Return whether all masked values are equal, and at least one other value is different."""
+    """Return whether all masked values are the same, and at least one other value is different."""
     inside = values[masked]
     outside = values[~masked]
     first = inside.flatten()[0]
@@ -196,9 +206,9 @@ def _is_constant(values: Tensor, masked: Tensor) -> bool:
 
 
 def _repeated(ids: Tensor) -> Positions | None:
-    """Find the positions at the ends of rows where the last id of the row is repeated.
+    """Count the positions at the ends of rows at which the last id of the row is repeated.
 
-    Returns `None` if the tensor holds no token ids.
+    Returns `None` if the tensor does not hold token ids.
     """
     if ids.dim() != ROWS or not is_integer(ids) or ids.unique().numel() <= MOST_MARKS:
         return None
@@ -206,10 +216,10 @@ def _repeated(ids: Tensor) -> Positions | None:
 
 
 def _zeros(features: Tensor) -> Positions | None:
-    """Find the positions at the ends of rows where all features are zero.
+    """Count the positions at the ends of rows at which all features are zero.
 
-    Returns `None` if the last feature is always zero. The tensor may then be images without
-    channels, which are not sequences and may have a black border.
+    Returns `None` if the last feature is zero everywhere. The tensor may then hold images without a
+    dimension for channels, whose black border is not padding.
     """
     if features.dim() != FEATURES or not features.is_floating_point():
         return None
@@ -219,6 +229,6 @@ def _zeros(features: Tensor) -> Positions | None:
 
 
 def _runs_at_ends(is_equal: Tensor) -> Positions:
-    """Count the positions in runs of at least two true values at the ends of rows."""
+    """Count the positions in which rows end with two or more true values."""
     runs = is_equal.flip(1).cumprod(1).sum(1)
     return Positions(padded=int(runs[runs > 1].sum()), total=is_equal.numel())

@@ -1,4 +1,4 @@
-"""Facts about a run: versions, host, device, dtype."""
+"""Describe a run: its versions, host, device and dtype."""
 
 import datetime as dt
 import multiprocessing.process
@@ -24,7 +24,7 @@ from lflops.version import __version__
 def run_of(
     parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> Run:
-    """Collect the facts about a run from a model's parameters and a batch."""
+    """Describe a run, given the model's parameters and the arguments of a call (a batch)."""
     tensors = [parameter for parameter in parameters if not is_lazy(parameter)]
     device = device_of(tensors)
     named = dict(named_arguments(args, kwargs))
@@ -64,16 +64,16 @@ def _usable_cores() -> int | None:
 
 
 def _worker_processes() -> int:
-    """Return the number of child processes.
+    """Return the number of child processes, such as the workers of data loaders.
 
-    `multiprocessing.active_children` is not used because it also reaps processes that have ended,
-    which only their owner should do.
+    `multiprocessing.active_children` is not used, because it also reaps processes that have ended.
+    Only the code that started them should do this.
     """
     return len(getattr(multiprocessing.process, "_children", ()))
 
 
 def with_allocator_peaks(run: Run, device: torch.device) -> Run:
-    """Add the peaks of the device's allocator.
+    """Add the peak memory that the device's allocator has recorded to a run.
 
     The allocator keeps its statistics on the host, so nothing waits for the device.
     """
@@ -86,7 +86,10 @@ def with_allocator_peaks(run: Run, device: torch.device) -> Run:
 
 
 def _dtype(tensors: list[Tensor], device: torch.device) -> str | None:
-    """Return the dtype of matmuls: autocast's dtype if it is on, else that of most parameters."""
+    """Return the dtype in which the model's matmuls run.
+
+    This is the dtype of autocast if it is on. Otherwise, it is the dtype of most parameters.
+    """
     if _autocasts(device):
         return dtype_name(torch.get_autocast_dtype(device.type))
     elements: Counter[torch.dtype] = Counter()

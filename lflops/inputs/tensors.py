@@ -1,8 +1,9 @@
 """Find the tensors in arguments and results, with their device, dtypes and shapes.
 
-Containers are read from their storage, so no property, `__getitem__` or `__iter__` of a user's
-class runs. A mapping that loads entries on access, or a batch that refers to its data set,
-therefore costs nothing here.
+Containers are read directly from memory, so no property, `__getitem__` or `__iter__` of a user's
+class runs. A mapping that loads entries on access, or a batch that refers to its data set, is
+therefore never loaded. The storage of a container is the plain dict, list or tuple with its
+entries.
 """
 
 import contextlib
@@ -40,13 +41,13 @@ _VALUES = (
     Decimal,
     torch.Size,
 )
-"""Classes whose instances hold no tensors. Their subclasses count too."""
+"""Classes whose instances, and instances of their subclasses, hold no tensors."""
 
 _UNREAD = (set, frozenset, deque, Mapping)
 """Containers that are not searched: they have no order, or reading them may run user code."""
 
 _WRITTEN_IN_PYTHON = 1 << 9
-"""The flag of types that were created by a `class` statement."""
+"""The flag in `type.__flags__` of classes that were created by a `class` statement."""
 
 
 def is_tensor(value: Any) -> bool:
@@ -55,10 +56,10 @@ def is_tensor(value: Any) -> bool:
 
 
 def storage_of(value: Any) -> Storage | None:
-    """Return the storage of a mapping, a sequence or a dataclass; `None` for any other value.
+    """Return the entries of a mapping, a sequence or a dataclass as a plain dict, list or tuple.
 
-    Mappings are dictionaries, classes derived from them, and `UserDict`. The storage of a dataclass
-    has the attributes of the instance.
+    Returns `None` for any other value. Mappings are dictionaries, classes derived from them, and
+    `UserDict`. For a dataclass, the entries are the attributes of the instance.
     """
     kind = type(value)
     if kind is dict or kind is list or kind is tuple:
@@ -101,7 +102,10 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def may_hold_tensors(value: Any) -> bool:
-    """Return whether an object without a storage may have attributes that hold tensors."""
+    """Return whether a value that is not a container may hold tensors in its attributes.
+
+    Sets, and containers that `storage_of` cannot read, may hold tensors as well.
+    """
     kind = type(value)
     if value is None or issubclass(kind, _VALUES):
         return False
@@ -120,15 +124,14 @@ This limit also ends the search of a recursive structure.
 """
 
 MOST_VALUES = 1_000
-"""Maximum number of values other than tensors to search."""
+"""Maximum number of values to search, not counting tensors."""
 
 
 def tensors_in(value: Any) -> Iterable[Tensor]:
     """Return every tensor in nested containers, dataclasses and plain objects, in order.
 
     Only stored attributes are read, and no user code runs. The search ends after `MOST_VALUES`
-    values that are not tensors. Otherwise it could search a whole data set that an output refers
-    to.
+    values that are not tensors, because an output may refer to a whole data set.
     """
     if is_tensor(value):
         return (value,)
@@ -143,15 +146,15 @@ def nodes_of(value: Any) -> Iterator[Any]:
 
 
 def named_tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor with its path.
+    """Yield every tensor in a value, with its path such as `inputs.ids`.
 
-    An object that has several paths is searched once.
+    A container that occurs in several places is searched only once.
     """
     return _Search().tensors("", value, DEEPEST)
 
 
 class _Search:
-    """Searches one value for tensors."""
+    """Searches one value for tensors. The number of values is limited to `MOST_VALUES`."""
 
     def __init__(self) -> None:
         self._left = MOST_VALUES
@@ -205,10 +208,10 @@ def _parts(value: Any) -> Storage | None:
 
 
 def changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Return `value` with `change` applied to each object of class `kind` in it.
+    """Return a copy of `value` in which `change` is applied to each object of class `kind`.
 
-    Nested lists, tuples and dictionaries are searched. A container without such an object is
-    returned unchanged.
+    Nested lists, tuples and dictionaries are searched. A container without such an object is not
+    copied.
     """
     if isinstance(value, kind):
         return change(value)
@@ -228,7 +231,8 @@ def changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 def cut_off(tensor: Tensor) -> Tensor:
     """Return a copy of a tensor without its autograd graph, or the tensor itself if it is a leaf.
 
-    The graph is cut off because backward through it would not be work of the model.
+    Without the copy, backward would also run through the code that computed the tensor, which is
+    not work of the model.
     """
     if tensor.is_leaf:
         return tensor
@@ -245,14 +249,18 @@ def argument(args: Any, kwargs: Any, position: int, name: str, default: Any = No
 
 
 def named_arguments(args: Any, kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in the arguments of a call, with its position or name."""
+    """Yield every tensor in the arguments of a call, with its path.
+
+    The path begins with the position or name of the argument.
+    """
     return named_tensors_in({**dict(enumerate(args)), **kwargs})
 
 
 def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor in the arguments, keyed by position or name.
+    """Return the shape of every tensor in the arguments of a call, keyed by the path of the tensor.
 
-    Tensors with unreadable shapes are left out.
+    The path begins with the position or name of the argument. Tensors whose shape cannot be read
+    are left out.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     with without_overrides():

@@ -29,9 +29,9 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     It does for a transformers Trainer what `FlopsMonitor` does for a Lightning Trainer.
 
     Files are written below `args.output_dir`. If `report_to` has "tensorboard" or "wandb",
-    TensorBoard's writer or the wandb run receives curves, text and tables. Every other reporter
-    receives only the curves.
-    `log_history`, the progress bar and your own callbacks receive nothing.
+    TensorBoard's writer or the wandb run receives metrics, text and tables. Every other reporter
+    receives only the metrics. `log_history`, the progress bar and your own callbacks receive
+    nothing.
 
     Args:
         log: Function that receives the summary of each window, on the main process.
@@ -64,22 +64,24 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._account: Ledger | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings and the profiles.
+        """Return the settings and the profiles, to copy or pickle the callback.
 
-        A copied or unpickled callback has no run yet.
+        The copy is not connected to the current training run.
         """
         kept = {"profiles": list(self.profiles), "_log": self._log, "_settings": self._settings}
         return kept | {"_monitor": None, "_batch": None, "_writer": None, "_account": None}
 
     @property
     def ledger(self) -> Ledger | None:
-        """The time of the last run by category; `None` before it, or if no ledger is kept."""
+        """The time account of the last run; `None` before a run, or if no ledger is kept."""
         return self._account if self._monitor is None else self._monitor.ledger
 
     def request_window(self) -> None:
-        """Open a window now on every rank: the next scheduled window, or an additional one.
+        """Open a window on every rank as soon as possible.
 
-        A signal handler and any thread may call it.
+        If the schedule is waiting for its next window, that window opens early. After the end of
+        the schedule, an additional window opens. Signal handlers and all threads may call this
+        method.
         """
         if self._monitor is not None:
             self._monitor.request_window()
@@ -99,9 +101,9 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._begin(trainer)
 
     def join(self, trainer: Any) -> None:
-        """Begin to monitor a Trainer in the middle of a step.
+        """Begin to monitor a Trainer that is already running a step.
 
-        That step is recorded without a time.
+        This step is counted without a duration.
         """
         trainer.add_callback(self)
         watched = self._begin(trainer)
@@ -142,7 +144,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         return watched
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End a batch, which may end a step."""
+        """End a batch. With gradient accumulation, only the last batch of a step ends the step."""
         batch = self._batch
         self._batch = None
         if batch is not None and self._monitor is not None:
@@ -213,10 +215,10 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class _Reporter:
-    """Wraps a reporter of transformers as a logger.
+    """Makes a reporter of transformers usable as a logger.
 
-    The reporter receives only lflops' figures. The flags and the history of the Trainer do not
-    change.
+    The reporter receives only the metrics of lflops. The control flags and the history of the
+    Trainer do not change.
     """
 
     def __init__(self, trainer: Any, callback: Any) -> None:
@@ -231,7 +233,7 @@ class _Reporter:
 
 
 def _loggers_of(trainer: Any) -> tuple[list[Any], Any]:
-    """Return the reporters of a Trainer as loggers, and TensorBoard's writer if there is one."""
+    """Return the reporters of a Trainer as loggers, and TensorBoard's writer (or `None`)."""
     loggers: list[Any] = []
     writer = None
     for callback in trainer.callback_handler.callbacks:
@@ -274,7 +276,10 @@ def _prediction_step(
 
 
 def running_trainer() -> Any:
-    """Return the innermost Trainer that has a method on the call stack, or `None`."""
+    """Return the transformers Trainer that is calling this code, or `None`.
+
+    It is found on the call stack, because callbacks do not receive the Trainer.
+    """
     for frame, _ in walk_stack(currentframe()):
         if "self" not in frame.f_code.co_varnames:
             continue

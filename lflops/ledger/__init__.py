@@ -1,4 +1,5 @@
-"""The ledger: a category for every second of a run and a cause for each slow step, in a file.
+"""The ledger: the time account of a whole run, which is kept in a file.
 
-The file survives the process. This package does not import torch.
+Every second of the run belongs to one category, and each slow step has a cause. The file remains if
+the process is killed. This package does not import torch.
 """

@@ -1,4 +1,7 @@
-"""Define the ledger as a value: seconds of a run by category, its slow steps and its starts."""
+"""Define the ledger that users read: seconds of a run by category, slow steps and starts.
+
+A start is one process of the run. A run that was resumed from a checkpoint has several starts.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,13 +34,14 @@ CATEGORIES = {
     "down": "down until the restart",
     "repeated": "work lost in a restart",
 }
-"""The categories of a run's time and their labels.
+"""The categories of a run's time, with their labels for reports.
 
-`training` is divided by phase and `slow` by cause, as in `training/forward` and `slow/loader`.
+Two categories are divided further: `training` by phase, as in `training/forward`, and `slow` by the
+cause of the slow step, as in `slow/loader`.
 """
 
 NO_LOSS = {"training", "warm_up"}
-"""Categories of time that is not lost."""
+"""Categories that do not count as lost time."""
 
 CAUSES = {
     "loader": "waiting for the data loader",
@@ -55,7 +59,7 @@ CAUSES = {
     "larger_batch": "a larger batch",
     "unknown": "unknown",
 }
-"""The causes of slow steps and their labels."""
+"""The causes of slow steps, with their labels for reports."""
 
 
 class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):
@@ -65,7 +69,8 @@ class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):
         end: Seconds from the beginning of the process to the end of the step.
         seconds: Duration of the step.
         usual: Median duration of steps with a similar batch size, in seconds.
-        cost: Extra seconds of this step.
+        cost: Seconds that the step took longer than `usual`, or that an interruption such as a
+            validation took.
         cause: One of `CAUSES`.
         phase: The phase or category with the largest part of the cost.
     """
@@ -82,18 +87,21 @@ class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):
 class StepGroup(
     Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="steps"
 ):
-    """Consecutive steps of one mode. In a short run, each step is a group.
+    """Consecutive steps of the same mode, for which the ledger keeps one sum.
+
+    A short run has one group per step. In a long run, neighbouring groups are joined.
 
     Attributes:
         first: Number of the first step, as counted by the loggers.
         last: Number of the last step.
         spent: Seconds in each phase, summed over the steps of the group.
-        between: Seconds in each category, such as validation, during the steps and directly before
-            them. Not included in `spent`.
+        between: Seconds in each category outside the phases of the steps, such as validation, if
+            the time lies within the steps or directly before them.
         longest: Seconds of the longest step.
         steps: The number of steps.
-        mode: "profiled" if lflops counted, timed or traced the steps.
-        start: Index, in `Ledger.starts`, of the start in which the steps ran.
+        mode: "warm_up" for the first steps of a start, "profiled" if lflops counted, timed or
+            traced the steps, otherwise "unprofiled".
+        start: Index in `Ledger.starts` of the start (process) in which the steps ran.
     """
 
     first: int
@@ -107,12 +115,12 @@ class StepGroup(
 
     @property
     def seconds(self) -> float:
-        """Seconds of all steps of the group."""
+        """Total duration of the steps, in seconds."""
         return sum(self.spent.values())
 
 
 def in_pairs(groups: Sequence[StepGroup]) -> list[StepGroup]:
-    """Join neighbouring groups of the same mode in pairs."""
+    """Halve the number of groups: join each two neighbouring groups of the same mode."""
     joined: list[StepGroup] = []
     for _, neighbours in groupby(groups, key=lambda group: group.mode):
         same = list(neighbours)
@@ -136,22 +144,26 @@ def _joined(first: StepGroup, second: StepGroup) -> StepGroup:
 
 
 _CLASSES_PER_E = 100
-"""Number of duration classes per factor of e.
+"""Number of duration classes between a duration and e times this duration.
 
-With this number, the middle of a class differs from any duration in the class by at most 0.5 %.
+A duration class is a bin of a histogram of step durations. With this number of classes, the middle
+of a class differs from any duration in the class by at most 0.5 %.
 """
 
 
 def duration_class(seconds: float) -> int:
-    """Return the class of a duration, for counting durations."""
+    """Return the number of the histogram bin to which a duration belongs."""
     return round(_CLASSES_PER_E * math.log(max(seconds, 1e-9)))
 
 
 def percentile(durations: Mapping[int, int], share: float) -> float | None:
     """Return the duration in seconds that the given share of the steps does not exceed.
 
-    `durations` has the number of steps in each class. The result is at most 0.5 % off. It is `None`
-    if there are no steps.
+    The result has an error of at most 0.5 %. It is `None` if there are no steps.
+
+    Args:
+        durations: Histogram of the durations: the number of steps in each `duration_class`.
+        share: The share of the steps, such as 0.5 for the median.
     """
     wanted = share * sum(durations.values())
     counted = 0
@@ -163,12 +175,13 @@ def percentile(durations: Mapping[int, int], share: float) -> float | None:
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """A part of a run.
+    """A section of a run, from a few seconds to a few hours long.
 
     Attributes:
-        begin: Unix time in seconds.
+        begin: Unix time at which the span begins, in seconds.
         seconds: Duration of the span: the sum of `spent`.
-        steps: Steps done by the end of the span, as counted by the loggers.
+        steps: Number of steps that the run has done by the end of the span, as counted by the
+            loggers.
         spent: Seconds by category.
         memory: Resident memory of the process in bytes, or `None` if it was not read.
     """
@@ -181,15 +194,16 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """One start of a run's process, from its beginning to the last moment in its file.
+    """One process of a run. A run that was resumed has several starts.
 
     Attributes:
-        begin: Unix time in seconds.
-        seconds: Duration in seconds.
-        first_step: Steps that earlier starts had done, as counted by the loggers; 0 if unknown.
-        last_step: Steps done when the process ended.
-        ended: "finished", the class of the exception that ended it, "exit" if the program did not
-            close its run, "killed", or "running".
+        begin: Unix time at which the process began, in seconds.
+        seconds: Seconds from the beginning of the process to the last entry in its ledger file.
+        first_step: Number of steps that the run had done before this start, as counted by the
+            loggers. 0 if unknown.
+        last_step: Number of steps that the run had done when the process ended.
+        ended: How the process ended: "finished", the class name of an exception, "exit" if the
+            program ended without closing the run, or "killed". "running" if it has not ended.
     """
 
     begin: float
@@ -200,25 +214,28 @@ class Start(Struct, frozen=True, kw_only=True):
 
 
 class Ledger(Struct, Displayed, frozen=True, kw_only=True):
-    """Every second of a run, by category.
+    """The time account of a run: every second belongs to one category.
 
-    `monitor.ledger` is the ledger of a running run; `lflops.load_run` reads a folder.
+    `monitor.ledger` is the ledger of the current run. `lflops.load_run` reads the ledger of a
+    finished run from its folder.
 
     Attributes:
         seconds: Seconds by category, which add up to `total`. Some categories are divided by phase
-            or cause after a slash.
+            or by cause, as in `training/forward` and `slow/loader`.
         total: Seconds from the beginning of the first process to the end of the last process.
         steps: Number of steps that the run has done.
-        slow_steps: The costliest slow steps in chronological order.
-        starts: The starts of the run's process in chronological order; more than one if the run
-            was resumed.
-        spans: Parts of the run: recent ones are short, earlier ones long.
+        slow_steps: The slow steps with the highest cost, in chronological order.
+        starts: The processes of the run in chronological order. There are several if the run was
+            resumed.
+        spans: Consecutive sections of the run. Recent sections are short, and earlier sections are
+            long.
         step_groups: All steps of all starts, in the order in which they ran.
-        durations: The number of unprofiled steps in each duration class; see `percentile`.
+        durations: Histogram of the durations of unprofiled steps: the number of steps in each
+            duration class. `percentile` reads it.
         rank: Rank of the process.
         ranks: Number of ranks.
-        others: Number of starts of other runs in the same folder, such as earlier runs or other
-            loops.
+        others: Number of processes of other runs whose ledgers are in the same folder, such as
+            earlier runs.
     """
 
     seconds: Mapping[str, float]
@@ -234,7 +251,10 @@ class Ledger(Struct, Displayed, frozen=True, kw_only=True):
     others: int = 0
 
     def by_group(self) -> dict[str, float]:
-        """Return the seconds by category without phases and causes, largest first."""
+        """Return the seconds by category, largest first, without the division by phase and cause.
+
+        For example, `training` contains the seconds of `training/forward` and `training/backward`.
+        """
         totals = summed((group_of(name), value) for name, value in self.seconds.items())
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
@@ -245,30 +265,33 @@ class Ledger(Struct, Displayed, frozen=True, kw_only=True):
 
 
 def group_of(category: str) -> str:
-    """Return the category without its phase or cause."""
+    """Return the category without its phase or cause: `training` for `training/forward`."""
     return category.partition("/")[0]
 
 
 QUARTERS = 4
-"""Memory grows if it increases from each quarter of the last start to the next quarter."""
+"""Number of sections of the last start (process) whose memory is compared.
+
+Memory grows if its median increases from each quarter of the start to the next.
+"""
 
 GROWN = 0.1
-"""Memory must grow by at least this share from the first quarter to the last quarter."""
+"""Growth is reported only if memory rises by at least this share, first to last quarter."""
 
 LEAST_GROWN = 1 << 28
-"""Memory must grow by at least this many bytes from the first quarter to the last quarter."""
+"""Growth is reported only if memory rises by at least this many bytes, first to last quarter."""
 
 FEWEST_SPANS = 20
 """Growth is computed only if memory is known for at least this many spans."""
 
 GROWING = {"start_up", "warm_up", "compilation"}
-"""Categories in which memory grows in any run."""
+"""Categories in which memory grows in any run. Spans with such time are left out."""
 
 
 def memory_growth(ledger: Ledger) -> float | None:
-    """Return the growth of the process's memory over its last start, in bytes per hour.
+    """Return how fast the memory of the run's last process grows, in bytes per hour.
 
-    Returns `None` if memory does not grow, or if it is known for too few spans.
+    Returns `None` if memory does not grow, or if it is known for too few spans of the ledger.
     """
     last_begin = ledger.starts[-1].begin
     spans = []

@@ -1,8 +1,10 @@
-"""Compute the account of one start from its marks.
+"""Compute the time account of one process of a run: nanoseconds by category, and the slow steps.
 
-The account has the nanoseconds by category and the slow steps. To find slow steps, each step is
-compared with recent steps that have batches of the same size. The median of those recent steps is
-called the usual step.
+The input is a sequence of marks. A mark is a moment at which another category begins or at which a
+step ends.
+
+To find slow steps, each step is compared with recent steps whose batches have about the same size.
+The median of those recent steps is called the usual step.
 """
 
 import math
@@ -23,46 +25,51 @@ from lflops.ledger.account import (
 )
 
 REMEMBERED = 64
-"""Maximum number of recent steps that define the usual step."""
+"""Maximum number of recent steps whose median is the usual step."""
 
 FEWEST = 8
-"""Minimum number of recent steps that define the usual step."""
+"""No step is called slow before there are this many recent steps to compare it with."""
 
-# A step is slow if it exceeds the usual step by more than each of three margins.
+# A step is slow if it takes longer than the usual step by more than each of the next three values.
 LEAST = 50_000_000
-"""The first margin, in nanoseconds."""
+"""A slow step takes more than this many nanoseconds longer than the usual step."""
 
 SHARE = 0.25
-"""The second margin, as a share of the usual step."""
+"""A slow step takes longer than the usual step by more than this share of the usual step."""
 
 SPREADS = 8
-"""The third margin, as a multiple of the spread of the recent steps."""
+"""A slow step takes longer than the usual step by more than this many times the spread.
+
+The spread is the distance from the median of the recent steps to their 80th percentile.
+"""
 
 LONG_WAIT = 250_000_000
-"""A step that only waited for a core is slow if it took at least this many extra nanoseconds.
+"""A step whose extra time is only a wait for a core is slow from this many extra nanoseconds on.
 
 Shorter waits are normal if programs share a machine.
 """
 
 MANY_FAULTS = 50
-"""If a step reads at least this many pages from disk, they explain its time."""
+"""If a step reads at least this many more pages from disk than usual, they may be its cause."""
 
 SIZES_PER_DOUBLING = 4
 MOST_SIZES = 64
 MUCH_LARGER = 1.2
-"""A batch is much larger if its number of elements exceeds the median by this factor."""
+"""A batch is much larger than usual if it has more than this many times the median of elements."""
 
 
 class StepEnd(NamedTuple):
-    """A mark at the end of a step, which does not change the category.
+    """The mark for the end of a step. The category that was active before remains active.
 
     Attributes:
-        step: Steps done so far, as counted by the loggers.
-        ran: Nanoseconds that the thread has spent on a core so far.
-        schedule: Scheduler counters of the thread, read a short time ago.
-        usage: Result of `getrusage` at that time.
-        shapes: Shapes of the step's batch, if known.
-        touched: Set if lflops counted, timed or traced the step.
+        step: Number of steps that the run has done, as counted by the loggers.
+        ran: Nanoseconds that the training thread has spent on a core since it began.
+        schedule: Scheduler counters of the training thread, read at or shortly before the end of
+            the step. `None` if the system has none.
+        usage: Result of `getrusage` for the training thread, read at the same time as `schedule`.
+        shapes: Shapes of the tensors in the step's batch, if known.
+        touched: Set if lflops counted, timed or traced the step, so that its duration is not
+            typical.
     """
 
     step: int
@@ -74,12 +81,13 @@ class StepEnd(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """Counters of the operating system and of the CUDA allocator during a step.
+    """Counters that show why a step was slow, from the operating system and the CUDA allocator.
 
     Attributes:
-        waiting: Nanoseconds in which the thread was ready or stopped and had no core.
-        computing: Nanoseconds on a core, outside the operating system's kernel.
-        faults: Pages read from disk.
+        waiting: Nanoseconds in which the training thread was ready to run but had no core, or in
+            which the process was stopped.
+        computing: Nanoseconds in which the training thread ran on a core in user mode.
+        faults: Number of memory pages that were read from disk (major page faults).
         retries: Number of times that the CUDA allocator freed its cache and tried again.
     """
 
@@ -90,9 +98,12 @@ class Evidence(NamedTuple):
 
 
 class StepSpent(NamedTuple):
-    """The nanoseconds of a step by phase, and its evidence.
+    """The duration of a step, and the data that may explain it.
 
     Attributes:
+        phases: Nanoseconds by phase.
+        total: Nanoseconds of the whole step.
+        evidence: Counters that show why a step was slow.
         elements: Number of elements of the tensors in the step's batch, or `None` if unknown.
     """
 
@@ -103,7 +114,7 @@ class StepSpent(NamedTuple):
 
     @property
     def net(self) -> int:
-        """Nanoseconds of the step, without the time in which the thread waited for a core."""
+        """Nanoseconds of the step, without the time in which the training thread had no core."""
         return self.total - self.evidence.waiting
 
 
@@ -112,8 +123,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         usual: Nanoseconds of the usual step.
-        cost: Extra nanoseconds.
-        by_phase: The cost divided by phase.
+        cost: Nanoseconds that the slow step took longer than the usual step.
+        by_phase: The cost, divided among the phases of the step.
         cause: One of `CAUSES`.
         phase: The phase with the largest part of the cost.
     """
@@ -126,16 +137,17 @@ class Verdict(NamedTuple):
 
 
 class Usual:
-    """Recent steps of a run, grouped by batch size."""
+    """Finds slow steps: keeps the recent steps by batch size and compares each step with them."""
 
     def __init__(self) -> None:
         self._by_size: dict[int | None, _Recent] = {}
         self._all = _Recent()
 
     def judge(self, step: StepSpent) -> Verdict | None:
-        """Compare a step with recent steps, then add it to them.
+        """Compare a step with the recent steps of the same batch size, then add it to them.
 
-        Returns `None` if the step is not slow, or if there are too few recent steps.
+        If this batch size is new, the step is compared with all recent steps. Returns `None` if the
+        step is not slow, or if there are too few recent steps.
         """
         size = None
         if step.elements:
@@ -163,14 +175,17 @@ class Usual:
         return Verdict(compared.totals.median, cost, by_phase, cause, phase)
 
     def beyond(self, step: StepSpent) -> Mapping[str, int] | None:
-        """Return a step's extra nanoseconds over the median step by phase; `None` before any step."""
+        """Return how many nanoseconds longer than the usual step a step took, by phase.
+
+        Returns `None` if there is no recent step yet.
+        """
         if not self._all.steps:
             return None
         return _excess(step, self._all, max(step.total - self.median, 0))
 
     @property
     def tolerance(self) -> int:
-        """Extra nanoseconds up to which a step is not slow."""
+        """A step may take this many nanoseconds longer than the usual step without being slow."""
         return self._all.totals.tolerance if self._all.knows else LEAST
 
     @property
@@ -180,7 +195,17 @@ class Usual:
 
 
 def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larger: bool) -> str:
-    """Return the first cause of a slow step that applies, or `"unknown"`."""
+    """Return the cause of a slow step, or `"unknown"`.
+
+    If several causes apply, the first in the table below is returned.
+
+    Args:
+        step: The slow step.
+        recent: The recent steps with which it is compared.
+        cost: Nanoseconds that the step took longer than the usual step.
+        phase: The phase with the largest part of the cost.
+        is_larger: Whether the batch of the step is much larger than usual.
+    """
     usual = recent.usual_evidence
     more_waiting = step.evidence.waiting - usual.waiting
     more_computing = step.evidence.computing - usual.computing
@@ -202,9 +227,9 @@ def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larg
 
 
 def _excess(step: StepSpent, recent: "_Recent", cost: int) -> dict[str, int]:
-    """Divide the cost over the phases that took longer than usual.
+    """Divide the cost of a slow step among the phases that took longer than usual.
 
-    The share of a phase is at most its duration.
+    No phase gets more than its duration in this step.
     """
     usual = recent.usual_phases
     longer = {phase: max(spent - usual.get(phase, 0), 0) for phase, spent in step.phases.items()}
@@ -220,7 +245,7 @@ def _excess(step: StepSpent, recent: "_Recent", cost: int) -> dict[str, int]:
 
 
 class _Recent:
-    """Recent steps with batches of similar size.
+    """Recent steps whose batches have about the same size.
 
     Attributes:
         totals: The durations of the steps.
@@ -242,7 +267,7 @@ class _Recent:
         self._net.replace(None if oldest is None else oldest.net, step.net)
 
     def cost_of(self, step: StepSpent) -> int:
-        """Return the extra nanoseconds of a slow step; 0 if the step is not slow."""
+        """Return how many nanoseconds longer than usual a step took; 0 if the step is not slow."""
         # Other processes make the time of steps vary, which hides other causes. So a step must be
         # slow even without its waits for a core, unless its extra time is long.
         cost = self.totals.beyond(step.total)
@@ -295,12 +320,15 @@ class _Times(list[int]):
 
     @property
     def tolerance(self) -> int:
-        """Maximum extra duration of a step that is not slow. It grows with the spread of steps."""
+        """A step may take this many nanoseconds longer than the median without being slow.
+
+        The more the durations vary, the larger this value is.
+        """
         spread = self[len(self) * 4 // 5] - self.median
         return max(LEAST, int(SHARE * self.median), SPREADS * spread)
 
     def beyond(self, time: int) -> int:
-        """Return the extra duration over the median if it exceeds the tolerance, otherwise 0."""
+        """Return the excess of `time` over the median, or 0 if it is within the tolerance."""
         excess = time - self.median
         if excess > LEAST and excess > self.tolerance:
             return excess
@@ -329,40 +357,59 @@ INTERRUPTIONS = {
     "inference": "inference",
     "logging": "logging",
 }
-"""Categories of time that make a step slow without being part of it, with the cause to report."""
+"""Categories whose time interrupts a step without being part of its phases.
+
+The values are the causes of slow steps that the ledger records for such interruptions.
+"""
 
 FLUSHING = {"between_epochs", "after_run"}
-"""Categories that begin when a step is abandoned because the data loader had no more batches."""
+"""Categories that end an incomplete step.
+
+At the end of an epoch, the loop begins a step by asking for a batch and gets none. When one of
+these categories begins, the time of the incomplete step is assigned to its phases.
+"""
 
 LONGEST_FREEZES = 100
-"""Maximum number of freezes of the process that are kept."""
+"""Maximum number of freezes that are kept. A freeze is a time in which the process did not run."""
 
 MOST_GROUPS = 64
-"""A row of the ledger has at most this many groups of steps, unless the modes of steps alternate."""
+"""Groups of steps are joined in pairs if there are more than this many since the last ledger row.
+
+Only neighbouring groups of the same mode are joined, so more groups may remain.
+"""
 
 COLLECTING = "gc"
-"""Phase for the time of Python's garbage collector, which other phases do not include."""
+"""Name of the phase for Python's garbage collector.
+
+Its time is subtracted from the phases during which it runs.
+"""
 
 
 class StepAccountant:
-    """Reads the marks of a start and accounts for every nanosecond.
+    """Assigns every nanosecond of a process to a category, and finds the slow steps.
+
+    All moments are clock values in nanoseconds.
 
     Args:
         begin: Moment at which the account begins.
-        collections: Moments at which Python's garbage collector alternately began and ended.
-        retries: Returns how often the device's allocator has freed its cache and tried again.
+        collections: Moments at which Python's garbage collector began and ended, alternately.
+        retries: Function that returns how often the device's allocator has freed its cache and
+            tried again.
 
     Attributes:
-        until: Moment at which the account ends.
+        until: The account covers the time up to this moment.
         spent: Nanoseconds by category since the last `take`.
         slow: Slow steps since the last `take`.
         groups: All steps since the last `take_steps`.
-        durations: Number of unprofiled steps since the last `take_steps`, in each duration class.
-        lost: Nanoseconds that the run had lost at the last `take`.
-        slow_steps: Number of slow steps at the last `take`.
-        steps: Steps done, as counted by the loggers; `None` before the first step.
-        first_step: Steps that earlier starts had done.
-        freezes: The start and the end of each period in which no thread of the process ran.
+        durations: Histogram of the durations of unprofiled steps since the last `take_steps`: the
+            number of steps in each duration class.
+        lost: Total nanoseconds of lost time up to the last `take`.
+        slow_steps: Total number of slow steps up to the last `take`.
+        steps: Number of steps that the run has done, as counted by the loggers. `None` before the
+            first step.
+        first_step: Number of steps that the run had done before this process began. `None` before
+            the first step.
+        freezes: Begin and end of each period in which no thread of the process ran.
     """
 
     def __init__(
@@ -394,19 +441,20 @@ class StepAccountant:
 
     @property
     def open(self) -> dict[str, int]:
-        """Nanoseconds of the running step by phase.
+        """Nanoseconds of the current, incomplete step by category.
 
-        At the end of the step, this time may be assigned to other categories.
+        When the step ends, this time may be assigned to other categories, for example if the step
+        is slow.
         """
         return {_category_of(phase): spent for phase, spent in self._step.items() if spent}
 
     @property
     def usual(self) -> float:
-        """Seconds of the usual step; 0 before the first."""
+        """Seconds of the usual step (the median of the recent steps). 0 before the first step."""
         return self._usual.median / 1e9
 
     def read(self, marks: Iterable[tuple[int, str | StepEnd]], now: int) -> None:
-        """Read marks, and account for the time until now."""
+        """Process marks, and assign the time up to `now` to categories."""
         retried = self._retries()
         self._new_retries = retried - self._retried
         self._retried = retried
@@ -423,7 +471,7 @@ class StepAccountant:
         self._charge(now)
 
     def take(self) -> tuple[dict[str, int], list[SlowStep]]:
-        """Return and clear the nanoseconds by category and the slow steps."""
+        """Return the nanoseconds by category and the slow steps since the last call."""
         spent = {name: nanoseconds for name, nanoseconds in self.spent.items() if nanoseconds}
         slow = self.slow
         self.spent = Counter()
@@ -435,7 +483,7 @@ class StepAccountant:
         return spent, slow
 
     def take_steps(self) -> tuple[list[StepGroup], dict[int, int]]:
-        """Return and clear all steps, and the durations of the unprofiled steps."""
+        """Return the groups of steps and the histogram of durations since the last call."""
         groups = self.groups
         durations = dict(self.durations)
         self.groups = []
@@ -513,7 +561,12 @@ class StepAccountant:
             self.durations[duration_class(seconds)] += 1
 
     def _judged(self, step: StepSpent, end: StepEnd, at: int) -> tuple[dict[str, int], str]:
-        """Return the nanoseconds of a step that are not training, by phase, and their category."""
+        """Return the part of a step that does not count as training, and its category.
+
+        The part is given as nanoseconds by phase. For a slow step, it is the extra time. For a step
+        that lflops counted, timed or traced, it is the extra time that lflops caused. Otherwise it
+        is empty.
+        """
         if end.touched:
             beyond = self._usual.beyond(step)
             return dict(step.phases if beyond is None else beyond), "lflops"
@@ -555,7 +608,7 @@ class StepAccountant:
         )
 
     def _collected(self, begin: int, at: int) -> int:
-        """Return the nanoseconds of Python's garbage collector between two moments."""
+        """Return for how many nanoseconds Python's garbage collector ran between two moments."""
         moments = self._collections
         collecting = 0
         while len(moments) >= 2 and moments[0] < at:

@@ -1,4 +1,7 @@
-"""Note calls in the training thread, and make them later in the ledger's thread."""
+"""Record function calls in the training thread, and make them later in the ledger's thread.
+
+A recorded call is a note: the function, its arguments and the moment at which it was recorded.
+"""
 
 import threading
 from collections import deque
@@ -8,25 +11,27 @@ from typing import Any
 from lflops.phase_log import PhaseLog
 
 LONGEST = 1 << 21
-"""Maximum number of values that wait for the ledger's thread: the notes of about 40,000 steps.
+"""Maximum number of values that may wait for the ledger's thread.
 
-If there are more, all of them are dropped.
+This is enough for the notes of about 40,000 steps. If there are more, all of them are dropped.
 """
 
 
 class DeferredCalls:
-    """Calls of one training run, in order. Until `start`, calls are made immediately.
+    """A queue of calls that the training thread records and another thread makes.
 
-    While a noted call is made, the clock of the log returns the moment of the note.
+    Calls are made in the order in which they were recorded. Before `start` and after `stop`, calls
+    are not recorded but made immediately. A deferred call sees the time at which it was recorded:
+    while it runs, the clock of the phase log returns that moment.
 
     Attributes:
-        runs: Set while calls are noted for later.
-        append: Appends the values of a note: its moment, the function, the number of arguments, the
-            arguments. No argument may be a new object, or an object that the training run would
-            free. A note is not stored as a tuple, because the garbage collector tracks tuples and
-            would run more often.
-        clock: Returns the moment of a note.
-        error: The exception of a deferred call. After it, calls are made immediately again.
+        runs: Set while calls are recorded for later.
+        append: Appends the values of a note: its moment, the function, the number of arguments,
+            and the arguments. No argument may be a new object, or an object that the training run
+            would otherwise free. A note is not stored as a tuple: the garbage collector tracks
+            tuples, so it would run more often.
+        clock: Function that returns the moment for a new note.
+        error: The exception that a deferred call has raised. After it, calls are made immediately.
     """
 
     def __init__(self, log: PhaseLog) -> None:
@@ -44,12 +49,15 @@ class DeferredCalls:
         self._player: int | None = None
 
     def start(self) -> None:
-        """Note calls from now on."""
+        """Record calls from now on instead of making them."""
         self._log.clock = self.now
         self.runs = True
 
     def note(self, call: Callable[..., object], *given: Any) -> None:
-        """Note a call for later, with the arguments that `append` allows."""
+        """Record a call for later, or make it immediately if calls are not recorded.
+
+        `append` describes which arguments are allowed.
+        """
         if not self.runs:
             call(*given)
             return
@@ -58,18 +66,18 @@ class DeferredCalls:
         self.append((self.clock(), call, len(given), *given))
 
     def now(self) -> int:
-        """Return the clock's nanoseconds or, while a noted call is made, the moment of the note."""
+        """Return the current moment or, during a deferred call, the moment of its recording."""
         return self.clock() if self._moment is None else self._moment
 
     @property
     def next(self) -> int | None:
-        """The moment of the first note that has not been processed, or `None`."""
+        """The moment at which the next waiting call was recorded, or `None` if no call waits."""
         return self._notes[0] if self._notes else None
 
     def play(self, most: int = LONGEST) -> None:
-        """Make up to `most` of the noted calls.
+        """Make up to `most` of the recorded calls.
 
-        An exception in a call drops all other calls.
+        If a call raises an exception, all other waiting calls are dropped.
         """
         take = self._notes.popleft
         with self._lock:
@@ -91,7 +99,7 @@ class DeferredCalls:
                 self._player = None
 
     def raise_error(self) -> None:
-        """Raise the exception of a deferred call once, if there is one."""
+        """Raise the exception of a deferred call, if there is one that was not raised yet."""
         if self.error is not None:
             try:
                 raise self.error
@@ -105,11 +113,11 @@ class DeferredCalls:
         self._notes.clear()
 
     def plays_here(self) -> bool:
-        """Return whether the calling thread is now making the calls that were noted for later."""
+        """Return whether the calling thread is now making recorded calls in `play`."""
         return self._player == threading.get_ident()
 
     def stop(self) -> None:
-        """Make all noted calls; further calls are made immediately."""
+        """Make all recorded calls. From now on, calls are made immediately."""
         if self.runs:
             with self._lock:
                 self.play()

@@ -1,11 +1,12 @@
-"""Turn the events of the phase log into marks of the account.
+"""Turn the events of the phase log into marks of the time account.
 
 A mark is a moment at which another category of time begins, or at which a step ends:
 
     marks    |start_up.......|data...|forward...|backward..|optimizer|other|step|lflops|data...
 
-Each moment belongs to the last mark before it. So the account adds up to the clock by construction,
-and an interrupt between two marks loses nothing.
+The time from one mark to the next belongs to the category of the first of the two. So the
+categories always add up to the whole time, and no time is lost if an interrupt (Ctrl-C) comes
+between two marks.
 """
 
 import time
@@ -33,33 +34,33 @@ from lflops.phase_log import (
 )
 
 OTHER = "other"
-"""The phase for time outside all other phases."""
+"""The phase for the time of a step that is outside all other phases."""
 
 START_UP = "start_up"
 AFTER_RUN = "after_run"
 
 TRAIN = "train"
-"""The stage with the steps that the ledger accounts for."""
+"""The stage (training, not validation or test) whose phases the ledger records."""
 
 LONGEST = WIDTH << 18
-"""Maximum number of values that are kept if no thread reads them."""
+"""Maximum number of event values that are kept until the ledger's thread reads them."""
 
 IDLE = 2_000_000
-"""Minimum nanoseconds that the thread is off its core between two reads of its counters.
+"""The system's counters are read again only if the thread was off its core for this long.
 
-A read takes as long as ten events.
+The value is in nanoseconds. One read takes as long as logging ten events.
 """
 
 
 def unknown() -> None:
-    """Return `None`, for counters that the system does not have."""
+    """Return `None`. Replaces the function that reads the scheduler counters if there are none."""
 
 
 Mark = tuple[int, str | StepEnd]
 
 
 class EventQueue:
-    """A reader of the phase log that holds the events until the ledger processes them."""
+    """A reader of the phase log that keeps the events until the ledger processes them."""
 
     def __init__(self) -> None:
         self._values: deque[Any] = deque(maxlen=LONGEST)
@@ -72,7 +73,11 @@ class EventQueue:
 
 
 class CategoryMarks:
-    """Turns events into marks. Categories are nested: the category that began last ends first."""
+    """Turns events into marks.
+
+    Categories can be nested, such as `compilation` in `forward`. When the inner category ends, the
+    outer category continues.
+    """
 
     def __init__(self) -> None:
         # The running categories and phases. A phase of a stage without an account is `None`.
@@ -86,7 +91,10 @@ class CategoryMarks:
     def of(self, values: Sequence[Any], ledger: object = None) -> Iterator[Mark]:
         """Yield the marks for the given events.
 
-        Step ends are included only if they belong to `ledger`.
+        Args:
+            values: The values of the events, as the phase log delivers them.
+            ledger: The ledger for which the marks are made. Ends of steps that another reader of
+                the phase log counted are left out.
         """
         for moment, event, subject, detail in events_in(values):
             if event == COUNTERS:
@@ -110,7 +118,7 @@ class CategoryMarks:
                     yield moment, category
 
     def _after(self, event: str, subject: str, stage: str) -> str | None:
-        """Return the category that an event begins, or `None` if the event begins no category."""
+        """Return the category of the time after an event, or `None` if it does not change."""
         if event == ENTER:
             return self._after_enter(subject, stage)
         if event in {LEAVE, DROP}:
@@ -130,14 +138,18 @@ class CategoryMarks:
         return self._current
 
     def _after_rest(self, category: str) -> str | None:
-        """Assign time outside all categories to this category from now on."""
+        """Assign the time outside all nested categories to this category from now on."""
         self._base = category
         if category == AFTER_RUN:
             self._running.clear()
         return None if any(self._running) else category
 
     def _after_enter(self, phase: str, stage: str) -> str | None:
-        """Begin a phase. From the first training phase on, time outside phases belongs to steps."""
+        """Begin a phase.
+
+        Time outside all phases is start-up at first. After the first phase of a training step, it
+        belongs to the steps (phase `other`).
+        """
         is_counted = stage in {TRAIN, RUN}
         self._running.append(phase if is_counted else None)
         if stage == TRAIN:
@@ -153,14 +165,20 @@ class CategoryMarks:
 
 
 class StepCounters:
-    """Reads the counters of the training thread at the end of each step.
+    """Reads the operating system's counters of the training thread at the end of each step.
 
     Attributes:
-        last_end: The moment at which the last step ended, and its number.
+        last_end: The moment at which the last step ended, and the number of this step. `None`
+            before the first step.
     """
 
     def __init__(self, clock: Callable[[], int], schedule: Callable[[], bytes | None]) -> None:
-        """Create the counters; `schedule` reads the scheduler counters of the calling thread."""
+        """Create a reader of the counters.
+
+        Args:
+            clock: Returns the current moment in nanoseconds.
+            schedule: Returns the scheduler counters of the calling thread.
+        """
         self.last_end: tuple[int, int] | None = None
         self._clock = clock
         self._schedule = schedule
@@ -174,7 +192,14 @@ class StepCounters:
         self._schedule = unknown
 
     def read(self, step: int) -> tuple[int, bytes | None, Any]:
-        """Return the calling thread's nanoseconds on a core and its counters, at a step's end."""
+        """Read the counters of the calling thread at the end of a step.
+
+        Returns the nanoseconds that the thread has run on a core, the scheduler counters, and the
+        result of `getrusage`. The last two may be a short time old.
+
+        Args:
+            step: The number of the step that ends.
+        """
         now = self._clock()
         ran = time.thread_time_ns()
         idle = now - ran

@@ -1,8 +1,8 @@
-"""Write the file of a start, and read the ledger of a run over its restarts.
+"""Write the ledger file of one process, and read the ledger of a run with all its restarts.
 
-Each start of a run has a file: a line of JSON for every few seconds, and fewer lines for the
-distant past. A killed process leaves a complete file except for its last line. A file that has
-become long is replaced atomically.
+A start is one process of a run. Each start has a file with one line of JSON (a row) for every few
+seconds. Rows from long ago are joined, so that the file stays small; the shortened file replaces
+the old file atomically. If the process is killed, at most the last line of the file is incomplete.
 """
 
 import itertools
@@ -33,31 +33,37 @@ from lflops.profile.series import summed
 
 ENDING = ".ledger.jsonl"
 REQUEST = "window.request"
-"""Name of a file that requests a window, in the folder of a running ledger."""
+"""Name of the file with which a user requests a profiled window.
+
+The file is created in the folder in which a running process writes its ledger.
+"""
 
 VERSION = 1
 
 MOST_LINES = 1500
-"""Maximum number of lines in a file."""
+"""A file is shortened if its rows and slow steps together are more than this many lines."""
 
 MOST_SLOW = 200
-"""Maximum number of slow steps in a shortened file, which keeps the costliest."""
+"""Maximum number of slow steps in a shortened file. The steps with the highest cost are kept."""
 
 MOST_GROUPS = 2000
-"""Maximum number of groups of steps in a file, unless the modes of steps alternate."""
+"""If a file has more than this many groups of steps, the groups are joined in pairs.
+
+Only neighbouring groups of the same mode are joined, so more groups may remain.
+"""
 
 SHARE_OF_AGE = 0.02
-"""Maximum duration of a joined row, as a share of its age.
+"""Rows are joined until one row covers this share of the time that has passed since.
 
 For example, a row from yesterday may cover half an hour.
 """
 
 LARGEST_FILE = 1 << 24
-"""Maximum number of bytes of a file that is read."""
+"""Maximum size in bytes of a ledger file that is read."""
 
 
 Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
-"""A number of nanoseconds, steps or bytes. A larger number would not fit into a float."""
+"""A number of nanoseconds, steps or bytes in a ledger file. Larger numbers are invalid."""
 
 
 MOST_DAMAGED = 10_000
@@ -69,19 +75,25 @@ MOST_CATEGORIES = 1_000
 MOST_STEPS = 2**53
 """Upper limit of the number of steps of a run.
 
-A larger number would not fit into a float.
+A float cannot represent all larger integers exactly.
 """
 
 _LARGEST_CLASS = 10_000
-"""Largest duration class that a row may contain. It stands for about 10^43 seconds."""
+"""Largest number of a duration class (a bin of the histogram of durations) that is valid in a row.
+
+It stands for about 10^43 seconds.
+"""
 
 
 class Head(Struct, frozen=True, tag_field="kind", tag="head"):
-    """The first line of a file.
+    """The first line of a ledger file, which identifies the process.
 
     Attributes:
-        begin: Start of the process in Unix nanoseconds.
+        begin: Unix time at which the process began, in nanoseconds.
+        rank: Rank of the process.
+        ranks: Number of ranks.
         pid: Id of the process.
+        version: Version of the file format.
     """
 
     begin: Number
@@ -92,17 +104,19 @@ class Head(Struct, frozen=True, tag_field="kind", tag="head"):
 
 
 class Row(Struct, frozen=True, tag_field="kind", tag="row"):
-    """A part of the account.
+    """The time account of the few seconds since the previous row.
 
     Attributes:
-        end: Nanoseconds from the start of the process.
-        spent: Nanoseconds by category since the previous row.
-        open: Nanoseconds of the running step, which a later row includes in `spent`.
-        step: Steps done; `None` before the first step.
-        first: Steps that earlier starts had done; `None` before the first step, or if the number is
-            unknown.
+        end: Nanoseconds from the beginning of the process to the end of the row.
+        spent: Nanoseconds by category.
+        open: Nanoseconds by category of the step that is incomplete at the end of the row. They are
+            not in `spent`; the row in which the step ends includes them in its `spent`.
+        step: Number of steps that the run has done. `None` before the first step.
+        first: Number of steps that the run had done before this process began. `None` before the
+            first step, or if the number is unknown.
         memory: Resident memory of the process in bytes.
-        durations: Number of unprofiled steps since the previous row, in each duration class.
+        durations: Histogram of the durations of unprofiled steps: the number of steps in each
+            duration class.
         ended: How the run ended; `None` in rows before the end.
     """
 
@@ -122,7 +136,15 @@ ready_for_threads(Line)
 
 
 class Segment:
-    """The lines of one start, and the file that they are written to, if there is one."""
+    """The ledger of one process: the lines of its file, which are also kept in memory.
+
+    Attributes:
+        head: The first line.
+        rows: The rows in chronological order.
+        slow: The slow steps.
+        groups: The groups of steps.
+        path: Path of the file. `None` if the ledger is only kept in memory.
+    """
 
     def __init__(
         self,
@@ -141,7 +163,10 @@ class Segment:
         self._has_begun = False
 
     def open(self) -> None:
-        """Create the file, or open it again unless it was removed."""
+        """Create the file, or open it again.
+
+        A file that the user has removed is not created again.
+        """
         if self.path is None or self._file is not None:
             return
         if self._has_begun and not self.path.exists():
@@ -164,7 +189,7 @@ class Segment:
             os.close(file)
 
     def add(self, row: Row, slow: Sequence[SlowStep], groups: Sequence[StepGroup] = ()) -> None:
-        """Add a row, slow steps and all steps to memory and to the end of the file."""
+        """Append a row, slow steps and groups of steps to memory and to the file."""
         self.rows.append(row)
         self.slow += slow
         self.groups += groups
@@ -187,7 +212,7 @@ class Segment:
 
 
 def coarser(rows: Sequence[Row]) -> list[Row]:
-    """Join rows of the distant past with their neighbours."""
+    """Join rows from long ago with their neighbours, so that fewer rows remain."""
     now = rows[-1].end
     kept = [rows[0]]
     begin = 0
@@ -213,9 +238,10 @@ def _joined(first: Row, second: Row) -> Row:
 
 
 def read_segment(path: Path) -> Segment | None:
-    """Read the file of a start; `None` if its first line is missing.
+    """Read the ledger file of one process.
 
-    A line that cannot be read is left out, because the process was killed while it wrote the line.
+    Returns `None` if the file has no valid line. An invalid line is skipped, because a process
+    that was killed may leave an incomplete line.
 
     Raises:
         ProfileError: The file cannot be read, is not a ledger, or another version of lflops wrote
@@ -261,7 +287,7 @@ def _decoded(lines: Iterable[bytes], path: Path) -> Iterator[Line]:
 
 
 def _is_known(line: Line) -> bool:
-    """Return whether the categories and causes of a line exist and its numbers are possible."""
+    """Return whether the categories and causes in a line exist, and no number is too large."""
     if isinstance(line, SlowStep):
         return line.cause in CAUSES
     if isinstance(line, StepGroup):
@@ -279,9 +305,9 @@ def _is_known(line: Line) -> bool:
 
 
 CLOCKS_DIFFER = 1_000_000_000
-"""Maximum nanoseconds by which a start may begin before the end of the previous start.
+"""Two starts (processes) of one run may overlap by at most this many nanoseconds.
 
-The system clock may be changed while a process runs.
+They can appear to overlap if the system clock is changed while a process runs.
 """
 
 ALIVE = 30.0
@@ -291,8 +317,8 @@ ALIVE = 30.0
 def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
     """Read the ledger of the last run in a folder, including its restarts.
 
-    A start belongs to the same run as the previous start if it resumes from a step, or if the
-    previous start was killed or failed.
+    A process belongs to the same run as the previous process if it resumes from a step, or if the
+    previous process was killed or failed.
 
     Args:
         path: The folder of a run's files, a folder above it, or one ledger file.
@@ -322,7 +348,7 @@ def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
 
 
 def newest_file(path: str | PathLike[str]) -> Path:
-    """Return the file of the last start of rank 0 in a folder; a file is returned as it is."""
+    """Return the newest ledger file of rank 0 in a folder. If `path` is a file, it is returned."""
     given = Path(path)
     if not given.is_dir():
         return given
@@ -331,7 +357,10 @@ def newest_file(path: str | PathLike[str]) -> Path:
 
 
 def starts_of_a_run(segments: Iterable[Segment]) -> list[Segment]:
-    """Choose the starts of the run that began last, in chronological order."""
+    """Return the segments (processes) of the last run in chronological order.
+
+    Segments of earlier runs are left out.
+    """
     run: list[Segment] = []
     for segment in sorted(segments, key=lambda each: each.head.begin):
         if run and not _goes_on(run[-1], segment):
@@ -341,10 +370,10 @@ def starts_of_a_run(segments: Iterable[Segment]) -> list[Segment]:
 
 
 def _goes_on(before: Segment, segment: Segment) -> bool:
-    """Return whether a start continues the run of the previous start.
+    """Return whether a segment (process) continues the run of the previous segment.
 
-    It does if it resumes from a step, if the previous start failed, or if it is a test in the same
-    process.
+    It does if it resumes from a step, if the previous segment did not finish, or if both belong to
+    one process and the segment has no training steps, such as `trainer.test` after `trainer.fit`.
     """
     if segment.head.begin < _end(before) - CLOCKS_DIFFER:
         return False
@@ -354,9 +383,12 @@ def _goes_on(before: Segment, segment: Segment) -> bool:
 
 
 def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
-    """Compute the ledger of a run from its starts.
+    """Compute the ledger of a run from its segments (one for each process).
 
-    `now` is Unix time in seconds, by default the current time.
+    Args:
+        segments: The segments in chronological order.
+        now: Unix time in seconds; by default, the current time. If the last row is recent, the
+            process counts as running.
     """
     spans: list[Span] = []
     for place, segment in enumerate(segments):
@@ -393,7 +425,7 @@ def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
 
 
 def _down(before: Segment, segment: Segment, last: Span) -> Span:
-    """Return the time between two starts as a span."""
+    """Return the time between two processes of a run as a span of the category `down`."""
     seconds = max(segment.head.begin - _end(before), 0) / 1e9
     return Span(
         begin=last.begin + last.seconds,
@@ -404,7 +436,10 @@ def _down(before: Segment, segment: Segment, last: Span) -> Span:
 
 
 def _resumed_from(later: Sequence[Segment]) -> int | None:
-    """Return the lowest step from which a later start resumed, or `None` if unknown."""
+    """Return the lowest step from which one of the later processes resumed.
+
+    Returns `None` if there is no later process, or if the step is unknown.
+    """
     first: int | None = None
     for segment in later:
         for row in segment.rows:
@@ -414,9 +449,12 @@ def _resumed_from(later: Sequence[Segment]) -> int | None:
 
 
 def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
-    """Yield the rows of a start as spans.
+    """Yield one span for each row of a process.
 
-    A later start resumed from step `lost_after`, so the work after this step is lost.
+    Args:
+        segment: The ledger of the process.
+        lost_after: The step from which a later process resumed, or `None`. The steps after it were
+            repeated, so their time counts as `repeated`.
     """
     begin = 0
     steps = _first(segment)
@@ -449,14 +487,19 @@ def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
 
 
 def _lost(spent: dict[str, float], kept: float) -> dict[str, float]:
-    """Move all but a share of the time to `repeated`."""
+    """Keep the share `kept` of the time in its categories, and assign the rest to `repeated`."""
     lost = sum(spent.values()) * (1 - kept)
     remaining = {name: each * kept for name, each in spent.items()} if kept else {}
     return remaining | {"repeated": lost}
 
 
 def _start(segment: Segment, now: float | None) -> Start:
-    """Create the `Start` of a segment. `now` is Unix time, or `None` if the process has ended."""
+    """Return the `Start` (process) that a segment describes.
+
+    Args:
+        segment: The ledger of the process.
+        now: Unix time in seconds, or `None` if the process cannot be running.
+    """
     first = _first(segment)
     ended = _ended(segment)
     if ended is None:

@@ -1,18 +1,18 @@
-"""Keep the ledger of this process.
+"""Keep the ledger (the time account) of this process and write it to a file.
 
-The training run appends events to the phase log; a thread reads them once per second and writes a
-line every three seconds.
+The training run appends events to the phase log. A thread reads them once per second and writes a
+row of the ledger every three seconds.
 
     writer = LedgerWriter(log)
     writer.start(folder)              # accounts for every second since the process began
     log.append(...)                   # the training run logs its phases
     writer.stop("finished")           # ends the thread; `after_run` lasts until the process ends
 
-A step should run as little code of lflops as possible, because this code is no longer in the
-processor's caches. An auto-detected loop logs no phases at all: it notes calls in a
-`DeferredCalls`, and the thread makes them.
+A step should run as little code of lflops as possible: between two steps, this code drops out of
+the processor's caches, so each line is slow. In an auto-detected loop, the training thread does not
+even log phases. It records calls in a `DeferredCalls`, and the ledger's thread makes them.
 
-No step waits for an account or a file.
+No step waits until times are assigned to categories or until a file is written.
 """
 
 import atexit
@@ -45,7 +45,7 @@ class Collections:
     `property.__get__` calls `next` with its first argument, and this appends the time.
 
     Attributes:
-        moments: The start and the end of each collection, alternately.
+        moments: Moments at which a collection began and ended, alternately, in nanoseconds.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -67,8 +67,8 @@ class Collections:
 def process_age() -> float:
     """Return the seconds since this process began.
 
-    On Linux, the resolution is a hundredth of a second. On other systems, the function returns the
-    seconds since this module was loaded.
+    On Linux, the result is accurate to a hundredth of a second. On other systems, the function
+    returns the seconds since this module was loaded.
     """
     try:
         _, _, after_name = read("/proc/self/stat").rpartition(b")")
@@ -82,46 +82,54 @@ _LOADED = time.monotonic()
 
 
 LOOK = 1.0
-"""Seconds between two reads of the log."""
+"""Seconds between two reads of the phase log."""
 
 WRITE = 3.0
-"""Seconds between two rows."""
+"""Seconds between two rows of the ledger."""
 
 REQUEST_PERIOD = 0.1
-"""Seconds between two checks for requests, if this process alone answers them."""
+"""Seconds between two checks for a user's request of a window.
+
+The ledger's thread checks only if this process alone decides about windows.
+"""
 
 AT_ONCE = 200
 """Maximum number of deferred calls that the thread makes without a pause."""
 
 BREATH = 0.001
-"""Seconds that the thread pauses after `AT_ONCE` calls.
+"""Seconds that the thread pauses after `AT_ONCE` calls, to let the training thread run.
 
-While this thread computes, Python lets the training thread run only every 5 ms.
+Without a pause, Python would switch to the training thread only every 5 ms.
 """
 
 LATE = 50_000_000
-"""If the thread wakes up more than this many nanoseconds late, the process was not running."""
+"""If the ledger's thread wakes up more than this many nanoseconds late, the process did not run."""
 
 PATIENCE = 2.0
-"""Maximum number of seconds that the end of a run waits for the thread."""
+"""At the end of a run, the training thread waits at most this many seconds for the ledger's thread.
+"""
 
 
 class LedgerWriter:
     """Keeps and writes the ledger of one run in this process.
 
     Args:
-        log: The log of the training run.
-        deferred: Deferred calls of the training run, which the thread makes.
+        log: The phase log of the training run.
+        deferred: Calls that the training thread records and that the ledger's thread makes.
         rank: Rank of the process.
         ranks: Number of ranks.
-        retries: Returns how often the device's allocator has freed its cache and tried again.
-        schedule: Reads the scheduler counters of the training thread.
-        look_for_request: A function that is called every `REQUEST_PERIOD` seconds.
+        retries: Function that returns how often the device's allocator has freed its cache and
+            tried again.
+        schedule: Function that returns the scheduler counters of the calling thread.
+        look_for_request: Function that checks for a user's request of a window. It is called every
+            `REQUEST_PERIOD` seconds.
 
     Attributes:
         error: The exception that ended the ledger before the end of the run.
-        is_first: Set for the first ledger of this process. Its account begins with the process.
-        knows_step: Returns whether step numbers include the steps of earlier starts.
+        is_first: Set for the first ledger of this process. Its account includes the time since the
+            process began.
+        knows_step: Function that returns whether the numbers of steps continue those of the
+            processes from which the run was resumed.
     """
 
     def __init__(
@@ -162,7 +170,11 @@ class LedgerWriter:
         _latest = self
 
     def start(self, folder: Path | None) -> None:
-        """Start recording, and write to a file if there is a folder."""
+        """Start recording.
+
+        Args:
+            folder: Folder of the ledger's file, or `None` to keep the ledger only in memory.
+        """
         head = self._segment.head
         if folder is not None:
             milliseconds = head.begin // 1_000_000
@@ -183,10 +195,11 @@ class LedgerWriter:
         """Log the end of a step.
 
         Args:
-            step: Steps done, as counted by the loggers.
+            step: Number of steps that the run has done, as counted by the loggers.
             shapes: The shapes of the batch, if they are known.
             touched: Whether lflops counted, timed or traced the step.
-            counters: The result of `counters.read` when the step ended; `None` if the step ends now.
+            counters: The result of `counters.read` when the step ended. `None` if the step ends
+                now, so that the counters can be read now.
         """
         ran, schedule, usage = counters or self.counters.read(step)
         now = self._log.clock()
@@ -199,9 +212,12 @@ class LedgerWriter:
         # fmt: on
 
     def stop(self, ended: str) -> None:
-        """End the run and begin `after_run`. A second call does nothing.
+        """End the run. The remaining time of the process belongs to the category `after_run`.
 
-        `ended` is "finished" or the class of an exception.
+        It is safe to call this again.
+
+        Args:
+            ended: "finished" or the class name of the exception that ended the run.
         """
         self._deferred.stop()
         self.error = self.error or self._deferred.error
@@ -216,7 +232,10 @@ class LedgerWriter:
         self._finish(ended)
 
     def end(self) -> int:
-        """End the account with the process, or before another run; return its last moment."""
+        """End the account, and return the moment up to which it covers the time.
+
+        This is called when the process exits or another run begins.
+        """
         if self.process == os.getpid():
             self._is_over.set()
             self._finish("exit")
@@ -243,7 +262,10 @@ class LedgerWriter:
         return self._segment.head.pid
 
     def curves(self) -> dict[str, float]:
-        """Return the figures of this start up to the last row, which is a few seconds old."""
+        """Return the values that loggers plot: the share of lost time and the number of slow steps.
+
+        They cover this process up to the last row of the ledger, which is a few seconds old.
+        """
         rows = self._segment.rows
         if not rows:
             return {}
@@ -260,10 +282,10 @@ class LedgerWriter:
             return ledger_of([self._segment])
 
     def step_after(self, seconds: float) -> int:
-        """Return the number of the first step that ends more than `seconds` from now.
+        """Predict the number of the first step that ends more than `seconds` from now.
 
-        Assumes that steps take as long as recently. Steps are numbered as counted by the loggers.
-        Returns 0 before any step.
+        The prediction assumes that steps take as long as the recent steps. Steps are numbered as
+        counted by the loggers. Returns 0 if no step has ended yet.
         """
         if self.counters.last_end is None:
             return 0
@@ -320,7 +342,7 @@ class LedgerWriter:
                 return
 
     def _write(self) -> None:
-        """Add a row for the time since the last row."""
+        """Add a row to the ledger for the time since the last row."""
         if self.error is not None:
             return
         self._read()
@@ -347,11 +369,15 @@ class LedgerWriter:
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 _latest: LedgerWriter | None = None
-"""The last ledger of this process. It accounts for the time until the next ledger begins."""
+"""The newest ledger of this process. It covers the time until the next ledger begins."""
 
 
 def _begin_of_account(now: int) -> int:
-    """Return the moment from which no other ledger of this process accounts for the time."""
+    """Return the moment at which the account of a new ledger begins.
+
+    The first ledger of a process covers the time since the process began. A later ledger begins
+    where the account of the previous ledger ends.
+    """
     # A forked process begins a new account.
     if _latest is None or _latest.process != os.getpid():
         return now - int(process_age() * 1e9)

@@ -1,10 +1,15 @@
 """Analyze the peak memory of a step: what holds it, how to lower it, and if it fits on a chip.
 
-The ways to lower the peak include activation checkpointing of each block. For DeepSpeed's ZeRO, the
-peak of one rank comes from a replay of the step, in which ZeRO divides and gathers tensors. For DDP
-and FSDP2, an estimate wraps the model instead. The memory that a step needs on a chip includes the
-tensors, the driver, libraries and the allocator. The constants in this file are upper bounds for
-planning, each with a source.
+The ways to lower the peak include activation checkpointing of each block (a repeated module such as
+`layers.0`).
+
+For DeepSpeed's ZeRO, the peak of one rank is computed from the recorded step of an unsharded model:
+at each operator, the parts of the model that ZeRO shards are divided by the number of ranks, and
+the parts that it gathers are added. For DDP and FSDP2, this is not necessary, because an estimate
+wraps the model itself.
+
+The memory that a step needs on a chip is the memory of tensors, driver, libraries and allocator.
+The constants in this file are upper bounds for planning, each with a source.
 """
 
 from collections import Counter
@@ -23,9 +28,10 @@ from lflops.profile.series import grouped
 Verdict = Literal["fits", "tight", "fits, with retries", "does not fit"]
 
 USABLE = 0.985
-"""Share of a chip's memory that a process can use, if the table of chips has no figure.
+"""Share of a chip's memory that a process can use.
 
-For chips with HBM, the table has shares from 0.985 to 0.992.
+It is a default for chips whose usable memory is not in the table of chips. For chips with HBM, the
+table has shares from 0.985 to 0.992.
 """
 
 CONTEXT_BYTES = 750 * 2**20
@@ -41,9 +47,10 @@ CUBLAS_BYTES = 8320 * 2**10
 HOPPER_CUBLAS_BYTES = 32 * 2**20
 """Bytes of cuBLAS's workspace for one stream, which torch allocates.
 
-`:4096:2:16:8` is two buffers of 4096 KiB and eight of 16 KiB. Hopper uses more, as cuBLAS's
-documentation recommends (https://github.com/pytorch/pytorch/pull/89027). The thread that runs
-backward has a second workspace, as measured on an H100.
+`CUBLAS_BYTES` is for other chips than Hopper. It is torch's default, `:4096:2:16:8`: two buffers of
+4096 KiB and eight of 16 KiB. Hopper uses more, as cuBLAS's documentation recommends
+(https://github.com/pytorch/pytorch/pull/89027). The thread that runs backward has a second
+workspace, as measured on an H100.
 """
 
 NCCL_BYTES = 1_600_000_000
@@ -111,14 +118,17 @@ def memory_fit(
     reserved_bytes: int | None = None,
     retries: int | None = 0,
 ) -> MemoryFit | None:
-    """Compare a peak of live tensors with the memory of a chip; `None` if the memory is unknown.
+    """Compare the peak of live tensors with the memory of a chip.
+
+    Return `None` if the memory of the chip is unknown.
 
     Args:
-        tensor_bytes: The peak of live tensors.
+        tensor_bytes: The peak of live tensors in bytes.
         chip: The chip.
-        ranks: The number of ranks.
-        reserved_bytes: The memory that a simulated allocator reserves.
-        retries: Number of times that the allocator has to free its cache, as in `Reserved`.
+        ranks: The number of ranks. With several ranks, the memory of NCCL is added.
+        reserved_bytes: The memory that a simulated allocator reserves; `None` if the allocator was
+            not simulated.
+        retries: Number of times that the simulated allocator freed its cache to get memory.
     """
     if chip is None or chip.memory_bytes is None:
         return None
@@ -200,7 +210,14 @@ class Storages(Struct, frozen=True, kw_only=True):
 
 
 def fold_storages(memory: Memory, patterns: Mapping[str, str]) -> tuple[Storages, ...]:
-    """Return the storages at the peak, grouped over repeated modules, the largest first."""
+    """Return the storages that are alive at the peak, the largest first.
+
+    Storages of the same size and origin in repeated modules are merged into one entry.
+
+    Args:
+        memory: The memory of the step.
+        patterns: The common name of repeated modules, such as `layers.*.mlp`, keyed by module.
+    """
     held: dict[str, str] = {}
     for label, modules in _folded(memory, patterns):
         for module, _ in modules:
@@ -227,7 +244,14 @@ def fold_storages(memory: Memory, patterns: Mapping[str, str]) -> tuple[Storages
 
 
 def memory_holders(memory: Memory, patterns: Mapping[str, str]) -> tuple[Holder, ...]:
-    """Return the modules that hold bytes, grouped over repeated modules, the most bytes first."""
+    """Return the modules that hold memory at the peak, with the most bytes first.
+
+    Repeated modules are merged into one entry.
+
+    Args:
+        memory: The memory of the step.
+        patterns: The common name of repeated modules, such as `layers.*.mlp`, keyed by module.
+    """
     rows = []
     for label, items in _folded(memory, patterns):
         held = sum(nbytes for _, nbytes in items)
@@ -252,7 +276,10 @@ def peak_moment(memory: Memory) -> Moment | None:
 
 
 def blocks_of(profile: Profile) -> list[str]:
-    """Return the outermost modules with names that end in a number, such as `layers.0`."""
+    """Return the blocks of the model: the outermost modules whose names end in a number.
+
+    An example is `layers.0`.
+    """
     blocks = []
     for row in profile.modules:
         if _is_numbered(row) and not any(map(_is_numbered, ancestry(row)[1:])):
@@ -311,11 +338,14 @@ class Saving(Struct, frozen=True, kw_only=True):
     """A way to lower the peak.
 
     Attributes:
-        kind: The method: checkpoint blocks, free gradients before the forward, update parameters in
-            place, or compute the loss in chunks.
-        module: The block, or the pattern of repeated blocks; empty for all other kinds.
-        modules: Number of blocks.
-        bytes: An upper bound on the saving, because another moment may become the peak.
+        kind: The method. `checkpoint`: checkpoint blocks. `gradients`: free gradients before the
+            forward. `fused_optimizer`: update parameters in place. `chunked_loss`: compute the loss
+            in chunks.
+        module: For `checkpoint`, the block, or the common name of repeated blocks such as
+            `layers.*`. Empty for the other methods.
+        modules: For `checkpoint`, the number of blocks. 0 for the other methods.
+        bytes: An upper bound on the saving. The real saving may be smaller, because the memory may
+            then have its peak at another operator.
         macs: Additional MACs in a step.
     """
 
@@ -338,7 +368,11 @@ def memory_savings(
 ) -> tuple[Saving, ...]:
     """Return the ways to lower the peak, the largest saving first.
 
-    `reached` is the operator that reached the peak.
+    Args:
+        memory: The memory of the step. If it is `None`, the result is empty.
+        reached: The operator that reached the peak.
+        checkpointed: The effect of checkpointing each block.
+        patterns: The common name of repeated modules, such as `layers.*`, keyed by module.
     """
     if memory is None:
         return ()
@@ -356,10 +390,10 @@ def memory_savings(
 
 
 def _of_logits(memory: Memory) -> int:
-    """Return the bytes of logits and loss.
+    """Return the bytes at the peak that hold logits: their softmax, casts and gradients.
 
-    These bytes are in the softmax of the loss, and in storages of the same size, half the size or
-    twice the size, which are casts and gradients.
+    The softmax of the loss is recognized by its operator. Casts and gradients of the logits are
+    recognized by their size, which is the same, half the size or twice the size.
     """
     sizes: set[int] = set()
     for each in memory.alive:
@@ -373,10 +407,10 @@ def _of_logits(memory: Memory) -> int:
 
 
 def _checkpoints(checkpointed: Sequence[Checkpointed], patterns: Mapping[str, str]) -> list[Saving]:
-    """Return the savings of checkpointing, grouped over repeated blocks.
+    """Return the savings by checkpointing, with one entry for all repeated blocks.
 
-    While a block is recomputed, its activations exist again. So for repeated blocks, the bytes of
-    the largest block are not saved.
+    While a checkpointed block is recomputed, its activations exist again. So if repeated blocks are
+    checkpointed, all activations are saved except those of the largest block.
     """
     savings: list[Saving] = []
     places = grouped(checkpointed, lambda block: patterns.get(block.module, block.module))
@@ -429,14 +463,15 @@ class Sharded(Struct, frozen=True, kw_only=True):
 
 
 class _Moment(NamedTuple):
-    """The memory at one operator of the step, before sharding.
+    """The memory of the unsharded model while one operator of the step runs.
 
     Attributes:
         phase: The phase of the step.
-        live: Live bytes by category.
-        more: Bytes in addition to `live` that are alive for part of the operator's run.
-        root_gradients: Bytes of the gradients that modules outside the blocks have so far.
-        is_in_block: Whether the operator runs in a block.
+        live: Live bytes by category, before the operator runs.
+        more: The highest number of additional bytes that are alive while the operator runs.
+        root_gradients: Bytes of the gradients that backward has already computed for modules
+            outside the blocks.
+        is_in_block: Whether the operator runs in a block, such as `layers.0`.
     """
 
     phase: Phase
@@ -447,7 +482,7 @@ class _Moment(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Bytes of the parts of a model.
+    """The sizes of a model's parameters, gradients and optimizer state, in bytes.
 
     Attributes:
         parameters: All parameters.
@@ -471,9 +506,10 @@ class _Sizes(NamedTuple):
 def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple[Sharded, ...]:
     """Return the peak of one rank under each stage of ZeRO.
 
-    The result is empty if live memory by operator is unknown. Uneven parts are rounded up. ZeRO-3
-    is assumed to shard in the same way as FSDP2: each block and the rest of the model, with one
-    block prefetched, and unsharded parameters freed after forward.
+    The result is empty if live memory by operator is unknown. If a size is not divisible by the
+    number of ranks, each rank's part is rounded up. ZeRO-3 is assumed to work in the same way as
+    FSDP2: it shards each block and the rest of the model separately, prefetches one block, and
+    frees unsharded parameters after forward.
 
     Raises:
         ValueError: `ranks` is less than 1, or the model is already sharded.
@@ -545,9 +581,10 @@ def _sizes(profile: Profile, state: int) -> _Sizes:
 
 
 def _and_the_end(moments: tuple[_Moment, ...], sizes: _Sizes, level: int) -> Iterator[_Moment]:
-    """Yield the moments and, for ZeRO-3, a moment at the end of backward.
+    """Yield the memory at each operator and, for ZeRO-3, the memory at the end of backward.
 
-    At this moment, ZeRO-3 reduces the gradients outside the blocks, with a buffer of the same size.
+    At the end of backward, no operator of the model runs. But ZeRO-3 reduces the gradients outside
+    the blocks, and needs a buffer of the same size for it.
     """
     yield from moments
     last = next((each for each in reversed(moments) if each.phase == "backward"), None)
@@ -560,7 +597,7 @@ def _and_the_end(moments: tuple[_Moment, ...], sizes: _Sizes, level: int) -> Ite
 
 
 def _on_a_rank(moment: _Moment, sizes: _Sizes, level: int, ranks: int) -> Sharded:
-    """Return the memory of one rank at one moment, under a stage of ZeRO.
+    """Return the memory of one rank while one operator runs, under a stage of ZeRO.
 
     Stage 1 shards the optimizer's state. Stage 2 also shards gradients, and stage 3 also shards
     parameters.
@@ -595,7 +632,11 @@ def _on_a_rank(moment: _Moment, sizes: _Sizes, level: int, ranks: int) -> Sharde
 
 
 def _gathered(moment: _Moment, sizes: _Sizes, level: int) -> int:
-    """Return the unsharded bytes of the running blocks, and the buffers of their collectives."""
+    """Return the bytes that a rank holds in addition to its own part of the sharded tensors.
+
+    These are the unsharded parameters and gradients of the running blocks, and the buffers of their
+    collectives.
+    """
     if level == 2 and moment.phase in ("backward", "recompute"):
         return sizes.block_gradients
     if level < 3:

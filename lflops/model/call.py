@@ -1,6 +1,7 @@
-"""Run a model forward and backward, once or repeatedly.
+"""Run a model forward and backward, once or repeatedly, without lasting effects.
 
-Afterwards, gradients, buffers, training mode and random number states are restored.
+Each such run is called a pass. Afterwards, gradients, buffers, training mode and random number
+states are restored.
 """
 
 import contextlib
@@ -25,25 +26,25 @@ from lflops.torch_private.modules import buffers_of
 
 
 class Gradients:
-    """Saves the user's gradients while passes compute other gradients."""
+    """Stores the user's gradients while lflops runs passes, which compute other gradients."""
 
     def __init__(self) -> None:
         self._saved: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def put_aside(self, leaves: Iterable[Tensor]) -> None:
-        """Save each leaf's gradient, and set it to `None`."""
+        """Store the gradient of each leaf tensor, and set it to `None`."""
         for leaf in leaves:
             if leaf.requires_grad and leaf.is_leaf and id(leaf) not in self._saved:
                 self._saved[id(leaf)] = (leaf, leaf.grad)
                 leaf.grad = None
 
     def clear(self) -> None:
-        """Remove the gradients of a pass before the next pass."""
+        """Set the gradients that the last pass computed to `None`."""
         for leaf, _ in self._saved.values():
             leaf.grad = None
 
     def put_back(self) -> None:
-        """Restore the saved gradients."""
+        """Restore the user's gradients."""
         for leaf, gradient in self._saved.values():
             leaf.grad = gradient
         self._saved.clear()
@@ -53,8 +54,8 @@ class Gradients:
 def untouched(model: nn.Module, inputs: Iterable[Tensor], gradients: Gradients) -> Iterator[None]:
     """Restore the model, gradients and random number states at the end of the context.
 
-    Gradients are restored for the parameters, the inputs, and all leaves that were added to
-    `gradients`.
+    Gradients are restored for the parameters, for the inputs, and for other leaf tensors that were
+    put aside in `gradients` while the context was open.
     """
     inputs = list(inputs)
     contents = []
@@ -155,7 +156,7 @@ class _States:
 
 
 class _Pass:
-    """A running `same_random_numbers` context and the states that it restores."""
+    """An open `same_random_numbers` context, with the states that it restores at its end."""
 
     def __init__(self, states: _States) -> None:
         self.states = states
@@ -167,10 +168,11 @@ _running: list[_Pass] = []
 
 @contextlib.contextmanager
 def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Restore all random number generators at the end, including those of the tensors' devices.
+    """Restore the states of all random number generators at the end of the context.
 
-    All threads of a process share the generators. If contexts in two threads overlap, the context
-    that ends last restores the states from before both.
+    The generators of the tensors' devices are included. All threads of a process share the
+    generators. If contexts in two threads overlap, the context that ends last restores the states
+    from before both.
     """
     devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
     with _lock:
@@ -189,10 +191,13 @@ def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 ASIDE = "aside"
-"""The name of a part of a pass in which lflops itself works. This part is not timed."""
+"""Name of the intervals between the parts of a pass, in which lflops itself works.
+
+The time of these intervals is not counted.
+"""
 
 Divide = Callable[..., None]
-"""A function that is called when the next part of a pass begins.
+"""A function that is called when the next part of a pass begins, for example to note the time.
 
 Its arguments are the name of the part and, for backward, the tensors from which backward starts.
 """
@@ -200,10 +205,10 @@ Its arguments are the name of the part and, for backward, the tensors from which
 
 @dataclass(kw_only=True)
 class ModelCall:
-    """A model with its arguments.
+    """A model with its arguments, which can be run repeatedly.
 
     Attributes:
-        caller: The name of the public function, with which error messages begin.
+        caller: Name of the public function; error messages begin with it.
         model: The model.
         args: The positional arguments, detached from any graph.
         kwargs: The keyword arguments, detached from any graph.
@@ -228,7 +233,7 @@ class ModelCall:
     def of(
         cls, caller: str, model: Any, args: Any, kwargs: Any, *, backward: Any, loss: Any
     ) -> "ModelCall":
-        """Check the arguments of a public function and prepare the call."""
+        """Check the arguments of a public function, and return a call with them."""
         args = (args,) if isinstance(args, Tensor) else args
         check_arguments(caller, model, args, kwargs, loss, backward=backward)
         given: tuple[tuple[Any, ...], dict[str, Any]] = tuple(args), dict(kwargs or {})
@@ -252,20 +257,28 @@ class ModelCall:
         return untouched(self.model, self.inputs(), self._gradients)
 
     def begin_without_gradients(self) -> None:
-        """Save and clear the gradients now, in case forward runs a backward pass itself."""
+        """Put the user's gradients aside before a pass.
+
+        `run` also does this before its backward, but that is too late if forward itself runs a
+        backward.
+        """
         self._gradients.put_aside((*self.model.parameters(), *self.inputs()))
 
     def prepare(self) -> None:
-        """Prepare another pass.
+        """Prepare the next pass.
 
-        Drops the gradients of the last pass, and copies the arguments again in case the model wrote
-        to them.
+        The gradients of the last pass are dropped. The arguments are copied again, because the
+        model may have written to the copies.
         """
         self._gradients.clear()
         self.args, self.kwargs = changed(self._given, Tensor, cut_off)
 
     def run(self, divide: Divide = lambda *_: None) -> None:
-        """Run one pass. `divide` is called after forward, before backward and after backward."""
+        """Run one pass: forward and, if `backward` is set, backward.
+
+        `divide` is called after forward, before backward and after backward, so that a caller can
+        tell these parts apart.
+        """
         with contextlib.ExitStack() as modes:
             # A pass without backward keeps the caller's grad mode.
             if self.backward:
@@ -290,7 +303,10 @@ class ModelCall:
             divide(ASIDE)
 
     def _results(self, output: Any) -> list[Tensor]:
-        """Return the tensors from which backward starts."""
+        """Return the tensors from which backward starts.
+
+        This is the loss, or without a loss all outputs that require a gradient.
+        """
         if self.loss is None:
             results = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             if not results:
@@ -309,9 +325,9 @@ class ModelCall:
 
 
 def _ones_like(tensor: Tensor) -> Tensor:
-    """Return ones with a tensor's shape.
+    """Return a tensor of ones with the shape of `tensor`, as the gradient to start backward from.
 
-    They are expanded from a single element unless the tensor is nested.
+    It is expanded from a single element to need no memory, except for nested tensors.
     """
     if tensor.is_nested:
         return torch.ones_like(tensor)

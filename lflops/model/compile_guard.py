@@ -1,4 +1,8 @@
-"""Let compiled functions run unchanged in a training run, or eagerly in a pass that lflops runs."""
+"""Keep lflops from disturbing torch.compile.
+
+In a training run, compiled functions run unchanged. In a pass that lflops runs itself, they run
+eagerly.
+"""
 
 import contextlib
 import sys
@@ -15,10 +19,10 @@ _REMARK = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
 class _Eager:
-    """Sets the compiler stance of the process to eager.
+    """A context that makes all compiled functions of the process run eagerly.
 
-    The first context that begins sets the stance, and the last context that ends restores it. The
-    contexts may end in any order.
+    Several threads may open it at the same time. The first one sets the compiler's stance, and the
+    last one to leave restores it, whatever the order.
     """
 
     def __init__(self) -> None:
@@ -46,16 +50,17 @@ _EAGER = _Eager()
 def force_eager() -> contextlib.AbstractContextManager[None]:
     """Return a context in which compiled functions run eagerly and keep their compiled code.
 
-    Only for passes that are not part of a training run.
+    Use it only for passes that lflops runs itself. In a training run, it would slow down the user's
+    steps.
     """
     return _EAGER
 
 
 def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """Exclude a hook from compilation; otherwise, dynamo would compile it together with its module.
+    """Exclude a hook from compilation, and return it.
 
-    This makes each call of the hook slower, so the hook is returned unchanged if torch.compile is
-    not loaded.
+    Without this, dynamo would compile the hook together with its module. Each call becomes slower,
+    so the hook is returned unchanged if torch.compile is not loaded.
     """
     if "torch._dynamo" not in sys.modules:
         return hook
@@ -66,7 +71,7 @@ def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
 class KeptGraphs:
     """Keeps a copy of each graph that torch.compile creates between `start` and `stop`.
 
-    Copying also stops when this object is freed, because `stop` may never be called.
+    If `stop` is never called, copying stops when this object is freed.
     """
 
     def start(self) -> None:
@@ -80,10 +85,7 @@ class KeptGraphs:
             keep_graphs(self)
 
     def stop(self) -> None:
-        """Stop copying.
-
-        A second call does nothing.
-        """
+        """Stop copying. If it has stopped already, do nothing."""
         if "torch._dynamo" in sys.modules:
             from lflops.torch_private.dynamo import release_graphs
 
@@ -91,9 +93,10 @@ class KeptGraphs:
 
 
 def unremark_hooks(undo: CleanupStack) -> None:
-    """Suppress torch's warning about global hooks on compiled modules, until `undo` is closed.
+    """Hide torch's warning about global hooks on compiled modules, until `undo` is closed.
 
-    lflops' hooks expect to be called for the wrapper.
+    torch warns that such hooks run an extra time, for the wrapper of the compiled module. lflops'
+    hooks expect this, so the warning would only confuse users.
     """
     before = list(warnings.filters)
     undo.add(_remove_new_filter, before)
@@ -101,7 +104,11 @@ def unremark_hooks(undo: CleanupStack) -> None:
 
 
 def _remove_new_filter(before: list[Any]) -> None:
-    """Remove the filter that `unremark_hooks` added, unless an equal filter was there before."""
+    """Remove the warning filter that `unremark_hooks` added.
+
+    `before` are the filters from before. If an identical filter is among them, it is the user's and
+    stays.
+    """
     for entry in list(warnings.filters):
         is_ours = getattr(entry[1], "pattern", None) == _REMARK
         if is_ours and entry not in before:

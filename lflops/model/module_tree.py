@@ -1,9 +1,9 @@
 """Find the names of a model's modules, the owners of its parameters, and its repeated blocks.
 
-In a compiled graph, the name of a module is the expression with which the compiled function reaches
-it, such as `L['self'].blocks.0`. The same expression can refer to different modules, because a
-graph may be compiled once and run for each of twelve blocks. The module that it refers to depends
-on the running module.
+Modules in a compiled graph are more difficult to find. There, the name of a module is the Python
+expression with which the compiled function reaches it, such as `L['self'].blocks.0`. A graph may be
+compiled once and run for each of twelve blocks, so the same expression can refer to different
+modules. Which module it refers to depends on the module that is running.
 """
 
 import re
@@ -21,18 +21,19 @@ from lflops.torch_private.modules import child_modules, is_compiled, packed_para
 from lflops.torch_private.tensors import local_part
 
 TRANSPARENT = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
-"""Names under which torch's wrappers register the wrapped module.
+"""Attribute names under which torch's wrappers store the module that they wrap.
 
-Module names in lflops leave them out.
+lflops leaves them out of the names of modules, so that a wrapped module keeps its name.
 """
 
 
 class ModuleTree:
     """A model's modules, keyed by name.
 
-    A module's name starts with the name of the module that calls it. If the caller does not contain
-    the module, the name is the first name that a walk from the root finds. Modules are compared by
-    identity, because a user's class may define equality.
+    A module that is used in several places has several names. When it is called, its name is the
+    path below the module that calls it. If the caller does not contain it, its name is the first
+    one that a walk from the root finds. Modules are compared by identity, because a user's class
+    may define equality.
 
     Attributes:
         modules: The modules, keyed by name.
@@ -53,7 +54,8 @@ class ModuleTree:
     def __contains__(self, module: nn.Module) -> bool:
         """Return whether the module is in the tree.
 
-        A compiled wrapper outside the tree is added, with the name of the module that it wraps.
+        The wrapper that `torch.compile(module)` creates is not a part of the model. If its module
+        is in the tree, the wrapper is added under the same name.
         """
         if id(module) in self._first:
             return True
@@ -68,7 +70,7 @@ class ModuleTree:
         return True
 
     def name_of(self, module: nn.Module, caller: str) -> str:
-        """Return the name of a module when the module named `caller` calls it."""
+        """Return the name of a module for a call in which the module named `caller` calls it."""
         key = (caller, id(module))
         fqn = self._fqns.get(key)
         if fqn is None:
@@ -81,21 +83,25 @@ class ModuleTree:
         return self._first[id(module)]
 
     def nearest(self, fqn: str) -> str:
-        """Return `fqn` if it is a module; if it is a named scope, return the module around it."""
+        """Return the name of the innermost module that contains `fqn`.
+
+        If `fqn` is a module, this is `fqn` itself. It may also be a named scope inside a module.
+        """
         while fqn and fqn not in self.modules:
             fqn = fqn.rpartition(".")[0]
         return fqn
 
     def owner(self, parameter: Tensor | None) -> str:
-        """Return the name of the module that a parameter counts for.
+        """Return the name of the module to which a parameter is attributed.
 
-        This is the first module that has the parameter, or the root if no module has it.
+        If several modules share the parameter, this is the first one. If no module has it, this is
+        the root.
         """
         found = self._owners.get(id(parameter))
         return "" if found is None else found[1]
 
     def parameters(self) -> Iterator[tuple[nn.Parameter, str]]:
-        """Yield every parameter once, with the name of the module that it counts for."""
+        """Yield every parameter once, with the name of the module to which it is attributed."""
         yield from self._owners.values()
 
     def _walk(self, name: str, module: nn.Module) -> None:
@@ -150,12 +156,13 @@ def _below(name: str, key: str) -> str:
 
 
 class ParameterSize(NamedTuple):
-    """The size of one of the model's parameters.
+    """The number of elements of one of the model's parameters.
 
     Attributes:
-        fqn: The name of the module that the parameter counts for.
-        stored_in: The parameter, or the flat parameter that contains its elements.
-        elements: Number of elements.
+        fqn: Name of the module to which the parameter is attributed.
+        stored_in: The tensor that stores the elements: the parameter itself, or the flat parameter
+            into which a wrapper such as FSDP has merged it.
+        elements: Number of elements on all ranks together.
         local_elements: Number of elements on this rank.
     """
 
@@ -166,7 +173,7 @@ class ParameterSize(NamedTuple):
 
 
 def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
-    """Yield the size of every parameter once, except lazy parameters that have no shape yet."""
+    """Yield the size of every parameter once. Lazy parameters without a shape are left out."""
     flattened = set()
     for wrapper in tree.wrappers.values():
         for part in flat_parts(wrapper):
@@ -186,10 +193,10 @@ def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
 
 
 def _sizes(parameter: Any) -> tuple[int, int]:
-    """Return the number of elements of a parameter, in total and on this rank.
+    """Return the number of elements of a parameter, on all ranks together and on this rank.
 
-    DeepSpeed replaces a sharded parameter with an empty tensor. The size and the shard of the
-    parameter are attributes of this tensor.
+    DeepSpeed replaces a sharded parameter with an empty tensor, so its size and its shard are read
+    from attributes of this tensor.
     """
     elements = getattr(parameter, "ds_numel", None)
     if elements is None:
@@ -201,7 +208,7 @@ def _sizes(parameter: Any) -> tuple[int, int]:
 
 
 def blocks_in(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the outermost numbered modules that have parameters, keyed by name.
+    """Return the blocks of a model, keyed by name: the outermost numbered modules with parameters.
 
     A module is numbered if its key in its container is a number, such as `0` for `layers.0`.
     """
@@ -223,16 +230,19 @@ _HELD = "__closure__"
 def names_in_tree(
     modules: Sequence[tuple[str, str]], running: str, tree: ModuleTree, owners: Collection[str] = ()
 ) -> list[str | None]:
-    """Find the modules of a compiled graph in the tree, and return their names there.
+    """Return the name in the tree for each module of a compiled graph.
 
-    A name is `None` if no module or more than one module matches. The compiled function belongs to
-    the running module, or to the only module below it that contains the graph's modules.
+    A name is `None` if no module in the tree, or more than one, can be the module of the graph. The
+    compiled function is assumed to belong to the running module, or else to the only module below
+    it that contains all modules of the graph.
 
     Args:
-        modules: Name and class name of each module in the graph.
+        modules: For each module of the graph, its name there (a Python expression) and the name of
+            its class.
         running: The name of the running module.
         tree: The model's modules.
-        owners: The names of the modules that own the parameters passed to the graph.
+        owners: The names of the modules that own the parameters passed to the graph. They help to
+            choose if several modules match.
     """
     by_root: dict[str, list[_Reference]] = {}
     for number, (name, class_name) in enumerate(modules):
@@ -255,11 +265,11 @@ def names_in_tree(
 
 
 class _Reference(NamedTuple):
-    """A module that is named in a graph.
+    """A module of a compiled graph, whose name there begins with a variable.
 
     Attributes:
         number: Index of the module in the graph.
-        path: Path below the variable that the name begins with.
+        path: Path of the module below the variable, such as `blocks.0` in `L['self'].blocks.0`.
         class_name: Name of the module's class.
     """
 
@@ -276,7 +286,10 @@ def _base(
     *,
     exact: bool,
 ) -> str | None:
-    """Return the name of the module that a graph's variable holds, or `None` if it is ambiguous."""
+    """Return the name of the module in a variable of a graph, or `None` if several modules match.
+
+    `references` are the modules of the graph that are reached through this variable.
+    """
     running = tree.nearest(running)
     if _has_all(running, references, tree, exact=exact):
         return running
@@ -295,7 +308,10 @@ def _base(
 
 
 def _has_all(fqn: str, references: Sequence[_Reference], tree: ModuleTree, *, exact: bool) -> bool:
-    """Return whether a module contains all modules that a graph names below a variable."""
+    """Return whether a module contains all referenced modules at their paths.
+
+    Their classes must match as well. With `exact`, this includes the class of the module itself.
+    """
     for reference in references:
         module = _module_below(tree.modules.get(fqn), reference.path)
         if module is None:

@@ -51,8 +51,9 @@ class RunLedger:
         logged_step: Returns the step on the loggers' x-axis.
         counters: Reads the counters of the training thread at the end of a step.
         requests: The requests for windows.
-        listen_again: Registers the callback for compilations again, if torch has removed it.
-        end_step: Logs the end of a step.
+        listen_again: Registers the callback that receives compilations again, if torch has removed
+            it.
+        end_step: Records the end of a step.
         curves: Returns metrics of the whole run, for a point of the curves.
     """
 
@@ -98,7 +99,7 @@ class RunLedger:
         cleanup.add(self._deferred.stop)
 
     def begin(self, category: str) -> None:
-        """Begin a category of the run's time."""
+        """Assign time to this category from now on, until `end(category)`."""
         self._log.append((self._log.clock(), BEGIN, category, None))
 
     def end(self, category: str) -> None:
@@ -106,11 +107,11 @@ class RunLedger:
         self._log.append((self._log.clock(), END, category, None))
 
     def rest(self, category: str) -> None:
-        """Assign time outside all categories to this category from now on."""
+        """From now on, assign time that belongs to no other category to this category."""
         self._log.append((self._log.clock(), REST, category, None))
 
     def move(self, nanoseconds: int, phase: str, category: str) -> None:
-        """Move the last nanoseconds of a phase to a category."""
+        """Move the last nanoseconds of a phase to a category: they no longer count as the phase."""
         self._log.append((self._log.clock(), MOVE, (phase, category), nanoseconds))
 
     def begin_training(self, training: Training, stage: Stage) -> None:
@@ -160,7 +161,10 @@ class RunLedger:
 OPEN: "WeakSet[MonitoredRun]" = WeakSet()
 
 _RUNS = itertools.count()
-"""Numbers the runs on several ranks, because a process group and its store outlive a run."""
+"""Numbers the runs on several ranks, so that each run uses other keys in the store.
+
+A process group and its store may be used by several runs, one after another.
+"""
 
 
 class MonitoredRun:
@@ -206,7 +210,7 @@ class MonitoredRun:
         self._reader = BatchReader()
 
     def keep_ledger(self, phases: Phases, rank: int, ranks: int, *, is_kept: bool) -> None:
-        """Accept requests for windows, and keep a ledger from now on if `is_kept`.
+        """Accept requests for windows. If `is_kept` is true, also keep a ledger from now on.
 
         The ledger's file is in the run's folder.
         """
@@ -237,7 +241,10 @@ class MonitoredRun:
 
     @property
     def lone_ledger(self) -> RunLedger | None:
-        """The ledger, if there is no session and none is about to begin; otherwise `None`."""
+        """The ledger, if nothing else has to be done in a step; otherwise `None`.
+
+        This is so if there is no session, no session is about to begin, and no window is requested.
+        """
         if self._failed or self._requests is None or self._requests.due is not None:
             return None
         if any(self.sessions.values()) or not self._begun.issuperset(self._settings.stages):
@@ -258,13 +265,13 @@ class MonitoredRun:
                 self._ledger.begin(category)
 
     def leaves(self, category: str) -> None:
-        """Assign time again as it was assigned before `enters(category)`."""
+        """End the time of this category: assign time as before `enters(category)`."""
         if self._ledger is not None and not self._failed:
             with self.guard:
                 self._ledger.end(category)
 
     def move_time(self, nanoseconds: int, phase: str, category: str) -> None:
-        """Move time of the current step from a phase to a category of the ledger."""
+        """Move the last nanoseconds of a phase of the current step to a category of the ledger."""
         if self._ledger is not None and not self._failed:
             with self.guard:
                 self._ledger.move(nanoseconds, phase, category)
@@ -278,8 +285,9 @@ class MonitoredRun:
     def open(self, name: str, ranks: int) -> None:
         """Prepare for the run.
 
-        From now on, graphs are kept when they are compiled. With `compiled="modules"`, they are
-        also tracked.
+        From now on, copies of all graphs that torch.compile creates are kept, because compiled code
+        is counted from them. With `compiled="modules"`, it is also recorded how each graph is
+        compiled, so that its time can be divided over modules.
 
         Args:
             name: The name of the monitor. It is the same on all ranks, and unique among the
@@ -307,8 +315,10 @@ class MonitoredRun:
 
         Args:
             name: The name of the stage.
-            training: Reads the run from the loop; called when the first stage begins.
-            stage: Reads the stage from the loop; called when the stage begins for the first time.
+            training: Creates the description of the run from the loop. Called when the first stage
+                begins.
+            stage: Creates the description of the stage from the loop. Called when the stage begins
+                for the first time.
             monitor: The number of the monitor among the loop's monitors, from 1.
 
         Raises:
@@ -447,7 +457,11 @@ class MonitoredRun:
             self.leaves("lflops")
 
     def _session_is_over(self, name: str, session: Session) -> Session | None:
-        """Drop a session that is over. Returns `None` for training, so that a window may open."""
+        """Drop a session that has nothing left to do.
+
+        Returns `None` if it was the session of training: a requested window then needs a new
+        session. Otherwise, returns the session.
+        """
         self.sessions[name] = None
         if name != "train":
             return session
@@ -513,7 +527,7 @@ class MonitoredRun:
             self.sessions[name] = None
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the run, normally or after an error, and report its open windows and its ledger."""
+        """End the run, normally or after an error. Report its open windows and its ledger."""
         training = self._training
         if training is None and self._read_training is not None and not self._failed:
             with self.guard:
@@ -583,9 +597,9 @@ class MonitoredRun:
             warn(f"{monitor_name()}: the memory report failed: {type(mistake).__name__}: {mistake}")
 
     def fail(self, error: BaseException) -> None:
-        """Remove everything that was installed, after an error or an interrupt.
+        """Remove everything that was installed, after lflops has failed or was interrupted.
 
-        If lflops failed, warn once and stop monitoring. After an interrupt, `close` can still be
+        After a failure, warn once and stop monitoring. After an interrupt, `close` can still be
         called.
         """
         failed_before = self._failed

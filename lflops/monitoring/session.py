@@ -1,4 +1,9 @@
-"""Monitor one stage of a run: a cursor in the schedule, the mode of the current step, and windows."""
+"""Monitor one stage of a run.
+
+A session follows the schedule: it opens and closes windows, and chooses the mode in which each step
+runs, for example counting or module timing. Most steps need no work at their end and take a fast
+path, on which only the clock is read. All other steps take the slow path.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -57,8 +62,8 @@ class Session:
     """Monitors one stage of a run: training, or another stage that may run many times.
 
     Attributes:
-        over: Whether there is nothing left to do.
-        fast_path: The steps since the last step on the slow path.
+        over: Whether the session has nothing left to do.
+        fast_path: The steps on the fast path since the last step on the slow path.
         mode: The mode of the current step.
         notes: Notes for the profile of every window.
     """
@@ -85,8 +90,8 @@ class Session:
         self._traces_steps = settings.trace and results.paths is not None
         self._cursor = ScheduleCursor(self._plan(), number)
         self._clock = self._device_clock()
-        # The windows that are not reported yet. The last is the window of the cursor, unless the
-        # schedule is over. Earlier windows wait for steps after their end.
+        # The windows that are not reported yet. The last one is the current window of the schedule,
+        # unless the schedule is over. Earlier windows have ended, but still miss some steps.
         self._windows = [Window(number, 0)]
         # The current mode, and the modes of the last opened window by phase of the schedule.
         self.mode = UNPROFILED
@@ -112,7 +117,10 @@ class Session:
             self._phase_waits = PhaseWaits(self._clock)
 
     def _device_clock(self) -> Clock:
-        """Return the clock of the run's device. Adds a note if the device has no timed events."""
+        """Return the clock of the run's device.
+
+        If the device cannot take timestamps itself, a note is added.
+        """
         device = self._training.device
         if device.type == "cpu":
             return HostClock()
@@ -146,7 +154,7 @@ class Session:
         return plan
 
     def _device_phases(self) -> MarkedPhases | None:
-        """Return the phases timed on the device's stream, or `None` if the host clock times them."""
+        """Return the phases timed by the device itself, or `None` if the host clock times them."""
         clock = self._clock
         if not isinstance(clock, StreamClock):
             return None
@@ -167,7 +175,7 @@ class Session:
         )
 
     def _new_live_metrics(self) -> LiveMetrics | None:
-        """Return the metrics over all steps, or `None` if nothing logs them."""
+        """Return an object that collects metrics over all steps, or `None` if nothing logs them."""
         training = self._training
         is_logged = self._results.reporters is not None and training.loggers and training.log_every
         if not (self._stage.learns and self._settings.track and is_logged):
@@ -203,20 +211,20 @@ class Session:
         self.mode.begin_step()
 
     def pause(self) -> None:
-        """Pause the stage. Recordings end now, but the stage may resume later."""
+        """Pause the stage. A running recording ends now, but the stage may resume later."""
         self._listening.close()
         self._logged_phases.disconnect()
         for mode in self._modes.values():
             mode.pause()
 
     def epoch_begins(self) -> None:
-        """Let the next step take the slow path, because gradient accumulation may change."""
+        """Make the next step take the slow path, because gradient accumulation may have changed."""
         self._step_timer.allow_fast_path(0)
 
     def batch_begins(self, batch: Any) -> None:
         """Begin a batch in the mode of its step.
 
-        Not called for a batch on the fast path, unless the previous batch did not end.
+        A batch on the fast path does not call this method, unless the previous batch did not end.
         """
         if self.fast_path.in_batch:
             self._abandon_step()
@@ -257,12 +265,12 @@ class Session:
         self._step_timer.drop_batches()
 
     def mark(self, mark: str) -> None:
-        """Mark the current step as disturbed."""
+        """Mark the current step as disturbed, so that it is not treated as a typical step."""
         self._step_timer.mark(mark)
 
     @property
     def next_window(self) -> int | None:
-        """The number of the first window after the schedule.
+        """The number of the next window on request, after the end of the schedule.
 
         `None` while scheduled windows are still to come or to be reported.
         """
@@ -274,7 +282,7 @@ class Session:
     def can_open(self) -> bool:
         """Return whether a requested window can open now.
 
-        It can if the schedule is waiting for its next window or is over.
+        It can open if the schedule is waiting for its next window, or if the schedule is over.
         """
         return self._cursor.phase == "wait" or self.next_window is not None
 
@@ -290,15 +298,18 @@ class Session:
         return True
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the stage when the run ends, and report its windows. After an error, do not wait."""
+        """End the stage when the run ends, and report its windows.
+
+        After an error, do not wait for the device or for background work.
+        """
         if not self.over:
             call_each([partial(self._close, error), self.leave_annotations])
             self.over = True
 
     def detach(self, *, keep_curves: bool = False) -> None:
-        """Remove every hook, except for the hooks that the curves need.
+        """Remove every hook. Can be called repeatedly.
 
-        This can be called repeatedly.
+        If `keep_curves` is true, the hooks that are needed to log curves stay.
         """
         parts: list[Callable[[], object]] = [mode.remove for mode in self._modes.values()]
         parts.append(self._listening.close)
@@ -308,7 +319,7 @@ class Session:
         call_each(parts)
 
     def leave_annotations(self) -> None:
-        """Let the processes that annotate traces continue on their own."""
+        """Stop watching the processes that annotate traces. They continue on their own."""
         self._annotations.detach()
 
     def _close(self, error: BaseException | None) -> None:
@@ -330,14 +341,17 @@ class Session:
             self._annotations.wait()
 
     def _flush_fast_path(self) -> None:
-        """Turn the steps of the fast path into timed steps. Called between two steps."""
+        """Convert the steps of the fast path to timed steps. Called between two steps."""
         logged_step = self._training.logged_step()
         last = self._step_timer.logged_step
         # Lightning counts a step after `on_train_batch_end`, so `logged_step` may still be `last`
         self._step_timer.flush_fast_path(last + 1 if logged_step == last else logged_step)
 
     def _advance(self) -> None:
-        """After a step, read steps, change the mode and report windows. Most steps skip this."""
+        """Do the work that is due at the end of a step; most steps have none.
+
+        The work is to read steps, change the mode, report windows and log points of curves.
+        """
         logs_point = self._is_due(self._point_period)
         shares = self._is_due(self._share_period)
         is_idle = self._step_timer.ordinal < self._cursor.idle_until and not self._waits_for_steps
@@ -364,7 +378,7 @@ class Session:
             self._step_timer.resume()
 
     def _move_cursor(self) -> bool:
-        """Move the cursor to the next step.
+        """Move to the next step of the schedule, and end or begin windows there.
 
         Returns whether a window has opened.
         """
@@ -384,7 +398,7 @@ class Session:
     def _change_mode(self) -> bool:
         """Change to the mode of the next step.
 
-        Returns whether the change took some time.
+        Returns whether the change took time, which belongs to no step.
         """
         last = self.mode
         self.mode = self._next_mode()
@@ -401,7 +415,10 @@ class Session:
         return self._modes.get(phase, UNPROFILED)
 
     def _open_window(self) -> bool:
-        """Open the cursor's window and make its modes, if the wait before the window is over."""
+        """Open the next window and create its modes, if the schedule has reached the window.
+
+        Returns whether the window has opened.
+        """
         cursor = self._cursor
         if cursor.phase in {"wait", "over"} or self._windows[-1].opened:
             return False
@@ -428,7 +445,7 @@ class Session:
         )
 
     def _modes_of(self, window: Window) -> dict[str, StepMode]:
-        """Return the modes of a window, keyed by the phase of the schedule."""
+        """Return the modes of a window. The key is the phase of the schedule that uses the mode."""
         training = self._training
         settings = self._settings
         modes: dict[str, StepMode] = {
@@ -470,7 +487,7 @@ class Session:
 
     @property
     def _waits_for_steps(self) -> bool:
-        """Return whether a complete window still waits for steps after its end."""
+        """Return whether a window has ended but still waits for missing unprofiled steps."""
         return bool(self._windows) and self._windows[0].complete
 
     @property
@@ -482,7 +499,7 @@ class Session:
 
     @property
     def _share_period(self) -> int | None:
-        """Number of steps after which ranks share their unprofiled steps, or `None` if they do not."""
+        """Number of steps after which ranks exchange unprofiled steps; `None` if they do not."""
         if self._unshared is None:
             return None
         period = min(self._training.log_every or SHARE_EVERY, MAX_PENDING_STEPS) - 1
@@ -492,7 +509,10 @@ class Session:
         return period is not None and (self._step_timer.logged_step + 1) % period == 0
 
     def _steps_until_due(self) -> float:
-        """Return how many of the next steps end without a point, a window or background work."""
+        """Return the number of next steps that need no work at their end.
+
+        Work is a point of the curves, a change in the schedule, or work of background threads.
+        """
         if self._waits_for_steps or self._is_annotating or self._results.pending:
             return 0
         until_due = max(self._cursor.idle_until - 1 - self._step_timer.ordinal, 0)
@@ -506,10 +526,10 @@ class Session:
         return self._live_metrics is None and not self._is_annotating and not self._results.pending
 
     def _check_background_work(self) -> bool:
-        """Collect annotated traces and windows of all ranks.
+        """Collect traces that have been annotated, and windows that all ranks have reported.
 
-        Marks the current step as disturbed if such work runs. Returns whether a window was
-        reported.
+        If such work is still running, the current step is marked as disturbed. Returns whether a
+        window was reported.
         """
         self._is_annotating = self._annotations.were_running()
         has_reported = self._results.report_ready()
@@ -528,7 +548,10 @@ class Session:
             self._step_timer.mark("background")
 
     def _read_steps(self) -> None:
-        """Pass on the steps that can be read without waiting for the device."""
+        """Read the steps whose times are known without waiting for the device.
+
+        They are passed to the windows, to the live metrics, and to the comparison of ranks.
+        """
         for step in self._step_timer.read():
             if self._phase_waits is not None:
                 marks = step.device_marks
@@ -541,7 +564,7 @@ class Session:
                 self._unshared.append(step)
 
     def _log_point(self) -> None:
-        """Log a point of the curves."""
+        """Log a point of the curves: the metrics of the steps since the last point."""
         if self._live_metrics is None or self._results.reporters is None:
             return
         point = self._live_metrics.point(self._results.shares.get(self._stage.name, {}))
@@ -549,7 +572,7 @@ class Session:
         self._results.reporters.point(point, self._stage.name, self._step_timer.logged_step)
 
     def _share_steps(self) -> None:
-        """Share the unprofiled steps since the last time with the other ranks."""
+        """Send the unprofiled steps since the last call to rank 0, which compares the ranks."""
         if self._unshared is None:
             return
         steps = self._unshared
@@ -560,16 +583,20 @@ class Session:
             self._step_timer.mark("background")
 
     def _step(self, timed: TimedStep) -> Step:
-        """Read a step, with the waits of the training thread in each phase if they are known."""
+        """Read a step.
+
+        If known, the result includes how long the training thread waited for a core in each phase.
+        """
         step = self._step_timer.step(timed)
         if self._phase_waits is None:
             return step
         return replace(step, waited_by_phase=self._phase_waits.of_step(timed.ordinal))
 
     def _extends(self, window: Window) -> bool:
-        """Request more module-timing steps if a module seems slow but there are too few to decide.
+        """Request more module-timing steps for a window, if they may confirm that a module is slow.
 
-        With several ranks, no steps are requested, because the ranks could disagree. Returns
+        A module may seem slow when there are too few module-timing steps to be sure. With several
+        ranks, no steps are requested, because each rank might request a different number. Returns
         whether steps were requested.
         """
         missing = window.missing_timing_steps
@@ -586,7 +613,7 @@ class Session:
     def _profile(
         self, window: Window, *, failed: bool
     ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
-        """Return a window's profile without its trace, and the self seconds of timed modules."""
+        """Return a window's profile without its trace, and the self times of its timed modules."""
         counted = window.counted or self._counter.uncounted_profile()
         timer = self._step_timer
         timer.token_inputs = timer.token_inputs or counted.run.tokens_from
@@ -615,7 +642,10 @@ class Session:
             self._results.add(profile, steps)
 
     def _with_trace(self, profile: Profile, recording: Recording) -> Profile:
-        """Add a recording to a window's profile, and start to annotate its trace."""
+        """Add the recording of traced steps to a window's profile.
+
+        If the recording has a raw trace, start to annotate it in the background.
+        """
         results = self._results
         paths = results.paths
         if paths is None:
@@ -643,7 +673,7 @@ def _is_shared(step: TimedStep) -> bool:
 def _schedule_changes(
     asked: Schedule, plan: Plan, accumulation: int, batches: float
 ) -> Iterator[tuple[Note, str]]:
-    """Yield each difference between the plan and the schedule, as a note and a message."""
+    """Yield a note and a message for each difference between `plan` and the requested schedule."""
     names = ("skip_first", "wait", "warmup", "active")
     if any(getattr(asked, name) % accumulation for name in names):
         values = {"accumulation": accumulation}

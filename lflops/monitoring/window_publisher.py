@@ -49,7 +49,8 @@ LONGEST = 30.0
 def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
     """Return the samples and tokens of all ranks, divided by those of this rank.
 
-    Unknown shares are left out.
+    For example, `{"samples": 4.0}` means that all ranks together have 4 times as many samples.
+    Unknown values are left out.
     """
     own_steps = {(step.index, step.kind): step for step in own}
     totals = {"samples": 0, "tokens": 0}
@@ -68,9 +69,9 @@ def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
 
 
 def _ended(profile: Profile, *, cut_short: bool) -> str:
-    """Return the text that the log message adds for a window that did not end as planned.
+    """Return the end of the log message of a window; empty if the window ended as planned.
 
-    A window counts as cut short if a rank failed, but not if only reports of ranks are missing.
+    A failed rank means that the window ended early. Missing reports of ranks alone do not.
     """
     missing = ", ".join(note.subject for note in notes_with("ranks_missing", profile.notes))
     failed = any(rank.status == "failed" for rank in profile.ranks)
@@ -103,7 +104,7 @@ class _Closed(NamedTuple):
 class WindowPublisher:
     """Publishes the windows of all stages for one monitor in one run.
 
-    Every process creates a publisher, because all ranks take part.
+    Every process creates a publisher, because each rank sends its windows to rank 0.
 
     Args:
         training: The training run.
@@ -117,12 +118,12 @@ class WindowPublisher:
         shares: For the last window of each stage, the samples and tokens of all ranks, divided by
             those of this rank.
         run_curves: Returns metrics of the whole run, for each point of the training's curves.
-        topology: The place of this rank among all ranks.
+        topology: The coordinates of the ranks in each kind of parallelism.
         failures: The outputs that have failed.
-        reporters: The outputs, or `None` if this is not the main process.
+        reporters: Writes windows to all outputs. `None` if this is not the main process.
         paths: The paths of files, or `None` if no files are written.
         compares_ranks: Whether the unprofiled steps of all ranks are compared.
-        wants_windows: Whether the windows of this rank are used.
+        wants_windows: Whether the windows of this rank are used at all.
 
     Raises:
         CountError: If the user's description of the ranks is wrong.
@@ -209,7 +210,7 @@ class WindowPublisher:
 
     @property
     def busy(self) -> bool:
-        """Return whether a background thread works on a window."""
+        """Return whether a background thread is working on a window."""
         return bool(self._in_background) or (self._collector is not None and self._collector.busy)
 
     def add(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...]) -> None:
@@ -217,7 +218,7 @@ class WindowPublisher:
 
         Args:
             profile: The window.
-            steps: The self seconds of modules in each of its module-timing steps.
+            steps: The self times of modules in each of its module-timing steps.
         """
         run = profile.run
         if self.reporters is not None:
@@ -233,15 +234,16 @@ class WindowPublisher:
                 self._report(merge({self._training.rank: alone}))
 
     def share(self, stage: str, steps: Iterable[Step]) -> None:
-        """Share the unprofiled steps of this rank since the last call, and compare the ranks."""
+        """Send unprofiled steps of this rank to rank 0, and report ranks that are slow in them."""
         if self._collector is not None:
             self._collector.share(stage, steps)
             self._compare_ranks()
 
     def _compare_ranks(self, *, is_last: bool = False) -> None:
-        """Report ranks that make other ranks wait, unless a window has reported them already.
+        """Log which ranks make other ranks wait, unless they have been logged before.
 
-        At the end of the run, the last window of each stage reports them too.
+        The comparison covers more unprofiled steps than the last window. At the end of the run
+        (`is_last`), it replaces the comparison in the last window of each stage.
         """
         if self._collector is None or self.reporters is None:
             return
@@ -282,7 +284,10 @@ class WindowPublisher:
             outlets.save_page(analysis, path)
 
     def report_ready(self) -> bool:
-        """Publish the windows that have become ready. Returns whether any window was ready."""
+        """Publish the windows that all ranks have reported, or whose outputs are prepared.
+
+        Returns whether there was such a window.
+        """
         ready = [] if self._collector is None else self._collector.ready()
         for profile in ready:
             self._report(profile)
@@ -329,7 +334,10 @@ class WindowPublisher:
             self.save(profile, path, "the file of this rank's profile")
 
     def _report(self, profile: Profile) -> None:
-        """Keep, save and log a window of all ranks."""
+        """Publish a window: keep its profile, save it, and log it.
+
+        On ranks other than 0, save a window that could not be sent to rank 0.
+        """
         if self.reporters is None:
             self._save_of_rank(profile)
             return
@@ -375,7 +383,7 @@ class WindowPublisher:
             self._traces += map(Path, profile.trace.files.values())
 
     def _log(self, closed: _Closed, prepared: PreparedWindow) -> None:
-        """Write the report of a window to the log, and its figures to all loggers."""
+        """Write the text of a window to the log, and its results to all loggers."""
         if self.reporters is None:
             return
         files = [*closed.files, *prepared.files]
@@ -462,10 +470,10 @@ def _places(files: Sequence[Path], logged: Sequence[str]) -> Iterator[str]:
 
 
 def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> str:
-    """Return the part of a folder in which the run's files are written.
+    """Return the part of a folder that is reserved for the run: "" or a subfolder (see `claim`).
 
-    The main process claims the part, and announces it to the other ranks. A rank that receives no
-    announcement writes to the folder itself, where its files have unique names.
+    The main process reserves it, and sends its name to the other ranks. A rank that does not
+    receive the name writes to the folder itself, where its files have unique names.
     """
     if training.is_main:
         part = claim(folder, training.loop)

@@ -2,11 +2,12 @@
 
 A request comes from the program, or from a file that `lflops window` writes to the run's folder.
 
-With several ranks, rank 0 chooses the step after which the window opens on all ranks. Each rank has
-a thread with its own connection for this, so no step waits:
+With several ranks, all ranks must open the window after the same step. Each rank proposes the first
+step after which it can open the window, and rank 0 chooses the last of these steps. Each rank has a
+thread with its own connection for this, so no step waits:
 
-    rank 0         receives a request, and asks the ranks..............names the last of these steps
-    other ranks    wait for the store...answer with the first step that is possible...open the window
+    rank 0         receives a request, asks the ranks.......chooses the last of the proposed steps
+    other ranks    wait for the store.........propose a step.......................open the window
 """
 
 import atexit
@@ -26,23 +27,24 @@ from lflops.ranks.collect.store import poll, wait_for
 LISTEN = 0.06
 """Seconds between two checks for a request on rank 0.
 
-`LISTEN` and `NOTICE` together are less than a step of 100 ms.
+`LISTEN` and `NOTICE` together are shorter than a step of 100 ms, so such a run can open a window
+after the next step.
 """
 
 NOTICE = 0.03
-"""Seconds after which every rank has received the step that rank 0 has chosen."""
+"""Rank 0 assumes that every rank receives the chosen step within this many seconds."""
 
 ANSWER = 1.0
-"""Maximum number of seconds that rank 0 waits for answers."""
+"""Maximum number of seconds that rank 0 waits for the proposals of other ranks."""
 
 STOP = 2.0
-"""Maximum number of seconds that the end of a run waits for the thread."""
+"""Maximum number of seconds that the end of a run waits for the thread of this module."""
 
 ASKS = "?"
-"""Message of rank 0 that requests answers. Other messages are the chosen step, or `ENDS`."""
+"""Message with which rank 0 asks for proposals. Other messages are the chosen step, or `ENDS`."""
 
 ENDS = ""
-"""Message that ends a rank's wait."""
+"""Message that ends the thread of a rank, so that it waits for no further message."""
 
 
 class WindowRequests:
@@ -134,7 +136,11 @@ class WindowRequests:
                 self.ask()
 
     def _wake(self) -> None:
-        """End this rank's wait. Uses the connection of the other threads."""
+        """End the wait of this rank's thread.
+
+        The thread's own connection is blocked by its wait, so the message goes through the
+        connection that other threads use.
+        """
         with suppress(Exception):
             self._store.set(_key(self._rank, self._message), ENDS)
 
@@ -193,7 +199,7 @@ _LISTENING: set[WindowRequests] = set()
 
 @atexit.register
 def _stop_at_exit() -> None:
-    """Stop all threads, because a thread that waits in torch must not outlive Python."""
+    """Stop all threads when Python exits, because a thread that still waits in torch may crash."""
     for requests in tuple(_LISTENING):
         requests.stop()
 

@@ -23,18 +23,22 @@ def is_collective_kernel(name: str) -> bool:
 
 @functools.lru_cache(1 << 12)
 def collective_kind(name: str) -> str:
-    """Return the kind of a collective, such as `all_reduce`.
+    """Return the kind of a collective, such as `all_reduce`, or `"other"` for an unknown name.
 
-    `send_recv` is an NCCL kernel that all-to-all uses too.
+    NCCL runs an all-to-all as `send_recv` kernels, so `send_recv` may mean an all-to-all.
     """
     plain = re.sub(r"[^a-z]", "", name.lower())
     return next((kind for part, kind in _KINDS.items() if part in plain), "other")
 
 
 def bus_factor(kind: str, size: int | None) -> float | None:
-    """Return the bytes that a rank sends for each byte of the message, as in nccl-tests.
+    """Return how many bytes a rank sends for each byte of a collective's message, as in nccl-tests.
 
-    `None` if the result depends on the size of the group and the size is unknown.
+    Returns `None` if the result depends on the number of ranks and this number is unknown.
+
+    Args:
+        kind: Kind of the collective, such as `all_reduce`.
+        size: Number of ranks in the group.
     """
     if kind not in _SHARE and kind != "all_reduce":
         return 1.0

@@ -28,10 +28,13 @@ from lflops.profile.profile import COUNTS, SCHEMA_VERSION, ModuleProfile, Profil
 from lflops.profile.records import PHASES
 
 LARGEST_FILE = 1 << 30
-"""Maximum size of a file in bytes."""
+"""Maximum size in bytes of a profile's file that is read."""
 
 LARGEST_SEARCH = 1 << 25
-"""The path to an error is searched only if the text before it has at most this many bytes."""
+"""Largest position in bytes of a JSON error for which the message names the field.
+
+For a later position, the search for the field would take too long.
+"""
 
 DEEPEST_NESTING = 100
 LARGEST_SHOWN = 10**1000
@@ -53,7 +56,7 @@ _ADVICE = "pass a file that Profile.save wrote"
 class _OtherVersionError(ProfileError):
     """The profile has a different schema version.
 
-    The message of this error needs no `_ADVICE`.
+    The message already says what to do, so `_ADVICE` is not added to it.
     """
 
 
@@ -61,8 +64,8 @@ def load(path: str | PathLike[str]) -> Profile:
     """Read a profile's file.
 
     Raises:
-        ProfileError: The file cannot be read. The message names the file and, if known, the module
-            and the field.
+        ProfileError: The file cannot be read or is not a valid profile. The message names the file
+            and, if known, the module and the field.
     """
     with _naming(path, _ADVICE):
         return _checked(_content(Path(path)))
@@ -72,8 +75,8 @@ def save(profile: Profile, path: str | PathLike[str]) -> None:
     """Write a profile's file atomically, and create missing folders.
 
     Raises:
-        ProfileError: A number is NaN or infinite, `load` would reject the profile for another
-            reason, or the file cannot be written.
+        ProfileError: The file cannot be written, or `load` would reject it, for example because a
+            number is NaN.
     """
     with _naming(path, "nothing was written"):
         _replace(Path(path), _encoded(profile))
@@ -81,7 +84,7 @@ def save(profile: Profile, path: str | PathLike[str]) -> None:
 
 @contextmanager
 def _naming(path: str | PathLike[str], remark: str) -> Iterator[None]:
-    """Convert every error into a `ProfileError` with the name of the file and a remark."""
+    """Convert every error into a `ProfileError` that names the file and ends with `remark`."""
     name = os.fspath(path)
     if not name or not name.isprintable():
         name = ascii(name)
@@ -102,7 +105,11 @@ def _naming(path: str | PathLike[str], remark: str) -> Iterator[None]:
 
 
 def _content(path: Path) -> bytes:
-    """Return the text of a file."""
+    """Return the JSON text of a file.
+
+    Raises:
+        ProfileError: The file is empty, compressed, or not UTF-8.
+    """
     text = read(path, LARGEST_FILE)
     if not text.strip():
         raise ProfileError("is empty")
@@ -137,7 +144,10 @@ def _checked(text: bytes) -> Profile:
 
 
 def _check_version(given: bytes) -> None:
-    """Check the version first, so that a file of another version is not reported as damaged."""
+    """Raise an error if the file has another major schema version.
+
+    This is checked first. Otherwise, a file of another version would be reported as damaged.
+    """
     version = re.fullmatch(rb'"([0-9]{1,9})\.([0-9]{1,9})"', given)
     if not given:
         raise ProfileError("not an lflops profile: schema_version is missing")
@@ -157,7 +167,7 @@ def _check_version(given: bytes) -> None:
 
 
 def _check_modules(modules: Mapping[str, ModuleProfile]) -> None:
-    """Check the tree of names: every module has a parent, the right depth and a known owner."""
+    """Check that every module has a parent and the right depth, and that its `owner` exists."""
     if "" not in modules:
         raise ProfileError("modules has no root, which is named ''")
     for name, module in modules.items():
@@ -181,7 +191,7 @@ def _check_module(modules: Mapping[str, ModuleProfile], path: str, name: str) ->
 
 
 def _check_references(profile: Profile) -> None:
-    """Check that all tables name modules and phases that exist."""
+    """Check that all modules and phases that other parts of the profile name exist."""
     tables: dict[str, Sequence[Any]] = {
         "op_counts": profile.op_counts,
         "unsupported": profile.unsupported,
@@ -204,9 +214,10 @@ def _check_references(profile: Profile) -> None:
 
 
 def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
-    """Check that inclusive counts are the self counts plus the counts of the direct submodules.
+    """Check that a module's inclusive counts are its self counts plus those of its submodules.
 
-    The last modules, which are mostly the deepest, are checked first.
+    The last modules are checked first. They are mostly the deepest, so the error names the module
+    that has the wrong number, instead of a module above it.
     """
     sums = {name: _self_counts(work) for name, work in works.items()}
     for name, work in works.items():
@@ -241,7 +252,10 @@ def _decoded(text: bytes, kind: Any) -> Any:
 
 
 def _misfit(text: bytes, error: str) -> str:
-    """Add the missing keys and the value to the message of a msgspec ValidationError."""
+    """Return the message of a msgspec `ValidationError` with the full path and the invalid value.
+
+    The path in msgspec's message has `...` for the keys of mappings.
+    """
     reason, at, path = error.rpartition(" - at `$")
     if not at:
         return f"not an lflops profile: {error[0].lower()}{error[1:]}"
@@ -261,9 +275,12 @@ def _misfit(text: bytes, error: str) -> str:
 
 
 def _misfitting(text: bytes, path: str) -> tuple[list[Key], bytes, Any]:
-    """Follow msgspec's path, and try the values of a mapping one by one.
+    """Find the value to which a msgspec error refers.
 
-    Returns the keys of the path, and the JSON and the expected type at its end.
+    Where msgspec's path has `...` instead of a key, the values of the mapping are tried one by one.
+
+    Returns:
+        The keys of the full path, the JSON text of the value, and the expected type.
     """
     keys: list[Key] = []
     kind: Any = Profile
@@ -301,9 +318,10 @@ _TOKEN = re.compile(rb'"(?P<string>[^"\\]*+(?:\\.[^"\\]*+)*+)"?\s*+(?P<colon>:?)
 
 
 def _path_at_byte(text: bytes, byte: int) -> str:
-    """Return the path to a byte of JSON that is invalid or nested too deeply, with a colon.
+    """Return the path of keys to the byte at which JSON is invalid, such as `modules['a'].calls: `.
 
-    Empty at the top level, and for a large text, because the search would take minutes.
+    Returns the empty string for a byte at the top level. It is also empty if the byte is beyond
+    `LARGEST_SEARCH`, because the search would take minutes.
     """
     keys: list[Key | None] = []
     if byte > LARGEST_SEARCH:
@@ -324,7 +342,7 @@ def _path_at_byte(text: bytes, byte: int) -> str:
 
 
 def _encoded(profile: Profile) -> bytes:
-    """Return the text of the file, after checking that `load` accepts it."""
+    """Return the JSON text of a profile, after checking that `load` accepts it."""
     try:
         text = msgspec.json.encode(profile, enc_hook=dict)
         same = _checked(text) == profile
@@ -337,10 +355,10 @@ def _encoded(profile: Profile) -> bytes:
 
 
 def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
-    """Raise an error for a value that cannot be written.
+    """Raise an error that names the field if a value cannot be written.
 
-    Without this check, errors of msgspec would have no path, and NaN and infinity would be written
-    as null.
+    Errors of msgspec do not name the field, and msgspec writes NaN and infinity as null without an
+    error.
     """
     items: Iterable[tuple[Key, object]] = ()
     match value:
@@ -373,7 +391,7 @@ def _replace(path: Path, text: bytes) -> None:
 def _spelled(keys: Sequence[Key], end: str = "") -> str:
     """Format `["modules", "encoder.0", "forward"]` as `modules['encoder.0'].forward`.
 
-    `end` is added unless there are no keys.
+    `end` is appended, unless there are no keys and the result is empty.
     """
     spelled = ""
     for key in keys[:10]:
@@ -392,10 +410,14 @@ def json_schema(
     value: type = model.Profile,
     title: str = f"A profile of lflops, schema_version {model.SCHEMA_VERSION}",
 ) -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) of a value, with descriptions of objects and fields.
+    """Return the JSON schema (draft 2020-12) of a type.
 
-    The schema allows unknown fields, so it accepts files of every minor version with the same major
-    version.
+    The docstrings of the classes become the descriptions of objects and fields. The schema allows
+    unknown fields, so it accepts the files of every minor version with the same major version.
+
+    Args:
+        value: The type, by default `Profile`.
+        title: Title of the schema.
     """
     schema = msgspec.json.schema(value)
     for name, definition in schema["$defs"].items():
@@ -404,7 +426,11 @@ def json_schema(
 
 
 def _describe(name: str, definition: dict[str, Any]) -> None:
-    """Move each line of "Attributes" in an object's description to the description of its field."""
+    """Use the "Attributes" section of a class's docstring as the descriptions of the fields.
+
+    msgspec uses the whole docstring as the description of the object, so the section is removed
+    there.
+    """
     description = inspect.cleandoc(definition.get("description", ""))
     text, _, attributes = description.partition("Attributes:\n")
     if text:

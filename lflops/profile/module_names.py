@@ -1,4 +1,8 @@
-"""Work with dotted names of modules: parents, children, and patterns of repeated names."""
+"""Work with dotted names of modules, such as `layers.3.mlp`.
+
+A pattern is the common name of repeated modules: `layers.*.mlp` stands for `layers.0.mlp`,
+`layers.1.mlp` and so on.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +17,10 @@ Item = TypeVar("Item")
 
 @lru_cache(1 << 16)
 def ancestry(name: str) -> tuple[str, ...]:
-    """Return a name and the names of all its parents: the name first, the root last."""
+    """Return a name and the names of all modules above it, up to the root.
+
+    For example, `a.b` gives `("a.b", "a", "")`.
+    """
     names = [name]
     while name:
         name = name.rpartition(".")[0]
@@ -22,7 +29,10 @@ def ancestry(name: str) -> tuple[str, ...]:
 
 
 def name_below(above: str, label: str) -> str:
-    """Return the name of a child of a module; the root has an empty name."""
+    """Return the name of a child of a module: `a.b` for the module `a` and the label `b`.
+
+    The root has an empty name, so its child `b` has the name `b`.
+    """
     if not above:
         return label
     return f"{above}.{label}"
@@ -39,20 +49,21 @@ def children(names: Iterable[str]) -> dict[str, list[str]]:
 def patterns(
     modules: Mapping[str, tuple[str, int | None]], below: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, str]:
-    """Replace the numbers of repeated modules with `*` in each name, as in `layers.*.mlp.0`.
+    """Return the pattern of each module name: repeated modules have the same pattern.
 
-    Modules of one class in the same place have the same pattern.
+    In a pattern, a star replaces the numbers of repeated modules, as in `layers.*.mlp.0`. A star
+    means all numbers. If only some of the numbered siblings are alike, their numbers are listed, as
+    in `layers.{0-2,4}.mlp`. The pattern of a module that is not repeated is its name.
 
-    A module is repeated if the previous or the next sibling also has a number and is equal. The 48
-    blocks of a stack are repeated; the first and the third layer of a `Sequential` are not. A star
-    means all numbers. If not all numbers repeat, the repeated numbers are listed, as in
-    `layers.{0-2,4}.mlp`.
+    A module is repeated if its name is a number and the previous or the next sibling is alike. The
+    48 blocks of a stack are repeated. The first and the third layer of a `Sequential` are not,
+    because a different layer is between them.
 
-    Siblings are equal if they have the same class. Siblings without submodules must also have the
+    Siblings are alike if they have the same class. Siblings without submodules must also have the
     same number of parameters.
 
     Args:
-        modules: The class and the number of parameters of each name.
+        modules: The class and the number of parameters of each module, by name.
         below: The result of `children`, if it is known.
     """
     below = below or children(modules)
@@ -81,10 +92,18 @@ def _alike(
     modules: Mapping[str, tuple[str, int | None]],
     below: Mapping[str, Sequence[str]],
 ) -> Iterator[tuple[str, list[str], bool]]:
-    """Group the modules below equal parents by their label and class.
+    """Group the modules directly below some parents by label and class.
 
-    The label is `*` for repeated modules. Yields the label, the names, and whether the pattern with
-    this label means exactly these modules.
+    The label is the last part of a module's name, or `*` for repeated modules.
+
+    Args:
+        parents: Names of modules that have the same pattern.
+        modules: The class and the number of parameters of each module, by name.
+        below: The result of `children`.
+
+    Yields:
+        The label of a group, the names of its modules, and whether the parents have no other
+        modules that match this label.
     """
     groups: dict[tuple[str, str], list[str]] = {}
     numbered = 0
@@ -104,7 +123,7 @@ def _repeated(
     modules: Mapping[str, tuple[str, int | None]],
     below: Mapping[str, Sequence[str]],
 ) -> set[str]:
-    """Return the siblings that are equal to the previous or the next sibling."""
+    """Return the numbered siblings that are like the previous or the next sibling."""
 
     def signature(name: str) -> tuple[str, int | None]:
         class_name, parameters = modules[name]
@@ -128,7 +147,10 @@ def _has_number(name: str) -> bool:
 
 
 def spelled_out(names: Iterable[str]) -> str:
-    """Join names that differ in numbers, as in `layers.{0-2,4}.mlp`; a single name is unchanged."""
+    """Combine names that differ only in numbers into one text, such as `layers.{0-2,4}.mlp`.
+
+    A single name is returned unchanged.
+    """
     parts = []
     for labels in zip(*(name.split(".") for name in names), strict=True):
         if len(set(labels)) == 1:
@@ -144,14 +166,16 @@ def fold_repeats(
     key: Callable[[Item], tuple[str, *tuple[Hashable, ...]]],
     patterns: Mapping[str, str],
 ) -> list[tuple[str, list[Item]]]:
-    """Group items of repeated modules, such as the 48 layers of a stack.
+    """Group the items of repeated modules, so that a table has one line for 48 equal layers.
 
-    Returns labels and items, in the order of the first items. The label is the pattern of the names
-    if the group has all modules with this pattern. Otherwise, the label lists the numbers.
+    Returns the label and the items of each group, in the order of the first items. If a group
+    contains all modules with its pattern, the label is the pattern, such as `layers.*.mlp`.
+    Otherwise the label lists the numbers, as in `layers.{0-2,4}.mlp`.
 
     Args:
         items: The items to group.
-        key: Returns an item's module, then everything else that is equal within a group.
+        key: Function that returns the name of an item's module, followed by all other values that
+            the items of one group have in common.
         patterns: The result of `patterns`. A name without a pattern is its own pattern.
     """
     modules_of_pattern = Counter(patterns.values())
@@ -172,7 +196,14 @@ def fold_repeats(
 
 
 def added_up(values: Mapping[str, float], patterns: Mapping[str, str]) -> dict[str, float]:
-    """Add up the values of repeated modules, keyed by the labels of `fold_repeats`."""
+    """Add up the values of repeated modules.
+
+    The keys of the result are the labels of `fold_repeats`, such as `layers.*.mlp`.
+
+    Args:
+        values: Values by module name.
+        patterns: The pattern of each module's name.
+    """
     sums = {}
     for label, items in fold_repeats(values.items(), lambda item: item[:1], patterns):
         sums[label] = sum(value for _, value in items)

@@ -1,8 +1,8 @@
 """Define the notes of a profile: facts that a reader of its numbers must know.
 
-A note has a code and values, and reports print its sentence. For each code, notes.toml has the
-sentence, the cause, the remedy, and the types of the values. To add a note, add a row to
-notes.toml, and create a `Note(code=...)` in the code that finds the fact.
+A note has a code, such as `graph_breaks`, and values. Reports print its sentence. For each code,
+notes.toml contains the sentence, the cause, the remedy, and the types of the values. To add a kind
+of note, add a table to notes.toml, and create a `Note(code=...)` in the code that finds the fact.
 """
 
 import functools
@@ -23,8 +23,10 @@ class Note(Struct, frozen=True, kw_only=True):
     """A note: a fact that a reader of the profile must know.
 
     Attributes:
-        code: The kind of note. A file from a later version of lflops may have unknown codes.
-        subject: The subject of the sentence, as described in notes.toml; may be empty.
+        code: The kind of note, such as `graph_breaks`. A file from a later version of lflops may
+            have unknown codes.
+        subject: The thing that the note is about, such as the name of a module. notes.toml
+            describes it for each code. It may be empty.
         values: Values by name, with the types that notes.toml defines.
     """
 
@@ -34,14 +36,15 @@ class Note(Struct, frozen=True, kw_only=True):
 
 
 class NoteKind(NamedTuple):
-    """The row of notes.toml for one code.
+    """One kind of note: the contents of a table of notes.toml.
 
     Attributes:
-        sentence: A template for `_Words`, or a function if the wording depends on the values.
+        sentence: Template of the sentence, as `_Words` describes. If the wording depends on the
+            values, a function that returns the sentence.
         cause: The reason for the note, for the documentation.
         remedy: The action that a reader can take, for the documentation.
-        reasons: Parts of the sentence, by subject.
-        values: The type of each value by its name; `*` stands for names that depend on the run.
+        reasons: The reasons that the sentence may give, keyed by the subject of the note.
+        values: The type of each value, by name. `*` stands for names that depend on the run.
     """
 
     sentence: str | Callable[[Note], str]
@@ -52,7 +55,7 @@ class NoteKind(NamedTuple):
 
 
 def sentence(note: Note) -> str:
-    """Return the sentence of a note; for an unknown code, its subject and values."""
+    """Return the sentence of a note. If its code is unknown, list its subject and its values."""
     if note.code not in kinds():
         return _unknown(note)
     template = kinds()[note.code].sentence
@@ -69,12 +72,12 @@ _FAR = 2
 
 
 def are_times_far_off(notes: Iterable[Note]) -> bool:
-    """Return whether module times were scaled so much that they are unreliable."""
+    """Return whether module times are unreliable: they were scaled by more than a factor of 2."""
     return any(not 1 / _FAR <= factor <= _FAR for factor in time_factors(notes))
 
 
 def time_factors(notes: Iterable[Note]) -> list[float]:
-    """Return the factors by which module times were scaled."""
+    """Return the factors by which module times were scaled to the times of unprofiled steps."""
     factors: list[float] = []
     for note in notes_with("time_scaled", notes):
         factors += [value for value in note.values.values() if not isinstance(value, str)]
@@ -91,11 +94,12 @@ _UNITS: Mapping[str, Callable[[float | None], str]] = {
 
 
 class _Words(string.Formatter):
-    """Formats the values of a template.
+    """Formats the values in the template of a sentence.
 
-    `{macs}` is a count, `{bytes:size}` has a unit of `units`, and `{calls:call}` is a count with its
-    noun. The plural of the noun ends in s, unless another plural follows a slash. A missing value is
-    shown as a dash.
+    `{macs}` is formatted as a count. `{bytes:size}` is formatted with the units of a size; see
+    `_UNITS` for the other units. `{calls:call}` is a count with a noun: "1 call" or "3 calls". If
+    the plural does not end in s, it follows a slash: `{n:entry/entries}`. A missing value is shown
+    as a dash.
     """
 
     def format_field(self, value: float | str | None, format_spec: str) -> str:
@@ -112,14 +116,15 @@ _WORDS = _Words()
 
 
 def filled(template: str, names: Mapping[str, float | str | None]) -> str:
-    """Fill a template for `_Words` with values by name."""
+    """Replace the placeholders of a template, as `_Words` describes, with values by name."""
     return _WORDS.vformat(template, (), defaultdict(lambda: None, names))
 
 
 def _fill(template: str, note: Note) -> str:
-    """Fill a template with a note's values and subject.
+    """Replace the placeholders of a template with the values and the subject of a note.
 
-    `row` is the subject as a module's name.
+    The placeholder `{row}` is for a subject that is a module. It also has words for the root, whose
+    name is empty.
     """
     row = note.subject or "the model itself"
     return filled(template, {**note.values, "subject": note.subject, "row": row})
@@ -275,7 +280,7 @@ _SENTENCES: Mapping[str, Callable[[Note], str]] = {
     "schedule_shrunk": _schedule_shrunk,
     "time_scaled": _time_scaled,
 }
-"""The sentences that no template can express, by code."""
+"""Functions that return the sentences that no template can express, by code."""
 
 
 def _unknown(note: Note) -> str:
@@ -286,7 +291,7 @@ def _unknown(note: Note) -> str:
 
 @functools.cache
 def kinds() -> Mapping[str, NoteKind]:
-    """Return every kind of note by its code."""
+    """Return all kinds of notes by code."""
     types = {"int": int, "float": float, "str": str}
     rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     found = {}

@@ -3,13 +3,13 @@
 Numbers are in SI units (bytes, seconds, operations), and counts are exact integers. `None` means
 unknown, never 0. A profile contains no sentences and no torch objects.
 
-The name of a module is its dotted path; the name of the root is the empty string. Self work ran
-while the module was the innermost running module. Inclusive work adds the work of all rows below
-the module in the tree of names.
+The name of a module is its dotted path; the name of the root is the empty string. A named scope
+(`lflops.scope`) is treated like a module. The self work of a module ran while no submodule of it
+was running. Its inclusive work is the self work plus the work of all modules below it.
 
-Python's garbage collector does not track types that occur thousands of times in a profile
-(`gc=False`). Their values cannot be part of a cycle, and loading 5,000 modules takes a quarter less
-time.
+Python's garbage collector does not track the types that occur thousands of times in a profile
+(`gc=False`), which makes loading 5,000 modules a quarter faster. This is safe because values of
+these types cannot be part of a reference cycle.
 """
 
 import difflib
@@ -54,34 +54,39 @@ MOST_DIMENSIONS = 64
 MARGIN = 0.1
 """Share of a device's memory that `Memory.fits` leaves free.
 
-On an 80 GB device, CUDA's context needs about 0.5 GB, NCCL 1.6 GB, fragmentation 4 GB, and the
-driver 1 GB.
+Of 80 GB, CUDA's context needs about 0.5 GB, NCCL 1.6 GB, fragmentation 4 GB, and the driver 1 GB.
 """
 
 SCHEMA_VERSION = "2.0"
-"""Version of the file's schema.
+"""Version of the schema of the JSON file, as "major.minor".
 
-A reader accepts every minor version with the same major version. It ignores unknown fields, and new
-fields have a default.
+Files with the same major version can be read even if the minor version differs: unknown fields are
+ignored, and missing fields get their default.
 """
 
 
 class Work(Struct, frozen=True, kw_only=True, gc=False):
-    """The work of one module in one phase: inclusive, and without submodules (`self_`).
+    """The work of one module in one phase.
+
+    Each field includes the submodules. The field with the prefix `self_` has the same value without
+    the submodules.
 
     Attributes:
-        calls: Operator calls that computed or moved data. Views and allocations do not count.
-        macs: Multiply-accumulates of contractions. Attention counts its full square.
-        executed_macs: Multiply-accumulates without those that the kernel skips because of a causal
-            or block mask.
-        flops: 2 x `macs`, plus all other operations by a documented convention.
-        bytes_moved: Smallest possible traffic of the dispatched operators; not DRAM traffic.
-        comm_bytes: Payload of the collectives.
-        logical_macs: MACs of the unsharded model on this rank's batch, from the global shapes of
-            sharded tensors. `None` if a rank computed with its local part as a plain tensor,
-            because a plain tensor does not have the global shape.
-        seconds: Stream time on CUDA, host time on a CPU.
-        device_seconds: Kernel time; requires a trace.
+        calls: Number of operator calls that computed or moved data. Views and allocations do not
+            count.
+        macs: Multiply-accumulates of matmuls, convolutions and attention. Attention counts all
+            pairs of positions, even if a mask excludes some of them.
+        executed_macs: `macs` without the multiply-accumulates that the kernel skips because of a
+            causal or block mask.
+        flops: 2 x `macs`, plus all other arithmetic by a documented convention.
+        bytes_moved: The least possible memory traffic of the operators: each operator reads its
+            inputs once and writes its results once. This is not the measured traffic.
+        comm_bytes: Bytes that the collectives exchange.
+        logical_macs: MACs that the unsharded model would need for this rank's batch, computed from
+            the global shapes of sharded tensors. `None` if a rank computed with its local part as a
+            plain tensor, because a plain tensor does not have the global shape.
+        seconds: Time per step. It is measured on the CUDA stream, or on the host for a CPU.
+        device_seconds: Time per step in which kernels ran on the device. Known only with a trace.
     """
 
     calls: Count
@@ -104,33 +109,39 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
 
 
 COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
-"""The fields of `Work` that are exact and always known; each also has a `self_` field."""
+"""The fields of `Work` that are exact and always known. Each also exists with the prefix `self_`.
+"""
 
 OP_COUNT_FIELDS = COUNTS[:-1]
-"""The counts that an `OpCount` has."""
+"""The fields of `OpCount` that are counts."""
 
 
 class DtypeShare(Struct, frozen=True, kw_only=True, gc=False):
-    """The parameters of one dtype below a module."""
+    """The parameters of one dtype in a module and its submodules: their number and their bytes."""
 
     parameters: Count
     bytes: Count
 
 
 class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
-    """One row of the tree of names.
+    """One module of the model, or one named scope: its class, parameters, calls and work.
 
     Attributes:
-        class_name: The name of the class; `"scope"` for a named part that is not a module.
+        class_name: The name of the class; `"scope"` for a named scope.
+        depth: Number of modules above this module; 0 for the root.
         detail: The module's `extra_repr`, such as `in_features=768, out_features=3072, bias=True`.
         calls: Number of calls in forward; 0 for a container that is never called itself.
-        compiled: Whether the module runs under torch.compile outside the counting pass.
-        owner: The row that counts this row's parameters, if they are shared with an earlier row.
-        parameters: Number of distinct parameters of this row and the rows below it. In the whole
-            profile, each parameter is counted once.
-        local_parameters: The part of the parameters that this rank holds.
-        dtypes: `parameters` by dtype.
-        peak_bytes: The most bytes alive at once while this row or a row below it ran.
+        compiled: Whether the module usually runs as code of torch.compile. In the counting step, it
+            runs without compilation.
+        owner: If the module shares its parameters with an earlier module, the name of the earlier
+            module, which counts them. Otherwise `None`.
+        parameters: Number of parameters of this module and its submodules. In the whole profile,
+            each shared parameter is counted once.
+        local_parameters: The number of these parameters that this rank holds, if the model is
+            sharded.
+        dtypes: `parameters` and their bytes, by dtype.
+        peak_bytes: The most bytes that were alive at one time while this module or one of its
+            submodules ran.
     """
 
     class_name: str
@@ -163,7 +174,12 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
 def with_works(
     modules: Mapping[str, ModuleProfile], works: Mapping[ModulePhase, Work]
 ) -> dict[str, ModuleProfile]:
-    """Replace the work of modules in some phases."""
+    """Return the modules with new work for some modules and phases.
+
+    Args:
+        modules: The modules by name.
+        works: The new work, by module and phase. Unknown modules are ignored.
+    """
     changed: dict[str, dict[str, Any]] = {}
     for (row, phase), work in works.items():
         changed.setdefault(row, {})[phase] = work
@@ -178,7 +194,8 @@ class OpCount(Struct, frozen=True, kw_only=True, gc=False):
     """The work of one operator in one phase of one module, in one dtype.
 
     Attributes:
-        dtype: The dtype of a contraction's operands, otherwise of the result.
+        dtype: The dtype of the operands for matmuls, convolutions and attention. For other
+            operators, the dtype of the result.
     """
 
     module: str
@@ -193,7 +210,10 @@ class OpCount(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class UnsupportedCall(Struct, frozen=True, kw_only=True):
-    """An operator without a formula, in one module and phase; no total includes its work."""
+    """An operator without a formula for its FLOPs, in one module and phase.
+
+    Its work is unknown and not included in any total.
+    """
 
     module: str
     operator: str
@@ -203,16 +223,19 @@ class UnsupportedCall(Struct, frozen=True, kw_only=True):
 
 
 class Communication(Struct, frozen=True, kw_only=True, gc=False):
-    """One collective on one group, in one module and phase.
+    """The calls of one collective in one process group, in one module and phase.
 
     Attributes:
+        collective: The kind of the collective, such as `all_reduce`.
         bytes: The number of bytes that a rank sends or receives, whichever is larger.
-        seconds: Time of the collective's kernels per step, including the wait for other ranks. It is
-            measured on the device, or on the host with gloo. `None` if the collective was not
-            traced, or if other collectives of the same kind ran in the same place.
+        seconds: Time of the collective's kernels per step, including the wait for other ranks. It
+            is measured on the device, or on the host for gloo. `None` if the collective was not
+            traced. Also `None` if other collectives of the same kind ran in the same module and
+            phase, because their times cannot be separated.
         exposed_seconds: The part of `seconds` during which nothing was computed.
-        least_seconds: The smallest `seconds` of all traced ranks. It is the transfer time if the
-            same rank comes last in all calls. `None` if fewer than two ranks were traced.
+        least_seconds: The smallest `seconds` of all traced ranks. The last rank to arrive does not
+            wait, so this is the transfer time if the same rank arrives last in all calls. `None` if
+            fewer than two ranks were traced.
     """
 
     module: str
@@ -228,12 +251,14 @@ class Communication(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Moment(Struct, frozen=True, array_like=True, gc=False):
-    """One operator of the timeline, and the bytes that were alive before it ran.
+    """One entry of the memory timeline: an operator, and the bytes that were alive before it ran.
 
     Attributes:
-        index: Number of the operator among all operators of the step.
+        live_bytes: Bytes of tensors that were alive before the operator ran.
+        index: Position of the operator among all operators of the step.
         by_category: `live_bytes` by category.
-        highest_bytes: Most bytes alive between this operator and the next operator of the timeline.
+        highest_bytes: The most bytes that were alive between this operator and the operator of the
+            next entry.
     """
 
     operator: str
@@ -246,7 +271,7 @@ class Moment(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Allocation(Struct, frozen=True, array_like=True, gc=False):
-    """A storage that was alive at the peak, and the operator that made it."""
+    """A storage that was alive at the memory peak, and the operator that allocated it."""
 
     category: str
     operator: str
@@ -256,19 +281,20 @@ class Allocation(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Reserved(Struct, frozen=True, kw_only=True):
-    """A simulation of torch's CUDA allocator on the allocations of a step.
+    """The memory that torch's CUDA allocator reserves in a step, according to a simulation.
 
-    The fields in bytes are peaks, which may occur at different times.
+    Each number of bytes is the largest value in the step. The largest values may occur at different
+    times.
 
     Attributes:
         settings: The value of `PYTORCH_ALLOC_CONF`; empty for the default.
         requested_bytes: Bytes that tensors requested.
         allocated_bytes: Bytes in allocated blocks, like `torch.cuda.max_memory_allocated()`.
         reserved_bytes: Bytes in segments, like `torch.cuda.max_memory_reserved()`.
-        unused_bytes: Reserved bytes that are not allocated at the time of the largest reservation:
-            cached blocks and fragments.
+        unused_bytes: Reserved bytes that are not allocated (cached blocks and fragments) when
+            `reserved_bytes` is reached.
         retries: Number of times that the allocator frees its cache because the memory of the device
-            is used up. 0 if the memory is sufficient, `None` if the step fails.
+            is used up. 0 if the memory is sufficient. `None` if the step runs out of memory.
     """
 
     settings: str
@@ -282,23 +308,26 @@ class Reserved(Struct, frozen=True, kw_only=True):
 class Memory(Struct, frozen=True, kw_only=True):
     """The bytes of tensors that are alive while a step runs.
 
-    Workspaces are not included. The allocator's rounding is included only in some estimates.
+    Workspaces of libraries such as cuBLAS are not included. The allocator's rounding is included
+    only in some estimates.
 
     Attributes:
-        source: `counted` on a real pass, `fake` if nothing was allocated.
-        peak_index: The number of the operator that reached the peak, among all operators of the
-            step.
+        source: `counted` if the step really ran, `fake` if it ran with fake tensors, for which
+            nothing was allocated.
+        peak_bytes: The most bytes that were alive at one time (the peak).
+        peak_index: Position of the operator that reached the peak, among all operators of the step.
         by_category: Bytes at the peak in each category: parameters, gradients, optimizer_state,
             activations, temporary, other. At another time, more bytes of a category may be alive;
             see `most_by_category`.
         most_by_category: The most bytes of each category that were alive at any time. Activations
             reach their maximum at the end of forward.
-        by_module: Bytes at the peak, keyed by the row that allocated or owns them. A row does not
-            include the rows below it.
+        by_module: Bytes at the peak, by the module that allocated them or, for parameters, owns
+            them. The bytes of submodules are not included.
         activations_by_module: The activations in `by_module`.
         alive: The 50 largest storages at the peak.
-        timeline: The operators in the order of execution. If there are more than 20,000, only the
-            extremes of equal buckets, and the peak.
+        timeline: The operators in the order of execution. If there are more than 20,000, the step
+            is divided into sections, and only the operators with the least and the most live bytes
+            of each section are kept, and the operator at the peak.
         reserved: Memory that torch's CUDA allocator reserves; `None` if it was not simulated.
     """
 
@@ -319,11 +348,11 @@ class Memory(Struct, frozen=True, kw_only=True):
         Args:
             memory_bytes: Memory of the device in bytes.
             margin: Share of the memory that is left for the driver, libraries, collectives and
-                fragmentation. `lflops estimate --hardware NAME` has a more exact value for each
+                fragmentation. `lflops estimate --hardware NAME` uses a more exact value for each
                 chip.
 
         Raises:
-            ValueError: The margin is not a share.
+            ValueError: The margin is negative, or it is 1 or more.
         """
         if not 0 <= margin < 1:
             raise ValueError(
@@ -336,19 +365,21 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     """Facts about the profiled run: the model, the inputs, and the machine.
 
     Attributes:
-        created: Time in ISO 8601, UTC.
+        created: Time at which the profile was made, in ISO 8601 and UTC.
         shapes: Shapes of the inputs.
         device_type: Type of the device in torch, such as `cuda`.
-        allocated_bytes: Peak of torch's CUDA allocator since its last reset, read at the end of a
-            window. For several ranks, the largest peak. `None` on a CPU.
-        reserved_bytes: Peak of the memory that the CUDA allocator reserved.
+        allocated_bytes: The most bytes that torch's CUDA allocator had allocated since its counters
+            were last reset, read at the end of a window. For several ranks, the largest value.
+            `None` on a CPU.
+        reserved_bytes: The most bytes that the CUDA allocator had reserved, read in the same way.
         threads: Number of threads that torch uses in an operator on the CPU; `None` if the model
             runs on another device.
         cores: Number of cores that the process may use.
         workers: Number of running child processes, such as workers of a DataLoader; `None` if
             unknown.
-        samples_from: The source of `samples_per_step` in words, such as `dimension 0 of images`.
-        tokens_from: The names of the inputs that have one element for each token, or `units=`.
+        samples_from: How `samples_per_step` was found, in words, such as `dimension 0 of images`.
+        tokens_from: How `tokens_per_step` was found: the names of the inputs with one element per
+            token, or `units=` if the user passed the number.
     """
 
     kind: Literal["count", "measure", "estimate", "training"]
@@ -385,16 +416,22 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Profile(Struct, Displayed, frozen=True, kw_only=True):
-    """The result of one pass or one window; the JSON file contains exactly this value.
+    """The result of counting one pass or profiling one window.
+
+    The JSON file has exactly these fields.
 
     Attributes:
+        modules: The modules by name. The root has the empty name.
+        op_counts: The work of each operator in each module and phase.
+        unsupported: Operators without a formula for their FLOPs.
         waits: The modules and phases in which this rank waits for other ranks, because a collective
             runs or is awaited there.
         rank_comparison: The delays of ranks in module-timing steps.
-        unprofiled_comparison: The delays of ranks in unprofiled steps, which are more numerous.
-        timelines: A few steps of the rank that made the profile, or of each of the first ranks. For
-            each rank, the step with the median length comes first. Empty if no step was traced or
-            timed by module.
+        unprofiled_comparison: The delays of ranks in unprofiled steps. There are more of these
+            steps, but they have no module times.
+        timelines: Timelines of a few steps. A profile of several ranks has timelines of the first
+            ranks. For each rank, the step with the median length comes first. Empty if no step was
+            traced or timed by module.
     """
 
     schema_version: str
@@ -489,19 +526,18 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def is_counted(self) -> bool:
-        """Return whether the counts are known.
+        """Return whether operators were counted.
 
-        If not, the profile has only times, and its counts are 0.
+        If not, the profile has only times, and all its counts are 0.
         """
         return not any(notes_with("not_counted", self.notes))
 
     @property
     def traced_steps(self) -> float | None:
-        """Number of traced optimizer steps.
+        """Number of traced optimizer steps, or `None` if no step was traced.
 
-        If gradients are accumulated, a step has several batches.
-
-        `None` if no step was traced, or if the number is unknown.
+        With gradient accumulation, the trace may contain only a part of a step. The number is
+        therefore the number of traced batches divided by the number of batches per step.
         """
         if self.trace is None or not self.trace.batches:
             return None
@@ -511,8 +547,8 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
     def cpu_lost_shares(self) -> list[float]:
         """For each step, the share of the process's CPU time that other processes took.
 
-        Steps without this measurement are left out. Empty for accelerators, because a host that
-        waits for a core does not always slow down the accelerator.
+        Steps without this measurement are left out. The list is empty for accelerators: there, a
+        wait of the host for a core does not always make the step longer.
         """
         if self.run.device_type not in {"cpu", None}:
             return []
@@ -527,9 +563,11 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def uncalled(self) -> tuple[str, ...]:
-        """The modules that were never called and have no called submodule, in model order.
+        """Names of the modules that never ran.
 
-        Submodules of TorchScript modules are left out, because their calls are unknown.
+        Neither the module nor any of its submodules was called.
+
+        Submodules of TorchScript modules are left out, because it is unknown whether they ran.
         """
         called: set[str] = set()
         for name, module in self.modules.items():
@@ -544,10 +582,11 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
         return tuple(uncalled)
 
     def patterns(self, below: Mapping[str, Sequence[str]] | None = None) -> dict[str, str]:
-        """Return each module's name with `*` for the numbers of repeats, such as `layers.*.mlp`.
+        """Return the pattern of each module's name: `layers.*.mlp` for `layers.3.mlp`.
 
-        Siblings are repeats if they have the same class. Siblings without submodules must also have
-        the same number of parameters.
+        A star replaces the numbers of repeated modules. Neighbouring numbered modules are repeated
+        if they have the same class. Modules without submodules must also have the same number of
+        parameters.
 
         Args:
             below: The names directly below each name, if they are known.
@@ -564,18 +603,19 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
         Args:
             depth: Levels of modules below the model; -1 for all.
-            sort: The figure to sort by, largest first: `"macs"`, `"flops"` or `"time"`. By default
-                modules are in the order of the model.
-            phase: One phase. By default, all phases are added up.
+            sort: The column to sort by, largest value first: `"macs"`, `"flops"` or `"time"`. By
+                default, modules are in the order of the model.
+            phase: The phase to show. By default, all phases are added up.
 
         Raises:
-            ValueError: The depth or the figure to sort by is unknown, or there are no times.
+            ValueError: The depth is not valid, the column to sort by is unknown, or it is `"time"`
+                and the profile has no times.
         """
         table: Table = from_report("module_table")(self, depth=depth, sort=sort, phase=phase)
         return table
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the JSON file atomically.
+        """Write the profile to a JSON file, atomically.
 
         Raises:
             ProfileError: A number in the profile is NaN or infinite, or the file cannot be written.
@@ -603,7 +643,11 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
 
 _HOLDS_WEIGHTS = "NonDynamicallyQuantizableLinear"
-"""The class of `out_proj` in torch's MultiheadAttention, which uses its weights without a call."""
+"""The class of `out_proj` in torch's `MultiheadAttention`.
+
+`MultiheadAttention` uses the weights of `out_proj` without calling it, so `out_proj` does not count
+as a module that never ran.
+"""
 
 
 def _phases(phase: PhaseQuery, metric: Metric) -> tuple[Phase, ...]:

@@ -1,4 +1,4 @@
-"""Define the traces and ranks of a run, and the phases and units that the whole profile uses."""
+"""Define the parts of a profile about traces and ranks, and the phases of a step."""
 
 import math
 import statistics
@@ -16,30 +16,33 @@ PASSES: Mapping[str, tuple[Phase, ...]] = {
     "forward": ("forward",),
     "backward": ("backward", "recompute"),
 }
-"""The phases that belong to each pass over the model."""
+"""The phases that belong to the forward pass and to the backward pass."""
 PASS_PHASES = PHASES[:3]
-"""The phases of all passes over the model."""
+"""The phases that belong to the forward pass or to the backward pass."""
 
 
 def ready_for_threads(*kinds: Any) -> None:
-    """Prepare the given types for decoding in several threads.
+    """Create a decoder for each of the given types, so that several threads can decode them.
 
-    msgspec crashes if two threads decode a type for the first time simultaneously.
+    msgspec crashes if two threads decode a type at the same time and neither has decoded it before.
     """
     for kind in kinds:
         json.Decoder(kind)
 
 
 def step_phase(phase: str) -> str:
-    """Return the phase of a timed step that contains a phase of the count."""
+    """Return the phase of a step's timing that contains a phase of the operator counts.
+
+    Timing does not separate `recompute` from `backward`, but counting does.
+    """
     return "backward" if phase == "recompute" else phase
 
 
 class ModulePhase(NamedTuple):
-    """A module in one phase, as a key: `ModulePhase("encoder.layers.0", "forward")`.
+    """A module in one phase: `ModulePhase("encoder.layers.0", "forward")`.
 
-    In comparisons of ranks, it can also be a phase of the step outside modules: `ModulePhase("",
-    "data")`.
+    In comparisons of ranks, it can also be a phase of the step that is outside all modules:
+    `ModulePhase("", "data")`.
     """
 
     fqn: str
@@ -51,7 +54,14 @@ Seconds = Annotated[float, Meta(ge=0)]
 
 
 class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
-    """Seconds over several steps: the median and the quartiles."""
+    """The median and the quartiles of a time over several steps.
+
+    Attributes:
+        median: Median in seconds.
+        low: Lower quartile in seconds.
+        high: Upper quartile in seconds.
+        n: Number of steps.
+    """
 
     median: Seconds
     low: Seconds
@@ -62,7 +72,7 @@ class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
     def error(self) -> float | None:
         """Standard error of the median in seconds; `None` for fewer than two steps.
 
-        `lflops.analysis.compare.significance` explains how it follows from the quartiles.
+        It is computed from the quartiles, as `lflops.analysis.compare.significance` explains.
         """
         if self.n < 2:
             return None
@@ -70,9 +80,9 @@ class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
-        """Return the median and quartiles of measured seconds; `None` without a value.
+        """Return the median and the quartiles of measured seconds; `None` if there are no values.
 
-        A negative difference, which is noise, counts as 0.
+        A negative value counts as 0. Such values are differences of two noisy times.
         """
         seconds = [max(value, 0.0) for value in values]
         if not seconds:
@@ -83,7 +93,7 @@ class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
         return cls(median=median, low=low, high=high, n=len(seconds))
 
     def shifted(self, seconds: float) -> Self:
-        """Return the times plus `seconds`, but not below 0."""
+        """Return the times with `seconds` added. Negative results become 0."""
         return replace(
             self,
             median=max(self.median + seconds, 0.0),
@@ -130,7 +140,10 @@ CATEGORIES = ByCategory._fields
 
 
 class TracedOperator(Struct, frozen=True, kw_only=True):
-    """The inclusive time and the self time of an operator in the traces."""
+    """The number of calls and the time of one operator in the traces.
+
+    Inclusive time contains the operators that the operator calls; self time does not.
+    """
 
     name: str
     calls: Count
@@ -141,15 +154,16 @@ class TracedOperator(Struct, frozen=True, kw_only=True):
 
 
 class Call(NamedTuple):
-    """A call of a module or a user's scope, from entry to exit.
+    """One call of a module or of a named scope in a traced step, from entry to exit.
 
-    In backward, a call is a sequence of consecutive nodes of one row.
+    In backward, modules are not called. There, a call is a sequence of consecutive autograd nodes
+    that belong to the same module.
 
     Attributes:
-        start: Nanoseconds since 1970.
-        end: Nanoseconds since 1970.
-        device: Nanoseconds of the kernels that were launched inside the call; 0 without a device.
-        innermost: Whether there is no other call inside this call.
+        start: Unix time at which the call begins, in nanoseconds.
+        end: Unix time at which the call ends, in nanoseconds.
+        device: Nanoseconds of the kernels that were launched during the call; 0 without a device.
+        innermost: Whether no other call lies within this call.
         thread: Number of the thread; 0 is the training thread.
     """
 
@@ -163,18 +177,21 @@ class Call(NamedTuple):
 
 
 class CompiledKernel(Struct, frozen=True, kw_only=True, gc=False):
-    """A kernel of compiled code in one module and phase.
+    """The share of one module in a kernel of compiled code, in one phase.
 
-    A kernel that was fused from several modules has a row for each module.
+    A kernel that was fused from several modules has one `CompiledKernel` for each module.
 
     Attributes:
         name: The name in generated code, such as `cpp_fused_gelu_1` or `extern_kernels.mm`.
         modules: Number of modules that the kernel computes for. The kernel's time and bytes are
-            divided between those modules, in proportion to the bytes that their nodes move.
-        calls: Number of kernel calls that compute for the module.
-        host_seconds: Time from the end of the previous kernel to the end of this kernel.
-        device_seconds: Kernel time; `None` if no device was recorded.
-        bytes_moved: Bytes that the fused kernel reads and writes, as counted by the compiler.
+            divided among these modules in proportion to the bytes that their graph nodes move.
+        calls: Number of calls of the kernel.
+        host_seconds: The module's share of the time on the host, which is measured from the end of
+            the previous kernel to the end of this kernel.
+        device_seconds: The module's share of the time on the device; `None` if no device was
+            recorded.
+        bytes_moved: The module's share of the bytes that the kernel reads and writes, as counted by
+            the compiler.
     """
 
     name: str
@@ -187,9 +204,9 @@ class CompiledKernel(Struct, frozen=True, kw_only=True, gc=False):
     bytes_moved: Count | None = None
 
     def seconds_on(self, side: Literal["host", "device"]) -> float:
-        """Return the seconds on the host or on the device.
+        """Return `host_seconds` or `device_seconds`.
 
-        Returns host seconds if no device was recorded.
+        If no device was recorded, `host_seconds` is returned in both cases.
         """
         if side == "host" or self.device_seconds is None:
             return self.host_seconds
@@ -197,18 +214,20 @@ class CompiledKernel(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class CompiledCode(Struct, frozen=True, kw_only=True):
-    """The work inside compiled graphs in the traced steps.
+    """The time that traced steps spent in the graphs of torch.compile.
 
     Attributes:
-        graphs: Number of different graphs.
-        unrecorded_graphs: Number of graphs with unknown modules.
-        regions: Number of calls of graphs.
-        timed_on: Where seconds were measured: on the device if it was recorded, otherwise on the
+        graphs: Number of different graphs that ran.
+        unrecorded_graphs: Number of these graphs for which lflops does not know the modules,
+            because their compilation was not recorded.
+        regions: Number of times that graphs were called.
+        timed_on: Where the times were measured: on the device if it was recorded, otherwise on the
             host.
-        seconds: Time in all graphs: kernels and unassigned time.
+        seconds: Time in all graphs. It contains the time of all kernels and `unassigned_seconds`.
         unassigned_seconds: Time that belongs to no known module.
-        divided_seconds: Time in kernels that were fused from several modules.
-        kernels: The kernels, longest first.
+        divided_seconds: Time in kernels that were fused from several modules. It was divided among
+            these modules.
+        kernels: The kernels, with the longest time first.
     """
 
     graphs: Count
@@ -222,18 +241,21 @@ class CompiledCode(Struct, frozen=True, kw_only=True):
 
 
 class Trace(Struct, frozen=True, kw_only=True):
-    """Totals of the traced steps, and the traces' files.
+    """Totals over the steps that torch.profiler traced, and the files of the traces.
+
+    The times of the device do not overlap: at any moment, the device is idle, communicates, copies
+    or computes. They are `None` if no work was recorded on a device.
 
     Attributes:
-        files: The paths of the traces by rank.
-        batches: Number of recorded batches. All figures below are sums over these batches.
-        device_idle_seconds: Idle time between the first and the last work of the device; `None` if
-            no work was recorded on a device. Idle, exposed and compute seconds are disjoint.
+        files: The path of each rank's trace.
+        batches: Number of traced batches. All times are sums over these batches.
+        device_idle_seconds: Time between the first and the last work of the device in which it did
+            nothing.
         exposed_comm_seconds: Time in which the device communicated but computed nothing.
         exposed_copy_seconds: Time in which the device copied data and did nothing else.
         device_compute_seconds: Time in which the device ran a kernel other than communication.
         operators: The operators with the most self time, on the device or on the host.
-        compiled: The work inside compiled graphs by module; `None` if it was not requested, or
+        compiled: The time in compiled graphs by module; `None` if it was not requested, or if
             nothing is compiled.
     """
 
@@ -247,7 +269,7 @@ class Trace(Struct, frozen=True, kw_only=True):
     compiled: CompiledCode | None = None
 
     def by_own_time(self, *, on_device: bool) -> list[TracedOperator]:
-        """Return the operators, sorted by self time."""
+        """Return the operators, sorted by self time on the device or on the host."""
         return sorted(
             self.operators,
             key=lambda each: each.self_device_seconds if on_device else each.self_host_seconds,
@@ -255,20 +277,24 @@ class Trace(Struct, frozen=True, kw_only=True):
         )
 
     def per_batch(self, figure: float | None) -> float | None:
-        """Return the mean over the recorded batches; `None` if it is unknown."""
+        """Divide a total of the trace by the number of traced batches.
+
+        Returns `None` if the total is unknown or no batch was traced.
+        """
         return ratio(figure, self.batches)
 
 
 class Rank(Struct, frozen=True, kw_only=True, gc=False):
-    """One rank of the run, which may not have reported.
+    """One rank of the run. If the rank did not send its results, most fields are empty.
 
     Attributes:
         device: The name of the rank's chip.
-        step: Time of an unprofiled step. Ranks that wait for each other take equally long.
+        step: Time of an unprofiled step. It is about the same on ranks that wait for each other,
+            even if one of them is slow.
         data: The data wait of an unprofiled step.
         cpu: CPU time of an unprofiled step.
-        slowest: Number of compared steps in which this rank was busy longest, without waiting;
-            `None` if its steps were not compared.
+        slowest: Number of steps in which this rank was the slowest, if waiting for other ranks is
+            not counted. `None` if its steps were not compared.
     """
 
     rank: Count
@@ -286,31 +312,38 @@ class Rank(Struct, frozen=True, kw_only=True, gc=False):
 
 
 PREEMPTED = "preempted"
-"""A name used like a phase, for the time in which a rank's thread waited for a core in any phase."""
+"""Name that is used like a phase: the time in which a rank's training thread waited for a core."""
 
 
 class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
-    """The time that one rank took in one place beyond the other ranks, step by step.
+    """How much longer one rank takes than the other ranks in one place, step by step.
+
+    A place is a module in a phase, or a phase outside modules.
 
     Attributes:
-        module: Name of the module. `""` means the root and everything outside modules;
-            `layers.*.mlp` means several modules together.
+        module: Name of the module. `""` means the root and everything outside modules.
+            `layers.*.mlp` means all modules with this pattern together.
         phase: One of `PHASES`, or `data`, `transfer`, `clip`, `validation` or `checkpoint`. `all`
-            means everything that the rank's device does, `stage` means the rank's part of a
-            pipeline, and `PREEMPTED` means the time in which the rank's thread waited for a core.
+            means everything that the rank's device does, `stage` means the rank's stage of a
+            pipeline, and `PREEMPTED` means the time in which the rank's training thread waited for
+            a core.
         modules: Number of modules that `module` stands for.
-        intervals: The numbers of the intervals between collectives that contain the place.
-        seconds: Median time of the rank.
-        usual: Median time of the other ranks.
-        excess: Seconds of the rank beyond the median of the other ranks, in each compared step;
-            negative if the rank was faster.
-        late: Seconds by which the rank was late to the next collective, beyond the median of the
-            other ranks, in each compared step.
-        noise: Standard deviation of the other ranks' median excesses; `None` if there are too few
-            ranks.
-        largest_of_others: The largest excesses of other ranks in any step, largest first.
-        begins_collective: Whether a collective begins in the place and is awaited in another place,
-            as under DDP.
+        rank: The rank.
+        intervals: A step is divided into numbered intervals by its collectives. These are the
+            numbers of the intervals in which the place runs.
+        seconds: Median time of this rank in the place.
+        usual: Median time that is usual in the place. This is the median of the other ranks, or an
+            estimate if no other rank runs the module.
+        excess: Seconds that this rank took longer than usual, for each compared step. Negative if
+            it was faster.
+        late: Seconds by which this rank arrived later than the median rank at the collective that
+            ends the interval, for each compared step.
+        noise: Standard deviation among the other ranks of their median excess. It shows which
+            excess is normal. `None` if there are too few ranks.
+        largest_of_others: The largest excesses of other ranks in this place, over all steps,
+            largest first.
+        begins_collective: Whether a collective begins in the place but is awaited in another place,
+            as in backward under DDP.
     """
 
     module: str
@@ -328,18 +361,20 @@ class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RankWait(Struct, frozen=True, kw_only=True, gc=False):
-    """A wait for another rank in a place where a collective is awaited.
+    """How long ranks wait for another rank in one place (a module in a phase).
 
     Attributes:
-        for_rank: The rank that the other ranks wait for longest.
+        for_rank: The rank for which the other ranks wait longest.
         ranks: Number of ranks other than `for_rank`.
-        seconds: Mean waiting time per step of the median rank. With 5 or more steps, the longest
-            wait is replaced by the second longest.
-        longest: Mean waiting time of the rank that waits longest.
-        traced_seconds: Waiting time of the median rank from the traced collectives; `None` unless
-            all ranks were traced.
-        transfer_seconds: The shortest time that any rank spent in the traced collectives; `None`
+        seconds: Waiting time of the median rank, as a mean over the steps. With 5 or more steps,
+            the longest wait is replaced by the second longest, because a single long wait is not
+            typical.
+        longest: Mean waiting time per step of the rank that waits longest.
+        longest_rank: The rank that waits longest.
+        traced_seconds: Waiting time of the median rank according to the traced collectives; `None`
             unless all ranks were traced.
+        transfer_seconds: The shortest time that any rank spent in the traced collectives. This is
+            the time of the transfer without waiting. `None` unless all ranks were traced.
     """
 
     module: str
@@ -354,17 +389,19 @@ class RankWait(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
-    """The activity of a late rank's process, minus the median of the other ranks.
+    """What the process of a late rank did differently from the other ranks.
 
-    The figures are means over the steps, weighted by the lateness of the rank.
+    Each time is the difference from the median of the other ranks. It is a mean over the steps, in
+    which a step has more weight the later the rank was.
 
     Attributes:
+        rank: The late rank.
         late: Seconds by which the rank was late.
         waited: Seconds in which the training thread was ready to run while another thread had its
             core.
-        other_threads: CPU seconds in the other threads of the process.
-        units_ratio: Number of tokens, or samples, in the rank's batches, divided by the number in
-            the batches of the other ranks.
+        other_threads: CPU seconds of the process outside the training thread.
+        units_ratio: Number of tokens (or samples) in the batches of the rank, divided by the number
+            in the batches of the other ranks.
     """
 
     rank: Count
@@ -375,23 +412,25 @@ class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class FlaggedRank(Struct, frozen=True, kw_only=True, gc=False):
-    """A straggler that was logged during the run.
+    """A straggler (a slow rank) that lflops found and logged during the run.
 
     Attributes:
-        module: See `RankDelay`.
-        phase: See `RankDelay`.
+        rank: The slow rank.
+        module: The module in which the rank was slow; see `RankDelay`.
+        phase: The phase in which the rank was slow; see `RankDelay`.
         modules: Number of modules that `module` stands for.
-        seconds_lost: Mean cost per step in the steps that were compared at that time.
-        pattern: `steady` or `intermittent`.
+        seconds_lost: Mean cost per step, over the steps that were compared when the straggler was
+            found.
+        pattern: `steady` if the rank was slow in all steps, `intermittent` if only in some steps.
         slow_steps: Number of steps in which the rank was slow.
         steps: Number of steps that were compared.
-        seconds: Median time of the rank.
-        usual: Median time of the other ranks.
+        seconds: Median time of the rank in the module and phase.
+        usual: Median time of the other ranks in the module and phase.
         first_step: The index of the first compared step, or of the first slow step if the rank
             became slow during the run.
         last_step: The index of the last compared step.
         cause: The reason why the rank was slow; `None` if unknown.
-        work_ratio: Ratio of the rank's work to the work of the other ranks; `None` unless more work
+        work_ratio: The rank's work divided by the work of the other ranks. `None` unless more work
             was the cause.
     """
 
@@ -412,40 +451,42 @@ class FlaggedRank(Struct, frozen=True, kw_only=True, gc=False):
 
 
 LARGE_EXCESS_RATIO = 2**-0.5
-"""Ratio of each size in `RankComparison.large_excesses` to the previous size."""
+"""Ratio of two neighbouring sizes for which `RankComparison.large_excesses` has counts."""
 
 
 class RankComparison(Struct, frozen=True, kw_only=True):
-    """The delays of ranks in the same steps.
+    """A comparison of the times of ranks in the same steps.
 
-    Ranks are compared by module in module-timing steps, and by phase in unprofiled steps.
-    `usual_lost_seconds` and all fields after it are only known for unprofiled steps.
+    A place is a module in a phase, or a phase outside modules. Module-timing steps are compared by
+    module and phase, unprofiled steps only by phase. `usual_lost_seconds` and all fields after it
+    are known only for unprofiled steps.
 
     Attributes:
-        steps: Number of steps.
+        steps: Number of compared steps.
         seconds: Time of the median step.
-        lost_seconds: Seconds by which a step would be shorter if the last rank joined each
-            collective with the median rank; `None` if unknown.
-        delays: The delays, the most expensive first.
-        waits: The places where ranks wait for another rank, the longest wait first.
-        large_excesses: How often a rank took longer in a place than the other ranks by at least 1,
-            1/√2, 1/2, … of a step. Shows which excesses occur by chance.
-        large_excess_seconds: Total time, over all ranks and steps, in the places where large
-            excesses were counted.
-        places: Number of places where large excesses were counted.
-        from_quartiles: Whether the three "steps" are quartiles, because the times of single steps
-            are unknown.
-        usual_lost_seconds: Like `lost_seconds`, but for the median step, which rare delays do not
-            change.
-        at: The index of each step.
-        awaited: The phases in which ranks wait for each other; `wait` is the end of backward. These
-            phases are not used to judge a rank.
-        activity: The activity of the late ranks' processes.
-        waited: Mean seconds over ranks and steps in which a rank's thread waited for a core.
+        lost_seconds: Seconds by which a step would be shorter if the last rank arrived at each
+            collective together with the median rank; `None` if unknown.
+        delays: The delays of ranks, with the most expensive delay first.
+        waits: The places in which ranks wait for another rank, with the longest wait first.
+        large_excesses: How often any rank in any place took longer than the other ranks by at least
+            1, 1/√2, 1/2, … of a step. Such counts show which delays occur by chance.
+        large_excess_seconds: Total time of all ranks and steps in the places that
+            `large_excesses` covers.
+        places: Number of places that `large_excesses` covers.
+        from_quartiles: Set if the times of single steps are unknown. The three values per rank are
+            then the quartiles of its times, not the times of three steps.
+        usual_lost_seconds: Like `lost_seconds`, but for the median step instead of the mean step,
+            so that rare delays do not change it.
+        at: The index of each compared step.
+        awaited: The phases in which ranks wait for each other; `wait` is the end of backward. A
+            long time in these phases does not make a rank a straggler.
+        activity: What the processes of late ranks did differently from the other ranks.
+        waited: Seconds per step in which a rank's training thread waited for a core, as a mean over
+            ranks and steps.
         lengths_explain: Correlation between the lateness of a rank and the size of its batch, both
             relative to the other ranks.
-        excludes_waits: Whether the phases are compared without the time in which a rank's thread
-            waited for a core, which is a separate delay with the phase `PREEMPTED`.
+        excludes_waits: Set if the time in which a rank's training thread waited for a core is not
+            included in the phases. It is then a separate delay with the phase `PREEMPTED`.
         flagged: The stragglers that were logged during the run.
     """
 
@@ -478,17 +519,18 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         module: Name of the module. `""` means the root and everything outside modules.
-        phase: One of `PHASES`, `data`, `transfer`, `clip`, `sync`.
+        phase: One of `PHASES`, or `data`, `transfer`, `clip` or `sync`.
         low: Time of the fastest rank.
         median: Time of the median rank. For an even number of ranks, the lower of the two middle
             times.
         high: Time of the slowest rank.
-        high_rank: The slowest rank. It may wait for other ranks; see `waits`.
-        waits: Whether ranks wait for each other in this place. If so, the times include the
-            waiting.
-        by_rank: The seconds of each rank that reported them, for the 32 entries with the largest
-            differences. `None` for all other entries, so that a profile does not grow with modules
-            x ranks.
+        high_rank: The rank with the longest time. If `waits` is set, it may only have waited for
+            other ranks.
+        waits: Whether ranks wait for each other in this module and phase. If so, the times include
+            the waiting.
+        by_rank: The seconds of each rank that reported them. Only the 32 entries with the largest
+            differences between ranks have this; it is `None` in all others, so that a profile does
+            not grow with modules x ranks.
     """
 
     module: str
@@ -502,5 +544,5 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def spread(self) -> float:
-        """Seconds from the median rank to the slowest rank."""
+        """Difference between the slowest rank and the median rank, in seconds."""
         return self.high - self.median

@@ -1,4 +1,4 @@
-"""Add up and group items, and shorten long series."""
+"""Functions that group items, add up numbers, and shorten long series."""
 
 import statistics
 from collections import Counter
@@ -11,17 +11,17 @@ Number = TypeVar("Number", int, float)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Group items by a key.
+    """Group items by the result of `key`.
 
-    Keys are in the order of their first items.
+    The keys are in the order in which they first occur.
     """
     return gathered((key(item), item) for item in items)
 
 
 def gathered(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
-    """Group the items of `(key, item)` pairs.
+    """Group the items of `(key, item)` pairs by key.
 
-    Keys are in the order of their first items.
+    The keys are in the order in which they first occur.
     """
     groups: dict[Key, list[Item]] = {}
     for key, item in pairs:
@@ -30,14 +30,14 @@ def gathered(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
 
 
 def sums(items: Sequence[object], *fields: str) -> dict[str, int]:
-    """Add up each of the given fields over the items."""
+    """For each of the given field names, add up the values of this field over all items."""
     return {field: sum(getattr(item, field) for item in items) for field in fields}
 
 
 def summed(pairs: Iterable[tuple[Key, Number]]) -> dict[Key, Number]:
-    """Add up the numbers of `(key, number)` pairs.
+    """Add up the numbers of `(key, number)` pairs by key.
 
-    Keys are in the order of their first numbers.
+    The keys are in the order in which they first occur.
     """
     totals: dict[Key, Number] = {}
     for key, number in pairs:
@@ -63,7 +63,7 @@ def largest_known(values: Iterable[int | None]) -> int | None:
 
 
 def positions(items: Iterable[Key]) -> dict[Key, int]:
-    """Return the position of each item."""
+    """Return the position of each item, as a mapping from item to position."""
     return {item: position for position, item in enumerate(items)}
 
 
@@ -73,7 +73,7 @@ def scaled(numbers: Mapping[Key, float], factor: float) -> dict[Key, float]:
 
 
 def multiplied(value: Number | None, factor: Number) -> Number | None:
-    """Return the product; `None` if the value is unknown."""
+    """Return `value` times `factor`; `None` if the value is unknown."""
     if value is None:
         return None
     return value * factor
@@ -87,17 +87,17 @@ def ratio(part: float | None, whole: float | None) -> float | None:
 
 
 def robust_deviation(values: Sequence[float]) -> float:
-    """Return a standard deviation that a few outliers do not change.
+    """Estimate the standard deviation in a way that a few outliers do not influence.
 
     The result is 1.4826 times the median distance from the median. For normally distributed values,
-    this is the standard deviation.
+    it equals the standard deviation.
     """
     middle = statistics.median(values)
     return 1.4826 * statistics.median(abs(value - middle) for value in values)
 
 
 def spelled_runs(numbers: Iterable[int]) -> list[str]:
-    """Return the runs of consecutive numbers as text, such as `4-7` and `9`.
+    """Return numbers as text, with consecutive numbers as a range: `["4-7", "9"]`.
 
     The numbers must be in ascending order.
     """
@@ -116,11 +116,11 @@ def _spelled(run: Sequence[int]) -> str:
 
 
 def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
-    """Choose at most `most` indices of a series, so that the values there keep its shape.
+    """Choose at most `most` indices of a series, so that a plot of these values has the same shape.
 
-    The series is divided into equal buckets. Returns the indices of the minimum and the maximum of
-    each bucket, the first and the last index, and the indices in `keep`. If the series is not longer
-    than `most`, returns all indices.
+    The series is divided into sections of equal length. The result has the indices of the minimum
+    and the maximum of each section, the first and the last index, and the indices in `keep`. If the
+    series is not longer than `most`, the result has all indices.
     """
     if len(values) <= most:
         return list(range(len(values)))
@@ -134,7 +134,7 @@ def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list
 
 
 def dtype_of(op_counts: Iterable[Any]) -> str | None:
-    """Return the dtype with the most MACs in forward and backward; `None` without MACs."""
+    """Return the dtype in which forward and backward run the most MACs; `None` without MACs."""
     macs: Counter[str] = Counter()
     for each in op_counts:
         if each.phase in {"forward", "backward"} and each.macs:

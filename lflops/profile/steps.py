@@ -1,6 +1,7 @@
-"""Define the steps of a run, and the rule for unprofiled steps.
+"""Define the steps of a run, and which of them count as unprofiled.
 
-All times of a profile come from unprofiled steps.
+Step times and throughput come only from unprofiled steps. Module-timing steps are used to divide
+this time among modules.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,27 +12,25 @@ from msgspec import Struct
 from lflops.profile.records import Count, Seconds
 
 StepKind = Literal["unprofiled", "counting", "module_timing", "traced"]
-"""How lflops observed a step.
-
-In an unprofiled step, lflops only read the clock.
-"""
+"""How lflops observed a step. In an unprofiled step, it only read the clock."""
 
 DISTURBANCES = frozenset(
     {"warmup", "recompiled", "new_shapes", "validation", "checkpoint", "background"}
 )
-"""Marks of steps with a time that is not typical.
+"""Marks in `Step.marks` which mean that the duration of the step is not typical.
 
-`no_update` is not a disturbance, because such a step is as long as other steps.
+The mark `no_update` is not one of them, because a step without an update of the parameters takes
+about as long as other steps.
 """
 
 EVENTS = ("validation", "checkpoint")
 """Disturbances that the training loop causes between batches.
 
-Their length may differ between ranks.
+They may take longer on some ranks than on others, so ranks are also compared in such steps.
 """
 
 WITHIN_FORWARD = ("prefill", "decode")
-"""The phases of generation, which are parts of forward."""
+"""The phases of text generation. Their time is part of the forward phase."""
 
 
 def is_disturbed(marks: Collection[str]) -> bool:
@@ -40,15 +39,15 @@ def is_disturbed(marks: Collection[str]) -> bool:
 
 
 def is_compared(marks: Collection[str]) -> bool:
-    """Return whether ranks are compared in a step with these marks.
+    """Return whether a step with these marks is used to compare ranks.
 
-    Ranks are also compared in events such as validation.
+    Steps with validation or a checkpoint are used, steps with other disturbances are not.
     """
     return DISTURBANCES.difference(EVENTS).isdisjoint(marks)
 
 
 def is_unprofiled(kind: StepKind, marks: Collection[str]) -> bool:
-    """Return whether lflops only read the clock in a step, and no event disturbed the step."""
+    """Return whether lflops only read the clock in a step and its duration is typical."""
     return kind == "unprofiled" and not is_disturbed(marks)
 
 
@@ -56,32 +55,38 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
     """A timed optimizer step.
 
     Attributes:
-        kind: `unprofiled` ran without hooks or traces, `counting` under the dispatch mode,
-            `module_timing` with module hooks, `traced` under Kineto.
-        phases: Seconds of each phase, which add up to the step: stream time on CUDA, host time on a
-            CPU.
-        host_phases: On CUDA, host seconds of each phase.
-        cpu_user: CPU seconds of all threads in the code of the process. Not read in every step.
+        index: Number of the step.
+        kind: How lflops observed the step. `unprofiled`: without hooks or traces. `counting`: with
+            a dispatch mode that counts operators. `module_timing`: with hooks that time modules.
+            `traced`: with torch.profiler.
+        seconds: Duration of the step.
+        phases: Seconds of each phase, which add up to the duration of the step. They are measured
+            on the CUDA stream, or on the host for a CPU.
+        host_phases: On CUDA, the seconds of each phase on the host.
+        cpu_user: CPU seconds of all threads in user mode. Not read in every step.
         cpu_system: CPU seconds of all threads in the operating system's kernel.
-        cpu_lost: Seconds in which threads were ready to run while other processes had the CPU,
-            summed over the threads, in module-timing steps. `None` if the system does not provide
-            it.
+        cpu_lost: Seconds in which threads of the process were ready to run while other processes
+            had the CPU, summed over the threads. Only in module-timing steps; `None` if the system
+            does not provide it.
         waiting: Seconds at the end of backward in which the rank waits for the gradients of other
-            ranks. Part of backward.
-        thread_cpu: CPU seconds of the training thread, in module-timing steps; with several ranks,
-            in all steps.
+            ranks. They are included in the phase `backward`.
+        thread_cpu: CPU seconds of the training thread. Only in module-timing steps; with several
+            ranks, in all steps.
         thread_waited: Seconds in which the training thread was ready to run while another thread
-            had its core; in the same steps as `thread_cpu`.
-        waited_by_phase: `thread_waited` by phase, where `wait` is the end of backward. Known only
-            if unprofiled steps of several ranks are compared, otherwise `None`.
-        fetching_cpu: CPU seconds of the training thread until the step's batch was available, in
-            module-timing steps.
-        fetching_waited: The part of `thread_waited` until the step's batch was available, in
-            module-timing steps.
-        uncontended_phases: Seconds of each phase, without the time in which another thread had the
-            core of the training thread; in module-timing steps on a busy machine. Module times
-            exclude this time as well.
-        marks: Other events in the step: `DISTURBANCES` or `no_update`.
+            had its core. Known in the same steps as `thread_cpu`.
+        waited_by_phase: `thread_waited` divided by phase; the phase `wait` is the end of backward.
+            Known only if unprofiled steps of several ranks are compared, otherwise `None`.
+        fetching_cpu: CPU seconds that the training thread needed to get the batch of the step. Only
+            in module-timing steps.
+        fetching_waited: The part of `thread_waited` before the batch of the step was available.
+            Only in module-timing steps.
+        uncontended_phases: Seconds of each phase without the time in which another thread had the
+            core of the training thread. Only in module-timing steps on a busy machine. In these
+            steps, module times do not include this time either.
+        samples: Number of samples in the step.
+        tokens: Number of tokens in the step.
+        marks: Events in the step: any of `DISTURBANCES`, or `no_update` if the optimizer did not
+            update the parameters.
     """
 
     index: Count
@@ -105,15 +110,16 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_unprofiled(self) -> bool:
-        """Return whether lflops only read the clock in this step, and no event disturbed it."""
+        """Return whether lflops only read the clock in this step and its duration is typical."""
         return is_unprofiled(self.kind, self.marks)
 
 
 def with_phases(steps: Sequence[Step]) -> tuple[Sequence[Step], float]:
-    """Return the steps with known phases, and the factor that scales them to all steps.
+    """Return the steps whose phases are known, and a factor for their times.
 
-    If timing events are expensive, only some steps have known phases. The factor is the mean
-    duration of all steps, divided by the mean duration of the steps with known phases.
+    If CUDA timing events are expensive, phases are measured only in some steps. Multiplied by the
+    factor, the times of these steps represent all steps: it is the mean duration of all steps,
+    divided by the mean duration of the steps with known phases.
     """
     known = [step for step in steps if step.phases] or steps
     mean_of_known = _mean_seconds(known)

@@ -1,6 +1,7 @@
-"""Define the timeline of a step on one rank: modules, operators and kernels.
+"""Define the timeline of a step on one rank: when its modules, operators and kernels ran.
 
-All times are integer nanoseconds since the step began.
+All moments are integer nanoseconds since the step began. A slice is a time range in which a module
+or one of its submodules ran.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,9 +30,13 @@ class ModuleSlice(Struct, frozen=True, array_like=True, gc=False):
     """A time range in which a module or its submodules ran.
 
     Attributes:
+        fqn: Name of the module.
         phase: One of `PHASES`, or a phase of the step outside modules, such as `data`.
-        depth: Number of slices around this slice; 0 for a phase.
-        lane: Number of the thread. The slices of a lane are nested.
+        start: Nanoseconds from the beginning of the step to the beginning of the slice.
+        length: Duration in nanoseconds.
+        depth: Number of slices that contain this slice; 0 for a phase.
+        lane: Number of the thread. Two slices of one thread are disjoint, or one contains the
+            other.
     """
 
     fqn: str
@@ -46,6 +51,8 @@ class TimedWork(Struct, frozen=True, array_like=True, gc=False):
     """An operator on a thread, or a kernel on a stream.
 
     Attributes:
+        start: Nanoseconds from the beginning of the step.
+        length: Duration in nanoseconds.
         lane: Number of the thread or the stream.
     """
 
@@ -59,15 +66,16 @@ Source = Literal["traced", "module_timing"]
 
 
 class StepTimeline(Struct, frozen=True, kw_only=True):
-    """One step of one rank.
+    """The timeline of one step of one rank.
 
     Attributes:
-        source: Whether it is a traced step or a module-timing step. Only a traced step has
+        source: Whether the step is a traced step or a module-timing step. Only a traced step has
             operators and kernels.
-        length: Length of the step.
-        left_out: Three numbers: how many shorter slices, operators and kernels were left out.
-        step: Number of the step, as in `Step.index`. For a traced step, the number among the traced
-            steps.
+        length: Duration of the step in nanoseconds.
+        left_out: The numbers of slices, of operators and of kernels that were left out because they
+            are shorter than all others.
+        step: Number of the step, as in `Step.index`. For a traced step, its position among the
+            traced steps.
     """
 
     rank: Count = 0
@@ -81,7 +89,14 @@ class StepTimeline(Struct, frozen=True, kw_only=True):
 
 
 class SelfTime(NamedTuple):
-    """A time range in which one row was the innermost running row."""
+    """A time range in which one module ran, but none of its submodules.
+
+    Attributes:
+        fqn: Name of the module.
+        phase: The phase of the step.
+        start: Nanoseconds from the beginning of the step to the beginning of the range.
+        end: Nanoseconds from the beginning of the step to the end of the range.
+    """
 
     fqn: str
     phase: str
@@ -90,11 +105,15 @@ class SelfTime(NamedTuple):
 
 
 def nested(self_times: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlice]:
-    """Nest the self times of one thread, in chronological order, into slices of modules.
+    """Convert the self times of one thread into nested slices of modules.
 
-    A module's slice ends when a module that is not below it runs, so two consecutive calls of a
-    module are one slice. In backward, time of the autograd engine between two modules does not end a
-    slice.
+    A slice of a module lasts until another module runs that is not below it. Two consecutive calls
+    of a module are therefore one slice. In backward, the time of the autograd engine between two
+    modules does not end a slice.
+
+    Args:
+        self_times: The self times in chronological order.
+        lane: Number of the thread.
     """
     # The outermost slice comes first.
     open_slices: list[SelfTime] = []
@@ -110,7 +129,13 @@ def nested(self_times: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlic
 
 
 def _common_depth(open_slices: Sequence[SelfTime], path: Sequence[str], phase: str) -> int:
-    """Return the number of open slices that continue."""
+    """Return how many of the open slices, from the outside in, contain the next self time.
+
+    Args:
+        open_slices: The slices that have not ended, with the outermost first.
+        path: The names of the next module and of all modules above it, with the root first.
+        phase: The phase of the next self time.
+    """
     depth = 0
     for each, row in zip(open_slices, path, strict=False):
         if each.fqn != row or each.phase != phase:
@@ -120,7 +145,10 @@ def _common_depth(open_slices: Sequence[SelfTime], path: Sequence[str], phase: s
 
 
 def _without_engine(self_times: Iterable[SelfTime]) -> Iterator[SelfTime]:
-    """Drop self time of the root in backward if it is between two modules."""
+    """Drop the self time of the root that lies between two modules in backward.
+
+    This is time of the autograd engine, not of the root.
+    """
     times = list(self_times)
     for number, time in enumerate(times):
         is_first_or_last = number in {0, len(times) - 1}
@@ -152,7 +180,7 @@ def longest(
 ) -> StepTimeline:
     """Make a timeline of the longest slices, operators and kernels, in chronological order.
 
-    If a slice is kept, the slices around it are kept too, because they are at least as long.
+    If a slice is kept, the slices that contain it are kept too, because they are at least as long.
     """
     modules = sorted(slices, key=lambda each: (-each.length, each.depth, each.start))
     kept = sorted(modules[:MOST_SLICES], key=lambda each: (each.lane, each.start, each.depth))
@@ -181,7 +209,7 @@ def median_first(steps: Sequence[Step], length: Callable[[Step], float]) -> list
 
 
 def _longest_work(works: Iterable[TimedWork]) -> tuple[tuple[TimedWork, ...], int]:
-    """Return the longest items in chronological order, and the number of items left out."""
+    """Return the longest operators or kernels, by lane and time, and how many were left out."""
     ordered = sorted(works, key=lambda work: (-work.length, work.start))
     kept = sorted(ordered[:MOST_WORK], key=lambda work: (work.lane, work.start))
     return tuple(kept), len(ordered) - len(kept)

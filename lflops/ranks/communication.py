@@ -49,7 +49,7 @@ class Collective(Struct, frozen=True, kw_only=True):
 def communication(profile: Profile, chip: Hardware | None) -> tuple[Collective, ...]:
     """Return the collectives of one rank, longest first.
 
-    Without times, the collectives with the most bytes come first.
+    If no times are known, the collectives with the most bytes come first.
     """
 
     def key(each: Communication) -> tuple[str, str, int | None]:

@@ -19,7 +19,10 @@ ENOUGH_TO_KEEP = 20
 
 
 class ReportedStragglers:
-    """The stragglers that were logged during the run, keyed by stage, rank, module and phase."""
+    """The stragglers that were logged during the run.
+
+    They are stored by stage, and then by rank, module and phase.
+    """
 
     def __init__(self) -> None:
         self._flagged: dict[str | None, dict[tuple[int, str, str], FlaggedRank]] = {}
@@ -42,12 +45,17 @@ class ReportedStragglers:
 
 
 def with_reported(rows: Iterable[Straggler], unprofiled: RankComparison) -> list[Straggler]:
-    """Add the stragglers that were logged during the run if they are more specific than `rows`.
+    """Add the stragglers that were logged during the run, if they show more than the current ones.
 
-    If a row says that a rank is slow in a phase, and a module was logged for this phase, the row
-    gets the module. If no row is about the phase of a logged straggler, the logged straggler becomes
-    a separate row. Its cost is subtracted from the row in which the same rank is slow in everything.
-    A logged straggler that is slow in everything is dropped if `rows` already contains its rank.
+    `rows` has the current stragglers. A logged straggler is used as follows:
+
+    * If a current straggler is the same rank in the same phase without a module, and the logged
+      straggler has a module, the module is added to the current straggler.
+    * If no current straggler is the same rank in the same phase, the logged straggler is added. If
+      the rank is also reported as slow in everything (phase `all`), the cost of the logged
+      straggler is subtracted there.
+    * If the logged straggler is slow in everything, it is dropped if the current stragglers already
+      include its rank.
     """
     current = list(rows)
     for flagged in unprofiled.flagged:
@@ -77,9 +85,9 @@ def _is_same_phase(row: Straggler, earlier: Straggler) -> bool:
 
 
 def _without_cost(rows: Iterable[Straggler], earlier: Straggler, least: float) -> list[Straggler]:
-    """Subtract the cost of `earlier` from the row in which the same rank is slow in everything.
+    """Subtract the cost of `earlier` from the row of the same rank with the phase `all`.
 
-    Rows that cost less than `least` are dropped.
+    Otherwise, the cost would count twice. Rows that then cost less than `least` are dropped.
     """
     left = []
     for row in rows:

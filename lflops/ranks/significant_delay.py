@@ -55,8 +55,9 @@ class SignificantDelay(Struct, frozen=True, kw_only=True):
         delay: The excess.
         pattern: `steady` if the excess is present in nearly every step, `intermittent` if it is
             present in some steps.
-        seconds: Mean cost per step; for a steady excess the median cost, so that a single
-            disturbance of the machine has no effect.
+        seconds: Cost per step. For an intermittent excess, it is the mean over all steps. For a
+            steady excess, it is the median, so that a single disturbance of the machine has no
+            effect.
         slow_steps: Number of steps in which the excess is present.
     """
 
@@ -67,7 +68,7 @@ class SignificantDelay(Struct, frozen=True, kw_only=True):
 
 
 def step_costs(delay: RankDelay) -> list[float]:
-    """Return the part of the excess that makes the rank late, per step.
+    """Return the cost of a delay in each step: the part of the excess that makes the rank late.
 
     The cost is negative in a step in which the rank is not late or not slow.
     """
@@ -77,7 +78,8 @@ def step_costs(delay: RankDelay) -> list[float]:
 def significant(delay: RankDelay, compared: RankComparison, ranks: int) -> SignificantDelay | None:
     """Return the pattern and the cost of an excess, or `None` if it may be noise.
 
-    With many `ranks`, some rank is slow by chance, so the excess must be larger.
+    The more `ranks` a run has, the larger the excess must be, because in a large run some rank is
+    always slow by chance.
     """
     if _is_steady(delay, ranks):
         return SignificantDelay(
@@ -128,9 +130,10 @@ def _is_steady(delay: RankDelay, ranks: int) -> bool:
 
 
 def _far_excesses(excess: Sequence[float], step_seconds: float) -> list[float]:
-    """Return the excesses that are far above all others and close to each other, largest first.
+    """Return the excesses in slow steps, largest first.
 
-    Empty if there is no such group of steps.
+    The excesses in slow steps are far above the excesses in all other steps, and close to each
+    other. Returns an empty list if the steps cannot be divided in this way.
     """
     ordered = sorted(excess, reverse=True)
     most = math.floor(MOST_BURSTS * len(ordered))
@@ -150,7 +153,7 @@ def _probability_by_chance(
 ) -> float:
     """Return the probability that a place has at least this many slow steps by chance.
 
-    Consecutive slow steps count once.
+    Consecutive slow steps count as one slow step. `slow` has the excesses in the slow steps.
     """
     steps = len(delay.excess)
     smallest = slow[-1]
@@ -162,10 +165,10 @@ def _probability_by_chance(
 
 
 def _jolt_rate(delay: RankDelay, smallest: float, compared: RankComparison) -> float:
-    """Return the probability that a step has an excess of at least `smallest` by chance.
+    """Return the probability that an excess of at least `smallest` occurs in a step by chance.
 
-    The probability is estimated from the large excesses in other places, in proportion to the time
-    that is spent in this place.
+    It is estimated from how often such excesses occurred in other places. The longer the place of
+    `delay` takes, the higher is the probability.
     """
     if not compared.large_excess_seconds:
         return 0.0

@@ -1,4 +1,7 @@
-"""Describe a straggler: a rank that the other ranks wait for, and the place in which it is slow."""
+"""Describe a straggler: a rank that the other ranks wait for, and the place in which it is slow.
+
+A place is a module in a phase, or a phase of the step outside modules.
+"""
 
 from typing import Literal
 
@@ -36,8 +39,9 @@ class Straggler(Struct, frozen=True, kw_only=True):
         cause: The reason why the rank is slow; `None` if unknown.
         work_ratio: Ratio of the rank's work to the work of the other ranks; `None` unless `cause`
             is `work`.
-        since: First slow step; `None` unless the rank became slow during the run.
-        until: Last step for which the rank was reported as slow; `None` if it is still slow.
+        since: Index of the first slow step; `None` unless the rank became slow during the run.
+        until: Index of the last step for which the rank was reported as slow; `None` if it is still
+            slow.
         is_whole_phase: Whether the place is the whole forward or backward, because no module-timing
             step shows the slow module.
     """
@@ -75,8 +79,8 @@ class Stragglers(Struct, frozen=True, kw_only=True):
     Attributes:
         rows: The stragglers, the most expensive first.
         waits: The places where ranks wait for another rank, the longest wait first.
-        lost_share: Share by which a step would be shorter if all ranks were as fast as the median
-            rank; `None` if unknown.
+        lost_share: Share of a step that is lost: the step would be shorter by this share if all
+            ranks were as fast as the median rank. `None` if unknown.
         step_seconds: Median time of a compared step; `None` if ranks were not compared.
         too_few_steps: Number of compared steps if there are too few to flag a rank; otherwise
             `None`.

@@ -1,4 +1,7 @@
-"""Find the cause of a straggler, and find stragglers that are slow in no single place."""
+"""Find the cause of a straggler.
+
+Also find stragglers that are slow as a whole, and not in a single module or phase.
+"""
 
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -27,8 +30,8 @@ EXPLAINED = 0.5
 # Waits for a core explain an excess only if subtracting the waits increases the standard deviation
 # of the excess by at most this factor.
 VARIES_MORE = 1.1
-# A run is divided into PARTS parts with at least FEWEST_OF_PART steps each. A rank with a shared
-# core waits for the core in nearly every part.
+# To check whether a rank shares its core during the whole run, the run is divided into PARTS parts
+# with at least FEWEST_OF_PART steps each. The rank must wait for the core in nearly every part.
 PARTS = 8
 FEWEST_OF_PART = 4
 
@@ -40,7 +43,7 @@ Neither the model's work nor the chip can explain a delay in such a phase.
 
 
 def is_busy(unprofiled: RankComparison | None) -> bool:
-    """Return whether ranks wait for a core so long that other programs must use the machine."""
+    """Return whether other programs use the machine, so that ranks wait a long time for a core."""
     if unprofiled is None:
         return False
     return (unprofiled.waited or 0.0) >= BUSY * unprofiled.seconds
@@ -49,8 +52,8 @@ def is_busy(unprofiled: RankComparison | None) -> bool:
 def with_cause(row: Straggler, profile: Profile) -> Straggler:
     """Return a straggler with its cause, if a cause is found.
 
-    A straggler with a cause other than more work is reported as slow in everything, because such a
-    cause is not limited to one place.
+    More work can be limited to one place, but every other cause slows down the whole rank. So with
+    such a cause, the straggler is reported as slow in everything (phase `all`).
     """
     is_work = row.phase not in OUTSIDE_MODULES
     work_ratio = None
@@ -66,7 +69,10 @@ def with_cause(row: Straggler, profile: Profile) -> Straggler:
 
 
 def _cause(row: Straggler, profile: Profile, *, is_work: bool) -> Cause | None:
-    """Return the cause of a delay other than more work, if it is known."""
+    """Return the cause of a delay if it is known and is not more work.
+
+    `is_work` is false for phases such as `data`, which a slow chip or other threads cannot explain.
+    """
     if is_work and _has_other_chip(row.slow_rank, profile.ranks):
         return "chip"
     unprofiled = profile.unprofiled_comparison
@@ -87,7 +93,8 @@ def preempted_ranks(unprofiled: RankComparison, ranks: int) -> Iterator[Straggle
     """Yield the ranks that share their core with another process during the whole run.
 
     A shared core delays some steps a lot and other steps not at all, so the delay is neither steady
-    nor intermittent. But the operating system measures how long a thread waits for its core.
+    nor intermittent. Such ranks are found by the time that their thread waited for a core, which
+    the operating system measures.
     """
     if unprofiled.steps < MANY_STEPS:
         return
@@ -104,9 +111,9 @@ def preempted_ranks(unprofiled: RankComparison, ranks: int) -> Iterator[Straggle
 
 
 def _is_core_shared(delay: RankDelay, unprofiled: RankComparison, ranks: int) -> bool:
-    """Return whether this rank alone waits for its core during the whole run.
+    """Return whether this rank waits for its core during the whole run, and the other ranks do not.
 
-    If the other ranks wait for their cores too, which rank waits longest is a matter of chance.
+    If the other ranks wait for their cores too, it is a matter of chance which rank waits longest.
     """
     size = len(delay.excess) // PARTS
     if size < FEWEST_OF_PART:
@@ -181,8 +188,8 @@ def _activity(rank: int, unprofiled: RankComparison | None) -> RankActivity | No
 def _do_other_threads_explain(rank: int, unprofiled: RankComparison) -> bool:
     """Return whether other threads of the process computed while the rank was late.
 
-    Compared with the other ranks, the other threads must have run longer by at least `EXPLAINED` of
-    the lateness, and by at least the time that the rank waited for a core.
+    Their CPU time, compared with the other ranks, must be at least `EXPLAINED` of the lateness. It
+    must also be at least the time that the rank waited for a core.
     """
     activity = _activity(rank, unprofiled)
     if activity is None or not activity.late:
@@ -194,8 +201,10 @@ def _do_other_threads_explain(rank: int, unprofiled: RankComparison) -> bool:
 def _do_waits_explain(row: Straggler, unprofiled: RankComparison) -> bool:
     """Return whether waits for a core explain the excess of a straggler.
 
-    If waits are known only for whole steps, they may have occurred in another phase. Waits vary from
-    step to step, and waits in another phase do not vary together with the excess.
+    If waits are known only for whole steps, they may have occurred in another phase. Both the waits
+    and the excess vary from step to step. They vary together only if the waits occurred in the
+    straggler's phase. So the excess without the waits must not vary much more than the excess
+    itself.
     """
     if unprofiled.excludes_waits:
         return False
@@ -210,7 +219,7 @@ def _do_waits_explain(row: Straggler, unprofiled: RankComparison) -> bool:
 
 
 def _excess_of(rank: int, phase: str, unprofiled: RankComparison) -> Sequence[float]:
-    """Return a rank's excess in a phase, for each step; empty if there is none."""
+    """Return a rank's excess in a phase, for each step; empty if the comparison has none."""
     for delay in unprofiled.delays:
         if delay.rank == rank and delay.phase == phase and not delay.module:
             return delay.excess

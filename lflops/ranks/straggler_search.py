@@ -1,4 +1,4 @@
-"""Search the delays of one comparison for stragglers, without looking for their causes."""
+"""Find the stragglers in one comparison of the ranks, without looking for their causes."""
 
 import operator
 import statistics
@@ -46,10 +46,10 @@ def find_stragglers(compared: RankComparison, ranks: int) -> tuple[Straggler, ..
 
 
 def unprofiled_stragglers(unprofiled: RankComparison, ranks: int) -> list[Straggler]:
-    """Return the stragglers of all unprofiled steps.
+    """Return the stragglers in unprofiled steps.
 
-    If there are none, only the last steps are searched, because a steady delay may have begun late
-    in the run.
+    If all steps together show none, only the last steps are searched, because a steady delay may
+    have begun late in the run.
     """
     rows = _expensive(find_stragglers(unprofiled, ranks), unprofiled)
     for steps in RECENT:
@@ -67,7 +67,7 @@ def _stragglers_of_rank(
 ) -> Iterator[Straggler]:
     """Yield the stragglers of one rank, the worst first.
 
-    The lateness that a straggler explains is subtracted before the next search.
+    After each straggler, the lateness that it explains is subtracted from the rank's other delays.
     """
     left = list(delays)
     while left:
@@ -84,7 +84,7 @@ def _stragglers_of_rank(
 def _expensive_delays(
     delays: Iterable[RankDelay], compared: RankComparison, ranks: int
 ) -> list[SignificantDelay]:
-    """Return the delays that are more than noise and cost enough."""
+    """Return the delays that are more than noise and cost at least `WORTH_SAYING` of a step."""
     expensive = []
     for delay in delays:
         found = significant(delay, compared, ranks)
@@ -96,7 +96,7 @@ def _expensive_delays(
 def _most_specific(
     expensive: Sequence[SignificantDelay], compared: RankComparison
 ) -> SignificantDelay:
-    """Return the worst delay, or the single place that causes most of it."""
+    """Return the worst delay, or a delay in a single place that causes most of the worst delay."""
     worst = max(expensive, key=operator.attrgetter("seconds"))
     is_whole_step = worst.delay.phase == "all" and compared.compares_phases
     least = (MUCH_OF if is_whole_step else MOST_OF) * worst.seconds
@@ -107,7 +107,10 @@ def _most_specific(
 
 
 def _stands_out(delay: RankDelay, several: RankDelay) -> bool:
-    """Return whether a single place is slowed at least twice as much as the rest of `several`."""
+    """Return whether a single place is slowed down much more than the other places of `several`.
+
+    The excess relative to the usual time must be at least twice that of the other places.
+    """
     if delay.modules > 1 or delay.phase == "all":
         return False
     rest_usual = several.usual - delay.usual
@@ -157,7 +160,10 @@ def _is_part_of(single: RankDelay, several: RankDelay, compared: RankComparison)
 
 
 def _expensive(rows: Iterable[Straggler], unprofiled: RankComparison) -> list[Straggler]:
-    """Return the stragglers that cost enough, given the number of steps."""
+    """Return the stragglers that cost enough to be reported.
+
+    With few steps, a straggler must cost more.
+    """
     if unprofiled.steps < MANY_STEPS:
         least = FEW_STEPS_COST * unprofiled.seconds
         return [row for row in rows if row.seconds_lost >= least]
@@ -177,7 +183,7 @@ def _last_steps(unprofiled: RankComparison, steps: int) -> RankComparison:
 
 
 def _with_onset(row: Straggler, unprofiled: RankComparison) -> Straggler:
-    """Return the row with its first slow step, if the rank became slow during the run."""
+    """Return the straggler with its first slow step, if the rank became slow during the run."""
     if not unprofiled.at:
         return row
     for delay in unprofiled.delays:
@@ -193,8 +199,9 @@ def _with_onset(row: Straggler, unprofiled: RankComparison) -> Straggler:
 def change_point(is_slow: Sequence[bool]) -> int | None:
     """Return the index of the step at which a rank becomes slow for good, or `None`.
 
-    Each possible index gets a score. A slow step after the index and a normal step before it add 1.
-    A slow step before the index subtracts 3.
+    The index with the highest score is returned. A slow step after the index and a normal step
+    before it add 1 to the score. A slow step before the index subtracts 3. `None` means that even
+    this index does not clearly separate normal steps from slow steps.
     """
     best = None
     best_score = 0

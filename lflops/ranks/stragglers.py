@@ -3,7 +3,10 @@
 Unprofiled steps are numerous. They show which rank is late, and in which phase of the step.
 Module-timing steps are few, but they also show the module. If ranks wait for each other within a
 phase, unprofiled steps cannot show which rank was slow in that phase, so only module-timing steps
-are used for it.
+are used for such a phase.
+
+In this module, `hooked` is the comparison of the ranks in module-timing steps, and `unprofiled` is
+their comparison in unprofiled steps.
 """
 
 import statistics
@@ -96,7 +99,10 @@ def _most_telling(
 
 
 def _shows_all_delays(unprofiled: RankComparison | None) -> bool:
-    """Return whether there are enough unprofiled steps, without waits inside forward or backward."""
+    """Return whether unprofiled steps are enough to find all delays.
+
+    There must be enough of them, and ranks must not wait for each other within forward or backward.
+    """
     if unprofiled is None or unprofiled.steps < ENOUGH:
         return False
     return _PASSES.isdisjoint(unprofiled.awaited)
@@ -151,7 +157,7 @@ def _all_rows(
 def _rows(
     hooked: RankComparison | None, unprofiled: RankComparison | None, ranks: int
 ) -> list[Straggler]:
-    """Return the stragglers of unprofiled steps, and those that only module-timing steps show."""
+    """Return the stragglers in unprofiled steps, and those that only module-timing steps show."""
     rows: list[Straggler] = []
     if unprofiled is not None and unprofiled.steps >= ENOUGH:
         rows = unprofiled_stragglers(unprofiled, ranks)
@@ -204,9 +210,11 @@ def _is_credible(row: Straggler, hooked: RankComparison, unprofiled: RankCompari
 def _is_chance(row: Straggler, unprofiled: RankComparison | None) -> bool:
     """Return whether a straggler may be a coincidence.
 
-    Any process may use the core of a rank for a few steps. So an intermittent straggler needs a
-    cause or a convincing place. If the machine is busy and few steps were compared, forward and
-    backward are not convincing, unless the times exclude the waits for a core.
+    Another process may use the core of a rank for a few steps, and then the rank looks like an
+    intermittent straggler. So an intermittent straggler needs a known cause, or a place where this
+    is unlikely. It is likely in whole steps. It is also likely in forward and backward if the
+    machine is busy and few steps were compared, unless the compared times exclude the waits for a
+    core.
     """
     has_few_steps = (row.steps or 0) < MANY_STEPS
     if row.cause == "preempted" and has_few_steps:
@@ -222,7 +230,10 @@ def _is_chance(row: Straggler, unprofiled: RankComparison | None) -> bool:
 def _with_module(
     row: Straggler, hooked_rows: Iterable[Straggler], hooked: RankComparison
 ) -> Straggler:
-    """Return the row with the module that causes most of its delay in module-timing steps, if any."""
+    """Return the straggler with the module that causes most of its delay, if there is one.
+
+    The module is taken from module-timing steps.
+    """
     seconds_when_slow = row.seconds_lost * (row.steps or 1) / (row.slow_steps or 1)
     for found in hooked_rows:
         is_in_phase = step_phase(found.phase) == row.phase
@@ -281,9 +292,10 @@ def _slowest_module(
 
 
 def _merged(rows: Iterable[Straggler]) -> list[Straggler]:
-    """Return one row for each rank and place, with the sum of the costs.
+    """Merge stragglers with the same rank and place, and add up their costs.
 
-    If one cause slows down a whole rank, the rank's rows for several phases are joined.
+    For example, if one cause slows down a whole rank, the delays of the rank in several phases
+    become one straggler.
     """
     merged: dict[tuple[int, str, str], Straggler] = {}
     for row in rows:

@@ -1,4 +1,8 @@
-"""Describe the comparison of two runs: the verdict on the step, then changes that explain it."""
+"""Describe the comparison of two runs in sentences.
+
+The first sentences say whether the step became slower or faster. The other sentences say which
+modules, phases or amounts of work changed.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,13 +20,15 @@ from lflops.analysis.compare.significance import CHANGED, Caveat, Timing
 from lflops.report.text import phase_label, times_mark
 
 _LISTED = 5
-"""Maximum number of changes that have a sentence each."""
+"""Maximum number of changes that get a sentence each. All other changes share one sentence."""
 
 _NAMED = 3
 """Maximum number of modules that are listed by name."""
 
 _SMALL_CHANGE = 0.1
-"""A step that changed by at least this share is never called unchanged, however wide the interval.
+"""A step whose time changed by at least this share is never called unchanged.
+
+If such a change is within the noise, the report says that it cannot tell whether the step changed.
 """
 
 _MULTIPLE = 2.0
@@ -32,7 +38,11 @@ _SAME = "as fast as before"
 
 
 def headline(diff: Diff) -> tuple[str, ...]:
-    """Return the verdict on the step, then a sentence for each change, the largest first."""
+    """Return the comparison as sentences.
+
+    An exact change of the MACs comes first, then the verdict on the step time, then the changes of
+    modules and phases, the largest first.
+    """
     found = causes(diff)
     batch = batch_change(diff)
     timed = [cause for cause in found if cause.seconds is not None]
@@ -62,9 +72,9 @@ def headline(diff: Diff) -> tuple[str, ...]:
 
 
 def _exact_work(diff: Diff, batch: BatchChange | None) -> str:
-    """Describe the change of the MACs, and the module with the whole change.
+    """Describe how the MACs of the step changed, and name the module in which all of them changed.
 
-    Empty if there is no change, or if the size of the batch explains it.
+    Return the empty string if the MACs did not change, or if the batch size explains the change.
     """
     macs = diff.modules[0].inclusive.macs
     is_explained = batch is not None and batch.explains_work
@@ -78,7 +88,10 @@ def _exact_work(diff: Diff, batch: BatchChange | None) -> str:
 
 
 def _module_with(diff: Diff, added: float) -> str:
-    """Return the innermost module with the whole change of the MACs. Empty if it is the root."""
+    """Return the name of the innermost module in which all added (or removed) MACs are.
+
+    Return the empty string if only the root module has all of them.
+    """
     found = ""
     for module in diff.modules[1:]:
         macs = module.inclusive.macs
@@ -90,7 +103,7 @@ def _module_with(diff: Diff, added: float) -> str:
 
 
 def _change_of_all_modules(diff: Diff) -> float:
-    """Seconds of the step by which all modules together changed."""
+    """Estimate by how many seconds the step changed because all modules became slower or faster."""
     if diff.whole is None:
         return 0.0
     return abs(diff.whole.ratio - 1) * (diff.step.before or 0.0)
@@ -127,7 +140,7 @@ def _verdict(diff: Diff) -> str:
 
 
 def reason(caveat: Caveat, diff: Diff) -> str:
-    """Describe why a time cannot be judged."""
+    """Describe why it cannot be judged whether a time changed."""
     if caveat == "few_steps":
         return "too few steps were timed"
     if caveat == "varied":
@@ -157,7 +170,7 @@ def _cause(cause: DiffCause) -> str:
 
 
 def _change(cause: DiffCause) -> str:
-    """Describe the change of a module or phase: a verb with its object."""
+    """Describe the change of a module or phase, such as `was added` or `is 12 % slower`."""
     if cause.kind in ("added", "removed"):
         return f"was {cause.kind}"
     if cause.kind == "work":
@@ -186,7 +199,7 @@ def _cost(seconds: float | None) -> str:
 
 
 def _smaller_changes(causes: Sequence[DiffCause]) -> Iterator[str]:
-    """Yield a sentence about the changes that have no sentence of their own."""
+    """Yield one sentence about all the changes that are too small to get a sentence each."""
     if not causes:
         return
     together = sum(cause.seconds or 0.0 for cause in causes)
@@ -195,7 +208,11 @@ def _smaller_changes(causes: Sequence[DiffCause]) -> Iterator[str]:
 
 
 def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
-    """Yield sentences about all modules together."""
+    """Yield sentences about the modules as a whole.
+
+    They say why modules are not compared, that no module changed, or that all modules became slower
+    or faster by about the same ratio.
+    """
     if diff.step.before is None or diff.step.after is None:
         return
     if diff.unreliable:
@@ -224,7 +241,10 @@ def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
 
 
 def _has_another_pace(diff: Diff) -> bool:
-    """Return whether all modules together are slower or faster by more than the error."""
+    """Return whether all modules became slower or faster by about the same ratio.
+
+    The change must be larger than its measurement error.
+    """
     whole = diff.whole
     if whole is None or diff.unreliable:
         return False
@@ -232,7 +252,7 @@ def _has_another_pace(diff: Diff) -> bool:
 
 
 def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
-    """Yield sentences about the work and the memory peak."""
+    """Yield sentences about the changes of the work (MACs, FLOPs, bytes) and of the memory peak."""
     root = diff.modules[0].inclusive
     change = _change_of_work(diff)
     if root.macs.before is None or root.macs.after is None:
@@ -252,7 +272,10 @@ def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
 
 
 def _change_of_work(diff: Diff) -> str | None:
-    """Return a sentence about the first total that changed, or `None`."""
+    """Return a sentence about the change of the step's MACs, or else of its FLOPs or bytes moved.
+
+    Return `None` if none of these totals changed.
+    """
     root = diff.modules[0].inclusive
     totals: list[tuple[str, Change, Callable[[float | None], str]]] = [
         ("MACs", root.macs, units.count),
@@ -267,7 +290,10 @@ def _change_of_work(diff: Diff) -> str | None:
 
 
 def _names(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
-    """Yield sentences about renamed modules, and about added or removed modules without times."""
+    """Yield sentences with the names of added, removed and renamed modules.
+
+    Added or removed modules whose times are known are described elsewhere, so they are left out.
+    """
     for kind in ("added", "removed"):
         untimed = []
         for cause in found:
@@ -281,27 +307,27 @@ def _names(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
 
 
 def module_name(module: ModuleDiff) -> str:
-    """Return the name in the second run; for a renamed module, both names."""
+    """Return the name of a module in the second run. For a renamed module, return `old → new`."""
     names = [module.before, module.after] if is_renamed(module) else [module.name]
     return " → ".join(name or module.kind or "all of it" for name in names)
 
 
 def is_renamed(module: ModuleDiff) -> bool:
-    """Return whether the last part of the module's name changed."""
+    """Return whether the last part of a module's name changed, such as `mlp` in `layers.3.mlp`."""
     if not module.before or not module.after:
         return False
     return module.before.rpartition(".")[2] != module.after.rpartition(".")[2]
 
 
 def interval(time: Timing) -> str:
-    """Format the interval of a time's ratio as two relative changes."""
+    """Format the confidence interval of a change in time, such as `−2 % to +5 %`."""
     if time.low is None or time.high is None:
         return units.UNKNOWN
     return f"{signed(time.low)} to {signed(time.high)}"
 
 
 def signed(ratio: float | None) -> str:
-    """Format a ratio as a change with its sign, or as a multiple if it is large."""
+    """Format a ratio as a change with its sign, such as `+12 %`; a large ratio as `×14`."""
     if ratio is None:
         return units.UNKNOWN
     if ratio >= 10:
@@ -330,7 +356,7 @@ def _amount(ratio: float) -> str:
 
 
 def _first(names: Sequence[str]) -> str:
-    """List the first names, and the number of remaining names."""
+    """List the first names, such as `a, b, c and 4 more`."""
     more = ""
     if len(names) > _NAMED:
         more = f" and {len(names) - _NAMED} more"

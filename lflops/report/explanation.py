@@ -1,7 +1,8 @@
 """Explain why a run or a profile is slow, in one small value for people, programs and agents.
 
-`lflops.explain` and `lflops why` return this value. It has the findings of the first screen, and
-findings from the ledger of the run: time between steps, and occasional slow steps.
+`lflops.explain` and `lflops why` return this value. It has the findings of the first screen, which
+is the top of the page. It also has findings from the ledger of the run: time between steps, and
+occasional slow steps.
 """
 
 import os
@@ -48,10 +49,10 @@ Later versions may add fields, but never change existing fields.
 """
 
 LONGEST_TEXT = 240
-"""Maximum number of characters of a text."""
+"""Names, measurements and lines about ranks are shortened to this number of characters."""
 
 MOST_LINES = 6
-"""Maximum number of lines about ranks."""
+"""Maximum number of lines about ranks in an explanation."""
 
 MOST_FINDINGS = 6
 MOST_MODULES = 5
@@ -63,7 +64,9 @@ _NO_WINDOW = Verdict(
 
 
 class Module(Struct, frozen=True, kw_only=True):
-    """One of the modules that take longest. Repeated modules are one entry, such as `layers.*`.
+    """One of the modules that take longest.
+
+    Repeated modules, such as the layers of a transformer, are one entry named `layers.*`.
 
     Attributes:
         name: The name of the module, or the empty string for the root.
@@ -82,22 +85,24 @@ class Explanation(Struct, Displayed, frozen=True, kw_only=True):
     """An explanation of why a run is slow, with the evidence. `None` means unknown.
 
     Attributes:
-        status: "found" if there is an issue. "nothing found" if there is no issue, and the steps
-            are good enough to show one. Otherwise "cannot tell".
+        status: "found" if there is an issue. "nothing found" if there is no issue, and enough
+            steady steps were measured to see one. Otherwise "cannot tell".
         said: Sentence with the time of a step and its efficiency.
-        findings: Issues and overhead that costs more than all issues, sorted by cost. Findings that
-            show where else the time goes come after them.
+        findings: Issues, and overhead that costs more than every issue, sorted by cost. Findings
+            that only show where the other time goes come after them.
         because: The evidence behind the findings, or the reason why an issue would not be visible.
-        unseen: Reason why an issue would not be visible; `None` if it would be visible. Empty if no
-            window was profiled.
-        measured: Measured facts as texts, keyed by name.
+        unseen: Reason why an issue might exist although none was found, for example that too few
+            steps were measured. `None` if an issue would have been found. Empty if no window was
+            profiled.
+        measured: Measurements as texts, keyed by name.
         modules: The modules that take longest.
-        ranks: Lines about the ranks of a run with several ranks.
-        figures: Numbers keyed by name, in seconds, bytes and operations. Names of numbers about the
+        ranks: Lines about the ranks. Empty if the run has only one rank.
+        figures: Numbers in seconds, bytes or operations, keyed by name. Names of numbers about the
             whole run begin with "run_".
-        run: Seconds of the whole run by category, or `None` without a ledger.
+        run: Duration of each part of the run in seconds, keyed by ledger category. `None` if there
+            is no ledger.
         more: Commands that show more, keyed by their purpose.
-        format: The version of this value.
+        format: Version of the format of this value as JSON.
     """
 
     status: Status
@@ -153,7 +158,10 @@ def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
 
 
 def last_window(folder: Path) -> Path | None:
-    """Return the file of a run's last profile; profiles of training are preferred."""
+    """Return the file of a run's last training profile.
+
+    If no training step was profiled, return the last profile of another stage, or `None`.
+    """
 
     def rank(file: Path) -> tuple[bool, float]:
         return file.name.startswith("train"), file.stat().st_mtime
@@ -179,7 +187,7 @@ def windows_in(folder: Path) -> list[Profile]:
 
 
 def profile_at(path: Path) -> Profile:
-    """Load the profile of a file, or of the last window in the folder of a run."""
+    """Load a profile from its file, or the profile of the last window from a run's folder."""
     if not path.is_dir():
         return load(path)
     window = last_window(path)
@@ -195,13 +203,15 @@ class IssueChange(Struct, frozen=True, kw_only=True):
     """An issue that at least one of two runs has.
 
     Attributes:
-        status: "new" if only the second run has the issue, "gone" if only the first run has it,
-            "still" if both have it, and "cannot tell" if the issue would not be visible in the
-            other run.
+        status: "new" if only the second run has the issue, "gone" if only the first run has it, and
+            "still" if both have it. "cannot tell" if only one run has it, and the other run has too
+            few or too unsteady steps to show it.
         finding: The finding of the second run, or of the first run if the second does not have the
             issue.
-        before: Cost in seconds per step of the first run; `None` if unknown or not an issue.
-        after: Cost in seconds per step of the second run; `None` if unknown or not an issue.
+        before: Cost of the issue in the first run, in seconds per step. `None` if the cost is
+            unknown, or if the first run does not have the issue.
+        after: Cost of the issue in the second run, in seconds per step. `None` if the cost is
+            unknown, or if the second run does not have the issue.
     """
 
     status: ChangeStatus
@@ -247,10 +257,10 @@ def _issues(run: Analysis) -> dict[tuple[str, str], Finding]:
 
 
 def _would_show(analysis: Analysis, cause: str) -> bool:
-    """Return whether an issue that was not found is really absent from a run.
+    """Return whether an issue would have been found in a run if the run had it.
 
-    This is certain if the steps are good enough to show any issue, or if the phase that the issue
-    is about is short in nearly all steps.
+    This is certain if enough steady steps were measured to find any issue, or if the phase that the
+    issue is about is short in nearly all steps.
     """
     if unseen_because(analysis) is None:
         return True
@@ -325,7 +335,10 @@ def _explained(
 
 
 def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
-    """Return a sentence about the newest out-of-memory report, or the empty string."""
+    """Return a sentence that the run ran out of memory, with the file of the newest report.
+
+    Return the empty string if the run did not end because of this.
+    """
     if ledger is None or ledger.starts[-1].ended != "OutOfMemoryError":
         return ""
     see = ""
@@ -415,7 +428,7 @@ def _seconds_by_group(ledger: Ledger | None) -> dict[str, float] | None:
 def _more(
     path: Path | None, window: Path | None, ledger: Ledger | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield commands that show more, with their purpose."""
+    """Yield the purpose and the text of each command that shows more."""
     if window is not None:
         file = shlex.quote(os.fspath(window))
         yield "the modules", f"lflops show {file}"
@@ -439,7 +452,7 @@ def _short(text: str) -> str:
 
 
 def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
-    """Yield the label and text of each line for a terminal."""
+    """Yield the label and text of each line of an explanation, for a terminal."""
     findings = []
     for finding in found.findings:
         sentence = finding.sentence + _track_record(finding)

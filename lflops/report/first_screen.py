@@ -1,8 +1,11 @@
-"""Build the first screen of a run: one value that the page, the terminal and the log draw.
+"""Build the first screen of a run, which is what a user sees first on the page.
+
+The terminal and the log show the same data as text. Its parts are a few figures, the share of time
+that was training, the phases of a step, and cards. A card is a suggestion for what to do next.
 
 Times and the data wait cover all unprofiled steps of the run and come from its ledger. Modules and
-work come from the last window. Without a ledger, the unprofiled steps of the window are used
-instead. Without a window, only times are known.
+work come from the last window. Without a ledger, the times come from the unprofiled steps of the
+window. Without a window, only times are known.
 """
 
 import math
@@ -34,21 +37,25 @@ from lflops.report.verdict import unseen_because
 Level = Literal["high", "medium", "low"]
 
 MOST_CARDS = 6
-"""Maximum number of cards of a screen.
+"""Maximum number of cards of a first screen.
 
-Views show the first `FIRST_CARDS`, and the other cards on request.
+The page shows the first `FIRST_CARDS` cards, and the other cards after a click. Texts only have the
+first `FIRST_CARDS` cards.
 """
 
 FIRST_CARDS = 3
 
 LEAST_SAVING = 0.01
-"""A finding that is not an issue has a card if it may save at least this share of the step."""
+"""A finding that is not an issue gets a card only if it may save at least this share of a step."""
 
 LARGE_OVERHEAD = 0.05
 """Overhead is large if it takes at least this share of the step, or of the run."""
 
 PREEMPTED_SHARE = 0.05
-"""No issue can be ruled out if steps waited for a CPU core for this share of the training time."""
+"""If steps waited for a CPU core for this share of the training time, confidence is low.
+
+If no issue was found then, the report says that it cannot tell whether anything is wrong.
+"""
 
 PREEMPTED = "this machine was busy during a part of the run, or the process was stopped"
 
@@ -56,18 +63,22 @@ PROVEN_SHARE = 0.65
 """Confidence in a finding is high if at least this share of similar findings was right."""
 
 REGULAR_SHARE = 0.9
-"""Long waits are regular if at least this share of the distances between them is equal."""
+"""Long waits are called regular (`every 3rd step`) if enough of them are equally far apart.
+
+This is the least share of the distances between long waits, in steps, that must be the same.
+"""
 
 FEWEST_STALLS = 3
-"""Minimum number of long waits that show a rhythm."""
+"""Minimum number of long waits to describe how often they occur."""
 
 NOT_SAVED = LAST | {"ideal_compute", "no_products"}
-"""Findings about time that a run cannot save."""
+"""Causes of findings that get no card, because their time cannot be saved."""
 
 VIEWS = WORDS["views"]
-"""The view with the evidence of a finding, keyed by the finding's cause.
+"""The view (tab) of the page that shows the evidence of a finding, keyed by the finding's cause.
 
-For all other causes, it is `modules` if the finding names a module, and otherwise `run`.
+For causes that are not in this mapping, the view is `modules` if the finding names a module, and
+otherwise `run`.
 """
 
 
@@ -85,7 +96,7 @@ class Card(Struct, frozen=True, kw_only=True):
         cause: The name of the finding's rule.
         title: A few words that name the cause of the cost.
         seconds: Seconds per step that the action saves at most, or `None` if that is unknown.
-        text: The value of `seconds` as a saving, such as `−29.0 ms`.
+        text: The saving as text, such as `−29.0 ms`.
         action: Advice on what to do. Empty if there is no general advice.
         sentence: The finding as a sentence.
         view: The view of the page that shows the evidence.
@@ -116,7 +127,7 @@ class Steps(Struct, frozen=True, kw_only=True):
         p95: 95th percentile in seconds.
         source: "run" for all unprofiled steps of the run, "window" for the unprofiled steps of the
             window.
-        said: Number, percentiles and source in words.
+        said: All these values as text.
     """
 
     number: int
@@ -128,7 +139,7 @@ class Steps(Struct, frozen=True, kw_only=True):
 
 
 class RankShown(Struct, frozen=True, kw_only=True):
-    """A rank, which is drawn as a dot.
+    """A rank, which the page draws as a dot.
 
     Attributes:
         lost: Seconds per step that the other ranks wait for this rank.
@@ -142,21 +153,21 @@ class RankShown(Struct, frozen=True, kw_only=True):
 
 
 class FirstScreen(Struct, frozen=True, kw_only=True):
-    """The known facts about a run, in reading order.
+    """The first screen: the most important facts about a run, in the order in which they are read.
 
     Attributes:
         title: The class of the model, or another description if it is unknown.
         header: Facts such as steps, duration and chip.
         confidence: Confidence in the figures.
-        figures: At most four facts.
+        figures: At most four numbers, such as the step time and MFU, with labels.
         trained: The share of the run's time that was training, as a sentence. Empty without a
             ledger.
-        steps: The unprofiled steps, or `None` if no step was timed.
+        steps: Times of the unprofiled steps, or `None` if no step was timed.
         cards: Suggestions for what to do next, the most urgent first.
         nothing: Reason why there is no card. Empty if there are cards.
-        phases: The mean step, divided into its phases.
-        hint: A line of code that makes an unknown figure known. Empty if no figure is unknown.
-        ranks: The ranks, if the run has several.
+        phases: The phases of a step with their mean times.
+        hint: Advice on how to make MFU known if the peak of the chip is unknown. Otherwise empty.
+        ranks: All ranks. Empty if the run has only one rank.
     """
 
     title: str
@@ -177,20 +188,23 @@ class WindowSummary(Struct, frozen=True, kw_only=True):
 
     Attributes:
         title: The class of the model.
-        device: The chips.
-        mean: Mean seconds of the unprofiled steps.
-        phases: Mean seconds by phase, which add up to the mean.
-        recomputed: Share of backward that recomputes activations.
+        device: Names of the chips.
+        mean: Mean duration of the unprofiled steps, in seconds.
+        phases: Mean seconds of each phase. They add up to `mean`.
+        recomputed: Share of the backward time in which activations are recomputed.
         flops: FLOPs of matmuls in forward and backward, of one rank in one step.
         peak: Peak FLOP/s that MFU is relative to.
-        hint: Instruction for making the peak known. Empty if the peak is known.
+        hint: Advice on how to make the peak known. Empty if it is not needed.
         peak_bytes: The peak of live memory.
         usable_bytes: Memory of the chip that a process can use.
-        rates: Facts that are shown instead of the training time if there is no ledger.
+        rates: Tokens and samples per second. If there is no ledger, the first of them is shown
+            instead of the share of time that was training.
         findings: The findings about the step.
-        unseen: Reason why an issue would not be visible; `None` if it would be visible.
-        confidence: Description of the data that the figures are computed from.
-        ranks: The ranks, if there are several.
+        unseen: Reason why an issue might exist although none was found, for example that too few
+            steps were measured. `None` if an issue would have been found.
+        confidence: Texts about the measurement, such as the number of timed steps, and reasons why
+            the figures are less reliable.
+        ranks: All ranks. Empty if the run has only one rank.
         profile: The profile, reduced to its run and its steps.
     """
 
@@ -270,9 +284,9 @@ def window_summary(analysis: Analysis) -> WindowSummary:
 
 
 def _hint(analysis: Analysis) -> str:
-    """Describe how to make the peak known.
+    """Describe how to make the peak FLOP/s of the chip known, because MFU needs it.
 
-    Empty if it is known, or if nothing was counted or timed.
+    Return the empty string if the peak is known, or if nothing was counted or timed.
     """
     reached = analysis.utilization
     if reached.flops_per_second is None or reached.peak_flops_per_second is not None:
@@ -303,7 +317,7 @@ def _ranks(analysis: Analysis) -> Iterator[RankShown]:
 
 
 class _Times(NamedTuple):
-    """Times of the unprofiled steps: the mean, seconds by phase, and the steps themselves."""
+    """Statistics of the unprofiled steps, and their mean seconds by phase."""
 
     steps: Steps
     phases: Mapping[str, float]
@@ -380,7 +394,10 @@ def _header(window: WindowSummary | None, ledger: Ledger | None) -> Iterator[str
 
 
 def _times(window: WindowSummary | None, ledger: Ledger | None) -> _Times | None:
-    """Return the times of all unprofiled steps of the run, or of the window."""
+    """Return the times of the unprofiled steps of the run.
+
+    Without a ledger, return the times of the unprofiled steps of the window.
+    """
     if ledger is not None and ledger.unprofiled:
         return _times_of_run(ledger.unprofiled, ledger, window)
     if window is None or window.mean is None:
@@ -397,7 +414,10 @@ def _times(window: WindowSummary | None, ledger: Ledger | None) -> _Times | None
 
 
 def _quantile(rising: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that at least this share of the sorted values does not exceed."""
+    """Return a quantile of sorted values, for example the median if `share` is 0.5.
+
+    The result is always one of the values.
+    """
     if not rising:
         return None
     place = max(int(-(-share * len(rising) // 1)) - 1, 0)
@@ -435,10 +455,11 @@ def _steps(
 
 
 def _on_device(phases: Mapping[str, float], mean: float, window: WindowSummary) -> dict[str, float]:
-    """Return the phases of a step on a device.
+    """Return the mean seconds by phase of a step that runs on a GPU or another device.
 
-    The data wait comes from the run, and all other phases come from the window, because the host
-    times in the ledger only include kernel launches.
+    The times in the ledger are host times. On a device, they show how long the host launched
+    kernels, and not how long the kernels ran. So only the data wait comes from the ledger. The rest
+    of the step is divided in the same proportions as in the window.
     """
     waited = phases.get("data", 0.0)
     rest = dict(window.phases)
@@ -458,7 +479,7 @@ _LAST = ("optimizer", "other")
 
 
 def _place(phase: str) -> tuple[int, str]:
-    """Return a sort key: the place of a phase in a step.
+    """Return a key that sorts phases in the order in which a step runs them.
 
     User-defined phases come before the optimizer.
     """
@@ -470,7 +491,7 @@ def _place(phase: str) -> tuple[int, str]:
 
 
 def _parts(phases: Mapping[str, float]) -> Iterator[Part]:
-    """Yield the phases as parts of the mean step, in the order of the step."""
+    """Yield the phases in the order in which a step runs them, with mean seconds and shares."""
     mean = sum(phases.values())
     for name in sorted(phases, key=_place):
         seconds = phases[name]
@@ -570,7 +591,10 @@ def trained_share(ledger: Ledger) -> float | None:
 
 
 def _trained(ledger: Ledger | None) -> str:
-    """The share of the time that was training, and the largest other parts. Empty if unknown."""
+    """Return a sentence with the share of the run's time that was training.
+
+    It also names the largest other categories. It is empty if there is no ledger.
+    """
     if ledger is None or not ledger.total:
         return ""
     others: list[str] = []
@@ -617,9 +641,10 @@ def _nothing(times: _Times | None, confidence: Confidence) -> str:
 
 
 def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Finding]:
-    """Return the findings about a run.
+    """Return the findings about a run, from its last window and its ledger.
 
-    Findings about a phase have the seconds of all unprofiled steps.
+    If a finding is about a whole phase, its cost is the mean over all unprofiled steps of the run,
+    and not only over the steps of the window.
     """
     profile = None
     of_step: Sequence[Finding] = ()
@@ -640,7 +665,10 @@ def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Fin
 def _with_run_findings(
     of_step: Sequence[Finding], ledger: Ledger, profile: Profile | None
 ) -> list[Finding]:
-    """Add the findings about the run, and drop findings that another finding explains."""
+    """Add the findings about the whole run to the findings about a step.
+
+    Findings whose time is already explained by another finding are dropped.
+    """
     # All steps of the run show the data wait better than the steps of the window.
     step_issues = {finding.cause for finding in of_step if finding.is_issue} - {"data"}
     run = RunEvidence(ledger=ledger, profile=profile, step_issues=frozenset(step_issues))
@@ -664,7 +692,10 @@ def _with_run_findings(
 
 
 _PHASES = {"recomputed": "recompute"}
-"""The phase that a finding is about, if its name differs from the finding's cause."""
+"""The phase that a finding is about, keyed by the finding's cause.
+
+For all other findings about a phase, the cause is the name of the phase.
+"""
 
 
 def _of_all_steps(
@@ -695,7 +726,10 @@ def _cost(share: float | None, seconds: float | None) -> str:
 
 
 def _is_whole(finding: Finding, phase_seconds: float | None) -> bool:
-    """Return whether a finding covers all of a phase of the window."""
+    """Return whether the cost of a finding is the whole time of a phase.
+
+    `phase_seconds` is the mean time of this phase in the window, or `None` if it was not timed.
+    """
     if finding.of != "step" or finding.rank is not None or not finding.seconds:
         return False
     return phase_seconds is not None and math.isclose(finding.seconds, phase_seconds)
@@ -704,7 +738,7 @@ def _is_whole(finding: Finding, phase_seconds: float | None) -> bool:
 def _stalls(ledger: Ledger | None) -> str:
     """Describe how often the loop waits long for data, such as `every 3rd step`.
 
-    Empty without long waits.
+    Return the empty string if there are no long waits.
     """
     if ledger is None:
         return ""
@@ -713,9 +747,13 @@ def _stalls(ledger: Ledger | None) -> str:
 
 
 def rhythm(seconds: Sequence[float]) -> str:
-    """Describe how often a mostly short time is long: `every 3rd step` or `in 7 of 90 steps`.
+    """Describe in which steps a time is long, if it is short in most steps.
 
-    Empty if the time is similar in all steps.
+    The result is, for example, `every 3rd step` or `in 7 of 90 steps`. It is empty if the time is
+    similar in all steps.
+
+    Args:
+        seconds: The time in each step, in the order of the steps.
     """
     if not seconds:
         return ""
@@ -760,7 +798,7 @@ def most_urgent_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _is_large_overhead(finding: Finding) -> bool:
-    """Return whether the model computes nothing during a large share of the time."""
+    """Return whether a finding is about much time in which the model computes nothing."""
     return finding.is_overhead and (finding.share or 0.0) >= LARGE_OVERHEAD
 
 

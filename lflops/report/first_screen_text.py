@@ -16,7 +16,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 48
 """Maximum number of bars that show step times.
 
-Each bar is one of the last steps or, in a long run, one of the last groups of steps.
+Each bar is one of the last steps. In a long run, each bar is the mean of a group of steps.
 """
 
 _SEPARATOR = " · "
@@ -88,7 +88,10 @@ def _escaped(text: str) -> str:
 
 
 def _cards(screen: FirstScreen) -> Iterator[str]:
-    """Format the first cards: the largest possible saving per step, the cause and the action."""
+    """Yield a line for each of the first cards.
+
+    A line has the cause, the largest possible saving per step, and advice.
+    """
     if screen.nothing:
         yield screen.nothing
     for number, card in enumerate(screen.cards[:FIRST_CARDS], 1):

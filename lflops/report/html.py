@@ -30,12 +30,12 @@ _ROOT = '<div id="root"><noscript>This page draws itself with JavaScript.</noscr
 
 
 def page(*analyses: Analysis, names: Sequence[str] = (), ledger: Ledger | None = None) -> str:
-    """Return the text of the file.
+    """Return the HTML of a file that shows one or several profiles.
 
     Args:
         analyses: One or several profiles. The last profile is shown first.
-        names: The file names of several profiles that are compared. Without names, all profiles are
-            windows of one run.
+        names: The file names of the profiles, if profiles of different runs are compared. Without
+            names, all profiles are windows of one run.
         ledger: The ledger of this run.
     """
     data = []
@@ -66,22 +66,25 @@ def page(*analyses: Analysis, names: Sequence[str] = (), ledger: Ledger | None =
 
 
 MOST_WINDOWS = 12
-"""Maximum number of windows of a run in one file."""
+"""Maximum number of windows of a run in one HTML file."""
 
 MOST_ROWS = 20_000
-"""Maximum number of modules and operators over all windows in one file.
+"""Maximum number of modules and operators in one HTML file, summed over its windows.
 
-At least one window is always included.
+At least one window is always included, even if it has more of them.
 """
 
 
 def rows_of(profile: Profile) -> int:
-    """Count the rows of a profile's page: its modules and operators."""
+    """Return how many modules and operators the page of a profile has."""
     return len(profile.modules) + len(profile.op_counts)
 
 
 def page_of_run(profiles: Sequence[Profile], ledger: Ledger | None) -> str:
-    """Return the text of a file with the last windows of a run and its ledger."""
+    """Return the HTML of a file with the last windows of a run and its ledger.
+
+    Earlier windows are left out if the file would become too large.
+    """
     kept: list[Profile] = []
     rows = 0
     for profile in reversed(profiles):
@@ -93,7 +96,13 @@ def page_of_run(profiles: Sequence[Profile], ledger: Ledger | None) -> str:
 
 
 def page_of_data(title: str, value: Any, entry: str) -> str:
-    """Return the text of a file for any value that a script in `page/entry/` draws."""
+    """Return the HTML of a file that shows any value.
+
+    Args:
+        title: The title of the page.
+        value: The value, which is stored in the file as JSON.
+        entry: The script that draws the value, such as `entry/offline`.
+    """
     return document(title, "\n".join([_ROOT, _data("data", value)]), script=page_script(entry))
 
 
@@ -129,9 +138,10 @@ def _data(name: str, value: Any, attributes: str = "") -> str:
 
 
 def _window(profile: Profile, name: str) -> str:
-    """Return the HTML attributes that the page uses to choose one of several windows.
+    """Return HTML attributes that identify one of several windows in a file.
 
-    Windows of one run have no name.
+    The page uses them to let the user choose a window. `name` is the file name of the profile if
+    several runs are compared. It is empty if all windows belong to one run.
     """
     run = profile.run
     step = run.step
@@ -151,9 +161,9 @@ def document(title: str, body: str, *, script: str = "", style: str = "") -> str
     Args:
         title: The title as text.
         body: The body as HTML.
-        script: The module that draws the page. No other script can run, so the data cannot inject
-            scripts.
-        style: Additional CSS, after the style sheet of all pages.
+        script: The JavaScript module that draws the page. The browser runs no other script, so
+            scripts that are hidden in the data cannot run.
+        style: CSS that is added after the style sheet of all pages.
     """
     scripts = ""
     if script:

@@ -15,26 +15,28 @@ from lflops.ledger.account import (
 from lflops.report.text import counted, phase_label
 
 LEAST_SHARE = 0.01
-"""A loss is reported only if it takes at least this share of the run."""
+"""Lost time is reported only if it is at least this share of the run."""
 
 LEAST_SECONDS = 1.0
-"""A loss is reported only if it takes at least this many seconds."""
+"""Lost time is reported only if it amounts to at least this many seconds."""
 
 SHORT_RUN_SECONDS = 60.0
-"""In runs shorter than this, only slow steps are losses, because every program takes time to start.
+"""In shorter runs, only slow steps count as lost time.
+
+The start-up of the program also takes time, but in a short run this is normal.
 """
 
 WAITS = {"training/data", "training/wait"}
-"""Ledger categories for waits in steps that were not slow."""
+"""Ledger categories of the data wait and the communication wait in steps that were not slow."""
 
 LONG_WAIT_SHARE = 0.1
-"""A wait in steps that were not slow is a loss if it takes at least this share of the run."""
+"""Waits in steps that were not slow count as lost time if they take this share of the run."""
 
 MOST_SLOW_STEPS = 10
 
 
 def has_losses(ledger: Ledger) -> bool:
-    """Return whether the run lost much time, or its memory grew much."""
+    """Return whether the run lost much time, or the memory of its process grew much."""
     is_lost = any(_is_loss(ledger, name, seconds) for name, seconds in ledger.seconds.items())
     return is_lost or memory_growth(ledger) is not None
 
@@ -49,7 +51,7 @@ def _is_loss(ledger: Ledger, name: str, seconds: float) -> bool:
 
 
 def headline(ledger: Ledger) -> str:
-    """Describe the duration of the run, and the rank that measured it."""
+    """Describe the run in one line: its duration, starts, steps, and the rank that measured it."""
     duration = units.long_duration(ledger.total)
     starts = counted(len(ledger.starts), "start")
     steps = counted(ledger.steps, "step")
@@ -61,7 +63,11 @@ def headline(ledger: Ledger) -> str:
 
 
 def ledger_lines(ledger: Ledger) -> Iterator[str]:
-    """Yield the seconds by category, the starts, and the most expensive slow steps."""
+    """Yield the lines of the ledger.
+
+    They show the time in each category, each start (process) of the run if there were several, and
+    the most expensive slow steps.
+    """
     yield headline(ledger)
     yield ""
     for group, total in ledger.by_group().items():
@@ -84,7 +90,10 @@ def ledger_lines(ledger: Ledger) -> Iterator[str]:
 
 
 def _parts(ledger: Ledger, group: str) -> Iterator[tuple[str, float]]:
-    """Yield the phases or causes of a category with their seconds, the longest first."""
+    """Yield the parts of a ledger category with their seconds, the longest first.
+
+    The parts of slow steps are the causes, and the parts of all other categories are phases.
+    """
     for name, seconds in sorted(ledger.seconds.items(), key=lambda item: -item[1]):
         of_group, _, part = name.partition("/")
         if of_group == group and part:

@@ -1,4 +1,4 @@
-"""Format the text that a window writes to the log: at most about 40 lines.
+"""Format the text that is logged at the end of each window: at most about 40 lines.
 
 It has the verdict, the step, the modules with the most time, memory and ranks.
 """
@@ -20,16 +20,16 @@ from lflops.report.text import counted, labelled, shortened_name, times_mark
 from lflops.report.verdict import verdict_lines
 
 _MARGIN = 16
-"""Minimum width of the labels."""
+"""Minimum width of the column of labels, in characters."""
 
 _MODULES = 5
-"""Maximum number of modules that have a line."""
+"""Maximum number of modules that get a line each. All other modules share one line."""
 
 _NAME = 60
 _LEAST_NAME = 30
 
 _REMARKS = 3
-"""Maximum number of lines for notes, and for unsupported operators."""
+"""Maximum number of lines with notes. The same maximum holds for unsupported operators."""
 
 _RANK_LINES = 4
 
@@ -44,7 +44,7 @@ _LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})
 
 
 def log_text(analysis: Analysis, before: Profile | None = None) -> str:
-    """Format a window, with the changes since the previous window."""
+    """Format the profile of a window for the log, with the changes since the window `before`."""
     lines = [(label, plain(text)) for label, text in _lines(analysis, before)]
     return labelled(lines, least_width=_MARGIN)
 
@@ -96,7 +96,7 @@ def _time(analysis: Analysis, seconds: float) -> str:
 
 
 def _named(modules: BusyModules) -> str:
-    """Format the name, number and class of modules.
+    """Format the name of one or several identical modules, with their number and their class.
 
     A long name is shortened at its start.
     """
@@ -108,7 +108,11 @@ def _named(modules: BusyModules) -> str:
 
 
 def _remarks(analysis: Analysis, report: Report) -> Iterator[tuple[str, str]]:
-    """Yield the first lines of each remark, and the number of its other lines."""
+    """Yield the notes, unsupported operators and lines about ranks, each with its label.
+
+    Of each kind, only the first lines are included. For notes and operators, a last line says how
+    many more there are.
+    """
     room = _RANK_LINES
     for label, facts in groupby(report.remarks, key=lambda fact: fact.label):
         lines = [fact.text for fact in facts]

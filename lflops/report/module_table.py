@@ -24,9 +24,10 @@ class ModuleLine(NamedTuple):
     """A line of the table.
 
     Attributes:
-        row: The module, or one of several equal modules.
-        times: Number of modules in this line. Its figures are the sums over all these modules.
-        path: The full name, with the first and the last of repeated names: `layers.0…11.mlp`.
+        row: The module. If the line stands for several identical modules, one of them.
+        times: Number of modules that the line stands for. Its numbers are sums over these modules.
+        path: The full name. For identical modules, it has the range of their indices, such as
+            `layers.0…11.mlp`.
     """
 
     row: ModuleRow
@@ -35,7 +36,12 @@ class ModuleLine(NamedTuple):
 
 
 class ModuleColumn(NamedTuple):
-    """A column: its heading in one or two lines, and the text of a cell."""
+    """A column of the table.
+
+    Attributes:
+        heading: The heading. It may contain one line break.
+        cell: A function that returns the text of the column in a given line.
+    """
 
     heading: str
     cell: Callable[[ModuleLine], str]
@@ -44,12 +50,12 @@ class ModuleColumn(NamedTuple):
 def module_lines(
     rows: Iterable[ModuleRow], times: int = 1, above: str = ""
 ) -> Iterator[ModuleLine]:
-    """Yield a line for each row of a tree; a row comes before the rows below it.
+    """Yield the lines of the table, in which a module comes directly before its submodules.
 
     Args:
-        rows: The rows below a parent row.
-        times: Number of modules that the parent row stands for.
-        above: The path of the parent row.
+        rows: The root of the module tree or, in a recursive call, the children of one module.
+        times: Number of identical modules that the parent stands for.
+        above: The path of the parent.
     """
     for row in rows:
         path = row.name
@@ -60,9 +66,10 @@ def module_lines(
 
 
 def _last_part(row: ModuleRow) -> str:
-    """Format the last part of the name.
+    """Format the last part of a module's dotted name.
 
-    Repeated modules are shown with both ends of their range, or with up to three names.
+    For several identical modules, return their range, such as `0…11`. Up to three different names
+    are listed, such as `q, k, v`.
     """
     if row.repeat is None:
         return row.label
@@ -79,7 +86,7 @@ def _last_part(row: ModuleRow) -> str:
 
 
 def module_columns(analysis: Analysis, phase: Phase | None) -> list[ModuleColumn]:
-    """Return the columns for the time and work of a phase, or of all phases together."""
+    """Return the columns with the time and the work of a phase, or of all phases for `None`."""
     columns: list[ModuleColumn] = []
     if has_times(analysis.profile, phase):
         columns += _time(analysis, phase)
@@ -150,9 +157,9 @@ def _flops(phase: Phase | None) -> ModuleColumn:
 
 
 def _rate(analysis: Analysis, phase: Phase | None) -> ModuleColumn:
-    """Return the column of FLOP/s.
+    """Return the column with the FLOP/s.
 
-    Values above every peak are marked.
+    A value above the peak of the chip is marked, because it cannot be right.
     """
     ceilings = analysis.roofline.ceilings
     peaks = [ceiling.flops_per_second for ceiling in ceilings if ceiling.is_judged_by]
@@ -207,8 +214,9 @@ def _latex_row(cells: Iterable[str]) -> str:
 
 
 def csv_table(analysis: Analysis, rows: Iterable[ModuleRow]) -> str:
-    """Format the table as CSV, with exact counts and seconds that are sums over a line's modules.
+    """Format the table as CSV, with exact numbers.
 
+    If a line stands for several identical modules, its counts and seconds are sums over them.
     Unknown values are empty.
     """
     written = io.StringIO()
@@ -263,7 +271,7 @@ def _without_formula(name: str) -> str:
 def table_cells(
     analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None
 ) -> Iterator[list[str]]:
-    """Yield the heading, then the cells of each line."""
+    """Yield the headings of the columns, then the cells of each line of the table."""
     columns = module_columns(analysis, phase)
     yield ["module", "class", *(" ".join(column.heading.split()) for column in columns)]
     for line in module_lines(rows):

@@ -1,4 +1,8 @@
-"""Describe the ranks of a run: which reported, which are slow and where, and how long they wait."""
+"""Describe the ranks of a run.
+
+The text says which ranks reported, which ranks are slow and in which modules, how long ranks wait
+for each other, and how long collectives take.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -14,24 +18,28 @@ from lflops.ranks.straggler_search import ENOUGH
 from lflops.report.text import counted, label_first
 
 _WORST = 3
-"""Maximum number of slow ranks, of waits and of collectives that have a line."""
+"""Maximum number of lines about slow ranks. It also limits the lines about waits and collectives.
+"""
 
 _LISTED = 12
-"""Maximum number of ranks without a report that are listed by number."""
+"""Maximum number of ranks without a report whose numbers are listed."""
 
 _LONG_WAIT_SHARE = 0.05
-"""A wait needs an explanation if it takes at least this share of the step."""
+"""Share of the step from which on a wait between ranks must be explained.
+
+If ranks wait this long but no slow rank was found, the report says that it cannot tell which rank
+is slow.
+"""
 
 _SMALLEST_FACTOR = 10.0
-"""A ratio of at least this value is printed as a factor instead of a share."""
+"""A ratio of at least this value is printed as a factor (`×12 slower`) instead of a percentage."""
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Yield the label and value of each line.
+    """Yield the label and text of each line about the ranks.
 
-    A line with an empty label continues the previous line.
-
-    A run with one rank has only lines about its collectives.
+    A line with an empty label continues the previous line. A run with one rank only has lines about
+    its collectives.
     """
     listed = analysis.profile.ranks
     if len(listed) < 2:
@@ -57,7 +65,7 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _statuses(each: Sequence[Rank]) -> Iterator[str]:
-    """Yield the number of ranks that reported, and the numbers of the other ranks."""
+    """Yield how many ranks reported, and which ranks failed, were late or are missing."""
     fine = sum(rank.status == "ok" for rank in each)
     yield f"{fine} of {len(each)} reported"
     for status in ("failed", "late", "missing"):
@@ -70,7 +78,7 @@ def _statuses(each: Sequence[Rank]) -> Iterator[str]:
 
 
 def _position(rank: Rank) -> str:
-    """Format the coordinates and host of a rank.
+    """Format the position of a rank in the device mesh, and its host, in brackets.
 
     They are known even if the rank did not report.
     """
@@ -100,7 +108,7 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _common_host(found: Stragglers, analysis: Analysis) -> str:
-    """Return the common host of all slow ranks, or the empty string."""
+    """Return a text with the host of all slow ranks. It is empty if they run on several hosts."""
     hosts = hosts_by_rank(analysis.profile)
     of_slow_ranks = {hosts.get(row.slow_rank, "") for row in found.rows}
     if len(of_slow_ranks) > 1 or "" in of_slow_ranks:
@@ -109,7 +117,10 @@ def _common_host(found: Stragglers, analysis: Analysis) -> str:
 
 
 def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
-    """Return a sentence about each of the slowest ranks, keyed by rank, module, phase and cause."""
+    """Return a sentence about each of the slowest ranks.
+
+    The key is the rank, with the module, the phase and the cause of the delay.
+    """
     sentences = {}
     for row in analysis.stragglers.rows[:_WORST]:
         key: Hashable = (row.slow_rank, row.module, row.phase, row.cause)
@@ -118,7 +129,7 @@ def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
 
 
 def _nobody(found: Stragglers, analysis: Analysis) -> str:
-    """Describe why no single rank is slow."""
+    """Describe why no slow rank is listed."""
     if found.too_few_steps is not None:
         steps = counted(found.too_few_steps, "step")
         return f"cannot tell: {steps} of all ranks to compare, and {ENOUGH} are needed"
@@ -163,7 +174,7 @@ def _sentence(row: Straggler, analysis: Analysis) -> str:
 
 
 def _slower(ratio: float | None) -> str:
-    """Format how much slower a rank is: as a share, or as a factor if it is at least ten."""
+    """Format how much slower a rank is, such as `12.0 % slower` or `×12 slower`."""
     if ratio is None or ratio <= 1:
         return "slower"
     if ratio < _SMALLEST_FACTOR:
@@ -172,7 +183,10 @@ def _slower(ratio: float | None) -> str:
 
 
 def _waiting(wait: RankWait) -> str:
-    """Describe a wait: `7 ranks wait 50.00 ms a step for rank 1 in the model's own backward`."""
+    """Describe for which rank other ranks wait, where, and how long.
+
+    For example: `7 ranks wait 50.00 ms a step for rank 1 in the model's own backward`.
+    """
     who = f"{wait.ranks} ranks wait"
     if wait.ranks == 1:
         who = f"rank {wait.longest_rank} waits"
@@ -196,7 +210,10 @@ def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _collective(each: Collective, *, in_group: bool) -> str:
-    """Describe a collective: `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, ...`."""
+    """Describe a collective: `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, ...`.
+
+    `in_group` says whether to name the process group, to tell it from a similar collective.
+    """
     over = ""
     if each.group_size is not None:
         over = f" over {counted(each.group_size, 'rank')}"
@@ -221,7 +238,14 @@ def _collective(each: Collective, *, in_group: bool) -> str:
 def _by_rank(
     each: Sequence[Rank], lines: Mapping[str, Callable[[Rank], TimingStats | None]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield a line per label: the smallest median, and the largest median with its rank."""
+    """Yield a line for each label with the range of a time over the ranks.
+
+    A line has the smallest median, the largest median, and the rank with the largest median.
+
+    Args:
+        each: The ranks.
+        lines: For each label, a function that returns the time of a rank.
+    """
     for label, of in lines.items():
         known: list[tuple[float, int]] = []
         for rank in each:

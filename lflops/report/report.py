@@ -1,8 +1,8 @@
-"""Build the report of a profile: every fact with its name, value, text and basis.
+"""Build the report of a profile: a list of facts, each with its name, value, text and basis.
 
-Terminal, log, page and loggers draw this value and compute nothing themselves. So a fact is the
-same everywhere, and in every view the parts add up to their whole: shares are relative to the
-summed unprofiled steps, and seconds are seconds of the mean unprofiled step.
+The terminal, the log, the page and the loggers show these facts, and compute nothing themselves, so
+all of them show the same numbers. All seconds are means over the unprofiled steps, and all shares
+are relative to the mean unprofiled step. So in every view, the parts add up to the whole step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,40 +53,45 @@ _LISTED = 12
 """Maximum number of operators, modules and classes that are listed by name."""
 
 _UNCALLED = 4
-"""Maximum number of modules that are listed as never called."""
+"""Maximum number of names in the list of modules that were never called."""
 
 _LEAST_RECOMPUTED = 0.05
-"""Recomputation has a line if it adds at least this share to the MACs of forward and backward."""
+"""HFU is shown only if recomputation adds at least this share to the MACs of forward and backward.
+"""
 
 _SHORT_NAME = 60
-"""Maximum number of characters of a listed module's name."""
+"""Maximum number of characters of a module's name in a list. Longer names are shortened."""
 
 _LEADING_MODULES = 3
 """Maximum number of modules that are listed for a part of the step."""
 
 _FASTER = 0.9
-"""Module-timing steps were faster than unprofiled steps if the ratio of their times is below this.
+"""Ratio of module-timing to unprofiled steps below which a report adds a remark.
 
 Timing modules cannot make a step faster, so something else slowed down the unprofiled steps.
 """
 
 _SAID_BY_VERDICT = {"not_counted", "time_scaled", "few_unprofiled_steps"}
-"""Remarks that the confidence line of the verdict expresses in other words."""
+"""Names of remarks that the confidence line of the verdict already states in other words.
+
+They are not included in the number of notes in that line.
+"""
 
 
 class Fact(Struct, frozen=True, kw_only=True):
-    """One fact of a report.
+    """One fact of a report, for example the step time or MFU.
 
     Attributes:
         name: The name that programs use to look up the fact.
         label: The name that readers see.
-        value: The number in SI units. `None` if it is unknown, or if the fact is not a number.
+        value: The number in base units such as seconds and bytes. `None` if it is unknown, or if
+            the fact is not a number.
         unit: The unit of the value.
         text: The formatted value, which is the same in all outputs.
-        remark: The basis of the value, and its spread.
+        remark: How the value was obtained, and how much it varies.
         of: The name of the fact that this fact is a part of. Empty if it is not a part.
-        share: The share of the summed unprofiled steps.
-        is_caveat: Whether the fact makes the figures less reliable.
+        share: The share of the step, if the fact is a time in the step.
+        is_caveat: Whether the fact makes the numbers of the report less reliable.
     """
 
     name: str
@@ -106,17 +111,17 @@ class Fact(Struct, frozen=True, kw_only=True):
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """A part of the step.
+    """A part of the step, such as a phase or a part of the step breakdown.
 
     Attributes:
-        name: The name of the part in the step breakdown.
+        name: The name that programs use to look up the part.
         label: The name that readers see.
-        seconds: Seconds of the mean unprofiled step.
-        share: Share of the summed unprofiled steps.
-        text: Share and seconds.
+        seconds: Mean seconds per unprofiled step.
+        share: Share of the step.
+        text: The seconds and the share as text.
         advice: Common ways to shorten the part.
         modules: The modules with the most time in the part, each with its share of the step.
-            Repeated modules are one entry, named by their pattern.
+            Identical modules are one entry with a name such as `layers.*`.
     """
 
     name: str
@@ -129,18 +134,18 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The known facts about a step, in reading order.
+    """The known facts about a step, in the order in which they are read.
 
     Attributes:
         verdict: The time of the step, the reasons for it, advice on what to do next, and the
             confidence.
         subject: The profiled model, the device, and the inputs.
-        speed: The step with its phases, rates, MFU, and the cost of timing. Empty if no step was
-            timed.
-        model: Memory, parameters and MACs; for an estimate, also the least time of a step and
-            whether it fits.
-        breakdown: The parts of the step, the largest first. Empty if the peak is unknown.
-        why_no_breakdown: Reason why the breakdown is empty.
+        speed: The time of the step and of its phases, throughput, MFU, and the overhead of
+            measuring. Empty if no step was timed.
+        model: Memory, parameters and MACs. For an estimate, also the least time of a step and
+            whether the model fits into memory.
+        breakdown: The step breakdown, the largest part first. Empty if the peak is unknown.
+        why_no_breakdown: Reason why the breakdown is empty. Empty if there is a breakdown.
         remarks: Further facts: the allocator, ranks, unsupported operators, modules that were never
             called, and notes.
     """
@@ -167,11 +172,11 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 _MADE: WeakKeyDictionary[Analysis, Report] = WeakKeyDictionary()
-"""The report of each analysis that is still in use, so that all views share one value."""
+"""The report of each analysis that is still in use, so that it is built only once."""
 
 
 def report_of(analysis: Analysis) -> Report:
-    """Return the report of a profile, which is made only once."""
+    """Return the report of a profile. Calls with the same analysis return the same report."""
     made = _MADE.get(analysis)
     if made is None:
         made = _MADE[analysis] = _report(analysis)
@@ -260,7 +265,7 @@ def _several(unit: str) -> str:
 
 
 def _basis_of_step(analysis: Analysis) -> str:
-    """Describe the steps that the mean step is computed from, with their median and spread."""
+    """Describe how many steps the mean was computed from, their median and their spread."""
     times = analysis.step_times
     unit = analysis.evidence.unit
     if times.seconds is None or times.steps == 1:
@@ -280,7 +285,10 @@ def _basis_of_step(analysis: Analysis) -> str:
 
 
 def _phases(times: StepTimes, unit: str) -> Iterator[Fact]:
-    """Yield the phases, which add up to the mean step, and the parts of forward and backward."""
+    """Yield the time of each phase, and of parts of forward and backward.
+
+    The times of the phases add up to the time of the step. The parts are included in their phase.
+    """
     for name, seconds in with_recompute(times.parts, times.recomputed_share).items():
         yield _phase(times, name, seconds, of=unit)
         if name == "forward":
@@ -307,7 +315,7 @@ def _phase(times: StepTimes, name: str, seconds: float, *, of: str) -> Fact:
 
 
 def _reached(analysis: Analysis) -> Iterator[Fact]:
-    """Yield the achieved FLOP/s and the shares of the peak."""
+    """Yield the achieved FLOP/s, and MFU, HFU and the executed share of the peak."""
     reached = analysis.utilization
     root = analysis.profile.modules[""]
     rate = reached.flops_per_second
@@ -325,15 +333,15 @@ def _reached(analysis: Analysis) -> Iterator[Fact]:
 
 
 def _is_more(hfu: float | None, mfu: float | None) -> bool:
-    """Return whether activations are recomputed.
+    """Return whether HFU is so much larger than MFU that it is worth showing.
 
-    A small difference does not count, because any fused attention recomputes a little.
+    A small difference does not count, because fused attention always recomputes a little.
     """
     return hfu is not None and mfu is not None and hfu >= (1 + _LEAST_RECOMPUTED) * mfu
 
 
 def _peak(reached: Utilization, profile: Profile) -> str:
-    """Describe the peak that MFU is relative to, or why it is unknown."""
+    """Describe the peak that MFU is relative to. If it is unknown, describe why."""
     run = profile.run
     if reached.hardware is None:
         chips = device_names(profile)
@@ -398,7 +406,7 @@ def _no_memory_because(analysis: Analysis) -> str:
 
 
 def _by_category(profile: Profile) -> str:
-    """List the categories of the peak of live memory, the largest first."""
+    """List the categories of memory at the peak with their sizes, the largest first."""
     if profile.memory is None:
         return ""
     sizes = profile.memory.by_category
@@ -448,9 +456,10 @@ def _breakdown(analysis: Analysis) -> Iterator[Part]:
 
 
 def _modules_of(analysis: Analysis, breakdown: StepBreakdown, part: str) -> list[tuple[str, float]]:
-    """Return the modules with the most time in a part of the step, and their shares of the step.
+    """Return the modules with the most time in a part of the step breakdown.
 
-    Empty if module times are unreliable.
+    Each module comes with its share of the step. The result is empty if module times are
+    unreliable.
     """
     if part not in IN_MODULES or are_times_far_off(analysis.profile.notes):
         return []
@@ -502,7 +511,10 @@ def _shapes(run: Run) -> Iterator[str]:
 
 
 def _units_of_batch(profile: Profile) -> str:
-    """Describe the samples and tokens of a step with their sources, or how to pass them."""
+    """Describe how many samples and tokens a step has, and which inputs these numbers come from.
+
+    If a number is unknown, describe how to pass it.
+    """
     run = profile.run
     parts = []
     missing = []
@@ -527,15 +539,12 @@ def _with_source(number: int, unit: str, source: str) -> str:
 
 
 def _input_name(name: str) -> str:
-    """Return the name of an input; for a positional input, a name with its number."""
+    """Return a readable name of an input, such as `input 0` for a positional input."""
     return f"input {name}" if name.isdecimal() else name
 
 
 def _device(profile: Profile) -> str:
-    """Describe the device that the figures are for.
-
-    An estimate does not run on a device, so its figures are for a chip.
-    """
+    """Describe the device that was profiled or, for an estimate, the chip that it is for."""
     run = profile.run
     if run.kind != "estimate":
         return f"{' and '.join(device_names(profile))} on {run.host}"
@@ -550,7 +559,10 @@ def device_names(profile: Profile) -> list[str]:
 
 
 def _root(profile: Profile) -> str:
-    """Return the root's class, or the classes directly below it if the root is not a module."""
+    """Return the class of the root module.
+
+    If the root is not a module, return the classes of the modules directly below it.
+    """
     root = profile.modules[""].class_name
     if root:
         return root
@@ -565,7 +577,7 @@ def _root(profile: Profile) -> str:
 
 
 def _passes(profile: Profile) -> str:
-    """Describe how the profile was made."""
+    """Describe how the profile was made, for example in training or by counting a forward pass."""
     run = profile.run
     if run.kind == "training" and run.stage not in {None, "train"}:
         return f"training, {run.stage}"
@@ -603,7 +615,7 @@ def _remarks(analysis: Analysis) -> Iterator[Fact]:
 def unsupported_lines(
     operators: Sequence[UnsupportedOperator], most: int = _LISTED
 ) -> Iterator[str]:
-    """Yield a line for each of the first operators without a formula, and a line for the rest."""
+    """Yield a line for each of the first `most` unsupported operators, and one for the rest."""
     listed = operators[:most]
     width = max((len(operator.operator) for operator in listed), default=0)
     for operator in listed:
@@ -623,9 +635,10 @@ def unsupported_lines(
 
 
 def _never_called(analysis: Analysis) -> str:
-    """List the uppermost modules that were never called, and the number of modules below them.
+    """List the modules that were never called.
 
-    Repeated modules are one entry, named by their pattern.
+    Only the outermost ones are listed by name, and for the modules inside them the number is given.
+    Identical modules are one entry, such as `layers.* ×12`.
     """
     uncalled = set(analysis.uncalled)
     top = []
@@ -649,9 +662,9 @@ def _never_called(analysis: Analysis) -> str:
 
 
 def speed_lines(facts: Sequence[Fact]) -> Iterator[tuple[str, str]]:
-    """Yield the label and text of each fact.
+    """Yield the label and text of each fact about the time of the step.
 
-    Parts are indented below their whole, and numbers are aligned.
+    If a fact is a part of another fact, its label is indented. All numbers are aligned.
     """
     if not facts:
         return

@@ -18,7 +18,7 @@ WORDS = msgspec.toml.decode(
 )
 
 OVER = WORDS["over"]
-"""Reasons why a point is above its roofline limit, as sentences."""
+"""Sentences that explain why a point is above its roofline limit, keyed by the reason."""
 
 # A name that was shortened just before a number.
 _CUT_BEFORE_NUMBER = re.compile(r"…[*{\d]")
@@ -36,9 +36,9 @@ def joined(*parts: str | None, separator: str = ", ") -> str:
 
 
 def labelled(lines: Iterable[tuple[str, str]], least_width: int = 0) -> str:
-    """Format lines with their labels in a column.
+    """Format lines with their labels in a column on the left.
 
-    A label that is equal to the label of the previous line is left out.
+    If consecutive lines have the same label, only the first of them shows it.
     """
     lines = list(lines)
     width = max((len(label) for label, _ in lines), default=0)
@@ -53,14 +53,14 @@ def labelled(lines: Iterable[tuple[str, str]], least_width: int = 0) -> str:
 
 
 def label_first(label: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the lines with their labels; all labels except the first are empty."""
+    """Yield each line with the label if it is the first line, and otherwise with an empty label."""
     for line in lines:
         yield label, line
         label = ""
 
 
 def times_mark(number: int) -> str:
-    """Return the mark after the name of repeated modules, such as ` ×12`; empty for one module."""
+    """Return the text after the name of identical modules, such as ` ×12`. Empty for one module."""
     if number <= 1:
         return ""
     return f" ×{number}"
@@ -72,7 +72,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def plus_minus(spread: float) -> str:
-    """Format the spread of steps around the median, as a share of the median."""
+    """Format the number after `±`: the spread of the steps, as a share of their median."""
     return units.percent(spread) if spread <= 1 else "more than 100 %"
 
 
@@ -82,7 +82,7 @@ def phase_label(phase: str) -> str:
 
 
 def shortened(name: str, width: int) -> str:
-    """Return the name, or its two ends if it is longer than `width`."""
+    """Return a name, without its middle if it is longer than `width`."""
     if len(name) <= width:
         return name
     end = max(width - 1, 0) // 2
@@ -92,7 +92,7 @@ def shortened(name: str, width: int) -> str:
 def shortened_name(name: str, width: int) -> str:
     """Return a module's name, without its first parts if it is longer than `width`.
 
-    The last parts identify a module best.
+    The first parts are left out because the last parts identify a module best.
     """
     parts = name.split(".")
     while len(parts) > 1 and (len(name) > width or _CUT_BEFORE_NUMBER.match(name)):
@@ -111,9 +111,9 @@ def kernel_name(name: str) -> str:
 
 
 def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
-    """Describe why the roofline has no limit for its points.
+    """Describe why points have no roofline limit.
 
-    Empty if it has a limit.
+    Return the empty string if they have a limit.
     """
     if run.hardware is None:
         return (
@@ -128,9 +128,10 @@ def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
 
 
 def saved_by_fusion(phases: Sequence[Fusion]) -> str:
-    """Compare the bytes that compiled code moves with the bytes of its dispatched operators.
+    """Describe how many bytes fusion saves in compiled code.
 
-    Empty if the bytes are unknown.
+    The comparison is with the bytes that the operators would move if each of them ran separately.
+    The result is empty if the bytes are unknown.
     """
     moved = sum(phase.bytes_moved for phase in phases)
     fused = sum(phase.fused_bytes for phase in phases)
@@ -152,7 +153,10 @@ def saved_by_fusion(phases: Sequence[Fusion]) -> str:
 
 
 def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:
-    """Yield ways to use less memory, each with the maximum bytes that it saves, and its cost."""
+    """Yield ways to use less memory.
+
+    Each consists of a description, the maximum number of bytes that it saves, and its cost as text.
+    """
     memory = analysis.profile.memory
     checkpointed = analysis.checkpointed
     for saving in memory_savings(memory, analysis.peak_moment, checkpointed, analysis.patterns):

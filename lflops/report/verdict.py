@@ -1,4 +1,7 @@
-"""Write the first lines of every report: step time, reasons, advice, and confidence."""
+"""Write the verdict, which is the first lines of every report.
+
+It has the step time, the reasons for it, advice, and the confidence in the numbers.
+"""
 
 import math
 from collections import Counter
@@ -20,13 +23,10 @@ from lflops.report.text import counted, joined, plus_minus
 Status = Literal["found", "nothing found", "cannot tell"]
 
 SHOWN_FINDINGS = 3
-"""Number of findings in every report.
-
-`lflops why` has more.
-"""
+"""Number of findings that a report shows. `lflops why` shows more."""
 
 ALWAYS_SHOWN = {"peak", "busiest"}
-"""Findings that are in every report, even if there are more than `SHOWN_FINDINGS`."""
+"""Causes of findings that a report always shows, in addition to the first `SHOWN_FINDINGS`."""
 
 FEWEST_STEPS = 5
 """Minimum number of unprofiled steps to conclude that there is no issue."""
@@ -35,10 +35,14 @@ UNSTEADY_SHARE = 0.1
 """Steps are unsteady if their mean and median differ by more than this share of the median."""
 
 VARYING_SHARE = 0.3
-"""Steps vary too much if a quartile is at least this share of the median away from the median."""
+"""Steps vary too much if their spread is at least this share of the median.
+
+The spread is the distance from the median to the farther quartile.
+"""
 
 BUSY_SHARE = 0.05
-"""Lost CPU time is mentioned if it is at least this share of the CPU time."""
+"""A report mentions CPU time lost to other processes if it is at least this share of the CPU time.
+"""
 
 CAVEATS = {
     "busy": "other processes used the CPU",
@@ -50,7 +54,7 @@ CAVEATS = {
     ),
     "scaled": "the hooks that time modules changed the times too much",
 }
-"""Reasons why a module that seems slower than identical modules cannot be judged."""
+"""Texts for the reasons why it is unknown whether a module is slower than identical modules."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -58,19 +62,21 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     Attributes:
         said: Sentence with the time of the step and its efficiency. For an estimate, the least time
-            of a step and whether it fits.
-        status: "found" if there is an issue. "nothing found" if there is no issue, and the steps
-            are good enough to show one. Otherwise "cannot tell".
-        judgement: A sentence that says that nothing was found. Empty if an issue was found, or if
-            an issue would not be visible.
-        findings: Issues by cost, then findings that show where else the time goes.
-        why: Sentences about the issues and about overhead that costs more, or about where the time
-            goes if there are no issues.
-        also: Sentences about where else the time goes, if there are issues.
-        next: Advice on how to reduce the costs, in the same order.
-        caveat: Reason why an issue would not be visible, if no issue was found.
-        confidence: The basis of the figures, their spread, and what is unknown.
-        caveats: The number of notes that make the figures less reliable.
+            of a step and whether it fits into memory.
+        status: "found" if there is an issue. "nothing found" if there is no issue, and enough
+            steady steps were measured to see one. Otherwise "cannot tell".
+        judgement: Sentence that no issue was found, if the status is "nothing found". Otherwise
+            empty.
+        findings: Issues, and overhead that costs more than every issue, sorted by cost. Findings
+            that only show where the other time goes come after them.
+        why: Sentences about the issues and about overhead that costs more. If there are no issues,
+            sentences about all findings.
+        also: If there are issues, sentences about the other findings.
+        next: Advice on how to reduce the costs, in the order of the findings.
+        caveat: Sentence that says why an issue might exist although none was found. Empty if the
+            status is not "cannot tell".
+        confidence: How many steps were timed, how much they vary, and what is unknown.
+        caveats: The number of notes that make the numbers less reliable.
     """
 
     said: str
@@ -90,7 +96,7 @@ def verdict(analysis: Analysis, caveats: int) -> Verdict:
 
     Args:
         analysis: The analysis of the profile.
-        caveats: The number of notes that make the figures of the profile less reliable.
+        caveats: The number of notes that make the numbers of the profile less reliable.
     """
     said = " ".join(_speed(analysis))
     confidence = "; ".join(_confidence(analysis, caveats))
@@ -109,8 +115,9 @@ def judge(said: str, findings: Sequence[Finding], unseen: str | None, confidence
     Args:
         said: Sentence with the time of the step and its efficiency.
         findings: The findings, issues first.
-        unseen: Reason why an issue would not be visible; `None` if it would be visible.
-        confidence: The basis of the figures.
+        unseen: Reason why an issue might exist although none was found, as `unseen_because` returns
+            it. `None` if an issue would have been found.
+        confidence: How many steps were timed, how much they vary, and what is unknown.
     """
     leads = leading(findings)
     issues = tuple(finding.sentence for finding in leads)
@@ -134,7 +141,10 @@ def judge(said: str, findings: Sequence[Finding], unseen: str | None, confidence
 
 
 def _caveat(status: Status, unseen: str | None) -> str:
-    """Return the reason why an issue would not be visible, if no issue was found."""
+    """Return a sentence that says why an issue might exist although none was found.
+
+    Return the empty string if the status is not "cannot tell".
+    """
     if status != "cannot tell":
         return ""
     because = f", because {unseen}" if unseen else ""
@@ -142,7 +152,7 @@ def _caveat(status: Status, unseen: str | None) -> str:
 
 
 def _advice(findings: Iterable[Finding], status: Status) -> tuple[str, ...]:
-    """Return advice on how to reduce the costs of issues and of other findings with large costs."""
+    """Return advice on issues and on other findings with large costs, in the same order."""
     advice: dict[str, None] = {}
     for finding in findings:
         is_large = finding.share is not None and finding.share >= LARGE_SHARE
@@ -155,7 +165,11 @@ def _advice(findings: Iterable[Finding], status: Status) -> tuple[str, ...]:
 
 
 def unseen_because(analysis: Analysis) -> str | None:
-    """Describe why an issue would not be visible in these steps; `None` if it would be visible."""
+    """Describe why an issue might exist although none was found in these steps.
+
+    For example, too few steps were timed, or the steps vary too much. Return `None` if an issue
+    would have been found.
+    """
     times = analysis.step_times
     if times.mean is None:
         return "nothing was timed"
@@ -176,11 +190,14 @@ DISTURBED_BY = {
     "validation": ("are next to a validation", "validate less often"),
     "checkpoint": ("are next to a checkpoint", "save checkpoints less often"),
 }
-"""Disturbances of steps, each with a description and with advice on how to avoid it."""
+"""A description of each disturbance of steps, and advice on how to avoid it."""
 
 
 def disturbed_by(profile: Profile) -> str:
-    """Describe the most frequent disturbance of the steps, as text to append; empty without one."""
+    """Describe the most frequent disturbance of the steps, as text to append to a sentence.
+
+    Return the empty string if no step was disturbed.
+    """
     marks = Counter(mark for step in profile.steps for mark in step.marks if mark in DISTURBED_BY)
     if not marks:
         return ""
@@ -190,7 +207,7 @@ def disturbed_by(profile: Profile) -> str:
 
 
 def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
-    """Yield the label and text of each line.
+    """Yield the label and text of each line of the verdict.
 
     If a label has several lines, only the first line has it, and the others have an empty label.
     """
@@ -209,7 +226,10 @@ def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
 
 
 def _speed(analysis: Analysis) -> Iterator[str]:
-    """Yield the time and efficiency of the step; if nothing ran, the time that a step needs."""
+    """Yield sentences with the time and the efficiency of the step.
+
+    If no step ran, yield the least time of a step, and whether it fits into memory.
+    """
     times = analysis.step_times
     if times.mean is None:
         if analysis.profile.is_counted:
@@ -239,7 +259,7 @@ def _estimated(analysis: Analysis) -> Iterator[str]:
 
 
 def _confidence(analysis: Analysis, caveats: int) -> Iterator[str]:
-    """Yield the basis of the figures, then the facts that make them less reliable."""
+    """Yield how many steps were timed, and what makes the measurement unreliable."""
     yield from _steadiness(analysis)
     yield from _reliability_of_modules(analysis)
     profile = analysis.profile
@@ -257,7 +277,7 @@ def _confidence(analysis: Analysis, caveats: int) -> Iterator[str]:
 
 
 def _steadiness(analysis: Analysis) -> Iterator[str]:
-    """Yield the number of timed steps, and how much they vary."""
+    """Yield texts about the number of timed steps and their spread, and about a busy machine."""
     times = analysis.step_times
     lost = lost_share(analysis.profile)
     if times.seconds is not None and times.mean is not None:
@@ -291,7 +311,7 @@ def _units_timed(analysis: Analysis) -> str:
 
 
 def _reliability_of_modules(analysis: Analysis) -> Iterator[str]:
-    """Describe how reliable module times are."""
+    """Yield texts about module times that are unreliable or approximate."""
     caveat = analysis.outliers.caveat
     if caveat and not analysis.outliers.found:
         reason = CAVEATS[caveat]

@@ -68,7 +68,7 @@ def summary_of(
 
 
 def _payload(analysis: Analysis, tag: str, folder: Path) -> Summary.Value:
-    """Return the payload of the page, with its timeline if it has one."""
+    """Return the data that the LFLOPS tab shows for a window, and its timeline if there is one."""
     shown = payload(analysis, folder)
     parts = [packed(json.encode(shown))]
     steps = timeline(analysis, shown.memory)

@@ -1,4 +1,9 @@
-"""Store a payload in an event file: deflated JSON, with the version of its format as metadata."""
+"""Store a payload in an event file of TensorBoard, and read it.
+
+A payload is everything that the LFLOPS tab shows for one window, as compressed JSON. It begins with
+the version of its format and with the head: the few values that the tab shows in its list of
+windows. A window that has a timeline stores it as a second value, after the payload.
+"""
 
 import json
 import math
@@ -13,7 +18,7 @@ PLUGIN = "lflops"
 """The name under which TensorBoard stores the summaries of lflops."""
 
 LARGEST = 1 << 26
-"""Maximum size of a payload in bytes; larger payloads are rejected.
+"""Maximum size of a decompressed payload in bytes; larger payloads are rejected.
 
 A payload with 20,000 modules has a tenth of this size.
 """
@@ -27,10 +32,7 @@ _START = re.compile(rb'\{"lflops":\s*(\d{1,9})')
 _HEAD = b'{"lflops":%d,"head":' % VERSION
 
 _BEGINNING = 1 << 16
-"""Number of bytes of a payload that are decompressed for the list of windows.
-
-The head of a payload is shorter than this.
-"""
+"""Number of bytes that are decompressed to read the head of a payload, which is always shorter."""
 
 _WORDS = ("when", "kind", "device", "strategy", "dtype")
 _NUMBERS = ("step", "ranks")
@@ -49,7 +51,7 @@ def metadata_problem(content: bytes) -> str:
 
 
 def unpacked(value: object) -> bytes:
-    """Return the payload in a value of a summary.
+    """Decompress a payload from a value that TensorBoard has stored, and check that it is one.
 
     Raises:
         ValueError: The value is not a payload, is damaged, or is too large.
@@ -60,7 +62,7 @@ def unpacked(value: object) -> bytes:
 
 
 def inflated(value: object) -> bytes:
-    """Return the decompressed text in a value of a summary.
+    """Decompress a payload or a timeline from a value that TensorBoard has stored.
 
     Raises:
         ValueError: The value is damaged, or too large.
@@ -73,9 +75,9 @@ def inflated(value: object) -> bytes:
 
 
 def head(value: object) -> dict[str, Any]:
-    """Return a summary's entry for the list of windows, from the beginning of the payload.
+    """Return the head of a payload: the values for the list of windows.
 
-    Fields with an unexpected type are left out.
+    Only the beginning of the payload is decompressed. Fields with an unexpected type are left out.
 
     Raises:
         ValueError: The value is not a payload, or is damaged.
@@ -98,7 +100,7 @@ def head(value: object) -> dict[str, Any]:
 
 
 def _begin(value: object, most: int) -> tuple[bytes, Any]:
-    """Return the first bytes of a value, decompressed, and the decompressor."""
+    """Return at most the first `most` decompressed bytes of a value, and the decompressor."""
     if not isinstance(value, bytes):
         raise ValueError(_FOREIGN)  # noqa: TRY004 - the value is data, not an argument
     inflating = zlib.decompressobj()

@@ -1,4 +1,4 @@
-"""Find the trace files that a payload names."""
+"""Find the trace files that a payload (the data of the LFLOPS tab for a window) names."""
 
 import msgspec
 from msgspec import Raw, Struct

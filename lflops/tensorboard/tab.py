@@ -1,7 +1,9 @@
 """Serve the LFLOPS tab: answer the page's requests from event files and their traces.
 
-TensorBoard loads this file when it starts, outside any `try`. So the module imports no third-party
-package except TensorBoard, and reads data only on a request.
+TensorBoard loads this file when it starts, and does not catch errors while it does. So the module
+imports no third-party package except TensorBoard, and reads data only on a request.
+
+A run, a tag and a step identify a window. TensorBoard calls the stored value of a window a datum.
 """
 
 import json
@@ -53,7 +55,7 @@ _Status = tuple[str, dict[str, Any]]
 
 
 class Tab(TBPlugin):  # type: ignore[misc]
-    """A dynamic plugin of TensorBoard."""
+    """The LFLOPS tab, as a dynamic plugin of TensorBoard."""
 
     plugin_name = PLUGIN
 
@@ -83,7 +85,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return FrontendMetadata(es_module_path=_ENTRY, tab_name="LFLOPS")
 
     def _windows(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """Return the windows, the latest last, and the reasons why other windows cannot be shown."""
+        """Return the windows, the latest last, and why other windows cannot be shown."""
         windows = []
         problems = []
         for run, tag, datum, (problem, shown) in self._logged(environ):
@@ -123,7 +125,10 @@ class Tab(TBPlugin):  # type: ignore[misc]
     def _part(
         self, index: int, inflate: Callable[[Any], bytes], environ: dict[str, Any], start: _Start
     ) -> _Answer:
-        """Return the payload of one window, or its timeline."""
+        """Return the payload of the requested window, or its timeline.
+
+        `index` is 0 for the payload and 1 for the timeline. `inflate` decompresses it.
+        """
         window = self._requested(environ, _parameters(environ))
         if window is None:
             return _refused(start, _MISSING, _NOT_FOUND)
@@ -163,7 +168,10 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return _json(environ, start, comparison)
 
     def _run(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """Return the run of a window, from the window and the ledger in the run's folder."""
+        """Return the data about the whole run to which the requested window belongs.
+
+        It comes from the window itself, and from the ledger in the run's folder.
+        """
         # These load msgspec, which TensorBoard does not need to start.
         from lflops.ledger.run import ENDING
         from lflops.report.payload.payload import encoded_run
@@ -222,7 +230,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return None
 
     def _read(self, environ: dict[str, Any], run: str, tag: str) -> list[tuple[str, Any]]:
-        """Return the data of a run and tag for all steps, each with its run.
+        """Return the data of all steps of a run and tag, as pairs of the run's name and a datum.
 
         The list is empty if the tag does not exist.
         """

@@ -1,7 +1,11 @@
 """Define clocks: the host clock for the CPU, and events on the stream for other devices.
 
-A mark is cheap, and usually waits for nothing. The seconds between marks are read later, after a
-single `settle`.
+A clock marks moments, and returns the time between two marks later. Marking is cheap, and on most
+devices it does not wait for the device. Before times are read, `settle` must be called once: it
+waits until the device has reached all marks. Marks are then called settled.
+
+The scheduler counters of a thread are the values that Linux counts in `schedstat`: how long the
+thread ran on a core, and how long it was ready to run but waited for a core.
 """
 
 import os
@@ -22,7 +26,10 @@ from lflops.files import read
 from lflops.inputs.devices import runtime, with_index
 
 MUCH = 0.05
-"""Waits for a core are left out of times if they take more than this share of the runnable time."""
+"""Largest share of its runnable time that a thread may wait for a core.
+
+If it waits longer, an `UncontendedClock` is used, which leaves out these waits.
+"""
 
 
 class Clock(Protocol):
@@ -35,7 +42,7 @@ class Clock(Protocol):
         """Wait until the device has reached every mark so far."""
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two settled marks."""
+        """Return the seconds between two marks. Call `settle` after the last mark first."""
 
 
 class HostClock:
@@ -54,7 +61,13 @@ class HostClock:
 
 
 class UncontendedMark(NamedTuple):
-    """The thread's scheduler counters, and the nanoseconds before and after they were read."""
+    """A mark of an `UncontendedClock`.
+
+    Attributes:
+        before: Time in nanoseconds just before the scheduler counters were read.
+        counted: The scheduler counters of the thread.
+        after: Time in nanoseconds just after the scheduler counters were read.
+    """
 
     before: int
     counted: bytes | None
@@ -64,7 +77,7 @@ class UncontendedMark(NamedTuple):
 class UncontendedClock:
     """A host clock that stops while the thread that created it waits for a core.
 
-    Making a mark takes 3 µs, which the clock leaves out.
+    Making a mark takes 3 µs. The time between two marks does not include these 3 µs.
     """
 
     def __init__(self) -> None:
@@ -72,7 +85,7 @@ class UncontendedClock:
 
     @property
     def is_needed(self) -> bool:
-        """Whether this thread has waited for a core for more than `MUCH` of its runnable time."""
+        """Whether the thread has waited for a core for more than `MUCH` of its runnable time."""
         between = ThreadSchedule.between(b"0 0", self._schedule.read())
         if between is None:
             return False
@@ -93,23 +106,26 @@ class UncontendedClock:
         """No-op: CPU work is synchronous."""
 
     def seconds(self, start: UncontendedMark, end: UncontendedMark) -> float:
-        """Return the seconds between two marks, except while other threads had the core."""
+        """Return the seconds between two marks, without the time in which it waited for a core."""
         elapsed = (end.before - start.after) / 1e9
         return max(elapsed - self.waited(start, end), 0.0)
 
     @staticmethod
     def waited(start: UncontendedMark, end: UncontendedMark) -> float:
-        """Return the seconds between two marks in which other threads had the core."""
+        """Return how many of the seconds between two marks the thread waited for a core."""
         between = ThreadSchedule.between(start.counted, end.counted)
         return 0.0 if between is None else between[1]
 
 
 class StreamMark(NamedTuple):
-    """An event on the current stream.
+    """A mark of a `StreamClock`: an event on the current stream.
 
     Attributes:
-        last_stream: Stream of the previous mark.
-        on_last_stream: Event on `last_stream` at the same moment; `None` if both streams are equal.
+        event: The event on the current stream.
+        stream: The stream that was current at this mark.
+        last_stream: The stream that was current at the previous mark.
+        on_last_stream: A second event, recorded on `last_stream` at the same time; `None` if it is
+            the same stream as `stream`.
     """
 
     event: torch.Event
@@ -124,11 +140,12 @@ class StreamMark(NamedTuple):
 class StreamClock:
     """Marks moments with events on a device's current stream.
 
-    The seconds between two events are stream time, even if the host is far ahead.
+    The seconds between two marks are the time that the device needed to get from one event to the
+    other. So they are correct even if the host launches work far ahead of the device.
 
-    Events of two devices cannot be subtracted, so the device is fixed, and the current device at a
-    mark does not matter. If two marks are on different streams, the time is measured on the first
-    mark's stream.
+    The time between events of two different devices cannot be measured. Therefore, the clock has
+    one device, and uses it even if another device is current at a mark. If the current stream
+    changes between two marks, the time is measured on the first mark's stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -150,7 +167,7 @@ class StreamClock:
         return event
 
     def settle(self) -> None:
-        """Wait for this device only."""
+        """Wait until the device of this clock has finished all its work."""
         self._runtime.synchronize(self.device)
 
     def seconds(self, start: StreamMark, end: StreamMark) -> float:
@@ -208,10 +225,11 @@ def device_clock(device: torch.device) -> DeviceClock:
 
 @cache
 def event_seconds(device: torch.device) -> float | None:
-    """Return the seconds that an event costs on the host or on the stream, whichever is more.
+    """Return the cost of recording one event, in seconds.
 
-    Returns `None` if the time between two events cannot be read. This function waits for the device
-    once.
+    An event takes time on the host and on the device's stream; the larger time is returned. The
+    result is `None` if the device cannot measure the time between two events. This function waits
+    for the device once.
     """
     clock = StreamClock(device)
     host = HostClock()
@@ -255,12 +273,12 @@ def cpu_seconds() -> tuple[float, float]:
 
 
 class CpuWatch:
-    """Measures the CPU time that other processes take from this process, as Linux counts it.
+    """Measures how much CPU time this process loses because CPUs run other processes.
 
-    Creating an instance reads a file for each thread.
+    The times come from Linux. Creating an instance reads a file for each thread of the process.
 
-    The number of involuntary context switches does not show the lost time, because a hundred
-    switches cost 3 ms on an idle machine and 400 ms on a busy machine.
+    The number of involuntary context switches cannot be used instead: a hundred switches cost 3 ms
+    on an idle machine, but 400 ms on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -269,7 +287,9 @@ class CpuWatch:
         self._waited = _waited()
 
     def lost(self) -> float | None:
-        """Return the seconds so far in which threads were ready while a CPU ran other processes.
+        """Return the seconds in which ready threads of this process waited for other processes.
+
+        The time begins when the watch is created, and the waiting times of all threads are added.
 
         Returns `None` if the system does not report waiting times.
         """
@@ -288,7 +308,9 @@ class CpuWatch:
 
 
 class ThreadSchedule:
-    """Reads how long the creating thread ran on a core and waited for a core, as Linux counts it.
+    """Reads the scheduler counters of the thread that creates the instance.
+
+    They show how long the thread ran on a core, and how long it waited for a core.
 
     A read takes 2 µs.
     """
@@ -311,7 +333,7 @@ class ThreadSchedule:
             self._close()
 
     def read(self) -> bytes | None:
-        """Return the scheduler counters of the thread so far, or `None` if there are none."""
+        """Return the current scheduler counters, or `None` if the system does not provide them."""
         try:
             if self._file is None:
                 return None
@@ -321,9 +343,10 @@ class ThreadSchedule:
 
     @staticmethod
     def between(before: bytes | None, after: bytes | None) -> tuple[float, float] | None:
-        """Return the seconds that the thread ran on a core, and the seconds that it waited for one.
+        """Return the change between two results of `read`, in seconds.
 
-        Returns `None` if either reading has no counters.
+        The two values are the time that the thread ran on a core, and the time that it waited for a
+        core. Returns `None` if either result has no counters.
         """
         if not before or not after:
             return None
@@ -338,7 +361,10 @@ _THREADS = Path("/proc/self/task")
 
 
 def _waited() -> float | None:
-    """Return the seconds in which threads of this process were ready and waited for a CPU."""
+    """Return the total time that the process's threads were ready but waited for a CPU, in seconds.
+
+    Returns `None` if the system does not report it.
+    """
     nanoseconds = 0
     try:
         for thread in _THREADS.iterdir():

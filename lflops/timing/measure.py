@@ -1,12 +1,15 @@
 """Count one pass and time other passes: `measure` and `measure_generate`.
 
-Text generation has two parts: the cost of the prompt, and the cost of each additional token.
+A hooked pass is a pass in which hooks time every module; an unprofiled pass runs without hooks. A
+pass consists of parts, for example `forward` and `backward`. The parts of text generation are
+`prefill`, which processes the prompt, and `decode`, which generates the other tokens.
 
-`CountAndTime` counts and times the same pass, for callers with only one pass. Counting then takes
-most of the time. So the pass is stamped around every operator and every hook, and the time of
-counting is left out. The time that torch takes to call a hook or a mode is not stamped. Instead, a
-trial measures this time, and it is subtracted. On a CPU, the result is nearly exact.
-`observer_ratio` is the factor by which counting made the pass longer.
+`CountAndTime` is for callers that can run only one pass: it counts and times the same pass. Then
+most of the time is spent on counting. To leave out this time, `CountAndTime` stamps the time before
+and after every operator and every hook. The time that torch takes to call a hook or a dispatch mode
+lies outside the stamps. A trial measures how long it takes, and this time is subtracted as well. On
+a CPU, the result is nearly exact. `observer_ratio` is the factor by which counting made the pass
+longer.
 """
 
 import functools
@@ -73,8 +76,9 @@ class Pass:
     """Describes how to run one pass.
 
     Attributes:
-        run: Function that runs the pass. It calls its argument whenever the next part begins.
-        first: Name of the first part.
+        run: Function that runs the pass. It receives a function, which it calls with the name of
+            each part that begins, except for the first part.
+        first: Name of the first part, for example `forward`.
         prepare: Function that runs before each pass and is not timed.
     """
 
@@ -85,7 +89,12 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedPasses:
-    """A step for each pass, and the times of the parts of each hooked pass."""
+    """The results of several passes.
+
+    Attributes:
+        steps: The duration of each pass, as a `Step`. This includes both kinds of passes.
+        hooked: For each hooked pass, the times of the modules in each part of the pass.
+    """
 
     steps: tuple[Step, ...]
     hooked: tuple[Mapping[str, PassTimes], ...]
@@ -93,14 +102,15 @@ class TimedPasses:
 
 @dataclass(frozen=True)
 class _Timed:
-    """A finished pass, before its marks are read.
+    """A finished pass. Its marks are read later, so that no pass has to wait for the device.
 
     Attributes:
         parts: Names of the pass's parts.
         marks: Marks at the beginning of the pass, between its parts, and at its end.
         cpu_before: User and system CPU seconds of the process when the pass began.
         cpu_after: User and system CPU seconds of the process when the pass ended.
-        stamps: Stamps of the parts of a hooked pass; `None` for an unprofiled pass.
+        stamps: For each part of a hooked pass, the stamps of its modules; `None` for an unprofiled
+            pass.
         cpu_lost: Seconds that other processes took during a hooked pass.
     """
 
@@ -117,10 +127,11 @@ def time_passes(
 ) -> TimedPasses:
     """Run `warmup` untimed passes, then `repeats` unprofiled passes and as many hooked passes.
 
-    Half of the unprofiled passes run before the hooked passes and half after, so a machine that
-    slows down slows both kinds. An unprofiled pass comes first, because code must be compiled
-    without hooks. The first pass after the hooked passes is discarded, because it runs with caches
-    that the hooked passes left. Marks are read at the end, so that no pass waits for a device.
+    Half of the unprofiled passes run before the hooked passes, and half run after them. So if the
+    machine becomes slower during the measurement, both kinds of passes are affected. The unprofiled
+    passes come first, because code must be compiled without hooks. The first pass after the hooked
+    passes is discarded, because the hooked passes have filled the caches with other data. Marks are
+    read at the end, so that no pass has to wait for the device.
     """
     _run_untimed(one, warmup)
     before = [_run(one, clock) for _ in range((repeats + 1) // 2)]
@@ -141,7 +152,7 @@ def _run_untimed(one: Pass, times: int) -> None:
 
 
 def _run(one: Pass, clock: Clock) -> _Timed:
-    """Run an unprofiled pass."""
+    """Run an unprofiled pass: a pass without hooks."""
     parts = [one.first]
     marks = []
 
@@ -158,7 +169,7 @@ def _run(one: Pass, clock: Clock) -> _Timed:
 
 
 def _run_hooked(one: Pass, clock: Clock, timer: ModuleTimer) -> _Timed:
-    """Run a pass with the hooks of a timer."""
+    """Run a pass in which the hooks of a timer time every module."""
     parts = [one.first]
     marks = []
 
@@ -287,9 +298,10 @@ def measure_generate(
 ) -> Profile:
     """Measure `model.generate(*args, **kwargs)` as `measure` measures a forward pass.
 
-    Prefill lasts until the end of the first call of the model itself; the rest is decode. A note
-    has the work of both parts, and each step has the times of both parts. If the model is called
-    only once, the profile has neither part.
+    Generation is divided into prefill, which lasts until the end of the first call of the model
+    itself, and decode, which is the rest. The steps of the profile have the times of prefill and
+    decode, and a note has their work. If the model is called only once, there is no decode, and the
+    profile does not divide the generation.
     """
     call = ModelCall.of("measure_generate", model, args, kwargs, backward=False, loss=None)
     clock = clock_of(device_of([*model.parameters(), *model.buffers(), *call.inputs()]))
@@ -328,7 +340,12 @@ def measure_generate(
 
 
 def _with_generated(profile: Profile, work_after_calls: list[tuple[int, int]]) -> Profile:
-    """Add the work of prefill and decode, if the model was called more than once."""
+    """Add a note with the work of prefill and decode, if the model was called more than once.
+
+    Args:
+        profile: The profile of the generation.
+        work_after_calls: For each call of the model, the MACs and FLOPs counted up to its end.
+    """
     calls = len(work_after_calls)
     if calls < 2:
         return profile
@@ -359,8 +376,8 @@ class CountAndTime:
         model: The model. Its modules are counted and timed.
         ignore: Names or classes of modules that are left out of every total.
         clock: The clock to use. Default: the clock of the model's device.
-        overhead: Seconds that hooks and modes take outside the stamps. By default, they are
-            measured.
+        overhead: Time that torch takes to call hooks and dispatch modes, which no stamp shows. By
+            default, it is measured.
     """
 
     def __init__(
@@ -420,7 +437,7 @@ class CountAndTime:
 
     @property
     def pass_times(self) -> PassTimes:
-        """Times of the pass before any overhead is subtracted."""
+        """Times of the modules during the `with` block, before hook overhead is subtracted."""
         self._clock.settle()
         return pass_times(self._stamps, self._clock)
 
@@ -430,9 +447,10 @@ class CountAndTime:
 
 
 class _StampingTracker(ModuleTracker):
-    """A module tracker that also stamps when model code runs and when observer code runs.
+    """A module tracker that also stamps when model code begins and when observer code begins.
 
-    Observer code is the code of hooks, and the code that counts operators.
+    Observer code is lflops code: the hooks, and the code that counts operators. A stamp is a mark
+    of the clock together with the module and phase that run from then on.
 
     Attributes:
         stamps: Stamps of the home thread and of threads in backward.
@@ -489,10 +507,11 @@ class _StampingTracker(ModuleTracker):
         self.resume()
 
     def _end_backward(self) -> None:
-        """Correct the last stamp if its backward pass is over.
+        """Assign the time since the last stamp to other code if the backward pass has ended.
 
-        No hook reports the end of a backward pass. If the pass is over by now, the time since its
-        last operator does not belong to it.
+        No hook reports the end of a backward pass, so the last stamp still names a module in
+        backward. If that pass is over by now, the stamp is changed, because the time since the last
+        operator of the pass does not belong to backward.
         """
         now = backward_id()
         if self._backward in {NO_BACKWARD, now}:
@@ -502,9 +521,10 @@ class _StampingTracker(ModuleTracker):
         self.stamps.append((mark, module_phase, why))
 
     def _stamps_this_thread(self) -> bool:
-        """Return whether this thread is stamped: the home thread, or a thread in backward.
+        """Return whether this thread makes stamps: it is the home thread, or it runs backward.
 
-        Stamps of two threads at once would make the times of both too short.
+        All stamps are in one list, and a stamp ends the time of the stamp before it. So if two
+        threads made stamps at the same time, the times of both would be too short.
         """
         return threading.get_ident() == self.home or backward_id() != NO_BACKWARD
 
@@ -519,7 +539,7 @@ class _StampingCounter(OperatorCounter):
 
 
 class _StampingMode(CountingMode):
-    """Stamps the time of counting an operator, and the time of the operator itself."""
+    """A counting mode that stamps when counting an operator begins, and when the operator runs."""
 
     def __init__(self, counter: _StampingCounter) -> None:
         super().__init__(counter)
@@ -580,9 +600,9 @@ def _with_times(profile: Profile, times: PassTimes, overhead: HookOverhead) -> P
 
 
 def _usable_overhead(times: PassTimes, overhead: HookOverhead) -> HookOverhead:
-    """Return the overhead, or zero if it would leave no time for any module.
+    """Return the overhead, or zero if no module would have any time left after subtracting it.
 
-    An overhead can only be that large if it was measured while the machine was busy.
+    An overhead that large must be wrong: the machine was busy when the overhead was measured.
     """
     for key, seconds in times.self_seconds.items():
         if key != OUTSIDE and seconds > times.overhead(key, overhead):
@@ -592,7 +612,7 @@ def _usable_overhead(times: PassTimes, overhead: HookOverhead) -> HookOverhead:
 
 @functools.cache
 def _overhead() -> HookOverhead:
-    """Measure the time that torch takes to call hooks and modes outside the stamps."""
+    """Measure the time that torch takes to call hooks and dispatch modes, which no stamp shows."""
     clock = HostClock()
 
     def timed(chain: Chain, x: Tensor) -> PassTimes:

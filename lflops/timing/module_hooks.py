@@ -1,16 +1,21 @@
 """Stamp the boundaries of modules in forward and backward, and measure the overhead of the hooks.
 
-In forward, hooks run before and after every module. For backward, one autograd node gets a hook at
-each boundary: the newest node that the tensors crossing the boundary lead back to. The engine runs
-the nodes of a thread from the newest to the oldest. So backward runs the segments of forward in
-reverse order, and each hook runs at the start of its segment:
+A stamp is a mark of the clock together with the module and phase that run from then on. In forward,
+hooks before and after every module make the stamps.
+
+Autograd has no hooks for modules, so backward is timed with hooks on autograd nodes. Wherever
+forward enters or leaves a module, a segment of nodes ends: all nodes that were built since the last
+boundary. Autograd runs the nodes of a thread from the newest to the oldest, so backward runs the
+segments in reverse order. It is enough to hook the newest node of each segment, which runs first:
 
     forward     root | q | root | k | root          nodes built in q, in k, and in the root
     backward    root (from its newest node) | k (from k's newest) | q
 
-No crossing tensor leads back to some nodes, for example to the nodes of a gate that is computed
-early and used late. The timer searches for such nodes at the end of the module. Work that a
-checkpoint recomputes within backward is stamped as recompute.
+To find this node, the timer looks at the tensors that cross the boundary, which are the inputs or
+the outputs of the module. Their `grad_fn` is usually the newest node. Some nodes cannot be found in
+this way, for example the nodes of a gate that is computed early and used late. The timer searches
+for them when the module ends. Work that a checkpoint recomputes in backward is stamped as
+recompute.
 """
 
 import functools
@@ -54,12 +59,13 @@ from lflops.torch_private.dispatch_modes import isolated
 from lflops.torch_private.modules import InternalModule
 
 MOST_NODES = 2000
-"""Maximum number of autograd nodes to visit in search of nodes that no crossing tensor leads to."""
+"""Maximum number of autograd nodes to visit when a module ends, in search of nodes to hook."""
 
 _Ranges = list[tuple[int, int, str]]
-"""Ranges of nodes without a hook.
+"""Ranges of autograd nodes that have no hook yet.
 
-Each range has its first number, the number after its last number, and the name of the module.
+Each tuple has the number of the first node, the number after the last node, and the name of the
+module that built the nodes.
 """
 
 
@@ -69,9 +75,9 @@ class _TimedFrame(Frame):
 
     Attributes:
         module_phase: The module and phase that the frame's time belongs to.
-        module_fqn: Name of the nearest module at or above the frame; `None` if the name must be
-            looked up.
-        unhooked: Ranges of the frame's nodes that no crossing tensor led to.
+        module_fqn: Name of the module itself, or of the innermost module around a scope; `None` if
+            it must be looked up.
+        unhooked: Ranges of nodes that the frame built and that have no hook yet.
     """
 
     module_phase: ModulePhase
@@ -83,7 +89,8 @@ class _PassStack:
     """The running frames of forward or of recompute.
 
     Attributes:
-        outside: The first frame, for code outside all modules.
+        phase: The phase of the modules: `forward` or `recompute`.
+        outside: The outermost frame. It stands for code outside all modules.
         segment: Number of the first autograd node of the current segment.
     """
 
@@ -136,12 +143,15 @@ class ModuleTimer:
         self._stamps.append((self._mark(), self._forward.outside.module_phase, ""))
 
     def set_aside(self) -> None:
-        """Exclude everything up to the next part of the pass, including modules that run."""
+        """Exclude all code from now until the next part of the pass begins, even module calls."""
         self._paused = True
         self._stamps.append((self._mark(), None, ""))
 
     def begin_backward(self, results: Any) -> None:
-        """Start or resume the backward part, which begins at `results`."""
+        """Begin or resume the part `backward` of the pass.
+
+        `results` are the tensors at which backward starts, for example the loss.
+        """
         self._paused = False
         self._end_segment(self._forward, results, self._forward.frames[-1])
         self._hook_unhooked(self._forward.outside.unhooked, results)
@@ -150,14 +160,17 @@ class ModuleTimer:
         self._resume_root_backward()
 
     def resume_forward(self) -> None:
-        """Resume the forward part, after a backward pass or excluded code."""
+        """Resume the part `forward` of the pass, after a backward pass or excluded code."""
         self._paused = False
         self._stamps = self._parts["forward"]
         self._forward.segment = next_sequence_number()
         self._stamps.append((self._mark(), self._forward.frames[-1].module_phase, ""))
 
     def end(self) -> dict[str, list[Stamp]]:
-        """End the pass and return the stamps of its parts. Settle the clock before reading them."""
+        """End the pass, and return the stamps of each part by the name of the part.
+
+        Call `settle` of the clock before computing times from the stamps.
+        """
         self._stamps.append((self._mark(), None, ""))
         self._release()
         parts = self._parts
@@ -166,11 +179,14 @@ class ModuleTimer:
         return parts
 
     def pass_times(self, parts: Mapping[str, list[Stamp]]) -> dict[str, PassTimes]:
-        """Return the times of each part, from settled stamps."""
+        """Compute the times of each part from its stamps. Call `settle` of the clock first."""
         return {part: pass_times(stamps, self._clock) for part, stamps in parts.items()}
 
     def follows_this_thread(self) -> bool:
-        """Return whether a part is running, on the home thread or in backward."""
+        """Return whether this thread is timed now: it is the home thread, or it runs backward.
+
+        Between `set_aside` and the next part, no thread is timed.
+        """
         return not self._paused and (
             threading.get_ident() == self.home or backward_id() != NO_BACKWARD
         )
@@ -233,7 +249,11 @@ class ModuleTimer:
         self._stamps.append((self._mark(), above.module_phase, ""))
 
     def _end_segment(self, stack: _PassStack, crossing: Any, frame: _TimedFrame) -> None:
-        """End a segment, and hook its newest node that the crossing tensors lead back to."""
+        """End the current segment, and hook the newest of its nodes that can be found.
+
+        The node is found through the tensors that cross the module's boundary. Newer nodes of the
+        segment are added to `frame.unhooked`.
+        """
         end = next_sequence_number()
         if end == stack.segment:
             return
@@ -246,7 +266,10 @@ class ModuleTimer:
         stack.segment = end
 
     def _hook_unhooked(self, unhooked: _Ranges, output: Any) -> None:
-        """Hook, for each range of nodes, the newest node that the output leads back to."""
+        """For each range of nodes without a hook, hook the newest node that leads to `output`.
+
+        The search begins at the output and visits at most `MOST_NODES` nodes.
+        """
         if not unhooked:
             return
         first = min(start for start, _, _ in unhooked)
@@ -284,10 +307,10 @@ class ModuleTimer:
                 after_backward(self._guard(self._end_segments))
 
     def _end_segments(self) -> None:
-        """Return to the root, because every node has run.
+        """Stamp that the root module runs, because the last autograd node has run.
 
-        The engine now runs callbacks, such as DDP's wait for the gradients of all ranks. The time
-        of callbacks belongs to the root.
+        Autograd now runs its final callbacks, such as DDP's wait for the gradients of all ranks.
+        Their time belongs to the root module.
         """
         if not self._paused:
             self._resume_root_backward()
@@ -298,7 +321,7 @@ class ModuleTimer:
         self._stamps.append((self._mark(), running, ""))
 
     def _release(self) -> None:
-        """Remove the hooks on nodes, so that a graph that the user keeps is unchanged."""
+        """Remove the hooks from all autograd nodes. The user may keep the graph."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -309,9 +332,10 @@ _NO_OUTPUT = object()
 
 
 def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:
-    """Return the newest node with a number from `start` to `end - 1`, and its number.
+    """Return the newest node among the `grad_fn` of the given tensors, and the node's number.
 
-    If there is no such node, returns `None` and `start - 1`.
+    Only nodes with a number from `start` to `end - 1` count. If there is no such node, the result
+    is `None` and `start - 1`.
     """
     newest = None
     best = start - 1
@@ -341,9 +365,10 @@ view_as = Tensor.view_as
 
 
 class Chain:
-    """A module that calls `LEAVES` small modules one after the other.
+    """A module for measuring hook overhead. It calls `LEAVES` small modules one after the other.
 
-    Each chain has its own classes, and therefore its own hooks.
+    Hooks are set on classes, and each chain creates its own classes. So the hooks of a chain do not
+    run for any other module.
     """
 
     def __init__(self, weight: Tensor | None = None) -> None:
@@ -354,8 +379,8 @@ class Chain:
         class Leaf(Own):
             """Runs one matmul if there is a weight, builds one autograd node, or does nothing.
 
-            It is not one of torch's layers, because creating a layer draws random numbers. It calls
-            no torch function that users might replace.
+            It is not one of torch's layers, because creating such a layer draws random numbers,
+            which would change the user's run. It calls no torch function that users might replace.
             """
 
             def forward(self, x: Tensor) -> Tensor:
@@ -386,7 +411,10 @@ class Chain:
 
 
 def hook_overhead(clock: Clock) -> HookOverhead:
-    """Return the overhead of a `ModuleTimer` with the given clock; zero for a test's clock."""
+    """Measure the overhead of a `ModuleTimer` that uses the given clock.
+
+    For a clock that is neither a `DeviceClock` nor a `HostClock`, as in tests, it is zero.
+    """
     if isinstance(clock, DeviceClock):
         return _of_timer(clock.device)
     if isinstance(clock, HostClock):
@@ -400,10 +428,11 @@ def median_overhead(
     trials: int,
     now: Callable[[], float] = time.perf_counter,
 ) -> HookOverhead:
-    """Return the median of each field over several trials, at least 0.
+    """Run several trials, and return the median of each field; negative medians become 0.
 
-    A training run waits for the trials, so a busy machine may run only `FEWEST_TRIALS` of them. The
-    user's modes and hooks do not run in the trials.
+    The training run waits during the trials. So if they take longer than `MOST_SECONDS`, for
+    example on a busy machine, only `FEWEST_TRIALS` of them run. The trials run without the user's
+    dispatch modes and hooks.
     """
     tried: list[HookOverhead] = []
     latest = now() + MOST_SECONDS
@@ -420,9 +449,10 @@ def median_overhead(
 def of_module_calls(
     clock: Clock, timed: Callable[[Chain, Tensor], PassTimes]
 ) -> tuple[float, float]:
-    """Measure the overhead of a module call, in the called module and in its caller.
+    """Measure the overhead of one module call: in the called module, and in the calling module.
 
-    The modules are empty. `timed` runs a pass with hooks.
+    The modules do nothing, so all the time that is measured in them is overhead. `timed` runs a
+    chain with hooks, and returns its times.
     """
     chain = Chain()
     x = torch.ones((), device="cpu", dtype=torch.float32)
@@ -437,7 +467,7 @@ def of_module_calls(
 
 @functools.cache
 def _of_timer(device: torch.device | None) -> HookOverhead:
-    """Measure the overhead of a `ModuleTimer` with a device's clock, or with the host clock."""
+    """Measure the overhead of a `ModuleTimer` with a device's clock; `None` uses the host clock."""
     clock = HostClock() if device is None else device_clock(device)
 
     def trial() -> HookOverhead:
@@ -457,7 +487,7 @@ def _of_timer(device: torch.device | None) -> HookOverhead:
 def _timed(
     clock: Clock, chain: Chain, x: Tensor, *, with_backward: bool = False
 ) -> dict[str, PassTimes]:
-    """Time a pass of the chain, with hooks only on the modules of the chain."""
+    """Time a pass of the chain with a `ModuleTimer` whose hooks run only for its modules."""
     timer = ModuleTimer(ModuleTree({"": chain.root}), clock)
     chain.hooked(timer)
     try:

@@ -6,12 +6,18 @@ time of that module.
     stamp      root   observer   q        observer   root      end
     mark       0      2          3        9          10        12     self: root 4, q 6; observer 2
 
-The code of a hook runs between two stamps, so its time is measured and left out. The time that
-torch takes to call the hook is not stamped. This `HookOverhead` is about the same for every call,
-and a trial measures it. The overhead is larger with cold caches and zero on a busy device, so it is
-scaled by a factor from 0 to 3. Then the time of unprofiled passes is divided among the modules in
-the same proportions as the rest of the hooked passes. A note reports this scaling if it is large.
-Kernel times from a trace are not scaled, because hooks slow down only the host.
+"Observer" stands for the code of lflops' hooks. It runs between two stamps, so its time is known
+and can be left out. But the time that torch takes to call a hook lies outside these stamps. It is
+called `HookOverhead`, is about the same for every call, and is measured by a trial.
+
+The times of unprofiled passes are then divided among modules in two steps:
+
+1. The hook overhead is subtracted from the times of the hooked passes (passes in which hooks time
+   every module). The real overhead is larger than in the trial if caches are cold, and zero if the
+   host runs ahead of a busy device. So the overhead is multiplied by a factor from 0 to 3.
+2. The remaining times are scaled so that they add up to the time of an unprofiled pass. If this
+   changes them much, a note reports it. Kernel times from a trace are not scaled, because hooks
+   slow down only the host.
 """
 
 import dataclasses
@@ -32,7 +38,11 @@ from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 from lflops.timing.clock import Clock
 
 Stamp = tuple[Any, ModulePhase | None, str]
-"""A mark, the module and phase that run after it (`None` for lflops itself), and the reason."""
+"""A mark, the module and phase that run after it, and the reason for the stamp.
+
+The module and phase are `None` if code of lflops runs. The reason is one of the constants below, or
+empty.
+"""
 
 ENTERS = "enters"
 """The reason for a stamp at which a module is entered."""
@@ -46,13 +56,14 @@ OPERATOR = "operator"
 
 @dataclass(frozen=True, kw_only=True)
 class HookOverhead:
-    """Seconds that hooks and modes take outside the stamps.
+    """Time that torch takes to call hooks and dispatch modes, in seconds. No stamp shows this time.
 
     Attributes:
-        inside: Seconds in the called module, per call.
-        outside: Seconds in the calling module, per call.
-        segment: Seconds in backward, per segment.
-        operator: Seconds per counted operator.
+        inside: Seconds per module call that are measured as time of the called module.
+        outside: Seconds per module call that are measured as time of the calling module.
+        segment: Seconds per segment of backward. A segment is a series of autograd nodes that were
+            built by one module, and begins with a hook.
+        operator: Seconds per operator that is counted.
     """
 
     inside: float = 0.0
@@ -69,12 +80,12 @@ class PassTimes:
     """Times and counts of one pass, by module and phase.
 
     Attributes:
-        self_seconds: Self seconds.
-        observer: Seconds of lflops' hooks, over the whole pass.
-        called: Number of calls of the module.
-        calls_others: Number of calls of other modules that the module makes.
-        segments: Number of segments of backward.
-        operators: Number of counted operators.
+        self_seconds: Self time of each module in each phase, in seconds.
+        observer: Total time of lflops' hooks in the pass, in seconds.
+        called: How often each module is called.
+        calls_others: How often each module calls other modules.
+        segments: Number of backward segments of each module; a hook begins each segment.
+        operators: Number of operators that are counted in each module.
     """
 
     self_seconds: defaultdict[ModulePhase, float] = field(
@@ -96,7 +107,10 @@ class PassTimes:
         self.operators.update(other.operators)
 
     def overhead(self, key: ModulePhase, each: HookOverhead) -> float:
-        """Return the seconds of hook overhead in the self time of a module and phase."""
+        """Return the hook overhead in the self time of a module and phase, in seconds.
+
+        `each` has the overhead of a single call, segment and operator.
+        """
         at_modules = each.inside * self.called[key] + each.outside * self.calls_others[key]
         return at_modules + each.segment * self.segments[key] + each.operator * self.operators[key]
 
@@ -105,7 +119,7 @@ class PassTimes:
 
 
 def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
-    """Compute the times between settled stamps.
+    """Compute times from stamps. The clock must have been settled after the last stamp.
 
     The last stamp only ends the time that began at the previous stamp.
     """
@@ -130,7 +144,7 @@ def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
 
 
 def inclusive(self_seconds: Mapping[ModulePhase, float]) -> dict[ModulePhase, float]:
-    """Return the seconds of each module and all modules below it, in each phase."""
+    """Return the inclusive time of each module in each phase: with all modules below it."""
     totals: defaultdict[ModulePhase, float] = defaultdict(float)
     for (fqn, phase), seconds in self_seconds.items():
         for above in ancestry(fqn):
@@ -139,20 +153,22 @@ def inclusive(self_seconds: Mapping[ModulePhase, float]) -> dict[ModulePhase, fl
 
 
 MOST_OVERHEAD = 3.0
-"""Maximum factor by which the overhead that a trial measured is scaled."""
+"""Maximum factor by which the measured hook overhead is multiplied."""
 
 NONE: Mapping[Any, float] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledTimes:
-    """Self and inclusive seconds by module and phase, over the hooked passes.
+    """Times of modules, scaled so that they add up to an unprofiled pass.
 
     Attributes:
-        factors: For each part of a pass, the typical seconds of unprofiled passes divided by the
-            typical seconds of hooked passes without overhead. If the factor is close to 1, the
-            division among modules is reliable.
-        ignored: Median seconds of each ignored module. No total includes these seconds.
+        self_seconds: Statistics of the self time of each module and phase, over the hooked passes.
+        inclusive: The same statistics of the inclusive time.
+        factors: For each part of a pass, such as `forward`, the factor by which the times of the
+            hooked passes were scaled after the overhead was subtracted. If it is close to 1, the
+            division of time among modules is reliable.
+        ignored: Median time of each ignored module in seconds. No total includes this time.
     """
 
     self_seconds: Mapping[ModulePhase, TimingStats]
@@ -167,7 +183,7 @@ class ScaledTimes:
         factors: Mapping[str, float] = NONE,
         ignored: Mapping[str, float] = NONE,
     ) -> Self:
-        """Compute statistics over passes from their self seconds."""
+        """Compute the statistics from the self times of the modules in each pass."""
         self_seconds = timing_stats(steps)
         # The median of a sum is not the sum of medians, but inner modules must add up to the module
         # around them. So inclusive medians are sums of self medians.
@@ -193,14 +209,15 @@ def scale_to_unprofiled(
     """Subtract hook overhead, and scale the rest so that it adds up to the unprofiled passes.
 
     Args:
-        hooked: The parts of each hooked pass. The forward part may contain time of the backward
-            phase, if a gradient is computed in forward.
-        unprofiled: Typical seconds of each part of an unprofiled pass. Parts without such seconds
-            are not scaled.
-        overhead: The overhead that a trial measured.
-        ignored: Names of modules that are left out.
-        means: For each part, the seconds that the modules must add up to. Default: `unprofiled`.
-        kernels: Self seconds of each module on the device in a step, if a trace measured them.
+        hooked: The times of each part of each hooked pass, by the name of the part. If a gradient
+            is computed in forward, the part `forward` contains time of the phase `backward`.
+        unprofiled: The typical duration of each part of an unprofiled pass, in seconds. A part
+            that is missing here is not scaled.
+        overhead: The hook overhead that a trial measured.
+        ignored: Names of modules that are left out of the result.
+        means: For each part, the total that the times of the modules must add up to. Default:
+            `unprofiled`.
+        kernels: The time of each module's own kernels in a step, if a trace measured it.
     """
     if means is None:
         means = unprofiled
@@ -239,7 +256,11 @@ def _parts_of(passes: Sequence[Mapping[str, PassTimes]]) -> list[str]:
 def _without_overhead(
     times: PassTimes, overhead: HookOverhead, factor: float, kernels: Mapping[ModulePhase, float]
 ) -> dict[ModulePhase, float]:
-    """Return self seconds minus the scaled overhead, but at least the seconds of the kernels."""
+    """Return the self times minus `factor` times the overhead of each module.
+
+    No time becomes shorter than the time of the module's kernels, because hooks do not slow down
+    kernels.
+    """
     self_seconds = _in_kernels(times.self_seconds, kernels)
     for key, least in self_seconds.items():
         self_seconds[key] = max(
@@ -251,7 +272,7 @@ def _without_overhead(
 def _in_kernels(
     self_seconds: Mapping[ModulePhase, float], kernels: Mapping[ModulePhase, float]
 ) -> dict[ModulePhase, float]:
-    """Return the self seconds in which kernels run."""
+    """Return the part of each self time in which kernels run: at most the time of the kernels."""
     return {key: min(seconds, kernels.get(key, 0.0)) for key, seconds in self_seconds.items()}
 
 
@@ -264,9 +285,10 @@ def _fit(
     kernels: Mapping[ModulePhase, float],
     seconds: float,
 ) -> None:
-    """Scale the time that modules spend outside their kernels so that the total is `seconds`.
+    """Scale the self times so that their total is `seconds`. The passes are changed in place.
 
-    If the kernels alone take longer than `seconds`, their times are also scaled.
+    Only the time outside kernels is scaled. But if the kernels alone take longer than `seconds`,
+    their times are scaled as well.
     """
     busy = [_in_kernels(of_pass, kernels) for of_pass in self_seconds]
     computing = _total(busy)
@@ -286,7 +308,11 @@ def _fit(
 def _times_the_overhead(
     passes: Sequence[PassTimes], unprofiled: float, overhead: HookOverhead
 ) -> float:
-    """Return the factor for the overhead that explains the extra time of the hooked passes."""
+    """Return the factor by which the overhead must be multiplied before it is subtracted.
+
+    With this factor, the overhead is exactly the time by which a hooked pass is longer than an
+    unprofiled pass. The result is from 0 to `MOST_OVERHEAD`.
+    """
     hooked = statistics.median(sum(times.self_seconds.values()) for times in passes)
     expected = statistics.median(times.total_overhead(overhead) for times in passes)
     if expected <= 0:
@@ -298,7 +324,7 @@ def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePh
     """Return statistics of each module and phase over the passes.
 
     If a module runs only in some passes, such as the discriminator of a GAN, its statistics are
-    multiplied by the share of passes in which it runs.
+    multiplied by the share of passes in which it runs. So they are times per pass.
     """
     seconds_by_key: defaultdict[ModulePhase, list[float]] = defaultdict(list)
     for self_seconds in passes:
@@ -315,7 +341,7 @@ def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePh
 
 
 WORTH_SAYING = 0.05
-"""A note reports the difference between hooked and unprofiled passes if it is above this share."""
+"""A note reports the scaling of module times if a factor differs from 1 by more than this."""
 
 
 def attach_module_times(
@@ -326,9 +352,17 @@ def attach_module_times(
 ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
     """Divide the time of unprofiled steps among modules, in proportion to module-timing steps.
 
-    Returns the profile with the times of its modules, and the unscaled self seconds of the modules
-    in each module-timing step. Ranks are compared by the unscaled seconds, because hooks cost the
-    same on all ranks. A separate scaling factor for each rank would make some ranks look slow.
+    Args:
+        profile: The profile, with its steps.
+        hooked: For each module-timing step, the times of each part.
+        overhead: The hook overhead that a trial measured.
+        kernels: The time of each module's own kernels in a step, if a trace measured it.
+
+    Returns:
+        The profile with the times of its modules, and the unscaled self times of the modules in
+        each module-timing step. Ranks are compared by the unscaled times, because hooks cost the
+        same on all ranks. Scaled times would make some ranks look slow, because each rank has its
+        own scaling factor.
     """
     unprofiled, scale = with_phases([step for step in profile.steps if step.is_unprofiled])
     hooked_steps = [step for step in profile.steps if step.kind == "module_timing"]
@@ -378,7 +412,7 @@ def ignored_modules(profile: Profile) -> set[str]:
 
 
 def _observer_ratio(hooked: Sequence[Step], unprofiled: Sequence[Step]) -> float | None:
-    """Return the median seconds of module-timing steps, divided by those of unprofiled steps.
+    """Return the median duration of module-timing steps, divided by that of unprofiled steps.
 
     Disturbed module-timing steps are left out.
     """
@@ -399,10 +433,16 @@ def _own_of_step(parts: Mapping[str, PassTimes]) -> dict[ModulePhase, float]:
 
 
 def _without_others(seconds: float, part: str, hooked: Sequence[Step]) -> float:
-    """Return the seconds of a part of an unprofiled step, without the time that other threads took.
+    """Return the time of a part of an unprofiled step, without waits for a core.
 
-    The share of that time is taken from the hooked steps. The result is at most the median of the
-    uncontended seconds of the hooked steps.
+    Only module-timing steps measure these waits, so it is assumed that unprofiled steps wait for
+    the same share of their time.
+
+    Args:
+        seconds: The duration of the part in an unprofiled step.
+        part: The name of the part.
+        hooked: The module-timing steps. The result is at most the median duration of the part in
+            these steps without waits.
     """
     uncontended_seconds = []
     whole = 0.0
@@ -416,7 +456,10 @@ def _without_others(seconds: float, part: str, hooked: Sequence[Step]) -> float:
 
 
 def with_times(profile: Profile, times: ScaledTimes) -> Profile:
-    """Set the seconds of the modules; they stay unknown if a module ran in no stamped pass."""
+    """Return the profile with the times of its modules.
+
+    The time of a module stays unknown if the module did not run in any hooked pass.
+    """
     notes = []
     for note in profile.notes:
         if note.code == "ignored" and note.subject in times.ignored:
@@ -433,9 +476,13 @@ def with_times(profile: Profile, times: ScaledTimes) -> Profile:
 
 
 def _with_wait_apart(parts: Mapping[str, PassTimes], seconds: float) -> dict[str, PassTimes]:
-    """Return the parts of a hooked step, with the wait for other ranks as a separate part.
+    """Move the wait for other ranks from the part `backward` into a separate part `waiting`.
 
-    A delay of other ranks reveals nothing about the modules.
+    Otherwise, a delay of other ranks would change the times of this rank's modules.
+
+    Args:
+        parts: The parts of a module-timing step.
+        seconds: Duration of the wait.
     """
     root = ModulePhase("", "backward")
     backward = parts.get("backward", PassTimes())
@@ -450,9 +497,10 @@ def _with_wait_apart(parts: Mapping[str, PassTimes], seconds: float) -> dict[str
 
 
 def _parts(step: Step, *, waits_apart: bool) -> dict[str, float]:
-    """Return the seconds of each part of an unprofiled step.
+    """Return the duration of each part of an unprofiled step, in seconds.
 
-    Generation has two phases, prefill and decode, which together are forward.
+    Text generation has no phase `forward`, but `prefill` and `decode`. Their sum is used as
+    `forward`. With `waits_apart`, the wait for other ranks is a part of its own.
     """
     parts = {part: step.phases[part] for part in ("forward", "backward") if part in step.phases}
     generating = [step.phases[name] for name in WITHIN_FORWARD if name in step.phases]

@@ -1,8 +1,8 @@
 """Measure how long the training thread waits for a core in each phase of a step.
 
-Ranks are compared by the time that they take in each phase. If the system gave a rank's core to
-another thread, the lost time does not show that the rank is slow. So the comparison needs the lost
-time of each phase.
+Ranks are compared by the time that they take in each phase. If the system gives a rank's core to
+another thread, the phase takes longer, but the rank itself is not slow. So the comparison needs to
+know how long each phase waited for a core, and subtracts these waits.
 """
 
 from collections import deque
@@ -30,7 +30,9 @@ class _Change(NamedTuple):
 
 
 class PhaseWaits:
-    """Receives the phases of a stage, and reads the scheduler counters when the phase changes.
+    """Reads the thread's scheduler counters whenever the phase changes, and computes the waits.
+
+    The scheduler counters show how long a thread has waited for a core.
 
     An instance must be created on the training thread.
 
@@ -55,7 +57,7 @@ class PhaseWaits:
         self._record(self._running[-1])
 
     def drop(self) -> None:
-        """End a phase because of an exception, without a reading."""
+        """End a phase because of an exception. The scheduler counters are not read in this case."""
         if len(self._running) > 1:
             self._running.pop()
 
@@ -64,7 +66,7 @@ class PhaseWaits:
         self._record(WAIT)
 
     def end_step(self, number: int, start: Any, end: Any) -> None:
-        """Store the waits of the step that lasts from `start` to `end`.
+        """Compute and store how long each phase waited, for the step from `start` to `end`.
 
         Steps must arrive in order.
         """
@@ -73,7 +75,9 @@ class PhaseWaits:
             del self._by_step[next(iter(self._by_step))]
 
     def of_step(self, number: int) -> Mapping[str, float] | None:
-        """Return the seconds of waiting in each phase of a step. Phases without waits are left out.
+        """Return how long each phase of a step waited for a core, in seconds.
+
+        Phases that did not wait are left out.
 
         Returns `None` if the step is unknown, or if the system has no counters.
         """

@@ -7,8 +7,8 @@
 The time of a phase lasts from the mark at its beginning to the mark at its end, without the phases
 inside it. Time outside all phases is called `other`. If such time lies between backward and the
 optimizer, it has a separate name, because custom loops clip gradients there and no hook reports
-clipping. Marks are read later. On a device, marks are events on the stream, so the time of a phase
-is time on the stream.
+clipping. On a device, marks are events on the stream, so phases are measured in the time of the
+stream. These events are read later, when the device has reached them.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ SYNC = "sync"
 """Lightning's internal collectives, in which ranks wait for each other."""
 
 BETWEEN = "before_optimizer"
-"""Time outside all phases, from the end of backward to the optimizer's step."""
+"""Time outside all phases, between the end of backward and the start of the optimizer step."""
 
 ORDER = (
     "data",
@@ -42,10 +42,10 @@ ORDER = (
 
 
 PhaseMarks = tuple[list[Any], list[str], Any]
-"""The marks of one step.
+"""The marks of one step: the marks of all phase changes, the new phases, and the mark of its end.
 
-They are the marks at which a phase became innermost, the phases that became innermost, and the mark
-of the step's end. The type is a plain tuple, because every step creates one.
+At each phase change, another phase becomes the innermost phase. The second list has the names of
+these phases, in the order of the marks. The type is a plain tuple, because every step creates one.
 """
 
 
@@ -54,7 +54,8 @@ class StepPhases:
 
     Attributes:
         mark: Function that marks the current moment.
-        is_marked: Whether the phases of the current step are marked.
+        is_marked: Whether phase changes in the current step are marked. If not, only the step's
+            start and end are marked.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -67,7 +68,7 @@ class StepPhases:
         self._phases: list[str] = []
 
     def begin(self) -> None:
-        """Begin a step; marks since the end of the last step belong to no step."""
+        """Begin a step, and drop the marks since the end of the previous step."""
         self._marks = [self.mark()]
         self._phases = [self._running]
 
@@ -86,7 +87,7 @@ class StepPhases:
         return self.steps()[-1]
 
     def _step_ended(self, mark: Any) -> None:
-        """Record the end of a step, and that the next step begins in the same phase."""
+        """Record the end of a step, and the start of the next step in the same phase."""
         phase = self._phases[-1] if self._phases and self.is_marked else self._running
         self._marks += [mark, mark]
         self._phases += [STEP_END, phase]
@@ -118,7 +119,7 @@ class StepPhases:
         return phases
 
     def waiting(self, step: PhaseMarks) -> float | None:
-        """Return the seconds that backward waited at its end, or `None` if they are unknown."""
+        """Return how long backward waited for other ranks at its end, or `None` if unknown."""
         marks, innermost, end = step
         if WAIT not in innermost:
             return None
@@ -130,13 +131,14 @@ class StepPhases:
 
 
 class LoggedPhases(StepPhases):
-    """The phases of one stage on the host clock, read from the phase log.
+    """The phases of one stage, with the host times at which the phase log recorded them.
 
-    `clock` may wait for the device when it marks the ends of steps.
+    `clock` marks only the start and the end of steps. So it may be a clock that waits for the
+    device.
 
     Attributes:
-        log: The log.
-        is_connected: Whether the log is read.
+        log: The phase log.
+        is_connected: Whether this object receives the events of the log.
     """
 
     def __init__(self, log: PhaseLog, stage: str, clock: Clock) -> None:
@@ -147,13 +149,13 @@ class LoggedPhases(StepPhases):
         self.is_connected = False
 
     def connect(self) -> None:
-        """Read the log from now on."""
+        """Receive the events of the log from now on."""
         self._stack.clear()
         self.log.connect(self)
         self.is_connected = True
 
     def disconnect(self) -> None:
-        """Stop reading phases. Steps can still end. A second call does nothing."""
+        """Stop receiving phases. The ends of steps are still marked. A second call does nothing."""
         self.log.disconnect(self)
         self.is_connected = False
 
@@ -167,7 +169,7 @@ class LoggedPhases(StepPhases):
                 self._phases.append(phase or OTHER)
 
     def begin(self) -> None:
-        """Begin a step; marks since the end of the last step belong to no step."""
+        """Begin a step, and drop the marks since the end of the previous step."""
         self.log.deliver()
         super().begin()
 
@@ -195,7 +197,7 @@ class MarkedPhases(StepPhases):
     """
 
     def __init__(self, clock: Clock, every: int = 1) -> None:
-        """Mark the phases of only one in `every` steps."""
+        """Create the object. Phases are marked only in every n-th step; n is `every`."""
         super().__init__(clock)
         self._every = every
         # steps since the last step with marked phases
@@ -214,7 +216,7 @@ class MarkedPhases(StepPhases):
     def drop(self) -> None:
         """Leave the innermost phase because of an exception.
 
-        No moment is marked, so that nothing in lflops can fail while the exception propagates.
+        The clock is not called, so that nothing in lflops can fail while the exception propagates.
         """
         if self._stack:
             self._stack.pop()
@@ -247,9 +249,9 @@ class MarkedPhases(StepPhases):
 def split_steps(
     marks: Sequence[Any], phases: Sequence[str]
 ) -> tuple[list[PhaseMarks], list[Any], list[str]]:
-    """Split marks into steps at each `STEP_END`.
+    """Split a list of marks into steps. A step ends where the phase is `STEP_END`.
 
-    Returns the steps, and the marks and the phases of the step that has not ended.
+    Returns the complete steps, followed by the marks and the phases of the step that has not ended.
     """
     steps: list[PhaseMarks] = []
     begin = 0
@@ -262,9 +264,9 @@ def split_steps(
 
 
 def _without_unmarked(marks: list[Any], phases: list[str]) -> tuple[list[Any], list[str]]:
-    """Drop moments that were not marked.
+    """Remove phase changes whose mark is `None`, because an exception ended the phase before them.
 
-    Their time belongs to the previous phase.
+    The time after such a change is added to the previous phase.
     """
     if None not in marks:
         return marks, phases
@@ -273,7 +275,10 @@ def _without_unmarked(marks: list[Any], phases: list[str]) -> tuple[list[Any], l
 
 
 def _named(innermost: Sequence[str]) -> list[str]:
-    """Rename a wait to backward, and the time between backward and the optimizer to `BETWEEN`."""
+    """Return the names under which the times of the given innermost phases are reported.
+
+    `WAIT` is reported as `backward`, and `OTHER` between backward and the optimizer as `BETWEEN`.
+    """
     names = ["backward" if phase == WAIT else phase for phase in innermost]
     for place in range(1, len(names) - 1):
         if names[place - 1 : place + 2] == ["backward", OTHER, "optimizer"]:

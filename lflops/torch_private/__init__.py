@@ -1,1 +1,1 @@
-"""Contain every private torch name that lflops uses, grouped by subject, with a check of each."""
+"""All uses of private torch names in lflops, grouped by subject. `self_check` tests each name."""

@@ -22,7 +22,10 @@ NO_BACKWARD = -1
 """The value of `backward_id()` outside a backward pass."""
 
 ACCUMULATES_GRADIENT = 1 << 62
-"""Nodes that write `.grad` have at least this sequence number; no forward operator built them."""
+"""Autograd nodes that write `.grad` have at least this sequence number.
+
+No operator of forward created them, so they have no number in the order of creation.
+"""
 
 next_sequence_number: Callable[[], int] = _get_sequence_nr
 """Returns the number of the next autograd node that this thread builds."""
@@ -57,9 +60,14 @@ def wrap_backward(
 ) -> None:
     """Call functions before and after each backward pass that writes gradients.
 
-    `begins` receives the tensors that the pass starts from, and `ends` the result of `begins`.
-    `ends` is not called if `begins` returned `None`, or after an exception. torch has no hook for
-    this, so the function that calls the engine is wrapped until `undo` is closed.
+    torch has no hook for this. Therefore the function that calls the autograd engine is wrapped
+    until `undo` is closed.
+
+    Args:
+        undo: Removes the wrapper when it is closed.
+        begins: Called before the pass with the tensors from which it starts.
+        ends: Called after the pass with the result of `begins`. It is not called if this result is
+            `None`, or if the pass raised an exception.
     """
     with known_torch():
         run_backward: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
@@ -111,7 +119,7 @@ def nodes_behind(
 ) -> Iterator[Any]:
     """Yield the given autograd nodes and all nodes that are reachable from them, each node once.
 
-    The walk continues from a node only if `is_passed` returns true.
+    If `is_passed` returns false for a node, the nodes behind it are not visited.
     """
     waiting = list(nodes)
     seen = set[Any]()

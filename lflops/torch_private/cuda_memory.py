@@ -1,4 +1,4 @@
-"""Access the history that CUDA's allocator keeps, and its snapshot."""
+"""Record the history of torch's CUDA allocator, and take snapshots of its memory."""
 
 from typing import Any
 

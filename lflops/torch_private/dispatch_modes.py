@@ -1,4 +1,4 @@
-"""Access dispatch modes, and the stack of modes of each thread."""
+"""Access dispatch modes, and the stack of active modes of each thread."""
 
 import contextlib
 import sys
@@ -23,13 +23,13 @@ without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = (
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Return a context for trials of lflops in the user's process.
+    """Return a context in which lflops can run its own small tests (trials) of torch.
 
-    On this thread, no mode, default device or saved-tensor hook of the user is active. Gradients
-    are recorded, and autocast on the CPU is off. Settings of the whole process (the default dtype,
-    anomaly mode, deterministic algorithms) are not changed, because other threads may be training.
-    Therefore a trial sets the dtype of its tensors explicitly, and calls only operators that these
-    settings do not affect.
+    The trials run in the user's process. Inside the context, no mode, default device or
+    saved-tensor hook of the user is active on this thread. Gradients are recorded, and autocast on
+    the CPU is off. Settings of the whole process (the default dtype, anomaly mode, deterministic
+    algorithms) are not changed, because other threads may be training. Therefore a trial sets the
+    dtype of its tensors explicitly, and calls only operators that these settings do not affect.
     """
     with (
         DisableTorchFunction(),
@@ -53,13 +53,18 @@ class InternalMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
 
     def record_constructed(self, args: tuple[Any, ...], tensor: Any) -> None:
-        """Handle a tensor of a subclass that was created while the mode was off the stack."""
+        """Record a new tensor of a subclass.
+
+        Constructors of subclasses run without the modes of lflops, so the mode did not receive the
+        operator that created the tensor.
+        """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Do not wrap the mode in a frame that dynamo skips.
+        """Return `False`, so that torch does not exclude the mode's method from dynamo.
 
-        Such a frame loads dynamo and doubles the cost of each operator.
+        torch would do so with a wrapper around the method, which loads dynamo and doubles the cost
+        of each operator.
         """
         return False
 
@@ -73,9 +78,10 @@ def open_modes() -> list[Any]:
 
 
 def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
-    """Register a mode class for higher-order operators.
+    """Let a mode class receive higher-order operators, such as `torch.cond`.
 
-    torch 2.8 needs a rule for each operator.
+    Newer versions of torch do this by themselves. torch 2.8 needs a rule for each pair of operator
+    and mode class.
     """
     if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
         for each in torch._ops._higher_order_ops.values():
@@ -88,7 +94,7 @@ def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
 
 
 def passes_dynamo() -> bool:
-    """Return whether torch.compile can ignore a mode, if the mode requests that."""
+    """Return whether this version of torch lets a mode request that torch.compile ignores it."""
     return hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 
@@ -104,7 +110,8 @@ def is_tracing() -> bool:
 def push_mode(mode: TorchDispatchMode) -> None:
     """Put a mode on top of this thread's stack.
 
-    The mode's `__enter__` would also mark the mode for dynamo, which then skips some frames.
+    The mode's `__enter__` is not used. It would also tell dynamo about the mode, and dynamo would
+    then not compile some frames.
     """
     _python_dispatch._push_mode(mode)
 
@@ -145,26 +152,23 @@ def without_own_modes() -> Iterator[list[InternalMode]]:
 def end_mode(mode: Any) -> None:
     """Remove a mode permanently. A second call does nothing.
 
-    After a backward pass, torch restores the stack of modes from before the pass. Therefore a mode
-    that is removed in backward is marked, and does nothing from then on. `sweep_modes` removes it
-    after the pass.
+    After a backward pass, torch restores the stack of modes from before the pass, so a mode that
+    was removed during backward comes back. Therefore the mode is also marked as off and does
+    nothing from then on. `sweep_modes` removes it again after the pass.
     """
     mode.is_off = True
     sweep_modes()
 
 
 def sweep_modes() -> None:
-    """Remove the modes of this thread that have ended."""
+    """Remove the modes that `end_mode` has marked as off from this thread's stack."""
     for mode in open_modes():
         if getattr(mode, "is_off", False):
             _pop_mode(mode)
 
 
 def _pop_mode(mode: TorchDispatchMode) -> None:
-    """Remove a mode from this thread's stack, at any position.
-
-    Observers may end in any order.
-    """
+    """Remove a mode from this thread's stack, even if other modes are on top of it."""
     above = []
     top = _python_dispatch._pop_mode()
     while top is not mode:

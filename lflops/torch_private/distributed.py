@@ -12,13 +12,16 @@ from torch import Tensor, nn
 
 
 class FlatPart(NamedTuple):
-    """One of the user's parameters in a flat parameter of FSDP1.
+    """One of the user's parameters in an FSDP1 flat parameter.
+
+    FSDP1 joins the parameters of a module into one flat parameter and divides its elements among
+    the ranks.
 
     Attributes:
-        stored_in: The parameter, or the flat parameter that contains its elements.
-        module: The module that owns the parameter.
-        elements: The number of elements of the parameter.
-        local_elements: The number of elements of the parameter on this rank.
+        stored_in: The user's parameter if FSDP1 keeps it, otherwise the flat parameter.
+        module: The module that owns the user's parameter.
+        elements: The number of elements of the user's parameter.
+        local_elements: The number of these elements that this rank holds.
     """
 
     stored_in: Tensor
@@ -28,7 +31,10 @@ class FlatPart(NamedTuple):
 
 
 def flat_parts(module: Any) -> Iterator[FlatPart]:
-    """Yield the user's parameters in a module's flat parameter, if FSDP1 wraps the module."""
+    """Yield the user's parameters in the flat parameter of an FSDP1 module.
+
+    Yields nothing for any other module.
+    """
     flat = getattr(getattr(module, "_handle", None), "flat_param", None)
     if flat is None or type(module).__name__ != "FullyShardedDataParallel":
         return
@@ -46,27 +52,31 @@ def group_named(name: str) -> Any:
 
 
 def wait_operator() -> Any:
-    """Return the operator that waits for a collective's result and returns it."""
+    """Return the operator `wait_tensor`, which waits for the result of a functional collective."""
     return torch.ops._c10d_functional.wait_tensor.default
 
 
 def receive_operator() -> Any:
-    """Return the operator that receives tensors from another rank and writes to its arguments.
+    """Return the operator `recv_`, which receives tensors from another rank into its arguments.
 
-    Returns `None` if torch has no process groups.
+    Returns `None` if this build of torch has no process groups.
     """
     return getattr(getattr(torch.ops.c10d, "recv_", None), "default", None)
 
 
 _VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
-"""Functions in which the stages of a pipeline vote."""
+"""torch functions in which the stages of a pipeline agree on whether their shapes are known."""
 
 _STAGES = str(Path("distributed", "pipelining", "stage.py"))
-"""The end of the path of the file that defines the functions in `_VOTES`."""
+"""End of the path of torch's file that defines the functions in `_VOTES`."""
 
 
 def is_pipeline_vote() -> bool:
-    """Return whether stages of a torch pipeline are voting on whether their shapes are known."""
+    """Return whether this thread runs one of the functions in `_VOTES`.
+
+    In such a function, the stages of a torch pipeline exchange a small tensor that does not belong
+    to the model.
+    """
     for frame, _ in walk_stack(currentframe()):
         code = frame.f_code
         if code.co_name in _VOTES and code.co_filename.endswith(_STAGES):
@@ -75,7 +85,7 @@ def is_pipeline_vote() -> bool:
 
 
 def group_store() -> Any:
-    """Return the store of the default process group; `None` without a group or a store."""
+    """Return the key-value store of the default process group, or `None` if there is none."""
     with contextlib.suppress(AttributeError, RuntimeError, ValueError, AssertionError):
         return torch.distributed.distributed_c10d._get_default_store()
     return None

@@ -28,13 +28,16 @@ with known_torch():
     from torch._higher_order_ops import utils as operators_with_code
 
 PREFIX = "__compiled_fn"
-"""The start of the names of compiled functions."""
+"""Prefix of the names of compiled functions."""
 
 MODULES = "nn_module_stack"
-"""The metadata key under which a node has the modules around it."""
+"""Metadata key of the modules in which a graph node was created."""
 
 RECOMPUTES_SOME = "_checkpoint_context_fn"
-"""The metadata key of a checkpointed region in which the user chooses what is recomputed."""
+"""Metadata key that marks selective activation checkpointing.
+
+In such a region, the user chooses which results are recomputed in backward.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +47,13 @@ class CapturedGraph:
     The copy keeps no tensor of the model or a batch alive.
 
     Attributes:
-        graph: A copy of the graph. The only metadata of a node is the modules around it, outermost
-            first.
-        attributes: The values of the graph's `get_attr` nodes: other graphs, or any values except
-            tensors.
-        backend: The backend's name.
-        chooses: Whether the user chooses which of the graph's results are kept for backward.
+        graph: A copy of the graph. The only metadata of a node is the modules in which it was
+            created, outermost first.
+        attributes: The values that the graph's `get_attr` nodes read, by name: other graphs, or
+            other values except tensors.
+        backend: The name of the backend.
+        chooses: Whether the graph is a region with selective activation checkpointing, in which the
+            user chooses which results are kept for backward.
     """
 
     graph: fx.Graph
@@ -59,7 +63,11 @@ class CapturedGraph:
 
     @classmethod
     def of(cls, module: fx.GraphModule, backend: str) -> "CapturedGraph":
-        """Copy a graph."""
+        """Copy the graph of a module that dynamo passed to its backend.
+
+        Raises:
+            TypeError: A tensor is part of the graph.
+        """
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         attributes = {}
@@ -87,7 +95,12 @@ class CapturedGraph:
 
 @dataclass(frozen=True)
 class CompiledCode:
-    """The scope and the name with which generated code looks up a graph's compiled function."""
+    """A compiled function, and where dynamo's generated code looks it up.
+
+    Attributes:
+        scope: The global variables of the generated code.
+        name: The name of the variable that holds the compiled function.
+    """
 
     scope: dict[str, Any]
     name: str
@@ -105,16 +118,20 @@ _GRAPHS: dict[str, CapturedGraph] = {}
 
 _LOCK = threading.RLock()
 _USERS: dict[int, weakref.ref[Any]] = {}
-"""The objects that need the graphs, keyed by id.
+"""The objects that have called `keep_graphs`, by their id.
 
-While this dictionary is not empty, dynamo's call of its backend is wrapped.
+While there is at least one, a wrapper around dynamo's call of its backend copies each graph.
 """
 
 
 def keep_graphs(user: object) -> None:
-    """Copy each graph that is compiled, until `release_graphs` is called or `user` is freed.
+    """Keep a copy of each graph that is compiled from now on.
 
-    A copy is kept until the compiled code is gone.
+    This ends when `release_graphs` is called for `user`, or when `user` is freed. A copy is kept as
+    long as the compiled code exists.
+
+    Args:
+        user: The object that needs the graphs.
     """
     with _LOCK:
         _USERS[id(user)] = weakref.ref(user, partial(_release, id(user)))
@@ -130,7 +147,7 @@ def keep_graphs(user: object) -> None:
 
 
 def release_graphs(user: object) -> None:
-    """Stop copying graphs for one user.
+    """Stop copying graphs for `user`, which was passed to `keep_graphs`.
 
     A second call does nothing.
     """
@@ -148,7 +165,11 @@ def _release(user: int, _reference: object = None) -> None:
 def graph_of(code: CompiledCode, function: Any) -> CapturedGraph | None:
     """Return the graph of a compiled function.
 
-    Return `None` if the function was compiled before graphs were kept.
+    Returns `None` if the function was compiled before `keep_graphs` was called.
+
+    Args:
+        code: The place in which generated code looks up the function.
+        function: The function. For the backend `eager`, the graph is found through it.
     """
     known = _GRAPHS.get(code.name)
     if known is not None:
@@ -164,7 +185,7 @@ def graph_of(code: CompiledCode, function: Any) -> CapturedGraph | None:
 
 
 def compiled_code() -> list[CompiledCode]:
-    """Return every compiled function that is alive, and drop the graphs of all others."""
+    """Return all compiled functions that still exist, and drop the graphs of all others."""
     found = []
     for hooks in list(CleanupManager.instance.values.values()):
         for hook in hooks:
@@ -176,17 +197,17 @@ def compiled_code() -> list[CompiledCode]:
 
 
 def excluded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that dynamo does not compile."""
+    """Return a version of `function` that dynamo does not compile."""
     left_alone: Callable[..., Any] = torch.compiler.disable(function)
     return left_alone
 
 
 @contextlib.contextmanager
 def with_control_flow_compiled() -> Iterator[None]:
-    """Return a context in which `torch.cond` and similar operators trace their branches.
+    """Return a context in which `torch.cond` and similar operators compile their branches.
 
-    They do so even if the stance is to run all code eagerly. Otherwise, tensors that a branch uses
-    and that are not among the operands get no gradient.
+    They do so even if `torch.compiler.set_stance` tells torch to run all code eagerly. Without
+    this, a tensor that a branch uses but that is not passed as an operand would get no gradient.
     """
     original: Any = operators_with_code.setup_compilation_env
 
@@ -201,9 +222,13 @@ def with_control_flow_compiled() -> Iterator[None]:
 
 
 def _keep(module: fx.GraphModule, output: Any) -> None:
-    """Keep a graph.
+    """Keep a copy of a graph that dynamo passes to its backend.
 
-    After an error, the graph is unknown, and the user's compilation continues.
+    If an error occurs, the graph is not kept, and the user's compilation continues.
+
+    Args:
+        module: The graph.
+        output: dynamo's `OutputGraph`, which has the backend.
     """
     with contextlib.suppress(Exception):
         name = module.meta.get("backend_id")
@@ -214,9 +239,10 @@ def _keep(module: fx.GraphModule, output: Any) -> None:
 
 
 def _modules(node: fx.Node) -> tuple[tuple[str, str, str], ...]:
-    """Return the modules around a node, outermost first.
+    """Return the modules in which a graph node was created, outermost first.
 
-    Each item has dynamo's key of the call, the module's name, and the name of its class.
+    Each item has dynamo's key for the call of the module, the name of the module, and the name of
+    its class.
     """
     stack = node.meta.get(MODULES) or {}
     modules = []

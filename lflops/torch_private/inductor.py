@@ -1,6 +1,6 @@
-"""Inductor, the compiler of torch.compile's graphs.
+"""Access inductor, the backend that compiles the graphs of torch.compile.
 
-This module reads the kernels of a graph, and the modules that the graph's nodes came from.
+This module reads the kernels of a compiled graph, and the modules that created the graph's nodes.
 
 Import this module only in a function, after the user has requested it, because loading inductor
 takes seconds. If torch lacks the private names, the import raises a `CountError`.
@@ -33,19 +33,20 @@ with known_torch():
 aten = torch.ops.aten
 
 RECORD = "lflops"
-"""The key of `RecordGraph`'s record in inductor's record of a graph's kernels.
+"""Key under which `RecordGraph` adds its data to inductor's own data about a graph's kernels.
 
-Inductor saves the record in its caches, together with the graph.
+Inductor saves its data in its caches, together with the compiled graph. So the data of
+`RecordGraph` is also known if a graph comes from a cache.
 """
 
 _LEVEL = "trace.provenance_tracking_level"
 _FUSION_HOOK = "_post_fusion_custom_pass"
 _KERNEL_EVENTS = "cpp.enable_kernel_profile"
 _BASIC = 2
-"""The value of the setting `_LEVEL` that records kernels and nodes."""
+"""Value of the setting `_LEVEL` with which inductor records the nodes of each kernel."""
 
 _GRAPH = "gm"
-"""Name of the argument of `FxGraphHashDetails` that holds the graph."""
+"""Name of the argument of `FxGraphHashDetails.__init__` that holds the graph."""
 
 _MATMULS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 _CALL = re.compile(r"\[Provenance debug handles\] (\S+:\d+)\s*$", re.MULTILINE)
@@ -55,10 +56,13 @@ class CompiledGraph(NamedTuple):
     """A graph that was compiled in this process.
 
     Attributes:
-        key: The graph's key in inductor's cache, as in Kineto's events.
-        calls: The kernel calls in order, such as `extern_kernels.mm:7`. Each call has a number.
-        nodes: The graph's nodes that each call computes; empty if they were not recorded.
-        record: The record of `RecordGraph`; empty if there is none.
+        key: The key of the graph in inductor's cache. The events of torch.profiler have the same
+            key.
+        calls: The kernel calls of the graph in order, such as `extern_kernels.mm:7`. The number
+            identifies the call.
+        nodes: For each kernel call, the names of the graph nodes that it computes. Empty if they
+            were not recorded.
+        record: The data that `RecordGraph` has saved; empty if there is none.
     """
 
     key: str
@@ -68,15 +72,16 @@ class CompiledGraph(NamedTuple):
 
 
 class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
-    """Records a graph's nodes with their modules, and the bytes of each kernel.
+    """A pass of inductor that records the module of each graph node, and the bytes of each kernel.
 
-    Inductor pickles the pass into cache keys, so it has no state.
+    Inductor pickles the pass for its cache keys. The pass must therefore have no state.
     """
 
     def uuid(self) -> Any:
-        """Return this pass's part of the cache key: the record's format and the graph's modules.
+        """Return the part of inductor's cache key that depends on this pass.
 
-        Without the modules, two layers with equal code would share a graph, and its record would
+        It contains the version of the recorded data and the modules of the graph. Without the
+        modules, two layers with the same code would share one compiled graph, and its data would
         name only one of the layers.
         """
         graph = _graph_of_key()
@@ -101,12 +106,14 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
 
 
 def record_graphs() -> Callable[[], None]:
-    """Record each graph that is compiled from now on, and trace generated C++ kernels.
+    """Record each graph that is compiled from now on.
 
-    Returns a function that stops recording and restores inductor's settings.
+    Generated C++ kernels will also appear in traces. Returns a function that stops the recording
+    and restores inductor's settings.
 
     Raises:
-        CountError: The user has set a custom pass, or torch does not have the settings.
+        CountError: The user has already set a custom pass, or this version of torch does not have
+            the settings.
     """
     with known_torch():
         if getattr(config, _FUSION_HOOK) is not None:
@@ -153,14 +160,14 @@ def is_recording() -> bool:
 
 
 def keys_have_graphs() -> bool:
-    """Return whether inductor passes the graph to the code that creates its key."""
+    """Return whether `_graph_of_key` can find the graph for which inductor creates a cache key."""
     return _GRAPH in inspect.signature(FxGraphHashDetails.__init__).parameters
 
 
 def _graph_of_key() -> fx.GraphModule | None:
-    """Return the graph for which inductor is creating a key.
+    """Return the graph for which inductor is creating a cache key.
 
-    Inductor does not pass this graph to `RecordGraph.uuid`.
+    Inductor does not pass it to `RecordGraph.uuid`, so it is read from the calling frame.
     """
     creates_key = FxGraphHashDetails.__init__.__code__
     for frame, _ in walk_stack(inspect.currentframe()):
@@ -173,7 +180,10 @@ def _graph_of_key() -> fx.GraphModule | None:
 
 
 def compiled_graphs(keys: Iterable[str]) -> Iterator[CompiledGraph]:
-    """Yield the live graphs with the given keys that a search of one second finds."""
+    """Yield the compiled graphs with the given cache keys.
+
+    The graphs are searched among all live objects for at most one second, so some may be missing.
+    """
     wanted = set(keys)
     with contextlib.suppress(SearchTimeout):
         for graph in alive((CompiledFxGraph,)):
@@ -185,27 +195,39 @@ def compiled_graphs(keys: Iterable[str]) -> Iterator[CompiledGraph]:
 
 
 def kernel_calls(source: str) -> tuple[str, ...]:
-    """Return the kernel calls of generated code in order, each with its number."""
+    """Return the kernel calls in generated code in order, such as `extern_kernels.mm:7`."""
     return tuple(_CALL.findall(source))
 
 
 def recorded_names(text: str | None) -> tuple[Mapping[str, list[str]], Mapping[str, Any]]:
-    """Return the nodes of each kernel call and the `RecordGraph` record, from inductor's record."""
+    """Return the graph nodes of each kernel call, and the data that `RecordGraph` has saved.
+
+    Args:
+        text: Inductor's data about a graph's kernels, as JSON.
+    """
     kept = json.loads(text or "{}")
     return kept.get("cppCodeToPost", {}), kept.get(RECORD, {})
 
 
 def _set(name: str, value: Any) -> None:
-    """Change a setting in this thread and in threads that start later.
+    """Change a setting of inductor in this thread and in threads that start later.
 
-    Settings are per thread, and a backward may be compiled in another thread.
+    Each thread has its own settings, and a backward graph may be compiled in another thread.
     """
     config._config[name].default = value  # type: ignore[attr-defined,unused-ignore]
     setattr(config, name, value)
 
 
 def _add(record: dict[str, Any], nodes: Iterable[fx.Node], kernels: Iterable[Any]) -> None:
-    """Add a graph to a record: its modules (name and class), its nodes, and each kernel's bytes."""
+    """Add the nodes and the kernels of a graph to the data of `RecordGraph`.
+
+    Args:
+        record: The data, which is changed. `modules` has the name and the class of each module.
+            `nodes` has, for each node, the index of its module, its bytes and its tag. `kernels`
+            has, for each kernel, its bytes, its nodes, and whether it calls a library.
+        nodes: The nodes of the graph.
+        kernels: The kernels that inductor makes from the nodes.
+    """
     numbers = {tuple(module): number for number, module in enumerate(record["modules"])}
     for node in nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
@@ -224,11 +246,11 @@ def _add(record: dict[str, Any], nodes: Iterable[fx.Node], kernels: Iterable[Any
 
 
 def _module(node: fx.Node) -> tuple[str, str] | None:
-    """Return the name and class of a node's module.
+    """Return the name and the class of the module to which a graph node belongs.
 
-    If inductor has fused a matmul with a sum, the fused matmul has no module, or has the module of
-    the sum. Such a sum may be a residual connection around a layer without a bias. The fused matmul
-    belongs to the module that owns the weight.
+    Inductor may fuse a matmul with a sum, for example with the residual connection around a layer
+    without a bias. The metadata of the fused node has no module or the module of the sum. The node
+    is therefore assigned to the module that owns the weight of the matmul.
     """
     module = _own_module(node)
     if node.target not in _MATMULS:
@@ -249,9 +271,9 @@ def _module(node: fx.Node) -> tuple[str, str] | None:
 
 
 def _is_view_of_input(node: fx.Node) -> bool:
-    """Return whether a node is a view of an input of the graph, such as a weight.
+    """Return whether a node is a view of an input of the graph, such as a transposed weight.
 
-    Views of results do not count.
+    Returns false for a view of a result that was computed in the graph.
     """
     while getattr(node.target, "is_view", False) and node.all_input_nodes:
         node = node.all_input_nodes[0]
@@ -271,7 +293,7 @@ def _own_module(node: fx.Node) -> tuple[str, str] | None:
 def _moved(node: fx.Node) -> int | None:
     """Return the bytes of a node's inputs and outputs, or `None` if a size is unknown.
 
-    The result for a view is 0.
+    Returns 0 for a view, because it moves no bytes.
     """
     if getattr(node.target, "is_view", False):
         return 0
@@ -286,7 +308,7 @@ def _moved(node: fx.Node) -> int | None:
 def _bytes(value: Any) -> int | None:
     """Return the bytes of a tensor, or `None` if a size is unknown.
 
-    For a dynamic size, the value that was seen at compilation is used. Reading the current value
+    For a dynamic size, the value during the compilation is used. Converting the size to an integer
     would make torch specialize the graph for that value.
     """
     if not isinstance(value, Tensor):

@@ -9,7 +9,11 @@ from lflops.errors import UnknownTorchError
 
 
 def differs(difference: object) -> UnknownTorchError:
-    """Return the error that names torch's version and the difference."""
+    """Return an error which says that this version of torch differs from what lflops expects.
+
+    Args:
+        difference: The difference, as text or as an exception.
+    """
     return UnknownTorchError(
         f"torch {torch.__version__}: lflops does not support its internals: {difference}"
     )
@@ -17,10 +21,10 @@ def differs(difference: object) -> UnknownTorchError:
 
 @contextlib.contextmanager
 def known_torch() -> Iterator[None]:
-    """Return a context for imports and uses of private names.
+    """Return a context for code that imports or uses private names of torch.
 
     Raises:
-        UnknownTorchError: A name is missing, or accepts different arguments.
+        UnknownTorchError: A name is missing, or a function accepts different arguments.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Access modules: the registries of children, buffers and global hooks, and compilation."""
+"""Access modules: their children and buffers, global hooks, and their compilation."""
 
 import contextlib
 import inspect
@@ -32,24 +32,33 @@ with known_torch():
 _NAMES = vars(module_of_torch)
 _CALL = nn.Module._call_impl
 _WRAPPED_CALL = nn.Module._wrapped_call_impl
-"""The methods at the time when lflops is imported. A user may replace them later."""
+"""`_CALL` and `_WRAPPED_CALL` are torch's methods when lflops is imported.
+
+A user may replace the methods of `nn.Module` later.
+"""
 
 
 def child_modules(module: nn.Module) -> Iterable[tuple[str, nn.Module | None]]:
-    """Return the registered children, including repetitions, which `named_children` omits."""
+    """Return the children of a module by name.
+
+    Unlike `named_children`, this includes a child twice if it has two names, and `None` entries.
+    """
     return module._modules.items()
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """Return the module's buffers, including `None` entries, which `named_buffers` omits."""
+    """Return the buffers of a module by name.
+
+    Unlike `named_buffers`, this includes `None` entries.
+    """
     return module._buffers
 
 
 def self_parts(module: nn.Module) -> tuple[list[Any], ...]:
-    """Return the registered children and the registered parameters.
+    """Return the children and the parameters of a module, as two lists.
 
-    No method of the module's class is called. Both lists are empty for a module that is not
-    initialized.
+    No method of the module's class is called, because the user may have overridden it. Both lists
+    are empty if the module is not initialized.
     """
     attributes = vars(module)
     children = [child for child in attributes.get("_modules", {}).values() if child is not None]
@@ -67,7 +76,10 @@ def packed_parameters(module: nn.Module) -> list[Tensor]:
 
 
 def _unpacked(packed: Any) -> list[Tensor]:
-    """Return the tensors in a C++ object. The object of a recurrent cell holds other objects."""
+    """Return the tensors in a C++ object with packed parameters.
+
+    The object of a recurrent cell contains further such objects.
+    """
     if packed._has_method("unpack"):
         unpacked = packed.unpack()
         values = unpacked if isinstance(unpacked, tuple | list) else [unpacked]
@@ -92,10 +104,10 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def compiled_wrapper(module: nn.Module) -> nn.Module:
-    """Return the live wrapper that `torch.compile` has returned for a module, or else the module.
+    """Return the wrapper that `torch.compile(module)` has returned, if there is one.
 
-    If a loop calls the wrapper, the module inside the wrapper must have no hooks, because each hook
-    would cause a new compilation.
+    Otherwise, the module itself is returned. Hooks must be registered on the wrapper: hooks on the
+    module inside it would cause a new compilation.
     """
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     if eval_frame is None or is_compiled(module):
@@ -118,9 +130,15 @@ def without_global_hooks(
 ) -> Any:
     """Return a copy of a method of `nn.Module` that calls only the given global hooks.
 
-    The copy is torch's code with separate registries of hooks. Therefore a call takes as long as a
-    call with global hooks, but it runs none of the user's hooks, and other threads are not
-    affected. `after` accepts keyword arguments and is always called.
+    The copy has torch's code but separate registries of global hooks. So a call takes as long as
+    one with global hooks, but it runs none of the user's global hooks. Modules that other threads
+    call do not run the given hooks.
+
+    Args:
+        function: The method.
+        before: Hook that is called before forward.
+        after: Hook that is called after forward, even after an exception. It also receives the
+            keyword arguments of forward.
     """
     registries: dict[str, Any] = {}
     for name, value in _NAMES.items():
@@ -145,9 +163,9 @@ def without_global_hooks(
 
 
 class InternalModule(nn.Module):
-    """A module that lflops uses for trials in the user's process.
+    """A module that lflops uses for its own small tests (trials) in the user's process.
 
-    Creating and calling it runs no global hooks except the hooks passed to `hooked`.
+    Creating and calling it does not run the user's global hooks, only those passed to `hooked`.
     """
 
     def __init__(self, **children: nn.Module) -> None:
@@ -159,7 +177,7 @@ class InternalModule(nn.Module):
     def hooked(
         cls, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
     ) -> None:
-        """Make modules of the class call the given hooks from now on."""
+        """Make all modules of this class call the given hooks before and after forward."""
         cls._call_impl = without_global_hooks(_CALL, before, after)  # type: ignore[method-assign]
 
     __call__ = _WRAPPED_CALL
@@ -213,21 +231,25 @@ class Compilations:
 
     @property
     def listens(self) -> bool:
-        """Return whether the functions are registered with torch.compile."""
+        """Return whether torch.compile will call the functions."""
         handler = self._handler
         return handler is not None and self._heard in handler.start_callbacks
 
     def listen(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Start listening, if torch.compile is loaded."""
+        """Register the functions with torch.compile, if it is loaded.
+
+        Args:
+            guard: Wraps each function before it is registered, for example to handle its errors.
+        """
         self.stop()
         self._heard = guard(self._tell)
         self._heard_end = guard(self._tell_end)
         self.listen_again()
 
     def listen_again(self) -> None:
-        """Register again, if necessary.
+        """Register the functions again, if they are not registered.
 
-        Call this repeatedly, because torch.compile may be loaded later, and
+        Call this from time to time, because torch.compile may be loaded later, and
         `torch.compiler.reset()` removes the registration.
         """
         handler = self._handler
@@ -236,7 +258,7 @@ class Compilations:
             handler.register_end_callback(self._heard_end)
 
     def stop(self) -> None:
-        """Stop listening.
+        """Unregister the functions.
 
         A second call does nothing.
         """
@@ -255,10 +277,10 @@ class Compilations:
 
 
 def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = None) -> None:
-    """Remove a hook from every registry of its owner, or from the global registries.
+    """Remove a hook from a module or an optimizer, or remove a global hook if `owner` is `None`.
 
-    No handle is used, because an interrupt right after the installation of the hook would lose the
-    handle.
+    The handle that torch returned for the hook is not needed. An interrupt (Ctrl-C) right after the
+    registration would lose the handle.
     """
     for registry in _registries(owner):
         for number in [number for number, each in list(registry.items()) if each is hook]:
@@ -269,17 +291,18 @@ def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = 
 
 
 def is_called_last(hook: Callable[..., Any]) -> bool:
-    """Return whether a hook is the last global hook that runs after optimizer steps.
+    """Return whether a hook is the last of the global hooks that run after an optimizer step.
 
-    Only the last hook may add and remove such global hooks while it runs.
+    Only the last hook may register or remove such hooks while it runs, because torch is iterating
+    over them.
     """
     return next(reversed(_global_optimizer_post_hooks.values()), None) is hook
 
 
 def call_last(hook: Callable[..., Any]) -> None:
-    """Make a hook the last global hook that runs after optimizer steps.
+    """Make a hook the last of the global hooks that run after an optimizer step.
 
-    Call this only while no such hook runs.
+    Do not call this while one of these hooks runs.
     """
     for number in [number for number, each in _global_optimizer_post_hooks.items() if each is hook]:
         _global_optimizer_post_hooks[number] = _global_optimizer_post_hooks.pop(number)
@@ -299,11 +322,14 @@ def _registries(owner: nn.Module | Optimizer | None) -> tuple[dict[int, Any], ..
 
 
 def never_compiled(function: Callable[..., Any], *, within: bool = True) -> None:
-    """Exclude a function from dynamo, and if `within`, also exclude the functions that it calls.
+    """Prevent dynamo from compiling a function.
 
-    Dynamo inspects all code that runs below a compiled module, such as the hooks of a module that
-    is compiled in place. Unlike `torch.compiler.disable`, this adds no frame and makes calls no
-    slower.
+    Dynamo compiles all code that a compiled module calls, including hooks. Unlike
+    `torch.compiler.disable`, this function adds no wrapper, so calls are not slower.
+
+    Args:
+        function: The function.
+        within: Whether the functions that it calls are not compiled either.
     """
     skip = eval_frame._FrameAction.SKIP
     in_callees = skip if within else eval_frame._FrameAction.DEFAULT
@@ -314,8 +340,8 @@ def never_compiled(function: Callable[..., Any], *, within: bool = True) -> None
 class HiddenHooks:
     """Removes global module hooks while torch.compile compiles, and restores them afterwards.
 
-    Dynamo would compile the hooks with the modules. A module that another thread calls during a
-    compilation runs without the hooks.
+    Otherwise, dynamo would compile the hooks together with the modules. If another thread calls a
+    module during a compilation, the module runs without the hooks.
     """
 
     def __init__(self, hooks: Iterable[Callable[..., Any]]) -> None:
@@ -325,13 +351,14 @@ class HiddenHooks:
         self._compilations = Compilations(self._hide, self._show)
 
     def start(self) -> None:
-        """Start hiding the hooks, if torch.compile is loaded."""
+        """Hide the hooks during each compilation from now on, if torch.compile is loaded."""
         self._compilations.listen(unguarded)
 
     def stop(self) -> None:
-        """Stop hiding hooks.
+        """Stop hiding the hooks in further compilations.
 
-        Hooks that are hidden stay removed. A second call does nothing.
+        If a compilation is running, the hooks that were hidden for it are not restored. A second
+        call does nothing.
         """
         self._before.clear()
         self._compilations.stop()
@@ -358,7 +385,14 @@ class HiddenHooks:
 
 
 def scripted_without(undo: CleanupStack, is_ours: Callable[[Any], bool]) -> None:
-    """Hide hooks of modules from TorchScript, which would compile them, until `undo` is closed."""
+    """Hide some hooks of modules from TorchScript, until `undo` is closed.
+
+    Otherwise, TorchScript would compile the hooks.
+
+    Args:
+        undo: Ends the hiding when it is closed.
+        is_ours: Returns whether a hook must be hidden.
+    """
 
     def stubs(call: Callable[..., Any], module: nn.Module) -> Any:
         hooks = module._forward_pre_hooks

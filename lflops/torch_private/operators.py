@@ -1,4 +1,4 @@
-"""Access operators: their schemas, the dispatcher's kernels, and the kernels of attention."""
+"""Access operators: their schemas, their kernels in the dispatcher, and the attention kernels."""
 
 from functools import partial
 from typing import Any
@@ -20,13 +20,13 @@ with known_torch():
     _KEY = torch._C.DispatchKey
     _ANY_DEVICE = _KEY.CompositeImplicitAutogradNestedTensor
     GROUPED_MM: Any = torch.ops.aten._grouped_mm.default
-    """The matmul of tokens with the weights of their experts."""
+    """The operator that multiplies tokens with the weights of their experts (a grouped matmul)."""
 
 COMPOSITE = _KEY.CompositeImplicitAutograd
 """The dispatch key of operators that are written in terms of other operators."""
 
 WRITTEN_IN_CPP = frozenset({"aten", "prims", "quantized", "_c10d_functional", "c10d", "prim"})
-"""Namespaces without a kernel written in Python."""
+"""Namespaces of operators. No operator in them has a kernel written in Python."""
 
 DEVICES = (_KEY.CPU, _KEY.CUDA)
 NESTED = {"cpu": (_KEY.NestedTensorCPU, _ANY_DEVICE), "cuda": (_KEY.NestedTensorCUDA, _ANY_DEVICE)}
@@ -57,11 +57,14 @@ def overloads_of(operator: Any) -> list[Any]:
 
 
 def decomposes(operator: Any) -> bool:
-    """Return whether an operator is defined by other operators, but reaches the modes undecomposed.
+    """Return whether an operator has no kernel of its own, but is defined by other operators.
 
-    This happens under inference mode. Only the dispatcher's kernels count. torch also has Python
-    decompositions of a few kernels, such as `upsample_nearest2d`, but they do not run here. An
-    operator with a kernel for a device, such as `silu_backward`, does not decompose on that device.
+    Usually, torch runs these other operators before dispatch modes receive them. Under inference
+    mode, a dispatch mode receives the operator itself.
+
+    An operator with a kernel for some device, such as `silu_backward`, is not such an operator.
+    torch's Python decompositions, such as that of `upsample_nearest2d`, are irrelevant here because
+    they do not run in eager mode.
     """
     if not isinstance(operator, OpOverload) or not _has_kernel(operator, COMPOSITE):
         return False
@@ -69,9 +72,10 @@ def decomposes(operator: Any) -> bool:
 
 
 def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Run the operators that define an operator, or that its kernel for nested tensors calls.
+    """Run an operator in a way that dispatch modes receive the operators of which it consists.
 
-    No `__torch_function__` receives this call, as in a run without a count.
+    For nested tensors, these are the operators that the kernel for nested tensors calls. No
+    `__torch_function__` receives the call, because none would receive it without the count.
     """
     with DisableTorchFunction():
         return operator._op_dk(nested_kernel(operator, args) or COMPOSITE, *args, **kwargs)
@@ -119,17 +123,19 @@ def run_kernel(operator: OpOverload, key: Any, args: Any, kwargs: Any) -> Any:
 
 
 def direct_call(operator: Any) -> Any:
-    """Return the function that an operator's `__call__` calls.
+    """Return the function that an operator's `__call__` calls, to save the time of `__call__`.
 
-    Any other function is returned unchanged.
+    If `operator` is not an operator, it is returned unchanged.
     """
     return operator._op if type(operator) is OpOverload else operator
 
 
 def call_without_overrides(operator: Any) -> Any:
-    """Return a function that calls an operator while overrides are off, as the dispatcher does.
+    """Return a function that calls an operator so that no `__torch_function__` receives the call.
 
-    No `__torch_function__` receives the call.
+    The function is to be called while `__torch_function__` overrides are off. If the kernel of the
+    operator may be written in Python, the overrides are on while the kernel runs, as they would be
+    without lflops.
     """
     if type(operator) is not OpOverload:
         return with_overrides(operator)

@@ -1,6 +1,7 @@
-"""Test each private name of torch on a case with a known result.
+"""Test each private name of torch that lflops uses on a case with a known result.
 
-If torch has changed, counting fails with an error instead of wrong numbers.
+If a new version of torch has changed a name, counting fails with an error instead of returning
+wrong numbers.
 """
 
 import functools
@@ -69,9 +70,9 @@ def check_fake_tensors() -> None:
 
 @functools.cache
 def check_fake_group() -> None:
-    """Check the process group of ranks that do not exist.
+    """Check the process group with ranks that do not exist (`fake_group`).
 
-    No other process group may be open. Only estimates of a mesh need this check.
+    No other process group may exist during the check. Only estimates for several ranks need it.
     """
     with known_torch(), dispatch_modes.without_modes(), distributed.fake_group(2):
         ranks = torch.distributed.get_world_size()
@@ -127,7 +128,7 @@ def check_inductor() -> None:
 
 @functools.cache
 def check_data_loader() -> None:
-    """Check, with an empty data set, that fetches of a data loader are reported.
+    """Check, with an empty data set, that `wrap_fetches` reports each fetch of a batch.
 
     Only an auto-detected loop needs this check.
     """
@@ -151,8 +152,8 @@ def check_data_loader() -> None:
 def check_cuda_memory(device: torch.device) -> None:
     """Check the private names that record the memory of a CUDA device.
 
-    Only an out-of-memory report needs these names. If the user is already recording, that recording
-    continues, and only the snapshot's segments are checked.
+    Only an out-of-memory report needs these names. If the user is already recording memory, the
+    user's recording continues, and recorded allocations are not checked.
     """
     with known_torch(), dispatch_modes.without_modes():
         is_users = cuda_memory.is_recording_memory()
@@ -178,9 +179,11 @@ def check_cuda_memory(device: torch.device) -> None:
 
 
 def _of_snapshot(snapshot: Any) -> tuple[bool, bool]:
-    """Return whether a snapshot has a block in use, and whether it has an allocation with a line.
+    """Return two facts about a snapshot, which must both be true.
 
-    The block and the allocation must have all fields that lflops reads.
+    The first is whether it has a memory block in use. The second is whether it has a recorded
+    allocation with a line of Python code. The block and the allocation must have all fields that
+    lflops reads.
     """
     has_block = False
     for segment in snapshot.get("segments", ()):
@@ -208,11 +211,11 @@ def _raise_if_wrong(facts: Mapping[str, bool]) -> None:
 
 
 def _no_op(*_: object) -> None:
-    """Do nothing. This function is a hook for trials."""
+    """Do nothing. This function is registered as a hook in the checks."""
 
 
 class _Operators(dispatch_modes.TorchDispatchMode):
-    """Records the operators that run, and the numbers of the autograd nodes that call matmuls."""
+    """A dispatch mode that records operators, and the autograd node's number for each matmul."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -230,9 +233,11 @@ class _Operators(dispatch_modes.TorchDispatchMode):
 
 
 def _numbering() -> dict[str, bool]:
-    """Check how autograd nodes are numbered, with two matmuls of the same input.
+    """Check how autograd nodes are numbered and how backward passes are reported.
 
-    A simple attribution of the gradients of the matmuls would be wrong.
+    Two matmuls use the same input and weight. The matmuls of backward can therefore be told apart
+    only by the numbers of their autograd nodes. Returns, for each possible error message, whether
+    torch behaves as expected.
     """
     ran = _Operators()
     dispatch_modes.route_higher_order_operators(_Operators)
@@ -288,9 +293,9 @@ def _numbering() -> dict[str, bool]:
 
 
 def _are_profilers_seen() -> bool:
-    """Return whether the start of a profiler is reported.
+    """Return whether `wrap_profilers` reports the start of a profiler.
 
-    No profiler is started, because that would stop another one that is recording.
+    No profiler is started for this check, because it would stop a profiler that is recording.
     """
     kind = torch.autograd.profiler.profile
     before = kind._prepare_trace
@@ -384,11 +389,14 @@ def _of_tensors() -> dict[str, bool]:
 
 
 class _Subclass(torch.Tensor):
-    """A class of tensors that is constructed from another tensor."""
+    """A tensor subclass for the checks."""
 
 
 def _constructs_under_a_mode(x: torch.Tensor) -> bool:
-    """Return whether a constructor runs without the modes of lflops, which are restored afterwards."""
+    """Return whether a tensor subclass can be constructed while a dispatch mode is active.
+
+    The modes of lflops must be off the stack during the constructor and on the stack afterwards.
+    """
     mode = dispatch_modes.InternalMode()
     with CleanupStack() as undo, dispatch_modes.on_stack(mode):
         tensor_constructors.construct_without_modes(undo)
@@ -410,7 +418,7 @@ def _hears_compilations() -> bool:
 
 
 def _are_hooks_found(module: nn.Module) -> bool:
-    """Return whether hooks without effect are found on modules, on optimizers, and globally."""
+    """Return whether `remove_hook` finds the hooks of modules, of optimizers, and global hooks."""
     # The constructor of an optimizer would load torch.compile.
     optimizer = Optimizer.__new__(Optimizer)
     optimizer._optimizer_step_pre_hooks = OrderedDict()
@@ -454,7 +462,7 @@ def _hides_hooks(module: nn.Module) -> bool:
 
 
 def _are_own_hooks_called() -> bool:
-    """Return whether a module of lflops calls its hooks as torch calls global hooks."""
+    """Return whether an `InternalModule` calls its hooks as torch calls global hooks."""
     called: list[tuple[Any, ...]] = []
 
     class Own(modules.InternalModule):

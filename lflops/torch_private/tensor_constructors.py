@@ -1,8 +1,8 @@
 """Run constructors of tensor subclasses without modes, because they fail under a dispatch mode.
 
-Constructing a subclass creates an alias of the argument with an operator, and then creates a Python
-object of the subclass for the alias. Under a dispatch mode, the alias already has a Python object,
-because the mode has returned this object. torch then raises an error.
+The constructor `Subclass(tensor)` calls an operator that returns an alias of the tensor, and then
+creates the Python object of the subclass for this alias. Under a dispatch mode, the alias already
+has a Python object, because the mode has returned it from Python. Therefore torch raises an error.
 """
 
 import sys
@@ -20,7 +20,7 @@ _ABSENT = object()
 
 
 class _HiddenConstructor:
-    """The `__new__` of `torch.Tensor` while a count is running.
+    """A wrapper around `torch.Tensor.__new__`, which replaces it while lflops counts operators.
 
     The wrapper removes the modes of lflops from the stack during each call.
     """
@@ -41,18 +41,18 @@ class _HiddenConstructor:
         self._new = new
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Return the wrapper.
+        """Return the wrapper, or the original constructor if dynamo reads the attribute.
 
-        For dynamo, return the constructor itself, because dynamo compares it by identity.
+        Dynamo checks by identity whether a class has the constructor of `torch.Tensor`.
         """
         reader = sys._getframe(1).f_globals.get("__name__", "")
         return self._constructor if reader.startswith("torch._dynamo.") else self._new
 
 
 class _Installation:
-    """The wrapper on `torch.Tensor`.
+    """Installs the wrapper on `torch.Tensor` while at least one count is running.
 
-    Overlapping counts share the wrapper. The wrapper is removed while torch.compile compiles.
+    Counts that run at the same time share the wrapper. It is removed while torch.compile compiles.
     """
 
     def __init__(self) -> None:

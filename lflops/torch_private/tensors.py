@@ -26,27 +26,31 @@ with known_torch():
     from torch.utils import _python_dispatch
 
 PLAIN = frozenset((Tensor, nn.Parameter))
-"""The classes of nearly all tensors.
+"""The classes of nearly all tensors. They have none of the attributes of special tensors.
 
-Reading a missing attribute of such a tensor takes as long as a small operator.
+It is worth checking the class first: trying to read a missing attribute of a tensor takes as long
+as a small operator.
 """
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 """Errors that fake tensors raise if code needs their values, or a shape that depends on values."""
 
 NO_FAKE_KERNEL = UnsupportedOperatorException
-"""Error that fake tensors raise for an operator without a fake kernel, which has unknown shapes."""
+"""Error that fake tensors raise for an operator without a fake kernel.
+
+The shapes of its results are unknown.
+"""
 
 
 has_torch_function: Callable[[Any], bool] = _has_torch_function
-"""Returns whether a `__torch_function__` of a mode or of an argument's class would run.
+"""Returns whether a call with these arguments would run a `__torch_function__`.
 
-Lists in the arguments are not searched.
+It may belong to a mode or to the class of an argument. Tensors in lists are not examined.
 """
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return the number of times that a tensor was written to."""
+    """Return how often a tensor was written to in place."""
     return tensor._version
 
 
@@ -58,14 +62,20 @@ For example, `torch.set_default_device` uses such a mode.
 
 
 def is_overridden(args: Any) -> bool:
-    """Return whether a `__torch_function__` of a mode, or of an argument or list entry, would run."""
+    """Return whether a call with these arguments would run a `__torch_function__`.
+
+    It may belong to a mode or to the class of a tensor in `args`. Tensors in lists are included.
+    """
     if has_torch_function(args):
         return True
     return any(type(each) is list and has_torch_function(each) for each in args)
 
 
 def with_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that always runs with the overrides that are enabled now."""
+    """Return a function that calls `function` with the current setting of `__torch_function__`.
+
+    Later calls use this setting even if overrides are off at that time.
+    """
     subclasses_are_on = torch._C._is_torch_function_enabled()
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -101,9 +111,10 @@ node_of: Callable[[Tensor], Any] = _base.grad_fn.__get__
 
 
 def shape_key(tensor: Tensor) -> Hashable:
-    """Return a key that is equal for tensors of the same shape.
+    """Return a hashable key that is the same for all tensors of one shape.
 
-    The key of a nested tensor is its number of elements. No attribute of a user's class is read.
+    The key of a nested tensor contains its number of elements. No attribute of a user's tensor
+    class is read, because that could run the user's code.
     """
     if type(tensor) is Tensor:
         try:
@@ -123,7 +134,10 @@ def is_integer(tensor: Tensor) -> bool:
 
 
 def nested_offsets(tensor: Tensor) -> Tensor | None:
-    """Return the start positions of the parts of a jagged tensor; `None` for other tensors."""
+    """Return the offsets of a jagged nested tensor; `None` for other tensors.
+
+    The offsets are the positions at which the sequences begin.
+    """
     if type(tensor) is Tensor or _layout(tensor) is not torch.jagged:
         return None
     offsets: Tensor = vars(tensor)["_offsets"]
@@ -131,9 +145,9 @@ def nested_offsets(tensor: Tensor) -> Tensor | None:
 
 
 def storage_key(tensor: Tensor) -> tuple[Any, int]:
-    """Return a tensor's storage, which supports weak references, and a key for the storage.
+    """Return the storage of a tensor, and a key that identifies the storage while it is alive.
 
-    Two storages that are alive never share a key.
+    Tensors that share memory have the same key. The storage supports weak references.
     """
     if type(tensor) in PLAIN:
         storage = tensor.untyped_storage()
@@ -159,9 +173,9 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the indices and values of a COO tensor.
+    """Return the indices and the values of a COO tensor.
 
-    The public methods reject tensors that are not coalesced.
+    Unlike the public methods, this also works for tensors that are not coalesced.
     """
     return tensor._indices(), tensor._values()
 
@@ -174,7 +188,10 @@ def stored_elements(tensor: Tensor) -> int:
 
 
 def only_shapes_run(tensors: Iterable[Tensor]) -> bool:
-    """Return whether operators compute only shapes, because of a fake tensor or a fake mode."""
+    """Return whether operators on these tensors compute only shapes and no values.
+
+    This is the case if one of them is a fake tensor, or if a fake mode is active.
+    """
     modes = _python_dispatch._get_current_dispatch_mode_stack()
     return any(isinstance(mode, FakeTensorMode) for mode in modes) or any(
         isinstance(local_part(each), FakeTensor) for each in tensors
@@ -184,18 +201,24 @@ def only_shapes_run(tensors: Iterable[Tensor]) -> bool:
 ASKS_FOR_DEVICE = torch.ops.prim.device.default
 """The operator that reads a tensor's device.
 
-torch dispatches it whenever code reads the device of a fake tensor. About two thirds of all calls
-are of this kind.
+torch dispatches it whenever code reads the device of a fake tensor. With fake tensors, about two
+thirds of all dispatched calls are such reads.
 """
 
 
 def fake_device(tensor: FakeTensor) -> torch.device:
-    """Return the device that the running code sees for a fake tensor, without a dispatch."""
+    """Return the device of a fake tensor without dispatching `ASKS_FOR_DEVICE`.
+
+    This is the device that the running code would see.
+    """
     return tensor.device
 
 
 def fake_mode() -> FakeTensorMode:
-    """Return a mode in which new tensors are fake and operators accept real tensors as fake."""
+    """Return a mode in which new tensors are fake tensors.
+
+    Operators also accept real tensors, which they treat as fake tensors.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     # Otherwise the mode keeps a weak reference to each result. Then `model.to(bfloat16)` fails,
     # because a module does not convert parameters that have weak references.

@@ -30,16 +30,16 @@ PROCESS = "lflops modules"
 """Name of the process under which a trace viewer shows the modules."""
 
 PROCESS_ID = 10_000_000
-"""Process id of the modules. It is larger than any process id on Linux."""
+"""Id of the process `PROCESS` in the trace. It is larger than any process id on Linux."""
 
 MODULE = "lflops_module"
-"""Category of module slices."""
+"""Category of the slices that lflops adds for modules."""
 
 MEMORY = b'"[memory]"'
 """Name of the events that record allocated memory."""
 
 TRACKS: tuple[Phase, ...] = ("forward", "recompute", "backward")
-"""Phases with a separate track for each thread."""
+"""Phases of module calls. In the trace viewer, each thread has a track for each of these phases."""
 
 Thread = TypeVar("Thread")
 
@@ -140,10 +140,11 @@ def _track(thread: int, phase: Phase) -> int:
 def threads_of_tracks(
     slices: Iterable[tuple[int, int]], nodes: Mapping[int, Thread]
 ) -> dict[int, Thread]:
-    """Return the thread of each track of backward slices.
+    """Find out which thread each track of backward slices belongs to.
 
-    Each backward slice begins at the same time as a backward node. A track belongs to the thread
-    that runs most of the nodes of its slices.
+    lflops numbers the tracks itself, so the number of a track does not show the thread. But each
+    backward slice begins at the same time as a backward node, whose thread is known. A track
+    belongs to the thread on which most of these nodes run.
 
     Args:
         slices: Track and start time of each slice.
@@ -202,11 +203,11 @@ def _point(name: str, moment: Raw, value: float) -> dict[str, Any]:
 
 
 class _Work:
-    """The work of each call, computed from a profile.
+    """Computes the MACs and FLOP/s of each call from the work of its module in a profile.
 
-    All calls of a module are assumed to do the same work. In backward, a call covers only a part of
-    a module's work, so its rate is the module's average rate. With a device, rates use device time,
-    because the host only launches the work.
+    All calls of a module are assumed to do the same work. In backward, a recorded call is only a
+    part of a module's backward, so its MACs are unknown, and its FLOP/s are the average of the
+    module. With a device, FLOP/s are based on device time, because the host only launches the work.
     """
 
     def __init__(self, recorded: RecordedCalls, profile: Profile | None) -> None:
@@ -245,7 +246,7 @@ class _Work:
 
 
 def _memory(events: Raw, left_out: LeftOut) -> Iterator[dict[str, Any]]:
-    """Yield the points of the memory curves. Events that cannot be read are counted."""
+    """Yield the points of the memory curves. Damaged events are skipped and added to `left_out`."""
     for each in msgspec.json.decode(events, type=list[Raw]):
         if MEMORY not in bytes(each):
             continue

@@ -44,7 +44,7 @@ _DAMAGED = (
     ValueError,
     msgspec.MsgspecError,
 )
-"""Errors from files that are damaged, or that cannot be read or written."""
+"""Errors that occur if a file is damaged, or cannot be read or written."""
 
 _PROGRAM = f"""
 import json, sys
@@ -64,7 +64,8 @@ class AnnotationProcess:
 
     Attributes:
         into: Path of the annotated trace.
-        lacks: Name of the missing part, for messages. It is valid if `finish` returned a reason.
+        lacks: What the trace lacks, for messages, for example `the modules`. It is valid only if
+            `finish` returned a reason.
     """
 
     def __init__(

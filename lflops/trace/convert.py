@@ -1,12 +1,12 @@
-"""Copies a trace for torch-tb-profiler 0.4.3, which supports only traces of old torch versions.
+"""Copy a trace for torch-tb-profiler 0.4.3, which supports only traces of old torch versions.
 
 In the copy, names that 0.4.3 does not support are replaced with names that it supports. Calls of
 modules are written as Python calls, which 0.4.3 reads as modules. Other readers would misread such
 a trace, so the copy is in a separate folder.
 
-torch's arrows from forward to backward stay unchanged. Because of these arrows, 0.4.3 leaves all
-parts of backward that are outside modules out of its tables. Therefore, the parts of backward are
-also written as modules, below a module named `backward`.
+Traces of torch contain arrows from operators in forward to their nodes in backward. If there are
+such arrows, 0.4.3 leaves everything in backward that is outside modules out of its tables.
+Therefore, the calls in backward are also written as modules, below a module named `backward`.
 """
 
 import importlib.util
@@ -27,7 +27,10 @@ from lflops.trace.files import DAMAGE, LeftOut, as_trace, write_head, written_wh
 from lflops.trace.recorded import NODE, STEP, ZERO, outer_first, span
 
 MARKS = (b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function")
-"""Every event of a module, a step or a backward node contains at least one of these strings."""
+"""Strings that find the events of modules, steps and backward nodes without decoding all events.
+
+Every such event contains one of these strings. Other events may contain them as well.
+"""
 
 LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
 
@@ -39,34 +42,39 @@ CATEGORIES = {
     # The numbers of Python frames are not the numbers of the modules that lflops adds.
     "python_function": "python_frame",
 }
-"""Categories that 0.4.3 supports, keyed by their current names. It only draws the last two."""
+"""Categories that 0.4.3 supports, keyed by the names that newer versions of torch use.
+
+0.4.3 draws events of the last two categories, but its tables leave them out.
+"""
 
 NAMES = {
     "nccl:_all_gather_base": "nccl:all_gather",
     "nccl:_reduce_scatter_base": "nccl:reduce_scatter",
 }
-"""Names of collectives that 0.4.3 supports, keyed by their current names.
+"""Names of collectives that 0.4.3 supports, keyed by the names in newer versions of torch.
 
 The tables of 0.4.3 leave out collectives with other names.
 """
 
 FINE = 1024
-"""Number of time units per microsecond. Times in the copy are multiples of this unit.
+"""Times in the copy are multiples of 1/`FINE` microsecond, so that sums of times are exact.
 
-0.4.3 adds times as floats. If a rounding error makes an event end after the event around it, 0.4.3
-leaves the inner event out of all tables. Sums of multiples of 1/1024 µs are exact below 2^43 µs,
-which is 101 days, and Kineto counts time from the start of the quarter. The unit is shorter than a
-nanosecond, so different times stay different.
+0.4.3 computes the end of an event as a sum of floats. If a rounding error makes an event end after
+the event around it, 0.4.3 leaves the inner event out of all tables. Sums of multiples of 1/1024 µs
+have no rounding error below 2^43 µs, which is 101 days. This is enough, because Kineto counts time
+from the start of the quarter of the year. 1/1024 µs is shorter than a nanosecond, so different
+times stay different.
 """
 
 Thread = tuple[Any, Any]
-"""Process and thread, as the trace names them."""
+"""The values `pid` and `tid` of an event, which identify its process and thread."""
 
 
 class _Call(NamedTuple):
-    """A call of a module.
+    """A call of a module, or a whole backward pass.
 
-    A call with an empty phase is a whole backward pass, up to the next step or forward call.
+    A backward pass has an empty phase. It contains all calls in backward until the next step or the
+    next call in forward.
     """
 
     start: int
@@ -77,7 +85,7 @@ class _Call(NamedTuple):
 
 
 class _Event(Struct):
-    """The fields of an event that are read."""
+    """The fields of an event that the conversion reads."""
 
     ph: str = ""
     name: str | None = None
@@ -92,7 +100,7 @@ class _Event(Struct):
     def span(self) -> tuple[int, int]:
         """Start and end in units of 1/`FINE` microsecond.
 
-        Equal times stay equal, and the order of times does not change.
+        The conversion from nanoseconds keeps the order of times. Identical times stay identical.
         """
         start, end = span(self.ts, self.dur)
         return start * FINE // 1000, end * FINE // 1000
@@ -103,7 +111,7 @@ class _Event(Struct):
 
     @property
     def track(self) -> int:
-        """Number of the thread that ran a module's call, in the numbering of `annotate`."""
+        """Number that `annotate` gave to the thread of a module's call."""
         return int(self.tid) // len(TRACKS)
 
 
@@ -208,9 +216,10 @@ def _relabelled(raw: Raw) -> dict[str, Any]:
 
 
 def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
-    """Yield the calls of modules as Python calls, the outer calls first.
+    """Yield the calls of modules in the form of Python calls, the outer calls first.
 
-    Calls with the same name below the same module have the same number, and share one row.
+    0.4.3 identifies a module by a number. Calls with the same name inside the same module get the
+    same number, so they are in the same row of its table.
     """
     calls, beginnings = _calls(events)
     calls += _backward_passes(calls, beginnings)

@@ -17,15 +17,15 @@ from lflops.trace.recorded import DeviceEvent
 
 
 class DeviceTimeline(Struct, frozen=True, kw_only=True):
-    """Nanoseconds of a device in each state; the four states add up to the window.
+    """Nanoseconds that a device spends in each state. The four states add up to the window.
 
     Attributes:
-        computing: Time with a fill, or with a kernel that does not communicate.
-        exposed_communication: Time with communication and without computing.
-        exposed_copies: Time with a copy, and without computing or communication.
-        idle: Time with no work.
-        communication: Time with communication, exposed or not.
-        copies: Time with a copy, exposed or not.
+        computing: Time in which a fill runs, or a kernel that does not communicate.
+        exposed_communication: Time in which the device communicates but does not compute.
+        exposed_copies: Time in which the device copies, but neither computes nor communicates.
+        idle: Time in which the device runs no work.
+        communication: All time in which the device communicates, even if it also computes.
+        copies: All time in which the device copies, even if it also computes or communicates.
     """
 
     window: int
@@ -43,17 +43,20 @@ class DeviceTimeline(Struct, frozen=True, kw_only=True):
 
     @property
     def overlapped_communication(self) -> int:
-        """Communication time overlapped by computing."""
+        """Time in which the device communicates and computes at the same time."""
         return self.communication - self.exposed_communication
 
     @property
     def overlapped_copies(self) -> int:
-        """Copy time overlapped by computing or communication."""
+        """Time in which the device copies and also computes or communicates."""
         return self.copies - self.exposed_copies
 
 
 class Timeline(NamedTuple):
-    """Busy intervals of a device between two moments, by kind of work."""
+    """Intervals between `start` and `end` in which a device computes, communicates or copies.
+
+    The three kinds of intervals may overlap.
+    """
 
     start: int
     end: int
@@ -70,7 +73,7 @@ def communicates(work: DeviceEvent) -> bool:
 
 
 def states(work: Sequence[DeviceEvent], start: int, end: int) -> Timeline:
-    """Return the intervals of computing, communication and copies between two moments."""
+    """Return the intervals of computing, communication and copies between `start` and `end`."""
     computing: Intervals = []
     communicating: Intervals = []
     copying: Intervals = []

@@ -1,8 +1,8 @@
-"""Reads the events of a trace file in portions, so that a file of any size needs bounded memory.
+"""Read the events of a trace file in portions, so that even a large file needs little memory.
 
-A Chrome trace is one JSON object with the events in one array. The text is read in pieces. Each
-piece is cut after its last complete event and decoded as a separate array, so that the text of only
-one piece is in memory.
+A Chrome trace is one JSON object that contains all events in one array. The text of the file is
+read in pieces. Each piece is cut after its last complete event, and the events before the cut are
+decoded as an array of their own. So only one piece of the text is in memory at a time.
 """
 
 import re
@@ -33,7 +33,10 @@ _TRAILING = "JSON is malformed: trailing characters"
 _TAIL = 1 << 16
 """Number of bytes at the end of the text that are searched for a border between two events."""
 _CUTS = 8
-"""Maximum number of possible borders to try, starting with the last one."""
+"""Maximum number of places to try as a border between two events, starting with the last place.
+
+A place that looks like a border may lie inside an event, so decoding may fail there.
+"""
 
 _Event = TypeVar("_Event")
 
@@ -74,7 +77,7 @@ class TraceStream(Generic[_Event]):
     """
 
     def __init__(self, path: Path, kind: type[_Event]) -> None:
-        """Prepare to read events of a type from a file."""
+        """Prepare to read a file. Each event is decoded as a value of the type `kind`."""
         self.header = Header()
         self.header_text = b"{}"
         self.damaged = 0
@@ -163,7 +166,7 @@ class TraceStream(Generic[_Event]):
         return piece
 
     def _count_lines(self, text: bytes) -> None:
-        """Advance the position of the first undecoded byte past a text."""
+        """Advance the current line and column, which error messages show, past a decoded text."""
         self._line += text.count(b"\n")
         if b"\n" in text:
             self._column = len(text) - text.rfind(b"\n")
@@ -171,9 +174,9 @@ class TraceStream(Generic[_Event]):
             self._column += len(text)
 
     def _problem(self, text: bytes, *, is_whole: bool) -> str:
-        """Explain why a text is not the rest of a list of events.
+        """Explain why a text cannot be decoded as the rest of a list of events.
 
-        `is_whole` means that the file has no more text.
+        `is_whole` means that the text reaches the end of the file.
         """
         try:
             msgspec.json.decode(b"[" + text, type=list[Raw])
@@ -195,7 +198,7 @@ class TraceStream(Generic[_Event]):
         self.damage = self.damage or str(error)
 
     def _decode(self, text: bytes) -> list[_Event]:
-        """Decode a list of events, without damaged events."""
+        """Decode a list of events. Damaged events are skipped and counted."""
         try:
             return self._decoder.decode(text)
         except (msgspec.ValidationError, UnicodeDecodeError):
@@ -225,9 +228,9 @@ class TraceStream(Generic[_Event]):
 
 
 def _is_header(head: bytes) -> bool:
-    """Return whether a text that ends with `"traceEvents": ` is the start of a trace.
+    """Return whether a text that ends with `"traceEvents": ` is really the start of a trace.
 
-    Otherwise `"traceEvents"` is inside a string or another object.
+    It is not if `"traceEvents"` occurs inside a string or inside another object.
     """
     try:
         msgspec.json.decode(head + b"[]}", type=Header)
@@ -239,9 +242,9 @@ def _is_header(head: bytes) -> bool:
 
 
 def _end_of_array(text: bytes) -> int | None:
-    """Return where an array ends, or `None` if its end is missing.
+    """Return the position after an array's closing bracket, or `None` if the bracket is missing.
 
-    The text starts after the opening bracket of the array.
+    `text` begins after the opening bracket of the array. The position also counts this bracket.
     """
     try:
         msgspec.json.decode(b"[" + text, type=Raw)

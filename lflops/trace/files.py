@@ -1,4 +1,4 @@
-"""Recognises trace files by name and content, and decodes and writes their text."""
+"""Recognize trace files by name and content, and decode and write their text."""
 
 import contextlib
 import gzip
@@ -18,13 +18,13 @@ _BEGIN = 1 << 16
 
 _AT_BYTE = re.compile(r" \(byte (\d+)\)")
 _NO_NUMBER = re.compile(rb":\s*[-+]?(?:nan|inf|NaN|Infinity|infinity)(?=\s*[,}\]])")
-"""Infinite or undefined numbers.
+"""Matches values such as `nan` and `inf`, which JSON does not allow.
 
-C++ writes them for a division by 0, but JSON does not allow them.
+Kineto, which is written in C++, writes them for a division by 0.
 """
 
 DAMAGE = (msgspec.MsgspecError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors from reading a damaged event."""
+"""Errors that may occur when a damaged event is read."""
 
 LARGEST_RAW = 1 << 33
 """Maximum size in bytes of a trace that is not annotated yet."""

@@ -1,10 +1,11 @@
 """Define the contents of a recorded trace: device work, host calls and named spans.
 
-All times are integers in nanoseconds. A trace file has microseconds as decimal text. This text is
-never converted to a float, because floats are not precise enough. Kineto counts time from the start
-of a quarter of the year, and after the 51st day, neighbouring floats are 1/1024 µs apart. Times
-computed from such floats would be wrong by a nanosecond, and a slice could end before a slice that
-it contains.
+All times are integers in nanoseconds. A slice is anything with a start and an end.
+
+A trace file has microseconds as decimal text. This text is never converted to a float, because
+floats are not precise enough: Kineto counts time from the start of a quarter of the year, and after
+the 51st day, neighboring floats are 1/1024 µs apart. Times computed from such floats would be wrong
+by a nanosecond, and a slice could end before a slice that it contains.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,8 +38,9 @@ class DeviceEvent(Struct, gc=False):
     """A kernel, copy or fill on a device.
 
     Attributes:
-        correlation: Number of the runtime call that launched it.
-        external: Number of the operator that launched it; 0 if the trace does not record it.
+        correlation: Number that it shares with the runtime call that launched it.
+        external: Number that it shares with the operator that launched it; 0 if the trace does not
+            record it.
     """
 
     kind: Literal["kernel", "copy", "fill"]
@@ -89,7 +91,8 @@ class OperatorCall(Struct, gc=False):
             there is none.
         forward_thread: For a backward node, torch's number of the thread that ran forward; 0 if
             there is none.
-        spans_threads: Whether the call ended on another thread. Such a call contains nothing.
+        spans_threads: Whether the call ended on another thread than it began on. Such a call
+            contains no other calls.
     """
 
     name: str
@@ -112,12 +115,15 @@ class Span(Struct, gc=False):
     """A named span on a thread.
 
     Attributes:
-        kind: A profiler step, a scope of `record_function`, a module frame of `with_stack`, or a
-            module slice that lflops added.
-        phase: Phase of a module slice.
+        kind: What the span is: a step of the profiler, a scope of `record_function`, a call of a
+            module in the Python stack (recorded by `with_stack`), or a call of a module that lflops
+            added to the trace (`slice`).
+        phase: Phase of the module, if the kind is `slice`.
         collective: The message, if the span is the scope of a collective and the trace records it.
-        external: Number of the span, as in `OperatorCall`; only set for events in memory.
-        spans_threads: Whether the span ended on another thread; only set for events in memory.
+        external: Number that the span shares with the device work that it launched. It is set only
+            for events in memory, not for events that are read from a file.
+        spans_threads: Whether the span ended on another thread than it began on. It is set only for
+            events in memory.
     """
 
     kind: Literal["step", "scope", "module", "slice"]
@@ -157,8 +163,8 @@ class RecordedTrace(Struct, kw_only=True):
         unread: Number of events of unknown categories, by category.
         damaged: Number of events left out because they cannot be read.
         damage: Error of the first damaged event.
-        first: First moment of the recording on the host; 0 if there are no events.
-        last: Last moment of the recording on the host; 0 if there are no events.
+        first: Start of the first event on the host; 0 if there are no events.
+        last: End of the last event on the host; 0 if there are no events.
     """
 
     work: list[DeviceEvent] = []
@@ -181,14 +187,14 @@ class RecordedTrace(Struct, kw_only=True):
     last: int = 0
 
     def steps(self) -> list[Span]:
-        """Return the profiler's steps in recorded order."""
+        """Return the profiler's steps in the order of the trace."""
         return [span for span in self.spans if span.kind == "step"]
 
     def on_host(self) -> Iterator[HostItem]:
         """Iterate over everything on the host.
 
-        Spans come first, then operators, then runtime calls. So if items have equal times, an outer
-        item comes before the items inside it.
+        Spans come first, then operators, then runtime calls. So if two items have the same start
+        and end, the outer one comes before the inner one.
         """
         return chain(self.spans, self.operators, self.runtime)
 
@@ -203,8 +209,11 @@ _LARGEST = Decimal(10) ** 18
 def span(ts: Raw, dur: Raw = ZERO) -> tuple[int, int]:
     """Return start and end in nanoseconds from the JSON text of an event's `ts` and `dur`.
 
-    Fractions of a nanosecond are rounded at both ends, so that an event inside another event stays
-    inside it. Raises `ValueError` for a text that is not a number of microseconds.
+    The start and the end are rounded to whole nanoseconds, not the duration. So an event that is
+    inside another event stays inside it.
+
+    Raises:
+        ValueError: A text is not a number of microseconds.
     """
     start = _parse_kineto_time(bytes(ts))
     length = _parse_kineto_time(bytes(dur))
@@ -257,11 +266,11 @@ class Slice(Protocol):
 
     @property
     def start(self) -> int:
-        """First moment of the slice."""
+        """Start in nanoseconds."""
 
     @property
     def end(self) -> int:
-        """Last moment of the slice."""
+        """End in nanoseconds."""
 
 
 Opened = TypeVar("Opened", bound=Slice)
@@ -270,10 +279,10 @@ Sliced = TypeVar("Sliced", bound=Slice)
 
 @dataclass(slots=True)
 class SliceTimes:
-    """Number of calls, and nanoseconds, of all slices with the same name.
+    """Totals of all slices with the same name. Times are in nanoseconds.
 
-    Device times are the times of work that was launched inside the slices. Times include inner
-    slices, except for fields with the prefix `self_`.
+    Device times are the times of the device work that was launched inside the slices. Fields with
+    the prefix `self_` leave out the time of inner slices; the other fields include it.
     """
 
     name: str
@@ -291,10 +300,10 @@ def outer_first(
 
     Args:
         slices: Slices of one thread.
-        opened: Stack of the slices around the current slice. Slices that have ended are popped from
-            it; the caller appends each slice that may contain the next slices.
-        may_cross: Whether a slice that ends after the innermost slice around it is still inside
-            that slice. Otherwise it is inside no slice that it crosses.
+        opened: Stack of the slices around the current slice. This function removes slices that have
+            ended. The caller appends each slice that may contain the next slices.
+        may_cross: What to do with a slice that begins inside another slice but ends after it. If
+            true, it counts as inside the other slice. If false, it does not.
     """
     for each in sorted(slices, key=lambda each: (each.start, -each.end)):
         must_contain = each.start if may_cross else each.end

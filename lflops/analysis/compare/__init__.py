@@ -1,4 +1,5 @@
 """Compare two runs.
 
-Pair the modules, compare work and times, separate changes from noise, and check limits for CI.
+The modules of the runs are paired, then their work and times are compared. Changes are separated
+from noise, and can be checked against limits in CI.
 """

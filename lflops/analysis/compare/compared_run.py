@@ -1,6 +1,6 @@
 """Extract the data of one run that a comparison needs, from a profile or from the page's tables.
 
-Also pairs the figures of a module in two runs and compares them.
+Also compare the numbers of one module in two runs.
 """
 
 import statistics
@@ -43,18 +43,19 @@ _INCLUSIVE_AND_SELF = ("", "self_")
 
 
 class RunFigures(Struct, frozen=True, kw_only=True):
-    """The figures of a whole run. `None` means unknown.
+    """The numbers of a whole run, without its modules. `None` means unknown.
 
     Attributes:
-        facts: Circumstances that two runs can differ in.
+        facts: The fields in `FACTS` with their values, such as device and dtype.
         counted: Whether the work was counted.
-        phases_ran: Phases in which anything ran.
+        phases_ran: The phases in which at least one operator ran.
         step: Time of the unprofiled steps.
         phases: Times of the phases of the unprofiled steps.
         samples_per_second: Samples per second over the unprofiled steps.
         tokens_per_second: Tokens per second over the unprofiled steps.
-        has_reliable_times: Whether no note of the profile reports that module times are unreliable.
-        cpu_lost: Share of the CPU time that other processes took; always `None` on a GPU.
+        has_reliable_times: Whether module times are reliable, according to the notes of the
+            profile.
+        cpu_lost: Share of the CPU time that other processes took. Always `None` on a GPU.
     """
 
     facts: Mapping[str, Fact]
@@ -74,15 +75,16 @@ class ComparedRun(NamedTuple):
     """The data of a run that a comparison needs.
 
     Attributes:
-        figures: Figures of the whole run.
+        figures: Numbers of the whole run.
         names: Names of the modules in the model's order.
         kinds: Classes of the modules.
-        columns: Lists with a value for each module, keyed by the names of the payload's columns:
-            `parameters`, `self_parameters`, `peak_bytes`, and for each phase `forward.macs` and so
-            on. `PASS_PHASES` also have `forward.seconds`, `forward.error` in seconds, and
-            `forward.calls`. If a phase has calls but no seconds, its time is unknown or part of the
-            recomputation within backward. If it has neither, it did not run. Columns without
-            submodules have names such as `forward.self_macs`.
+        columns: Lists with a value for each module. The keys are the same as in the payload of the
+            page, for example `parameters`, `peak_bytes` and, for each phase, `forward.macs`. Phases
+            of the forward and backward pass also have `forward.seconds`, `forward.error` (of the
+            seconds) and `forward.calls`. Values without submodules have names such as
+            `forward.self_macs`. If a phase has calls but no seconds, its time is unknown, or it is
+            a part of backward that recomputes activations. If it has neither, the module did not
+            run in the phase.
     """
 
     figures: RunFigures
@@ -94,7 +96,8 @@ class ComparedRun(NamedTuple):
     def from_tables(cls, figures: RunFigures, tables: Mapping[str, Any]) -> "ComparedRun":
         """Build a run from the columns of the page's payload.
 
-        The payload stores a column of equal values as one value, and large counts as text.
+        To save space, the payload stores a column as a single value if all modules have this value.
+        It stores large counts as text.
 
         Raises:
             ValueError: A column is missing or invalid, or the names do not form a module tree.
@@ -131,7 +134,10 @@ class ComparedRun(NamedTuple):
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raise an error unless `names` has no duplicates and contains the parent of every module."""
+    """Raise an error if the names of modules do not form a tree.
+
+    Each name must be unique, and the parent of each module must be included.
+    """
     known = set(names)
     parents = {name.rpartition(".")[0] for name in names}
     if len(known) < len(names) or "" not in known or not parents <= known:
@@ -139,15 +145,18 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def module_patterns(run: ComparedRun) -> dict[str, str]:
-    """Module names with `*` for the numbers of repeated modules, as in `Profile.patterns`."""
+    """Return the pattern of each module, such as `layers.*.mlp` for `layers.3.mlp`.
+
+    The patterns are the same as in `Profile.patterns`.
+    """
     facts = zip(run.kinds, run.columns["parameters"], strict=True)
     return patterns(dict(zip(run.names, facts, strict=True)))
 
 
 def compared_run(profile: Profile, figures: RunFigures | None = None) -> ComparedRun:
-    """Extract the data of a comparison from a profile.
+    """Extract the data for a comparison from a profile.
 
-    Computes the figures of the whole run unless they are passed.
+    If the numbers of the whole run are not passed as `figures`, they are computed.
     """
     modules = profile.modules.values()
     columns: dict[str, Sequence[Any]] = {}
@@ -195,7 +204,7 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
 
 
 def time_columns(profile: Profile) -> dict[str, list[Any]]:
-    """Columns of seconds, errors in seconds, and operator calls, keyed by column name."""
+    """Return the columns of `ComparedRun` with seconds, their errors, and numbers of calls."""
     columns: dict[str, list[Any]] = {}
     for phase in PASS_PHASES:
         works = [module.work(phase) for module in profile.modules.values()]
@@ -212,16 +221,16 @@ def time_columns(profile: Profile) -> dict[str, list[Any]]:
 
 
 def error_of(stats: TimingStats | None) -> float | None:
-    """The standard error of the median, or `None` if it is unknown."""
+    """Return the standard error of the median, or `None` if it is unknown."""
     if stats is None:
         return None
     return stats.error
 
 
 class Change(Struct, frozen=True, kw_only=True, gc=False):
-    """A figure before and after.
+    """A number in the first and in the second run.
 
-    `None` if the figure is unknown or the run does not have the module.
+    It is `None` if it is unknown, or if the run does not have the module.
     """
 
     before: float | None
@@ -229,21 +238,22 @@ class Change(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def ratio(self) -> float | None:
-        """The figure after, divided by the figure before."""
+        """The second number divided by the first number."""
         return ratio(self.after, self.before)
 
     @property
     def differs(self) -> bool:
-        """Return whether the figure changed; false if a side is unknown."""
+        """Return whether the number changed. False if one of the numbers is unknown."""
         return self.before is not None and self.after is not None and self.before != self.after
 
 
 class ModuleFigures(Struct, frozen=True, kw_only=True):
-    """Work and time of a module in both runs.
+    """The work and the time of a module in both runs.
 
     The work covers all phases that both runs have. The time covers forward, backward and
-    recomputation. It gets a verdict only if each of these phases has the same MACs and FLOPs in
-    both runs. If the MACs differ, the time is compared per MAC, without a verdict.
+    recomputation. The time gets a verdict (slower, faster or the same) only if the MACs and FLOPs
+    in each of these phases did not change. If the MACs changed, the time per MAC is compared
+    without a verdict.
     """
 
     macs: Change
@@ -254,7 +264,7 @@ class ModuleFigures(Struct, frozen=True, kw_only=True):
 
     @property
     def differs(self) -> bool:
-        """Return whether the work or the number of parameters differs."""
+        """Return whether the work or the number of parameters changed."""
         return (
             self.macs.differs
             or self.flops.differs
@@ -264,15 +274,18 @@ class ModuleFigures(Struct, frozen=True, kw_only=True):
 
 
 class SharedPhases:
-    """A run's columns in the phases that both runs have, combined once for all modules.
+    """The work and times of a run's modules, restricted to the phases that both runs have.
+
+    They are computed once for all modules. Each list has a value for each module. The prefix of a
+    column is `self_` for values without submodules, and otherwise empty.
 
     Attributes:
         run: The run.
         counted: Whether the run's work was counted. If not, `work` and `timed_work` are empty.
-        work: Sums over the phases, keyed by field: `macs`, `timed_macs` (only phases with times),
-            `self_macs` and so on.
-        timed_work: MACs and FLOPs of each phase with times, keyed by column prefix.
-        times: Seconds and error of each phase that ran, keyed by column prefix.
+        work: Sums over the phases, keyed by field, such as `macs` or `self_macs`. `timed_macs` only
+            includes phases with times.
+        timed_work: MACs and FLOPs of each phase with times, keyed by the prefix.
+        times: Seconds and their error in each phase in which the module ran, keyed by the prefix.
     """
 
     def __init__(self, run: ComparedRun, phases: Sequence[Phase]) -> None:
@@ -291,7 +304,7 @@ class SharedPhases:
                 self.timed_work[prefix] = self._rows(timed, f"{prefix}macs", f"{prefix}flops")
 
     def _rows(self, phases: Sequence[Phase], *fields: str) -> list[tuple[Any, ...]]:
-        """The values of each module in the columns of the given fields and phases."""
+        """Return a tuple for each module with its values in the given fields and phases."""
         if not phases:
             return [()] * len(self.run.names)
         names = [f"{phase}.{field}" for field, phase in product(fields, phases)]
@@ -303,7 +316,7 @@ class SharedPhases:
     def _times(
         self, phases: Sequence[Phase], prefix: str
     ) -> list[list[tuple[float | None, float | None]]]:
-        """Seconds and errors of each module, in the phases in which it ran."""
+        """Return, for each module, its seconds and their error in each phase in which it ran."""
         found: list[list[tuple[float | None, float | None]]] = [[] for _ in self.run.names]
         for phase in phases:
             rows = self._rows([phase], f"{prefix}seconds", f"{prefix}error", f"{prefix}calls")
@@ -316,7 +329,7 @@ class SharedPhases:
 
 
 def _prefix(*, own: bool) -> str:
-    """The prefix of column names: `self_` for self figures, empty for inclusive figures."""
+    """Return the prefix of column names: `self_` for values without submodules, otherwise empty."""
     if own:
         return "self_"
     return ""
@@ -325,30 +338,33 @@ def _prefix(*, own: bool) -> str:
 class ModuleSide(NamedTuple):
     """A module in one of the two runs.
 
+    If `own` is true, its methods return values without submodules.
+
     Attributes:
-        of: The run's shared phases.
-        rows: Column positions of the module's wrappers and of the module, outermost first.
-            Inclusive figures come from the first row; self figures are summed over all rows.
+        of: The data of the run in the phases that both runs have.
+        rows: Positions in the columns of the run: first of the wrappers of the module, such as DDP
+            or FSDP, and last of the module. Values with submodules are read from the first
+            position. Values without submodules are summed over all positions.
     """
 
     of: SharedPhases
     rows: Sequence[int]
 
     def work(self, field: str) -> int | None:
-        """A count over all phases, such as `macs` or `self_macs`."""
+        """Return a count over all phases, such as `macs` or `self_macs`."""
         if not self.of.counted:
             return None
         count: int = self._sum(self.of.work[field], own=field.startswith("self_"))
         return count
 
     def timed_work(self, *, own: bool) -> list[int]:
-        """The MACs and the FLOPs of each phase that has times."""
+        """Return the MACs and the FLOPs of each phase that has times."""
         work = self.of.timed_work[_prefix(own=own)]
         rows = [work[row] for row in self._rows(own=own)]
         return [sum(values) for values in zip(*rows, strict=True)]
 
     def time(self, *, own: bool) -> Measured | None:
-        """Sum of the times over the phases that ran."""
+        """Return the sum of the times over the phases in which the module ran."""
         times = self.of.times[_prefix(own=own)]
         parts: list[tuple[float | None, float | None]] = []
         for row in self._rows(own=own):
@@ -356,7 +372,7 @@ class ModuleSide(NamedTuple):
         return total(parts)
 
     def in_phase(self, phase: Phase, field: str, *, own: bool) -> float | None:
-        """The seconds or the MACs of one phase; `field` is `seconds` or `macs`."""
+        """Return the seconds or the MACs of one phase. `field` is `seconds` or `macs`."""
         if field == "macs" and not self.of.counted:
             return None
         column = self.of.run.columns[f"{phase}.{_prefix(own=own)}{field}"]
@@ -364,7 +380,7 @@ class ModuleSide(NamedTuple):
         return figure
 
     def parameters(self, *, own: bool) -> int:
-        """Number of distinct parameters."""
+        """Return the number of parameters. A shared parameter is counted once."""
         column = self.of.run.columns[f"{_prefix(own=own)}parameters"]
         parameters: int = self._sum(column, own=own)
         return parameters
@@ -383,7 +399,7 @@ class ModuleSide(NamedTuple):
 
 
 class ModulePair(NamedTuple):
-    """A module in both runs, or in one of them."""
+    """The same module in both runs. A side is `None` if only the other run has the module."""
 
     before: ModuleSide | None
     after: ModuleSide | None
@@ -397,7 +413,7 @@ class ModulePair(NamedTuple):
         return Change(before=before, after=after)
 
     def times(self, *, own: bool) -> tuple[Measured | None, Measured | None]:
-        """The module's times before and after."""
+        """Return the times of the module in the first and in the second run."""
         before = after = None
         if self.before is not None:
             before = self.before.time(own=own)
@@ -406,7 +422,7 @@ class ModulePair(NamedTuple):
         return before, after
 
     def same_work(self, *, own: bool) -> bool:
-        """Return whether MACs and FLOPs of each phase with times are known to be the same."""
+        """Return whether the MACs and FLOPs are known to be the same in each phase with times."""
         before = self.before
         after = self.after
         if before is None or after is None or not before.of.counted or not after.of.counted:
@@ -414,9 +430,13 @@ class ModulePair(NamedTuple):
         return before.timed_work(own=own) == after.timed_work(own=own)
 
     def figures(self, judge: Judge | None, explained: float = 0.0, *, own: bool) -> ModuleFigures:
-        """Compare the work and the time, and judge the time if possible.
+        """Compare the work and the time of the module in both runs.
 
-        `explained` is the part of the change in seconds that submodules explain.
+        Args:
+            judge: Gives the time a verdict, if the module did the same work in both runs. `None` if
+                times cannot be judged.
+            explained: Seconds of the change in time that changes of submodules already explain.
+            own: Whether to compare values without submodules.
         """
         prefix = _prefix(own=own)
 

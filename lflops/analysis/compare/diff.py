@@ -1,6 +1,7 @@
-"""Compare two runs of a model module by module, paired across wrappers and renames.
+"""Compare two runs of a model module by module.
 
-Finds the changes and their causes, and checks the second run against limits.
+Modules are paired even if they were wrapped or renamed. The result has the changes and their
+causes. The second run can also be checked against limits.
 """
 
 from collections import Counter
@@ -47,7 +48,7 @@ from lflops.profile.series import grouped, ratio, sum_known
 _WRAPPERS = frozenset(
     {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "module"}
 )
-"""Names under which wrappers register the single module that they wrap.
+"""Names of the attribute in which a wrapper stores the module that it wraps.
 
 The wrappers are DDP, FSDP, torch.compile, checkpointing and Lightning's Fabric.
 """
@@ -57,16 +58,19 @@ _Key = Callable[["ModuleNode"], Hashable]
 
 @dataclass(eq=False)
 class ModuleNode:
-    """A module in a run's tree, merged with the modules that wrap it.
+    """A module in the module tree of a run. It is merged with the modules that wrap it.
 
     Attributes:
-        name: Name of the outermost wrapper.
-        rows: Positions of the module and its wrappers in the run's columns, outermost first.
+        name: Name of the outermost wrapper, or of the module if it is not wrapped.
+        rows: Positions in the run's columns: first of the wrappers, outermost first, then of the
+            module.
         label: Last part of `name`.
-        kind: Class of the wrapped module.
-        children: Modules below the wrapped module.
-        build: Equal numbers mean the same classes all the way down, in either run.
-        work: Equal numbers mean the same parameters and forward MACs as well.
+        kind: Class of the module, not of its wrappers.
+        children: Nodes of the modules directly below the module.
+        build: Number for the structure. Nodes of both runs have the same number if they and all
+            nodes below them have the same classes.
+        work: Number for the work. Nodes of both runs have the same number if they also have the
+            same parameters and forward MACs, including all nodes below them.
     """
 
     name: str
@@ -78,7 +82,7 @@ class ModuleNode:
     work: int = 0
 
     def walk(self) -> Iterator["ModuleNode"]:
-        """Yield the node and every node below it, in the model's order."""
+        """Yield the node and all nodes below it, in the model's order."""
         waiting = [self]
         while waiting:
             node = waiting.pop()
@@ -90,25 +94,33 @@ class ModuleNode:
 _Partners = dict[ModuleNode, ModuleNode]
 
 NodePair = tuple[ModuleNode | None, ModuleNode | None]
-"""The same module before and after; `None` if it was added or removed."""
+"""A module in the first and in the second run. One of the two is `None` if only one run has it."""
 
 
 def matched(before: ComparedRun, after: ComparedRun) -> tuple[NodePair, ...]:
-    """Pair the modules of two runs: modules of the first run in its order, then added modules.
+    """Pair the modules of two runs.
 
-    A wrapper and the wrapped module count as one module. A LightningModule and the whole model in
-    one of its attributes count as one module as well. The children of a pair are paired by these
-    keys, in order:
+    The result has all modules of the first run in its order, each with its partner in the second
+    run. Then it has the modules that were added in the second run.
 
-    1. Label and work, where work is the classes, parameters and forward MACs all the way down.
+    A wrapper and the wrapped module count as one module. If the model of one run is an attribute of
+    the other run's LightningModule, the two also count as one module.
+
+    The roots are paired first, and then the children of each pair. Two children are paired if they
+    have the same key. These keys are tried one after the other, where the label is the last part of
+    the name and the work is the `ModuleNode.work` number:
+
+    1. Label and work.
     2. Label and class, if the label is not a number.
     3. Work.
-    4. Label and class, if the label is a number.
-    5. Classes all the way down, if both sides have equally many modules with these classes.
+    4. Label and class.
+    5. Structure (the `ModuleNode.build` number), if both runs have the same number of children
+       with it.
     6. Label.
 
-    If several children have the same key, they are paired in order. A module without a partner may
-    have moved, so the whole tree is searched for its label and work.
+    If several children have the same key, they are paired in their order. A module without a
+    partner may have moved elsewhere in the model, so the whole tree is searched for its label and
+    work.
     """
     first = _root(before)
     second = _root(after)
@@ -131,7 +143,7 @@ def matched(before: ComparedRun, after: ComparedRun) -> tuple[NodePair, ...]:
 
 
 def _pair(partners: _Partners, before: ModuleNode, after: ModuleNode) -> None:
-    """Pair two nodes; then pair the nodes below them, with the keys in `_KEYS`."""
+    """Pair two nodes. Then pair the nodes below them, with the keys in `_KEYS`."""
     waiting = [(before, after)]
     while waiting:
         one, other = waiting.pop()
@@ -159,7 +171,7 @@ def _depth(name: str) -> int:
 
 
 def _root(run: ComparedRun) -> ModuleNode:
-    """Build the tree of a run, with wrappers merged into the modules that they wrap."""
+    """Return the root of a run's module tree, in which wrappers are merged with their modules."""
     nodes: dict[str, ModuleNode] = {}
     for row in sorted(range(len(run.names)), key=lambda row: _depth(run.names[row])):
         name = run.names[row]
@@ -183,9 +195,10 @@ def _absorb(node: ModuleNode, child: ModuleNode) -> None:
 
 
 def _unwrap_model(before: ModuleNode, after: ModuleNode) -> None:
-    """Merge a root with its child if that child is the whole model of the other run.
+    """Merge a root with one of its children if this child is the whole model of the other run.
 
-    For instance, a LightningModule has the whole model in one of its attributes.
+    For example, one run may train a model directly, and the other run may train a LightningModule
+    that has this model in an attribute.
     """
     most = _shared(before, after)
     best = None
@@ -204,7 +217,10 @@ def _unwrap_model(before: ModuleNode, after: ModuleNode) -> None:
 
 
 def _shared(one: ModuleNode, other: ModuleNode) -> int:
-    """Count the paths that lead from both nodes to modules of the same class."""
+    """Count how many modules below the first node also exist below the second node.
+
+    Two modules are the same if they have the same class and the same name relative to their node.
+    """
     shared = 0
     waiting = [(one, other)]
     while waiting:
@@ -219,7 +235,11 @@ def _shared(one: ModuleNode, other: ModuleNode) -> int:
 
 
 def _number(run: ComparedRun, root: ModuleNode, numbers: dict[Hashable, int]) -> None:
-    """Set the `build` and `work` of all nodes, children before parents."""
+    """Set the `build` and `work` of all nodes in the tree of a run.
+
+    Nodes get the same number if they have the same structure or work. `numbers` is shared by both
+    runs.
+    """
     parameters = run.columns["self_parameters"]
     macs = run.columns["forward.self_macs"]
     for node in reversed(list(root.walk())):
@@ -236,10 +256,10 @@ def _number(run: ComparedRun, root: ModuleNode, numbers: dict[Hashable, int]) ->
 def _same(
     left: Sequence[ModuleNode], right: Sequence[ModuleNode], key: _Key, *, as_many: bool
 ) -> Iterator[tuple[ModuleNode, ModuleNode]]:
-    """Yield the pairs of nodes with the same key, in order.
+    """Yield the pairs of nodes that have the same key. Nodes with the same key are paired in order.
 
-    With `as_many`, a key is only used if both sides have equally many nodes with it; otherwise the
-    pairs would be a guess.
+    If `as_many` is true, a key is used only if both sides have the same number of nodes with it.
+    Otherwise it would be a guess which of them belong together.
     """
     by_key = grouped(right, key)
     for value, nodes in grouped(left, key).items():
@@ -249,7 +269,10 @@ def _same(
 
 
 def _label_and_class(node: ModuleNode) -> Hashable:
-    """Label and class as a key; `None` if the label is a number, which identifies no module."""
+    """Return the label and the class of a node as a key.
+
+    Return `None` if the label is a number, because a number does not identify a module.
+    """
     if node.label.isdecimal():
         return None
     return node.label, node.kind
@@ -263,9 +286,9 @@ _KEYS: tuple[tuple[_Key, bool], ...] = (
     (attrgetter("build"), True),
     (attrgetter("label"), False),
 )
-"""Keys for pairing the children of a pair, the most reliable key first.
+"""Keys with which children are paired, the most reliable key first.
 
-The second value is the argument `as_many` of `_same`.
+The second value of each entry is the argument `as_many` of `_same`.
 """
 
 
@@ -273,17 +296,17 @@ Side = Literal["before", "after"]
 
 
 class ModuleDiff(Struct, frozen=True, kw_only=True):
-    """A module in both runs, or in one of them.
+    """The changes of one module. It may exist in both runs or only in one of them.
 
     Attributes:
-        before: Name in the first run; `None` if the module was added. A wrapper and the module that
-            it wraps are one module, with the name of the wrapper.
-        after: Name in the second run; `None` if the module was removed.
+        before: Name in the first run, or `None` if the module was added. A wrapper and the module
+            that it wraps count as one module with the name of the wrapper.
+        after: Name in the second run, or `None` if the module was removed.
         kind: Class in the second run, or in the first run if the module was removed.
-        pattern: Name with `*` for the numbers of repeated modules.
-        self_work: Figures without submodules.
-        inclusive: Figures with submodules. The verdict on the time considers only the change that
-            no submodule explains.
+        pattern: Name with `*` for the indices of repeated modules, such as `layers.*.mlp`.
+        self_work: Work and time without submodules.
+        inclusive: Work and time with submodules. The verdict on this time ignores the part of the
+            change that happened in submodules.
         peak_bytes: Most bytes alive while the module ran.
     """
 
@@ -304,7 +327,10 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
     @property
     def time_ratio(self) -> float | None:
-        """The ratio of the times in `news`; `None` if the first time is almost 0."""
+        """The ratio of the second to the first time in `news`.
+
+        It is `None` if this is a self time that was almost 0 in the first run.
+        """
         is_own = self.news is self.self_work.time
         whole = self.inclusive.time.before
         if is_own and _is_tiny(self.news.before, whole):
@@ -313,7 +339,10 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
     @property
     def macs_ratio(self) -> float | None:
-        """Ratio of the self MACs, or of the inclusive MACs if the first self MACs are almost 0."""
+        """The ratio of the second to the first number of MACs, without submodules.
+
+        If the module itself had almost no MACs in the first run, it is the ratio with submodules.
+        """
         own = self.self_work.macs
         whole = self.inclusive.macs
         if _is_tiny(own.before, whole.before):
@@ -331,7 +360,10 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
 
 _TINY = 0.05
-"""No ratio is based on self figures that are below this share of the module's inclusive figures."""
+"""A self value is almost 0 if it is below this share of the value with submodules.
+
+No ratio is computed from such a value, because it would be meaningless.
+"""
 
 
 def _is_tiny(own: float | None, whole: float | None) -> bool:
@@ -339,24 +371,26 @@ def _is_tiny(own: float | None, whole: float | None) -> bool:
 
 
 class Diff(Struct, Displayed, frozen=True, kw_only=True):
-    """The changes from one run to another. `None` means unknown.
+    """The changes from a first run to a second run. `None` means unknown.
 
     Attributes:
-        facts: Circumstances that differ, such as device, dtype or samples per step, before and
-            after. The fact `phases` lists the phases that ran. Phases that only one run has, such
-            as the optimizer, are left out of all other figures.
-        whole: Factor by which all modules are slower or faster, for example on a slower machine.
-            Module times are divided by it before they are judged.
-        step: Time of the unprofiled steps; judged without this division.
-        phases: Times of the phases of unprofiled steps; judged in the same way as module times.
+        facts: Circumstances that differ, such as the device, the dtype or the samples per step,
+            before and after. The fact `phases` lists the phases that ran. If only one run has a
+            phase, such as the optimizer, the work of this phase is not compared.
+        whole: Factor by which all modules are slower or faster, for example because the second run
+            used a slower machine. Module times are divided by it before they are judged.
+        step: Time of the unprofiled steps. It is judged without division by `whole`.
+        phases: Times of the phases of unprofiled steps. They are divided by `whole` and judged, as
+            module times are.
         mfu: Model FLOPs utilization before and after, as a fraction.
         samples_per_second: Samples per second over the unprofiled steps.
         tokens_per_second: Tokens per second over the unprofiled steps.
         peak_bytes: Most bytes alive at once.
-        unreliable: The runs with unreliable module times, according to their profiles. If there is
-            such a run, no module is judged.
+        unreliable: The runs (`before`, `after`) whose module times are unreliable according to
+            their profiles. If there is such a run, no module time is judged.
         cpu_lost: Share of the CPU time that other processes took, in each run.
-        modules: Modules of the first run in its order, the root first, then added modules.
+        modules: The modules of the first run in its order, the root first. Then the modules that
+            were added in the second run.
     """
 
     facts: Mapping[str, tuple[Fact, Fact]]
@@ -373,9 +407,10 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def status(self) -> Verdict | Literal["cannot tell"] | None:
-        """Verdict on the step time.
+        """The verdict on the step time: slower, faster, the same, or `cannot tell`.
 
-        `cannot tell` if the times are known, but `step.caveat` gives a reason not to judge them.
+        It is `None` if a time is unknown. It is `cannot tell` if both times are known, but there is
+        a reason not to judge them, which is in `step.caveat`.
         """
         if self.step.verdict is None and self.step.caveat is not None:
             return "cannot tell"
@@ -383,12 +418,20 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def slower(self) -> tuple[ModuleDiff, ...]:
-        """Modules slower by more than the whole run and the noise explain, largest loss first."""
+        """Modules that became slower, the largest loss of time first.
+
+        A module is included only if neither noise nor a slowdown of the whole run explains its
+        change.
+        """
         return self._judged("slower")
 
     @property
     def faster(self) -> tuple[ModuleDiff, ...]:
-        """Modules faster by more than the whole run and the noise explain, largest gain first."""
+        """Modules that became faster, the largest gain of time first.
+
+        A module is included only if neither noise nor a speed-up of the whole run explains its
+        change.
+        """
         return self._judged("faster")
 
     @property
@@ -407,7 +450,7 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
 
 
 class Comparison(NamedTuple):
-    """A diff, and both sides of each of its modules."""
+    """A `Diff`, and the data of each of its modules in both runs, in the same order."""
 
     diff: Diff
     pairs: Sequence[ModulePair]
@@ -416,11 +459,12 @@ class Comparison(NamedTuple):
 def diff(before: Profile | str | PathLike[str], after: Profile | str | PathLike[str]) -> Diff:
     """Compare two runs.
 
-    Modules are matched by name, across wrappers and renames. Work is exact, so every difference in
-    it is listed. A time is judged only if the work is the same. The median ratio over the modules
-    is divided out first, because a slower machine changes all modules. Then an interval from the
-    spread of the steps decides whether the rest is more than noise; the docstring of `significance`
-    explains how. An estimate or a count has no times, so only its work and its memory are compared.
+    Modules are paired by name, even if they were wrapped or renamed. Work is exact, so every change
+    of the work is listed. A time is judged only if the work did not change. A slower machine slows
+    down all modules, so the times are first divided by the median ratio over the modules. Then a
+    confidence interval decides whether the remaining change is more than noise. It is computed from
+    the variation of the steps, as described in `lflops.analysis.compare.significance`. An estimate
+    or a count has no times, so only its work and its memory are compared.
 
     Args:
         before: A profile, or the path of its file.
@@ -439,7 +483,7 @@ def _compared_run(run: Profile | str | PathLike[str]) -> ComparedRun:
 
 
 def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
-    """Compare the extracted data of two runs, in the same way as `diff`."""
+    """Compare two runs in the same way as `diff`, from data that was already extracted."""
     first = before.figures
     second = after.figures
     nodes = matched(before, after)
@@ -492,7 +536,7 @@ def _side(of: SharedPhases, node: ModuleNode | None) -> ModuleSide | None:
 
 
 def _shared_phases(first: RunFigures, second: RunFigures) -> list[Phase]:
-    """Return the phases to compare: the phases that ran in both runs.
+    """Return the phases that ran in both runs. Only these phases are compared.
 
     If both runs have a backward pass but only one recomputes, recomputation is compared too.
     """
@@ -503,7 +547,7 @@ def _shared_phases(first: RunFigures, second: RunFigures) -> list[Phase]:
 
 
 def _facts(first: RunFigures, second: RunFigures) -> dict[str, tuple[Fact, Fact]]:
-    """The circumstances that differ, before and after."""
+    """Return the circumstances that differ, such as the device, with their values in both runs."""
     before = dict(first.facts)
     after = dict(second.facts)
     if first.counted and second.counted:
@@ -546,10 +590,10 @@ def _modules(
     patterns_before: Mapping[str, str],
     patterns_after: Mapping[str, str],
 ) -> tuple[ModuleDiff, ...]:
-    """Compare all modules, from the leaves to the root.
+    """Compare all modules, submodules before the modules that contain them.
 
-    This order is necessary because the change that submodules explain must be known when the
-    inclusive time of a module is judged.
+    The order matters: to judge the inclusive time of a module, it must be known how much of its
+    change happened in its submodules.
     """
     explained: dict[ModuleNode | None, float] = {}
     modules = []
@@ -583,21 +627,21 @@ def _modules(
 
 
 def _lost(time: Timing) -> float:
-    """Seconds that a time gained or lost, or 0 if the change is within the noise."""
+    """Return the seconds by which a time became longer, or 0 if the change is within the noise."""
     if time.verdict not in CHANGED:
         return 0.0
     return time.lost or 0.0
 
 
 class Limit(Struct, frozen=True, kw_only=True):
-    """A limit and its result.
+    """A limit that the second run was checked against, and the result.
 
     Attributes:
         name: Name of the limit.
-        allowed: Largest allowed figure; for MFU, the smallest.
-        found: Figure of the second run; `None` if unknown.
-        is_broken: Whether the limit is broken; `None` if unknown.
-        caveat: Reason why `is_broken` is unknown although the figure is known.
+        allowed: Largest allowed value. For MFU, the smallest allowed value.
+        found: Value of the second run, or `None` if it is unknown.
+        is_broken: Whether the limit is broken, or `None` if this cannot be decided.
+        caveat: Reason why `is_broken` is `None` although the value is known.
     """
 
     name: Literal["max_regress", "min_mfu", "max_memory"]
@@ -618,10 +662,12 @@ def limits(
 
     Args:
         diff: The comparison.
-        max_regress: Largest relative slowdown of the step. A slowdown within the noise passes. A
-            slower machine breaks the limit, unless other processes slowed it down.
-        min_mfu: Smallest MFU, as a fraction.
-        max_memory: Largest number of bytes alive at once.
+        max_regress: Largest allowed slowdown of the step, as a fraction. A slowdown within the
+            noise passes. If the step is slower only because the machine is slower, the limit is
+            broken nevertheless. If other processes on the machine explain the slowdown, the result
+            is unknown.
+        min_mfu: Smallest allowed MFU, as a fraction.
+        max_memory: Largest allowed number of bytes alive at once.
     """
     checked = []
     if max_regress is not None:
@@ -670,20 +716,20 @@ _SAME_RATIO = 0.02
 
 
 class DiffCause(Struct, frozen=True, kw_only=True):
-    """A change that explains, or may explain, a change of the step's time.
+    """A change of a phase or of modules that may explain why the time of the step changed.
 
     Attributes:
-        kind: `phase` for a phase with a changed time. For modules: `slower`, `faster`, `work` (they
+        kind: `phase` for a phase whose time changed. For modules, `slower`, `faster`, `work` (they
             do different work), `added` or `removed`.
-        name: Name of the phase or module, with `*` for the numbers of repeated modules, or the
-            class of modules with several names.
-        modules: Number of modules; 0 for a phase.
-        seconds: Seconds by which the step became longer; negative if it became shorter, `None` if
-            unknown.
-        ratio: Ratio of the times; for different work, the ratio of the MACs, or of the FLOPs if
-            there are no MACs. `None` means unknown.
-        low: Lower end of the interval of a time's ratio.
-        high: Upper end of the interval of a time's ratio.
+        name: Name of the phase, of the module, or of a group of modules. A group is named by its
+            pattern, such as `layers.*.mlp`, or by its class if the names differ.
+        modules: Number of modules, or 0 for a phase.
+        seconds: Seconds by which the step became longer. Negative if it became shorter, and `None`
+            if this is unknown.
+        ratio: Second time divided by first time. If the work differs, it is the ratio of the MACs,
+            or of the FLOPs if there are no MACs. `None` means unknown.
+        low: Lower end of the confidence interval of the ratio of times.
+        high: Upper end of the confidence interval of the ratio of times.
     """
 
     kind: CauseKind
@@ -699,7 +745,8 @@ class BatchChange(Struct, frozen=True, kw_only=True):
     """A change of the number of samples per step.
 
     Attributes:
-        explains_work: Whether the work changed by the same factor.
+        explains_work: Whether the MACs of the step changed by the same factor as the number of
+            samples.
     """
 
     before: int
@@ -712,7 +759,10 @@ class BatchChange(Struct, frozen=True, kw_only=True):
 
 
 def batch_change(diff: Diff) -> BatchChange | None:
-    """Return the change of the number of samples per step; `None` if it is the same or unknown."""
+    """Return the change of the number of samples per step.
+
+    Return `None` if the number did not change, or if it is unknown.
+    """
     before, after = diff.facts.get("samples_per_step", (None, None))
     if not isinstance(before, int) or not isinstance(after, int) or not before:
         return None
@@ -722,7 +772,10 @@ def batch_change(diff: Diff) -> BatchChange | None:
 
 
 def causes(diff: Diff) -> tuple[DiffCause, ...]:
-    """Return the changes that a larger batch does not explain, largest cost or gain first."""
+    """Return the changes that may explain why the time of the step changed, the largest first.
+
+    Changes of work that only follow from another batch size are left out.
+    """
     batch = batch_change(diff)
     explained = None
     if batch and batch.explains_work:
@@ -737,10 +790,11 @@ def causes(diff: Diff) -> tuple[DiffCause, ...]:
 
 
 def _phase_changes(diff: Diff) -> Iterator[DiffCause]:
-    """Yield the phases with changed times that no module explains.
+    """Yield the phases whose times changed, except phases whose change is already shown by modules.
 
-    Their times are used as measured. They are not divided by the modules' common factor, because it
-    does not apply to, for example, a data wait.
+    The change is the difference of the measured times. It is not corrected by the factor by which
+    all modules became slower or faster, because this factor does not apply to, for example, a data
+    wait.
     """
     for name, time in diff.phases.items():
         is_shown_by_modules = diff.whole is not None and name in PASS_PHASES
@@ -784,7 +838,10 @@ def _module_changes(diff: Diff, explained: float | None) -> Iterator[DiffCause]:
 
 
 def _ratio_of_macs(modules: Sequence[ModuleDiff]) -> float | None:
-    """Ratio of the self MACs, or of the inclusive MACs if the first self MACs are almost 0."""
+    """Return the ratio of the MACs of a group of modules, without submodules.
+
+    If the modules themselves had almost no MACs in the first run, return the ratio with submodules.
+    """
     own = [module.self_work.macs for module in modules]
     whole = [module.inclusive.macs for module in modules]
     before = sum_known(change.before for change in own)
@@ -796,7 +853,11 @@ def _ratio_of_macs(modules: Sequence[ModuleDiff]) -> float | None:
 def _interval(
     times: Sequence[Timing], whole: CommonFactor | None
 ) -> tuple[float | None, float | None]:
-    """The range of the modules' intervals, multiplied by the common factor of the whole run."""
+    """Return an interval that contains the confidence intervals of all modules in a group.
+
+    The intervals of modules are relative to the factor by which all modules became slower or
+    faster, so they are multiplied by this factor.
+    """
     factor = 1.0
     if whole is not None:
         factor = whole.ratio
@@ -811,7 +872,10 @@ def _interval(
 
 
 def _has_other_work(module: ModuleDiff, explained: float | None) -> bool:
-    """Return whether the module's work changed by a different factor than the batch size."""
+    """Return whether a module's own work changed, and not only because of the batch size.
+
+    `explained` is the factor by which the batch size changed, or `None`.
+    """
     own = module.self_work
     if not own.differs:
         return False
@@ -822,7 +886,10 @@ def _has_other_work(module: ModuleDiff, explained: float | None) -> bool:
 def _placed(
     kind: Literal["added", "removed"], diff: Diff, modules: Sequence[ModuleDiff]
 ) -> Iterator[DiffCause]:
-    """Yield a cause for each group of uppermost modules that were added or removed."""
+    """Yield a cause for each group of modules that were added or removed.
+
+    If a module was added or removed together with its submodules, only the module is included.
+    """
     names = {module.name for module in modules}
     uppermost: list[tuple[CauseKind, ModuleDiff]] = []
     for module in modules:
@@ -841,10 +908,11 @@ def _placed(
 def _grouped(
     diff: Diff, changed: Sequence[tuple[CauseKind, ModuleDiff]]
 ) -> Iterator[tuple[CauseKind, str, list[ModuleDiff]]]:
-    """Group the changes of modules by pattern, with a name for each group.
+    """Combine the changes of similar modules into groups, and yield each group with a name.
 
-    Added and removed modules are grouped by class instead. The same applies to modules with
-    different work but equal MACs, such as dropouts.
+    Modules are similar if they have the same kind of change and the same pattern, such as
+    `layers.*.mlp`. Added and removed modules are grouped by class instead. So are modules whose
+    work changed but whose MACs did not, such as dropouts.
     """
 
     def group(change: tuple[CauseKind, ModuleDiff]) -> tuple[CauseKind, str]:
@@ -862,7 +930,11 @@ def _grouped(
 
 
 def _name_of(modules: Sequence[ModuleDiff], sizes: Mapping[str, int]) -> str:
-    """Name a group after its only module, its class, its pattern, or the pattern spelled out."""
+    """Return a name for a group of modules.
+
+    This is the name of its only module, its pattern if the group has all modules with this pattern,
+    its class if the patterns differ, or otherwise the list of its names.
+    """
     first = modules[0]
     if len(modules) == 1:
         return first.name or first.kind
@@ -874,7 +946,10 @@ def _name_of(modules: Sequence[ModuleDiff], sizes: Mapping[str, int]) -> str:
 
 
 def _ratio(changes: Iterable[Change | Timing]) -> float | None:
-    """The ratio of the sums; `None` if a side is unknown or nothing changed."""
+    """Return the sum in the second run, divided by the sum in the first run.
+
+    Return `None` if a value is unknown, or if the sum did not change.
+    """
     both = list(changes)
     before = sum_known(change.before for change in both)
     after = sum_known(change.after for change in both)

@@ -1,26 +1,29 @@
 """Decide whether a change in a time is more than noise.
 
-A slower machine slows down all modules. This common factor is divided out before a module is
-judged.
+A slower machine slows down all modules by about the same factor, which is called the common factor.
+The times of modules are divided by it before they are judged.
 
-The error of a median comes from the quartiles. If the times of the steps are normally distributed,
-the quartiles are 1.349 standard deviations apart. The error of the median of n steps is then 1.2533
-/ sqrt(n) standard deviations, or 0.93 x (high - low) / sqrt(n). With few steps, the quartiles are
-closer together, by a factor of about (n - 1) / n. So 0.93 x (high - low) x sqrt(n) / (n - 1) is
-used here, and a single step has no error. The times of several phases are added up, and so are
-their errors, as if they were fully correlated.
+Errors of times: The error of a median is computed from the quartiles. If the times of the steps are
+normally distributed, the quartiles are 1.349 standard deviations apart. The error of the median of
+n steps is then 1.2533 / sqrt(n) standard deviations, or 0.93 x (high - low) / sqrt(n). With few
+steps, the quartiles are closer together, by a factor of about (n - 1) / n. So 0.93 x (high - low) x
+sqrt(n) / (n - 1) is used here, and a single step has no error. If the times of several phases are
+added up, their errors are added up too, as if they were fully correlated.
 
-The common factor is the median ratio of the large modules, which are the largest modules that
-together have 90 % of the time. Ratios of small modules vary too much.
+Common factor: It is the median ratio of the large modules. These are the largest modules that
+together have 90 % of the time. The ratios of small modules vary too much.
 
-The error of a ratio of two medians is the root of the sum of the squares of both relative errors.
-It has two lower bounds. The first is the error of the typical module, because a few steps can agree
-by chance. The second is the scatter of the modules' ratios around their median: 1.4826 x the median
-absolute deviation, which is a standard deviation if the ratios are normally distributed. This
-scatter includes differences between two runs of the same code, which the steps of a single run do
-not show. Large and small modules have separate bounds. The error of the common factor is the bound
-of the large modules times 1.2533 / sqrt(modules), and its square is added. The intervals are so
-wide that noise alone puts a judged time outside its interval in only one of a thousand comparisons.
+Errors of ratios: The error of the ratio of two medians is the root of the sum of the squares of
+both relative errors. It has two lower bounds. The first is the median error over the modules,
+because a few steps of one module can agree by chance. The second is the scatter of the modules'
+ratios around their median: 1.4826 x the median absolute deviation, which is a standard deviation if
+the ratios are normally distributed. The scatter includes differences between two runs of the same
+code, which do not show in the steps of a single run. Large and small modules have separate bounds.
+The error of the common factor is the bound of the large modules times 1.2533 / sqrt(modules). Its
+square is added to the square of the error.
+
+Intervals: The confidence intervals are so wide that noise alone causes a wrong verdict in only one
+of a thousand comparisons.
 """
 
 import math
@@ -35,60 +38,71 @@ from lflops.profile.records import TimingStats
 from lflops.profile.series import robust_deviation, sum_known
 
 LEAST_CHANGE = 0.03
-"""A time counts as changed only if it changes by at least this share of itself.
+"""A time counts as changed only if it became longer or shorter by at least this share.
 
 Two runs of the same code place their tensors differently in memory, and this changes times by a few
 per cent.
 """
 
 LEAST_SHARE = 0.005
-"""A time counts as changed only if it changes by at least this share of the step."""
+"""A time counts as changed only if the change is at least this share of the step."""
 
 LARGE = 0.9
-"""The large modules together have this share of the time.
+"""The largest modules that together have this share of the time are called the large modules.
 
 The common factor is computed from their ratios.
 """
 
 LEAST_MODULES = 3
-"""Minimum number of modules to compare. With fewer, a slower module looks like a slower machine."""
+"""Minimum number of modules for which a common factor can be computed.
+
+With fewer modules, a slower module cannot be distinguished from a slower machine.
+"""
 
 LEAST_IN_COMMON = 1 / 3
-"""Runs are judged if modules with the same work have at least this share of all modules' time.
+"""Module times are judged only if comparable modules have at least this share of the time.
 
-A few shared layers are not enough to judge a run.
+Comparable modules do the same work in both runs. If they are only a few layers, they are not enough
+to compute the common factor.
 """
 
 WIDEST = 2.0
-"""Widest useful interval: from half of the ratio to twice the ratio."""
+"""The widest interval in which a time can still be called unchanged.
+
+It extends from half of the ratio to twice the ratio. If an interval is wider, the verdict is that
+the steps vary too much.
+"""
 
 CHANCE = 0.001
-"""Probability that any interval of a comparison is wrong if both runs have the same code."""
+"""Probability that a comparison of two runs of the same code has a wrong verdict."""
 
 LOST_COUNTS = 3.0
-"""Exponent for the delay of a step by other processes.
+"""Exponent in the estimate of how much other processes delayed a step.
 
-Other threads wait for the thread that lost its CPU. If lost CPU time lengthens CPU work by a
-factor, it may lengthen a step by up to this power of the factor.
+If a thread loses its CPU core, other threads may wait for it. So if lost CPU time makes the work of
+a thread longer by a factor, the step may become longer by up to this power of the factor.
 """
 
 Verdict = Literal["slower", "faster", "same"]
 
 CHANGED: frozenset[Verdict | None] = frozenset({"slower", "faster"})
-"""Verdicts of a time that changed by more than noise."""
+"""The verdicts on times that changed by more than noise."""
 
 Caveat = Literal["busy", "few_steps", "varied"]
 """Reasons why a time is not judged.
 
-Other processes had the CPU, fewer than two steps were timed, or the steps vary too much.
+* `busy`: other processes used the CPU.
+* `few_steps`: fewer than two steps were timed.
+* `varied`: the steps vary too much.
 """
 
 
 class CommonFactor(Struct, frozen=True, kw_only=True):
-    """Factor by which the whole run is slower or faster.
+    """The factor by which all modules are slower or faster, for example on a slower machine.
 
     Attributes:
-        ratio: Median of after / before, over large modules that did the same work.
+        ratio: The factor. It is the median of after / before over the large modules that did the
+            same work.
         modules: Number of these modules.
         error: Relative error of the ratio.
     """
@@ -99,20 +113,24 @@ class CommonFactor(Struct, frozen=True, kw_only=True):
 
 
 class Timing(Struct, frozen=True, kw_only=True):
-    """A time in two runs, in seconds. `None` means unknown, or not judged.
+    """A time in two runs, in seconds, and the verdict on its change.
+
+    A value is `None` if it is unknown, or if the time was not judged.
 
     Attributes:
         before: Median in the first run.
         after: Median in the second run.
         ratio: after / before.
-        per_mac: Ratio of the seconds per MAC, if the MACs differ.
-        beyond: The ratio divided by the common factor. For a step it is the ratio itself.
-        low: Lower end of the interval of `beyond`.
-        high: Upper end of the interval of `beyond`.
-        lost: Seconds lost beyond the common factor; a gain is negative. For different work, `None`
-            unless it is more than noise.
-        verdict: `same` if the change is within the noise, too small to matter, or, for an inclusive
-            time, explained by submodules. `None`, without an interval, if there is no verdict.
+        per_mac: Ratio of the seconds per MAC, if the number of MACs changed.
+        beyond: The ratio divided by the common factor. For a step, the ratio itself.
+        low: Lower end of the confidence interval of `beyond`.
+        high: Upper end of the confidence interval of `beyond`.
+        lost: Seconds by which the time became longer, apart from the common factor. Negative if it
+            became shorter. If the module does different work, it is `None` unless the change is
+            more than noise.
+        verdict: `slower`, `faster` or `same`. It is `same` if the change is within the noise or too
+            small to matter. An inclusive time is also `same` if submodules explain the change.
+            `None` if there is no verdict. Then there is no confidence interval either.
         caveat: Reason why there is no verdict.
     """
 
@@ -129,22 +147,23 @@ class Timing(Struct, frozen=True, kw_only=True):
 
 
 class Measured(NamedTuple):
-    """A median and its error in seconds; the error of a single step is `None`."""
+    """A median in seconds, and its standard error. The error of a single step is `None`."""
 
     seconds: float
     error: float | None
 
 
 class Judge(NamedTuple):
-    """Compares times of two runs, with the common factor and the errors of these runs.
+    """Compares the times of two runs and decides whether a change is more than noise.
 
     Attributes:
-        whole: The common factor to divide out; `None` if there is no common factor.
+        whole: The common factor, which times are divided by. `None` if there is no common factor.
         large: A module is large if it takes at least this many seconds in the first run.
-        least_error: Lower bound of the error of a large time's ratio.
-        least_error_of_small: Lower bound of the error of a small time's ratio.
-        reach: Half the width of an interval, as a multiple of the error.
-        step: Seconds of the step in the first run, which changes are compared with.
+        least_error: Lower bound on the error of the ratio of a large module's times.
+        least_error_of_small: Lower bound on the error of the ratio of a small module's times.
+        reach: Half the width of a confidence interval, as a multiple of the error.
+        step: Seconds of the step in the first run. Changes that are small in relation to it do not
+            matter.
         lost: Shares of the CPU time that other processes took, in the first and the second run.
     """
 
@@ -159,9 +178,12 @@ class Judge(NamedTuple):
     def timing(
         self, before: Measured | None, after: Measured | None, explained: float = 0.0
     ) -> Timing:
-        """Compare two times, with a verdict if both times and their errors are known.
+        """Compare two times of the same work. They get a verdict if their errors are known.
 
-        `explained` is the part of the change in seconds that submodules explain.
+        Args:
+            before: The time in the first run.
+            after: The time in the second run.
+            explained: Seconds of the change that changes of submodules already explain.
         """
         given = unjudged(before, after)
         error = _error_of_ratio(before, after)
@@ -195,16 +217,17 @@ class Judge(NamedTuple):
         )
 
     def explains(self, ratio: float) -> bool:
-        """Return whether CPU time lost to other processes may explain the ratio of two times."""
+        """Return whether lost CPU time may be the only reason for this ratio of two times."""
         before, after = self.lost
         if ratio > 1:
             return ratio <= slowed_by(after)
         return ratio * slowed_by(before) >= 1
 
     def cost(self, before: Measured | None, after: Measured | None, macs: float | None) -> Timing:
-        """Compare two times of different work, without a verdict.
+        """Compare two times of different work. They get no verdict.
 
-        `macs` is the ratio of their MACs.
+        `macs` is the ratio of the MACs. `lost` is set in the result if the change is more than
+        noise.
         """
         given = unjudged(before, after, macs)
         if before is None or after is None or before.error is None or after.error is None:
@@ -223,7 +246,7 @@ class Judge(NamedTuple):
         return replace(given, lost=lost)
 
     def _common_factor(self) -> tuple[float, float]:
-        """The ratio and the error of the common factor; 1 and 0 without a common factor."""
+        """Return the common factor and its error. Without a common factor, they are 1 and 0."""
         if self.whole is None:
             return 1.0, 0.0
         return self.whole.ratio, self.whole.error
@@ -234,30 +257,39 @@ class Judge(NamedTuple):
         return self.least_error_of_small
 
     def _is_changed(self, change: float, seconds: float, error: float) -> bool:
-        """Return whether a relative change is large enough to matter, and beyond the noise."""
+        """Return whether a relative change is large enough to matter, and more than noise.
+
+        Args:
+            change: The change, relative to the expected time.
+            seconds: The time in the first run.
+            error: The relative error of the change.
+        """
         if abs(change) < LEAST_CHANGE or abs(change) * seconds < LEAST_SHARE * self.step:
             return False
         return change <= -1 or abs(math.log1p(change)) > self.reach * error
 
 
 def slowed_by(lost: float) -> float:
-    """Largest factor by which a step may become longer if other processes take the share `lost`."""
+    """Return by which factor a step may become longer if it loses a share of the CPU time.
+
+    The share is taken by other processes.
+    """
     if lost >= 1:
         return math.inf
     return math.pow(1 - lost, -LOST_COUNTS)
 
 
 def measured(spread: TimingStats | None) -> Measured | None:
-    """The median over several steps, with its error."""
+    """Return the median over several steps with its error, or `None` if there is no median."""
     if spread is None:
         return None
     return Measured(spread.median, spread.error)
 
 
 def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None:
-    """Sum several times, as pairs of seconds and error.
+    """Add up several times. Each time is a pair of seconds and their error.
 
-    Returns `None` if a time is unknown, or if there are no times.
+    Return `None` if a time is unknown, or if there are no times.
     """
     if not parts:
         return None
@@ -268,9 +300,9 @@ def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None
 
 
 def unjudged(before: Measured | None, after: Measured | None, macs: float | None = None) -> Timing:
-    """Return two times without a verdict.
+    """Return two times and their ratio without a verdict.
 
-    `macs` is the ratio of their MACs.
+    `macs` is the ratio of the MACs, or `None` if it is unknown.
     """
     ratio = None
     per_mac = None
@@ -295,18 +327,19 @@ def judge_of(
     times: int,
     lost: tuple[float, float] = (0.0, 0.0),
 ) -> Judge | None:
-    """Compute the common factor and the errors of two runs.
+    """Compute the common factor of two runs, and the errors that its verdicts take into account.
 
     Args:
         pairs: Self times in the first and the second run, for each module that did the same work in
             both runs.
         modules: Seconds of all modules in the first run.
         step: Seconds of the step in the first run.
-        times: How many values will be judged.
+        times: How many times will be judged. The more times, the wider each confidence interval
+            must be.
         lost: Shares of the CPU time that other processes took, in the first and the second run.
 
     Returns:
-        The `Judge`, or `None` if the modules that can be compared are too few, or have too little
+        The `Judge`, or `None` if too few modules can be compared, or if they have too small a share
         of the time.
     """
     known = []
@@ -339,14 +372,25 @@ def judge_of_steps(
 ) -> Judge:
     """Make a `Judge` for the times of the step and its phases.
 
-    It uses the common factor and the errors of the `Judge` for modules.
+    Args:
+        modules: The `Judge` for module times, whose common factor and errors are used. `None` to
+            use no common factor.
+        step: The time of the step in the first run.
+        times: How many times will be judged.
+        lost: Shares of the CPU time that other processes took, in the first and the second run.
     """
     judge = modules or Judge(None, 0.0, 0.0, 0.0, 0.0, 0.0)
     return judge._replace(reach=_reach(times), step=step.seconds if step else 0.0, lost=lost)
 
 
 class _Ratio(NamedTuple):
-    """The ratio of a module's times: seconds before, logarithm of the ratio, relative error."""
+    """The ratio of a module's times in two runs.
+
+    Attributes:
+        seconds: The time in the first run.
+        logarithm: Logarithm of the ratio.
+        error: Relative error of the ratio.
+    """
 
     seconds: float
     logarithm: float
@@ -354,7 +398,10 @@ class _Ratio(NamedTuple):
 
 
 def _number_of_large(longest_first: Sequence[_Ratio]) -> int:
-    """Number of the largest modules that have `LARGE` of the time, but at least `LEAST_MODULES`."""
+    """Return how many of the modules are large: the longest ones that have `LARGE` of the time.
+
+    The number is at least `LEAST_MODULES`.
+    """
     all_seconds = sum(ratio.seconds for ratio in longest_first)
     seconds = 0.0
     number = 0
@@ -367,14 +414,17 @@ def _number_of_large(longest_first: Sequence[_Ratio]) -> int:
 
 
 def _typical(ratios: Sequence[_Ratio]) -> tuple[float, float]:
-    """The median of the logarithms, and the lower bound of their errors."""
+    """Return the median of the logarithms of the ratios, and the lower bound on their errors."""
     logarithms = [ratio.logarithm for ratio in ratios]
     error = statistics.median(ratio.error for ratio in ratios)
     return statistics.median(logarithms), max(robust_deviation(logarithms), error)
 
 
 def _reach(times: int) -> float:
-    """Half the width of an interval, as a multiple of the error, if `times` values are judged."""
+    """Return half the width of a confidence interval, as a multiple of the error.
+
+    `times` is the number of times that are judged.
+    """
     return statistics.NormalDist().inv_cdf(1 - CHANCE / (2 * max(times, 1)))
 
 

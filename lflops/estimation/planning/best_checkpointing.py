@@ -1,6 +1,6 @@
 """`best_checkpointing`: find the cheapest checkpointing of each block for a memory budget.
 
-A few estimates show the bytes and the cost of each choice.
+A few estimates show how many bytes and how much recomputation each policy costs in each block.
 """
 
 from collections import Counter
@@ -36,8 +36,9 @@ class Alternative(Struct, frozen=True, kw_only=True):
     """One way to checkpoint a model.
 
     Attributes:
-        policy: The policy of every block, or `best` for the plan.
-        peak_bytes: Peak of live tensors.
+        policy: The policy that every block uses, or `best` for the plan, in which blocks may
+            differ.
+        peak_bytes: Peak of live tensors in bytes.
         estimated: Whether the peak is from an estimate of the whole step. Otherwise it is computed
             from the blocks of other estimates.
         flops: FLOPs that are recomputed.
@@ -55,12 +56,15 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
     """The cheapest checkpointing with which a step fits into a memory budget.
 
     Attributes:
-        policies: The policy of each block, in the order of their forward.
+        policies: The policy of each block, keyed by the name of the block, in the order in which
+            they run.
         memory_bytes: The budget for live tensors.
         fits: Whether the estimate of the step with these policies is within the budget. If not,
             these policies have the lowest peak that was found.
-        predicted_bytes: The peak memory, computed from the bytes of the blocks.
-        alternatives: One entry for each policy applied to every block; the last entry is the plan.
+        predicted_bytes: The peak memory as computed from the bytes of the blocks, before the whole
+            step was estimated. Compare with `peak_bytes`.
+        alternatives: The plan, which is the last entry, and for comparison each policy applied to
+            every block.
         profile: The estimate of the step with these policies.
         estimates: Number of estimates that were made.
         memory_fit: The memory that the step needs on the chip; `None` if the budget was passed
@@ -84,7 +88,7 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         return self.profile.memory.peak_bytes
 
     def table(self) -> str:
-        """Return a table with a line for each alternative and for the plan."""
+        """Return a table that compares the plan with each policy applied to every block."""
         plain = self.alternatives[0]
         total = sum(op.flops for op in self.profile.op_counts) - self.alternatives[-1].flops
         rows: list[tuple[str, ...]] = [("", *_HEADS)]
@@ -106,9 +110,10 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         return "\n".join([*lines, self._verdict()])
 
     def _verdict(self) -> str:
-        """Return the last line of the table.
+        """Return the last line of the table, which says whether the plan fits.
 
-        Its verdict is the same as in an estimate for the chip.
+        If the budget comes from a chip, the verdict is the one that an estimate for this chip
+        reports.
         """
         lowest = ""
         if not self.fits:
@@ -138,7 +143,10 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         return "\n".join(lines) + "\n"
 
     def _recomputed(self, policy: str) -> str:
-        """Describe how many blocks recompute under a policy."""
+        """Describe how many blocks recompute under a policy.
+
+        For the plan, which is named `best`, this is a text such as `3 selective, 5 full`.
+        """
         if policy == "none":
             return "0"
         if policy != "best":
@@ -179,7 +187,10 @@ selective = partial(create_selective_checkpoint_contexts, kept)"""
 
 
 def _loops(blocks: Sequence[str], argument: str) -> Iterator[str]:
-    """Yield lines of code that recompute blocks, with a loop for each run of block numbers."""
+    """Yield lines of Python code that recompute the given blocks.
+
+    Blocks with consecutive numbers share one loop.
+    """
     runs: list[tuple[str, range]] = []
     for block in blocks:
         container, _, digits = block.rpartition(".")
@@ -219,22 +230,25 @@ def best_checkpointing(
 
     A block is a module with submodules that has a number in its container, such as `layers.0`. It
     recomputes nothing, everything (`full`), or everything except linear layers, convolutions and
-    fused attention (`selective`). A few estimates show the bytes that each block keeps. The chosen
-    policies are then estimated for the whole model. Nothing is allocated, and the model is not
-    changed. The plan's method `code()` returns the code that applies it.
+    fused attention (`selective`). A few estimates show how many bytes each block keeps for
+    backward. At the end, a step of the whole model with the chosen policies is estimated. Nothing
+    is allocated, and the model is not changed. The plan's method `code()` returns the code that
+    applies it.
 
     Args:
         model: A module, or a function that builds a module, as in `estimate`. Its code must not use
             checkpointing.
         args: Positional arguments of the model, or a single tensor.
         kwargs: Keyword arguments of the model.
-        memory_bytes: The budget for live tensors in bytes. By default, this is the most memory of
-            `hardware` that a step with the verdict `fits` may use.
+        memory_bytes: The budget for live tensors in bytes. By default, the budget comes from the
+            memory of `hardware`: it is as large as possible while a step still has the verdict
+            `fits`.
         loss: Function that takes the output and returns a scalar, as in `estimate`.
         optimizer: Function that takes a list of parameters and returns an optimizer, as in
             `estimate`.
-        hardware: The chip, as in `estimate`. With a chip, the plan minimizes the least time on the
-            chip; otherwise, it minimizes FLOPs.
+        hardware: The chip, as in `estimate`. With a chip, the plan minimizes the time that the
+            recomputation takes at least on this chip. Without a chip, it minimizes the recomputed
+            FLOPs.
         mesh: Number of ranks in each dimension, as in `estimate`. With a mesh, `model` must be a
             function that builds the model.
         round_to: Round the size of each tensor up to a multiple of this number of bytes, as in
@@ -277,7 +291,8 @@ def search(
 ) -> CheckpointingPlan:
     """Return the plan for the step that an estimator runs.
 
-    The estimator must run a backward. `held` means the same as in `Estimator.run`.
+    The estimator must run a backward. If `memory_bytes` is `None`, the budget is the memory of the
+    estimator's chip. `held` means the same as in `Estimator.run`.
     """
     budget = _budget(estimator, memory_bytes)
     with estimator.started(held) as run:
@@ -293,9 +308,10 @@ def _budget(estimator: Estimator, memory_bytes: Any) -> int:
 
 
 def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPlan:
-    """Choose policies from estimates of a folded model.
+    """Choose the policies from estimates of a folded model, which has fewer blocks and is faster.
 
-    If the prediction of the folded model is not exact, use estimates of the whole model.
+    If the peak predicted in this way differs from an estimate of the whole model, choose them again
+    from estimates of the whole model. `by_room` is whether the budget is the chip's memory.
     """
     try:
         chain = trials.chain(fold=True)
@@ -312,9 +328,10 @@ def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPl
 
 
 def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) -> CheckpointingPlan:
-    """Return the plan with the cheapest policies that stay within the budget when estimated.
+    """Return the plan with the cheapest policies whose estimate is within the budget.
 
-    If there are none, return the plan with the lowest peak.
+    If the estimate is above the budget, policies that need less memory are tried. If no policies
+    are within the budget, the plan has the policies with the lowest peak.
     """
     allowed = budget
     choices = _choice(chain, allowed)
@@ -342,7 +359,11 @@ def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) ->
 
 
 def _memory_fit(profile: Profile, *, by_room: bool) -> MemoryFit | None:
-    """Return the memory that the step needs on the chip, if the budget is the chip's memory."""
+    """Return the memory that the step needs on the chip, and whether it fits.
+
+    Returns `None` if the user passed a budget. `by_room` is whether the budget is the chip's memory
+    instead.
+    """
     if not by_room:
         return None
     return memory_fit_of(profile, profile.run.hardware)

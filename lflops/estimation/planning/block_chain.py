@@ -1,10 +1,14 @@
 """Compute the peak memory of a chain of blocks for every choice of checkpointing.
 
-A few estimates are enough. A block keeps bytes from its forward to its backward, and has a peak in
-both. These bytes depend on the checkpointing of the block and of the previous block, because either
-block may keep the tensor between them. Each estimate therefore shows one pair of choices for each
-pair of neighbours. A result for one block applies to all equal blocks. In this timeline of a step,
-each start is the bytes that are alive at that point:
+A choice is the checkpointing policy of one block. A few estimates are enough to compute the peak
+for all combinations of choices, because only two choices determine the bytes of a block: its own
+and the choice of the previous block (either block may keep the tensor between them). So the
+estimates must only show each pair of choices for each pair of neighbouring blocks. Blocks of the
+same kind run the same operators, and a result for one of them holds for all.
+
+The bytes of a block are the bytes that it keeps from its forward to its backward, the peak in its
+forward, and the peak in its backward. In this timeline of a step, `start` is the number of bytes
+that are alive at that point:
 
     before | block 0 | block 1 | block 2 | loss | block 2 | block 1 | block 0 | optimizer
            start 0   start 1   start 2   start 3
@@ -24,13 +28,13 @@ from lflops.profile.records import Phase
 
 
 class Key(NamedTuple):
-    """The facts that determine the bytes of a block.
+    """The circumstances that determine the bytes of a block: two kinds and two choices.
 
     Attributes:
         kind_before: Kind of the previous block, or `None` for the first block.
         kind: Kind of the block. Blocks of one kind run the same operators.
-        choice_before: Checkpointing of the previous block, or `None` for the first block.
-        choice: Checkpointing of the block.
+        choice_before: Checkpointing policy of the previous block, or `None` for the first block.
+        choice: Checkpointing policy of the block.
     """
 
     kind_before: int | None
@@ -40,19 +44,23 @@ class Key(NamedTuple):
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """The bytes of each block in the timeline of one estimate.
+    """The bytes of all blocks, read from the timeline of one estimate.
+
+    Most attributes have one number for each block. The start of a block is the number of bytes that
+    are alive when its forward begins.
 
     Attributes:
-        starts: Bytes alive before the forward of each block, and after the forward of the last
-            block.
+        starts: The start of each block, and the bytes alive after the forward of the last block.
         forward: Peak in the forward of each block, minus the block's start.
         entered: Bytes alive before the backward of each block, minus the start of the next block;
             `None` for a block without a backward.
         backward: Peak in the backward of each block, minus the bytes alive before that backward.
-        head: Peak between the forward and the backward of the blocks, minus the last start.
-        fixed: Peak before the first block and after the backward of all blocks.
-        kinds: A number for each block. Blocks with the same number ran the same operators, kept the
-            same bytes and had the same peaks.
+        head: Peak between the forward of the last block and the first backward of a block, minus
+            the last number in `starts`. The loss runs there.
+        fixed: Peak outside the blocks: before the first block, and after the backward of all
+            blocks.
+        kinds: The kind of each block, as a number. Blocks of the same kind ran the same operators,
+            kept the same bytes and had the same peaks.
     """
 
     starts: tuple[int, ...]
@@ -65,13 +73,13 @@ class Reading(Struct, frozen=True, kw_only=True):
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """The checkpointing of each block in one estimate, and its result.
+    """The checkpointing of each block in one estimate, and the results of the estimate.
 
     Attributes:
-        choices: Checkpointing of each block.
+        choices: Checkpointing policy of each block.
         flops: FLOPs that each block recomputed.
-        times: Time of the recomputation of each block in femtoseconds; `None` if the chip is
-            unknown. They are integers because sums of equal integers are exactly equal.
+        times: Least time of the recomputation of each block, in femtoseconds; `None` if the chip is
+            unknown. The times are integers, so that equal combinations have exactly equal sums.
         reading: Bytes of the blocks.
     """
 
@@ -82,14 +90,15 @@ class Trial(Struct, frozen=True, kw_only=True):
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """The bytes of a block for one `Key`.
+    """The bytes of a block for one `Key`, relative to other blocks.
 
     Attributes:
         grows: Bytes alive at the start of the next block, minus the bytes at the start of this
-            block.
+            block. The block keeps these bytes for its backward.
         forward: Peak in the block's forward, minus the bytes at the start of the block.
         backward: Peak in the block's backward, minus the bytes at the start of the next block;
-            `None` without a backward.
+            `None` without a backward. In `Chain.terms`, `offsets` and `held_input` are subtracted
+            as well.
     """
 
     grows: int
@@ -98,24 +107,25 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 class Chain(Struct, frozen=True, kw_only=True):
-    """The peak of a step as a function of the checkpointing of each block.
+    """A model of the peak memory and the cost of a step, for any checkpointing of its blocks.
 
     Attributes:
-        kinds: Kind of each block, in the order of their forward.
+        kinds: Kind of each block, in the order in which their forwards run.
         base: Bytes alive before the first block.
-        fixed: Peak outside the blocks.
+        fixed: Peak outside the blocks, which does not depend on the checkpointing.
         offsets: Bytes that are alive before the backward of each block and belong to no block, such
             as the gradients of later blocks.
-        terms: The bytes of a block for each key.
-        heads: Peak between forward and backward, minus the bytes after the last block's forward.
-            The keys are the choices of the last block.
-        held_input: Bytes of the first block's input that stay alive after the forward. The keys are
-            the choices of the first block. A variable in the model may hold this input during the
-            forward, and a block that recomputes holds it longer.
-        flops: FLOPs that a block recomputes in addition to those of the first estimate, keyed by
-            kind and choice.
-        times: Femtoseconds of recomputation in addition to those of the first estimate, keyed by
-            kind and choice; empty if the chip is unknown.
+        terms: The bytes of a block, for each combination of its kind and choice with those of the
+            previous block.
+        heads: Peak between forward and backward, minus the bytes after the last block's forward,
+            keyed by the choice of the last block.
+        held_input: Bytes of the first block's input that stay alive after the forward, keyed by the
+            choice of the first block. A variable of the model may keep this input alive during the
+            forward. A first block that recomputes keeps it alive until its backward.
+        flops: FLOPs that a block recomputes because of its choice, keyed by kind and choice. FLOPs
+            that the model recomputes in any case are not included.
+        times: The least time of these FLOPs in femtoseconds, keyed by kind and choice; empty if the
+            chip is unknown.
     """
 
     kinds: tuple[int, ...]
@@ -130,11 +140,17 @@ class Chain(Struct, frozen=True, kw_only=True):
 
     @property
     def costs(self) -> dict[tuple[int, str], int]:
-        """The costs to minimize: `times`, or `flops` if the times are unknown."""
+        """The costs to minimize, keyed by kind and choice.
+
+        They are `times`, or `flops` if the times are unknown.
+        """
         return self.times or self.flops
 
     def terms_at(self, index: int, before: str | None, choice: str) -> Terms:
-        """Return the bytes of the block at an index of the chain."""
+        """Return the bytes of the block with this index, if its choice is `choice`.
+
+        `before` is the choice of the previous block.
+        """
         terms = self.terms[key_of(self.kinds, index, before, choice)]
         if terms.backward is None:
             return terms
@@ -142,7 +158,7 @@ class Chain(Struct, frozen=True, kw_only=True):
         return Terms(grows=terms.grows, forward=terms.forward, backward=backward)
 
     def peak(self, choices: Sequence[str]) -> int:
-        """Return the peak bytes of the step."""
+        """Return the peak bytes of a step in which each block has the given choice."""
         start = self.base
         highest = self.fixed
         held_input = self.held_input[choices[0]]
@@ -157,14 +173,18 @@ class Chain(Struct, frozen=True, kw_only=True):
         return max(highest, start + held_input + self.heads[choices[-1]])
 
     def spent(self, costs: Mapping[tuple[int, str], int], choices: Sequence[str]) -> int:
-        """Add up `flops` or `times` over all blocks."""
+        """Return the sum of `costs` over all blocks, for the given choices.
+
+        `costs` is the attribute `flops` or `times`.
+        """
         return sum(costs[each] for each in zip(self.kinds, choices, strict=True))
 
 
 def units_of(timeline: Sequence[Moment], blocks: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return the blocks that ran, in the order of their forward.
+    """Group the blocks that ran into units, in the order of their forward.
 
-    Blocks with overlapping forwards are one unit.
+    Most units are a single block. Blocks whose forwards overlap form one unit, because their bytes
+    cannot be told apart. All blocks of a unit get the same checkpointing.
     """
     names = list(blocks)
     spans = _spans(timeline, [(block,) for block in names], ("forward",))
@@ -187,7 +207,8 @@ def read(
 
     Args:
         timeline: All operators of the step.
-        units: The blocks, in the order of their forward.
+        units: Groups of blocks from `units_of`, in the order of their forward. Each unit is treated
+            as one block.
         work: FLOPs of the forward of each unit. Units with different FLOPs are of different kinds.
 
     Raises:
@@ -248,7 +269,10 @@ def read(
 
 
 def keys_of(kinds: Sequence[int], choices: Sequence[str]) -> list[Key]:
-    """Return the keys that an estimate with the given choices shows."""
+    """Return the key of each block in an estimate with the given choices.
+
+    The estimate shows the bytes of blocks for these keys.
+    """
     keys: list[Key] = []
     before = None
     for index, choice in enumerate(choices):
@@ -258,9 +282,9 @@ def keys_of(kinds: Sequence[int], choices: Sequence[str]) -> list[Key]:
 
 
 def chain_of(trials: Sequence[Trial]) -> Chain:
-    """Combine estimates into a chain.
+    """Combine the results of several estimates into a chain.
 
-    The first estimate must recompute nothing.
+    In the first estimate, checkpointing must be off in all blocks.
     """
     first = trials[0]
     plain = first.reading
@@ -304,10 +328,10 @@ def _add_trial(chain: Chain, trial: Trial, first: Trial) -> None:
 
 
 def held_input_of(trial: Trial, plain: Reading) -> int | None:
-    """Return the bytes that the choice of the first block keeps alive after the forward.
+    """Return the bytes that stay alive after the forward because of the first block's choice.
 
-    These bytes are visible at a later block that recomputes nothing, as in `plain`. Returns `None`
-    if there is no such block.
+    They are visible before the backward of a later block that recomputes nothing, as the difference
+    to `plain`, an estimate without checkpointing. Returns `None` if every later block recomputes.
     """
     if len(trial.choices) == 1:
         return 0
@@ -320,16 +344,19 @@ def held_input_of(trial: Trial, plain: Reading) -> int | None:
 
 
 def key_of(kinds: Sequence[int], index: int, before: str | None, choice: str) -> Key:
-    """Return the key of a block, from its choice and the choice of the previous block."""
+    """Return the key of the block with this index, whose choice is `choice`.
+
+    `before` is the choice of the previous block.
+    """
     if index == 0:
         return Key(None, kinds[0], None, choice)
     return Key(kinds[index - 1], kinds[index], before, choice)
 
 
 def unit_numbers(units: Sequence[tuple[str, ...]]) -> Callable[[str], int | None]:
-    """Return a function that takes a module's name and returns the number of its unit.
+    """Return a function that takes a module's name and returns the index of its unit.
 
-    It returns `None` for a module in no unit.
+    The function returns `None` for a module outside all units.
     """
     numbers = {block: number for number, unit in enumerate(units) for block in unit}
 
@@ -346,9 +373,10 @@ def unit_numbers(units: Sequence[tuple[str, ...]]) -> Callable[[str], int | None
 def _spans(
     timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], phases: tuple[Phase, ...]
 ) -> dict[int, tuple[int, int]]:
-    """Return the range of indexes of each unit's operators in the given phases.
+    """Return, for each unit, the range of the timeline in which its operators run in some phases.
 
-    A range is the index of the first operator and the index after the last operator.
+    The keys are the numbers of units. A range is the index of the first operator and the index
+    after the last operator.
     """
     number_of = unit_numbers(units)
     spans: dict[int, tuple[int, int]] = {}
@@ -374,13 +402,13 @@ MOST_STATES = 4096
 
 
 class _State(NamedTuple):
-    """Choices of the first blocks.
+    """A candidate for the solution: choices for the first blocks of the chain.
 
     Attributes:
-        start: Bytes alive after these blocks.
+        start: Bytes alive after the forward of these blocks.
         cost: Cost of recomputing these blocks.
-        changes: Number of blocks that have a different choice from the previous block.
-        choices: The choice of each block.
+        changes: Number of blocks whose choice differs from the choice of the previous block.
+        choices: The choice of each of these blocks.
     """
 
     start: int
@@ -390,10 +418,10 @@ class _State(NamedTuple):
 
 
 def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[str, ...] | None:
-    """Return the cheapest combination of choices with a peak within a budget of bytes.
+    """Return the cheapest combination of choices whose peak is within a budget of bytes.
 
-    If several are equally cheap, the one with the fewest changes between neighbours is returned.
-    Returns `None` if no combination is within the budget.
+    If several combinations are equally cheap, the one with the fewest changes between neighbouring
+    blocks is returned. Returns `None` if no combination is within the budget.
     """
     # Later bytes depend on earlier choices only through the start. So among partial choices with
     # the same choice for the last block, one with more bytes and a higher cost than another is
@@ -410,9 +438,10 @@ def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[
 def _ends(
     chain: Chain, choices: Sequence[str], first: str, budget: int, *, free: bool = False
 ) -> list[_State]:
-    """Return the candidates for the choices of all blocks, with `first` for the first block.
+    """Return combinations of choices for all blocks whose peak is within the budget.
 
-    With `free`, all choices have the same cost.
+    The first block has the choice `first`. Combinations that cannot be the best are left out. With
+    `free`, recomputation costs nothing, so the combinations with the fewest bytes are the best.
     """
     # The candidates for the blocks so far, keyed by the choice of the last block.
     states: dict[str | None, list[_State]] = {None: [_State(chain.base, 0, 0, ())]}
@@ -443,14 +472,17 @@ def _ends(
 
 
 def _rise(terms: Terms, held_input: int) -> int:
-    """Return the larger peak of a block's forward and backward, above its start."""
+    """Return the peak of a block, as the bytes above its start.
+
+    It is the larger of the peak in its forward and the peak in its backward.
+    """
     if terms.backward is None:
         return terms.forward
     return max(terms.forward, terms.grows + held_input + terms.backward)
 
 
 def lowest_peak(chain: Chain, choices: Sequence[str]) -> int:
-    """Return the smallest budget that any choice fits into."""
+    """Return the lowest peak that any combination of choices reaches."""
     uniform = min(chain.peak([choice] * len(chain.kinds)) for choice in choices)
 
     def is_enough(budget: int) -> bool:
@@ -461,7 +493,10 @@ def lowest_peak(chain: Chain, choices: Sequence[str]) -> int:
 
 
 def _undominated(states: list[_State]) -> list[_State]:
-    """Drop states that have more bytes than another state but do not cost less."""
+    """Drop states that need more bytes than another state and do not cost less.
+
+    If more than `MOST_STATES` are left, drop some states with nearly the same bytes as well.
+    """
     kept: list[_State] = []
     for state in sorted(states, key=lambda state: state[:3]):
         if not kept or (state.cost, state.changes) < (kept[-1].cost, kept[-1].changes):

@@ -1,6 +1,7 @@
 """Estimate a model with different checkpointing, and build its chain of blocks.
 
-If a model has many equal blocks, the estimates use a model with fewer blocks.
+If a model has many equal blocks, the estimates use a folded model, in which most of these blocks
+are removed. The result is then extended to the whole model.
 """
 
 import contextlib
@@ -30,13 +31,13 @@ from lflops.profile.profile import Memory, OpCount, Profile
 
 
 def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -> Chain | None:
-    """Insert copies of a block into the chain, directly after that block.
+    """Return a chain with copies of one block inserted directly after that block.
 
     Args:
-        chain: The chain of the folded model.
+        chain: The chain of the folded model, in which some equal blocks are removed.
         after: Index of the block to copy.
         copies: Number of copies.
-        base: Bytes that each copy adds before the first block.
+        base: Bytes that each copy adds before the first block, such as its parameters.
         fixed: Bytes that each copy adds to the peak outside the blocks.
 
     Returns:
@@ -77,7 +78,8 @@ class BlockTrials:
     Attributes:
         made: Number of estimates so far.
         folds: The runs of equal blocks that are long enough to be folded. An estimate sets them.
-        units: The units of the last chain. The blocks of a unit share one choice.
+        units: The groups of blocks that the last chain treats as one block. All blocks of a unit
+            have the same checkpointing. Most units are a single block.
     """
 
     def __init__(
@@ -99,10 +101,11 @@ class BlockTrials:
     def estimate(
         self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None = ()
     ) -> Profile:
-        """Estimate a step.
+        """Estimate a step in which blocks have the given checkpointing.
 
         Args:
-            policies: Checkpointing, keyed by block. All other blocks recompute nothing.
+            policies: Checkpointing policies, keyed by the name of a block. All other blocks
+                recompute nothing.
             folds: The runs of blocks to shorten; `None` shortens all runs that are long enough.
         """
         self.made += 1
@@ -123,10 +126,12 @@ class BlockTrials:
             return self._run(make)
 
     def chain(self, *, fold: bool) -> Chain | None:
-        """Estimate each pair of policies for each pair of neighbouring kinds, and build the chain.
+        """Estimate the model with enough combinations of policies, and build the chain.
 
-        With `fold`, most of the model's equal blocks are removed for the estimates. The result is
-        then `None` if there are no equal blocks, or if they did not run the same operators.
+        There are enough when each pair of policies was estimated for each pair of neighbouring
+        blocks of different kinds. With `fold`, most of the model's equal blocks are removed for the
+        estimates. The result is then `None` if there are no equal blocks, or if they did not run
+        the same operators.
         """
         folds: list[Fold] = []
         if fold:
@@ -158,7 +163,10 @@ class BlockTrials:
         return self._trial(choices, self._steps(policies_of(self.units, choices), folds))
 
     def _unfolded(self, chain: Chain, folds: Sequence[Fold]) -> Chain | None:
-        """Extend the chain of a folded model to the whole model."""
+        """Extend the chain of a folded model to all blocks of the whole model.
+
+        Returns `None` if equal blocks did not run the same operators.
+        """
         names = full_names(folds, self._blocks)
         units = []
         for unit in self.units:
@@ -186,7 +194,7 @@ class BlockTrials:
         return whole
 
     def _first(self, folds: Sequence[Fold] | None) -> Trial:
-        """Estimate the model without recomputation, and find its blocks."""
+        """Estimate the model without recomputation, and set `units` to the blocks that ran."""
         steps = self._steps({}, folds)
         last = steps[-1]
         if folds is None:
@@ -238,7 +246,10 @@ class BlockTrials:
         return recomputed
 
     def _steps(self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None) -> list[Profile]:
-        """Run an estimate, and return the last step, or the last two if there is an optimizer."""
+        """Run an estimate, and return the profiles of its steps.
+
+        With an optimizer there are two steps, because the first one creates the optimizer's state.
+        """
         steps: list[Profile] = []
         self._estimator.watch = steps.append
         profile = self.estimate(policies, folds)
@@ -248,7 +259,11 @@ class BlockTrials:
 
 
 def policies_of(units: Sequence[tuple[str, ...]], choices: Sequence[Policy]) -> dict[str, Policy]:
-    """Return the checkpointing of each block, from the choice of each unit."""
+    """Return the checkpointing of each block.
+
+    `units` are groups of blocks that have the same checkpointing. `choices` has the policy of each
+    group.
+    """
     policies: dict[str, Policy] = {}
     for unit, choice in zip(units, choices, strict=True):
         policies |= dict.fromkeys(unit, choice)
@@ -256,7 +271,10 @@ def policies_of(units: Sequence[tuple[str, ...]], choices: Sequence[Policy]) -> 
 
 
 def memory_of(profile: Profile) -> Memory:
-    """Return the memory of an estimate; an estimate always has it."""
+    """Return the memory of an estimate's profile.
+
+    Every estimate has a memory. This function only excludes `None` for the type checker.
+    """
     if profile.memory is None:
         raise CountError("the estimate has no memory")
     return profile.memory
@@ -274,7 +292,15 @@ def _possible_keys(kinds: Sequence[int]) -> set[Key]:
 def _next_choices(
     kinds: Sequence[int], wanted: set[Key], last_choices: set[Policy]
 ) -> tuple[Policy, ...]:
-    """Choose a policy for each block so that many wanted keys and last choices are estimated."""
+    """Choose the policies of all blocks for the next estimate.
+
+    They are chosen so that this estimate shows as many new combinations as possible.
+
+    Args:
+        kinds: Kind of each block.
+        wanted: Keys that no estimate has shown so far.
+        last_choices: Policies that the last block has not had in any estimate.
+    """
     left = set(wanted)
     choices: list[Policy] = []
     for index, kind in enumerate(kinds):

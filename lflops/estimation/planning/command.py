@@ -188,7 +188,10 @@ def _predicted(found: "Plan", tokens: int | None, top: int) -> Iterator[Renderab
 
 
 def _bounds(found: "Plan", top: int) -> Iterator[RenderableType]:
-    """Yield a table with the lowest bound of each mesh that has no predicted configuration."""
+    """Yield a table with lower bounds of the step time, for meshes without any predicted time.
+
+    Each mesh is shown once, with its configuration that has the lowest bound.
+    """
     predicted = {each.name for each in found.configurations}
     best: dict[str, Configuration] = {}
     for each in found.not_predicted:
@@ -272,7 +275,7 @@ def _bound_table(rows: Sequence["Configuration"]) -> FittedTable:
 
 
 def _settings(row: "Configuration") -> dict[str, str]:
-    """Return the cells that do not depend on a prediction."""
+    """Return the table cells that show the settings and the memory of a configuration."""
     memory = units.size(row.memory_fit.needed_bytes, digits=1)
     if row.memory_fit.verdict == "tight":
         memory += " !"

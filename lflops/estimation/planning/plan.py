@@ -41,14 +41,17 @@ from lflops.profile.profile import Communication, ModuleProfile, Profile
 
 
 class Stage(NamedTuple):
-    """A pipeline stage with as many blocks as the largest stage.
+    """The part of a model that one pipeline stage runs.
+
+    All stages are assumed to have as many blocks as the largest one.
 
     Attributes:
-        runs_before: Whether the stage runs the part of the model before the blocks.
-        runs_after: Whether the stage runs the part of the model after the blocks.
-        share: The stage's share of the parameters outside the blocks.
-        in_flight: Largest number of micro batches that are between forward and backward at the same
-            time.
+        runs_before: Whether the stage also runs the modules before the blocks, such as an
+            embedding.
+        runs_after: Whether the stage also runs the modules after the blocks, such as the output
+            layer.
+        share: Fraction of the parameters outside the blocks that belong to this stage.
+        in_flight: Largest number of micro batches whose forward is done and whose backward is not.
         buffers: Number of micro-batch outputs that are allocated for sending and receiving.
     """
 
@@ -59,7 +62,10 @@ class Stage(NamedTuple):
     buffers: int
 
     def runs(self, place: InBlock | OutsideBlocks) -> bool:
-        """Return whether the stage runs this part of the model."""
+        """Return whether the stage runs the operators at a place of the model.
+
+        The place is in a block, before the blocks, or after the blocks.
+        """
         if isinstance(place, InBlock):
             return True
         return self.runs_after if place.after_blocks else self.runs_before
@@ -68,7 +74,11 @@ class Stage(NamedTuple):
 def stages_of(
     sheet: Sheet, modules: Mapping[str, ModuleProfile], number: int, micro_batches: int
 ) -> Iterator[Stage]:
-    """Yield the first, the second and the last of `number` stages."""
+    """Yield the stages of a pipeline that can have the highest peak memory.
+
+    These are the first, the second and the last of `number` stages. Stages between the second and
+    the last need less memory than the second.
+    """
     before: set[str] = set()
     after: set[str] = set()
     for key in sheet:
@@ -119,16 +129,18 @@ def stage_peak(
     gathered: float,
     sent: float,
 ) -> float:
-    """Return the peak bytes of a stage.
+    """Return the peak bytes of a rank in a pipeline stage. A sheet is a table of work and memory.
 
     Args:
         stage: The stage.
-        sheet: The sheet of a model with the stage's blocks and everything outside the blocks.
+        sheet: The sheet of a model with as many blocks as the stage, and everything outside the
+            blocks.
         one: The sheet of a model with one block.
         none: The sheet of a model without blocks.
         blocks: Number of blocks in the stage.
         ranks: Number of ranks over which FSDP2 shards the stage.
-        gathered: Ratio of the bytes of an all-gathered weight to the bytes of its shards.
+        gathered: Bytes of an all-gathered weight, divided by the total bytes of its shards. It is
+            0.5 if FSDP2 gathers in half precision, otherwise 1.
         sent: Bytes that a stage sends to the next stage for one micro batch.
     """
     weights = one["parameters"] - none["parameters"]
@@ -157,8 +169,8 @@ PRECISIONS: Mapping[str, tuple[str | None, str | None]] = {
 }
 """For each Lightning precision, the dtype of the parameters and the dtype of matmuls.
 
-The first is `None` if the parameters keep their dtype. The second is `None` if it is the same as
-the dtype of the parameters.
+The dtype of the parameters is `None` if they keep their dtype. The dtype of matmuls is `None` if it
+is the same as the dtype of the parameters.
 """
 
 Mesh = Mapping[str, int]
@@ -175,7 +187,10 @@ _PIPELINE_NOT_FITTED = "the prediction does not cover communication between pipe
 
 
 class Corners(NamedTuple):
-    """The meshes of a family that are estimated.
+    """The few meshes of a family for which estimates are made.
+
+    A family is a list of meshes that shard a model in the same way over different numbers of ranks.
+    The results for its other meshes are interpolated between these corners.
 
     Attributes:
         low: The mesh with many shards and the fewest ranks of tensor parallelism.
@@ -189,25 +204,26 @@ class Corners(NamedTuple):
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
-    """One way to train the global batch.
+    """One way to train with the given batch on the given GPUs.
 
     Attributes:
-        name: For example `HSDP 8x8`; replicas come before shards.
+        name: Name of the mesh, such as `HSDP 8x8` for 8 replicas of 8 shards.
         mesh: Number of ranks in each dimension, as in `lflops.estimate`.
         checkpointing: The activation checkpointing of every block.
         micro_batch: Number of samples that a rank processes at once.
         accumulation: Number of micro batches in a step.
         memory_fit: The memory that the configuration needs, and whether it fits on the chip.
-        predicted: Time of a step with all its micro batches, or `None` if no rates were fitted.
+        predicted: Time of a step with all its micro batches, or `None` if it is not predicted.
         why_not: Reason why no time is predicted, or `None` if a time is predicted.
         least_seconds: A lower bound of the step time, or `None` if unknown.
         tensor_seconds: Part of the lower bound that is spent in collectives of tensor parallelism,
             at the bandwidth of the links. Nothing overlaps with these collectives.
         bubble_seconds: Part of the lower bound in which a pipeline stage waits, assuming 1F1B and
             stages with equal work.
-        reason: Text that names the time spent on anything except the model's work; empty if this
-            time is short.
-        place: Place in the order of predicted time. Ties share a place. 0 if no time is predicted.
+        reason: Text with the time that is spent on communication, recomputation or waiting, such as
+            `1.2 s of exposed communication`; empty if this time is short.
+        place: Rank in the order of predicted time, 1 for the fastest. Configurations with nearly
+            the same time share a place. 0 if no time is predicted.
     """
 
     name: str
@@ -232,10 +248,10 @@ class Plan(Struct, frozen=True, kw_only=True):
         hardware: Name of the chip.
         gpus: Number of GPUs.
         batch: Number of samples in a step, over all GPUs.
-        configurations: Configurations with a predicted time, the fastest first.
+        configurations: Configurations that fit and have a predicted time, the fastest first.
         not_predicted: All other configurations that fit, lowest bound first.
-        left_out: Reasons why meshes or configurations do not fit or do not run, keyed by the name
-            of the mesh or configuration.
+        left_out: The reason why a mesh or configuration does not fit or does not run, keyed by its
+            name.
         estimates: Number of estimates that were made.
         profile: Estimate of one micro batch of the whole model, for the first configuration that
             fits and is not a pipeline. `None` if there is no such configuration.
@@ -353,9 +369,10 @@ def plan(
 
 
 class _Search:
-    """The search for configurations on one chip.
+    """The search for configurations of one model on one chip.
 
-    `gathered` is the ratio of the bytes of an all-gathered weight to the bytes of its shards.
+    `gathered` is the bytes of an all-gathered weight, divided by the total bytes of its shards. It
+    is 0.5 if FSDP2 gathers in half precision, otherwise 1.
     """
 
     def __init__(
@@ -426,7 +443,10 @@ class _Search:
         return families
 
     def _divides(self, ranks: int) -> bool:
-        """Return whether tensor parallelism can divide the model; if not, record the reason."""
+        """Return whether tensor parallelism can divide the model over this number of ranks.
+
+        If it cannot, the reason is recorded in the plan.
+        """
         if ranks == 1:
             return True
         if not self._sheets.has_tensor_plan:
@@ -441,7 +461,10 @@ class _Search:
         return True
 
     def _cuts(self, stages: int) -> bool:
-        """Return whether the model has enough blocks for the stages; if not, record the reason."""
+        """Return whether the model has enough blocks for this number of pipeline stages.
+
+        If it has not, the reason is recorded in the plan.
+        """
         depth = self._sheets.depth
         if stages <= max(depth, 1):
             return True
@@ -452,10 +475,11 @@ class _Search:
         return False
 
     def _of_family(self, family: Family) -> list[Configuration]:
-        """Return the configurations of the meshes that divide the batch.
+        """Return the configurations that fit, for all meshes of a family that divide the batch.
 
-        If the model fails under tensor parallelism, the meshes with the highest degree are left
-        out, and the remaining meshes are tried again.
+        A family is a list of meshes that shard the model in the same way over different numbers of
+        ranks. If the model fails under tensor parallelism, the meshes with the most ranks of tensor
+        parallelism are left out, and the remaining meshes are tried again.
         """
         meshes: list[Mesh] = []
         for mesh in family:
@@ -486,9 +510,9 @@ class _Search:
         return []
 
     def _of_mesh(self, corners: Corners, mesh: Mesh) -> list[Configuration]:
-        """Return the configurations of a mesh that fit.
+        """Return the configurations of a mesh that fit into memory.
 
-        If one sample does not fit, larger micro batches are not estimated.
+        If a micro batch of one sample does not fit, larger micro batches are not tried.
         """
         if "pipeline" not in mesh:
             needs = self._room(peak_of(self._sheet(corners, "none", 1, mesh), phase="optimizer"))
@@ -572,9 +596,10 @@ class _Search:
         )
 
     def _tensor_seconds(self, call: Communication) -> float:
-        """Return the time of a collective of tensor parallelism at the bandwidth of the links.
+        """Return the time of a collective of tensor parallelism.
 
-        Returns 0 for all other collectives, which may overlap with computation.
+        The data moves at the bandwidth between GPUs of one host. Returns 0 for all other
+        collectives, because they may run while the GPU computes.
         """
         link = self._chip.link_bytes_per_second
         ranks = call.group_size
@@ -587,9 +612,13 @@ class _Search:
     def _sheet(
         self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, depth: int | None = None
     ) -> Sheet:
-        """Return the sheet of a mesh for any number of samples.
+        """Return the work and memory (the sheet) of a mesh for a micro batch of any size.
 
-        If only weights are sharded, a sample adds the same work and memory on any number of ranks.
+        It is extrapolated from one and two samples. The work and memory of the second sample do not
+        depend on the number of ranks that share the weights. So the two are compared on the mesh
+        `corners.low`, for which estimates exist.
+
+        With `depth`, the sheet has only the memory, for a model with this many blocks.
         """
         sheet = self._one_mesh(corners, policy, 1, mesh, depth)
         if samples == 1:
@@ -603,10 +632,10 @@ class _Search:
     def _one_mesh(
         self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, depth: int | None
     ) -> Sheet:
-        """Return the sheet of a mesh, interpolated between the sheets of the corners.
+        """Return the sheet of a mesh (its work and memory), interpolated between the corners.
 
-        The interpolation is linear in 1 / (number of ranks that share an operator under tensor
-        parallelism), and in 1 / (number of ranks that share a weight).
+        With tensor parallelism over N ranks, the interpolation is linear in 1/N. With weights that
+        M ranks share, it is linear in 1/M.
         """
         low = corners.low
         few_shards = corners.few_shards
@@ -629,7 +658,10 @@ class _Search:
     def _peak(
         self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, *, accumulates: bool
     ) -> float:
-        """Return the peak bytes. For a pipeline, this is the highest peak of all stages."""
+        """Return the peak bytes of a rank. With a pipeline, this is the highest peak of all stages.
+
+        `accumulates` is whether gradients of several micro batches are accumulated.
+        """
         if "pipeline" not in mesh:
             return peak_of(self._sheet(corners, policy, samples, mesh), accumulates=accumulates)
         blocks = -(-self._sheets.depth // mesh["pipeline"])
@@ -667,10 +699,11 @@ class _Search:
         return found
 
     def _check(self, configurations: list[Configuration]) -> Profile | None:
-        """Estimate the whole model in configurations without a pipeline, until one of them fits.
+        """Estimate the whole model for the first configurations until one of them fits.
 
-        Configurations that turn out not to fit are removed from the list. At most three are
-        estimated.
+        The result is the estimate of the configuration that fits, or `None`. Configurations that
+        turn out not to fit are removed from the list. At most three configurations are estimated,
+        and none with a pipeline.
         """
         candidates = [each for each in configurations if "pipeline" not in each.mesh]
         for each in candidates[:CHECKED]:
@@ -695,9 +728,9 @@ class _Search:
 
 
 def _sharded(gpus: int, tensors: Iterable[int], stages: Iterable[int]) -> Family:
-    """Return the meshes of FSDP2 and HSDP.
+    """Return all meshes of FSDP2 and HSDP, with each of the given degrees of tensor and pipeline.
 
-    Pipelines with one rank per stage are included. In them, FSDP2 has nothing to shard and only
+    Pipelines with one rank per stage are included. FSDP2 has nothing to shard in them, and only
     sets the dtype of the computation.
     """
     meshes: list[Mesh] = []
@@ -712,7 +745,7 @@ def _sharded(gpus: int, tensors: Iterable[int], stages: Iterable[int]) -> Family
 
 
 def _corners(meshes: Family) -> Corners:
-    """Choose the meshes that are estimated for a family."""
+    """Choose the few meshes of a family for which estimates are made."""
     if "data" not in meshes[0]:
         return Corners(meshes[0], meshes[0], meshes[0])
     shards = sorted(max(mesh["data"], 2) for mesh in meshes)
@@ -744,7 +777,7 @@ def _divisors(number: int) -> list[int]:
 def name_of(mesh: Mesh) -> str:
     """Return the name of a mesh, such as `HSDP 8x8` or `PP 2 x FSDP2 8 x TP 8`.
 
-    In `HSDP 8x8`, replicas come before shards.
+    `HSDP 2x8` has 2 replicas of 8 shards.
     """
     parts: list[str] = []
     if "pipeline" in mesh:
@@ -763,9 +796,10 @@ def name_of(mesh: Mesh) -> str:
 
 
 def _ranked(configurations: Iterable[Configuration]) -> list[Configuration]:
-    """Sort configurations by predicted time, and set their places.
+    """Sort configurations by predicted time, and set the `place` of each.
 
-    A configuration shares the place of the first configuration with nearly the same interval.
+    Configurations with nearly the same interval of time share a place. Configurations without a
+    predicted time are left out.
     """
     ranked: list[Configuration] = []
     first: Prediction | None = None
@@ -785,7 +819,10 @@ def _is_tie(one: Prediction, other: Prediction) -> bool:
 
 
 def _bound_reason(tensor: float, bubble: float) -> str:
-    """Name the parts of a lower bound other than the model's work."""
+    """Describe the pipeline bubble and the collectives that are part of a lower bound.
+
+    The text is empty if there are neither.
+    """
     parts = []
     if bubble:
         parts.append(f"at least {units.duration(bubble)} of pipeline bubble")
@@ -795,7 +832,10 @@ def _bound_reason(tensor: float, bubble: float) -> str:
 
 
 def _predicted_reason(predicted: Prediction, *, recomputes: bool) -> str:
-    """Name the parts of a predicted time other than the model's work, the longest first."""
+    """Describe the communication and recomputation in a predicted time, the longer one first.
+
+    Short times are left out.
+    """
     parts = [(predicted.by_kind.get("communication", 0.0), "exposed communication")]
     if recomputes:
         parts.append((predicted.recomputed, "recomputation"))

@@ -1,10 +1,15 @@
 """Interpolate a rank's work and memory for any batch, depth and mesh from a few estimates.
 
-A sheet has the work and memory of one case. FLOPs, bytes and peak memory are linear in the batch,
-in the number of blocks, and in 1 / (number of ranks). The lines are fixed by estimates of one and
-two samples, of models with only a few of their equal blocks, and on few and many ranks. Any other
-case is a point on these lines. Memory is stored as the peak of each part of the step, because the
-overall peak may move from one part to another.
+A sheet is a table with the work and the memory of one rank in one case (a checkpointing policy, a
+batch and a mesh). FLOPs, bytes and peak memory are linear in the batch, in the number of blocks,
+and in 1 / (number of ranks). So estimates of two points are enough for each of these: one and two
+samples; two models with only a few of their equal blocks; few and many ranks. The sheet of any
+other case is interpolated or extrapolated from them.
+
+The memory in a sheet is the peak at each place of the step, because the place with the highest peak
+may differ from case to case. The blocks of a model are divided into roles: a role is a sequence of
+consecutive blocks that do the same work. Values are summed over a role, so that sheets of models
+with different numbers of blocks can be compared.
 """
 
 import contextlib
@@ -34,11 +39,14 @@ KEPT = 5
 
 
 class Role(NamedTuple):
-    """Blocks that do the same work, or a single module.
+    """A sequence of consecutive blocks that do the same work.
+
+    A block without an equal neighbour is a role of its own. Everything outside the blocks is one
+    role, `NO_BLOCK`.
 
     Attributes:
-        first: Name of the first block in the whole model, or of the module.
-        blocks: Number of consecutive blocks, including `first`.
+        first: Name of the first block in the whole model.
+        blocks: Number of blocks, including the first.
     """
 
     first: str
@@ -50,13 +58,15 @@ NO_BLOCK = Role("", 1)
 
 
 class InBlock(NamedTuple):
-    """A moment in a block.
+    """The place of an operator in a block.
+
+    Models with different numbers of equal blocks have the same places near both ends of the blocks.
 
     Attributes:
-        role: The block's role.
-        number: Position of the block in its role, counted from the start, or from the end as a
+        role: The sequence of equal blocks that contains the block.
+        number: Position of the block in this sequence, counted from the start, or from the end as a
             negative number.
-        run: Number of earlier runs of the same operator in the block.
+        run: How often the same operator ran in the block before.
     """
 
     role: Role
@@ -65,13 +75,14 @@ class InBlock(NamedTuple):
 
 
 class OutsideBlocks(NamedTuple):
-    """A moment outside the blocks, located by the block that ran before.
+    """The place of an operator outside the blocks, given by the block that ran before it.
 
     Attributes:
         after_blocks: Whether the previous block is the last block of the model.
-        role: The role of the previous block, or `None` before the first block.
-        from_first: Position of that block in its role.
-        from_last: The same position, minus the number of blocks in the role.
+        role: The sequence of equal blocks that contains the previous block, or `None` before the
+            first block.
+        from_first: Position of the previous block in this sequence.
+        from_last: The same position counted from the end, as a negative number.
     """
 
     after_blocks: bool
@@ -84,7 +95,10 @@ BEFORE_BLOCKS = OutsideBlocks(after_blocks=False, role=None, from_first=0, from_
 
 
 class OpKey(NamedTuple):
-    """Key of one field of an `OpCount`, summed over the blocks of a role."""
+    """The key of an operator's count in a sheet, summed over the blocks of a role.
+
+    `module` is the name below the block. `field` is the name of the count, such as `calls`.
+    """
 
     role: Role
     module: str
@@ -95,7 +109,10 @@ class OpKey(NamedTuple):
 
 
 class CollectiveKey(NamedTuple):
-    """Key of the calls or bytes of a collective, summed over the blocks of a role."""
+    """The key of a collective's count in a sheet, summed over the blocks of a role.
+
+    `field` is `calls` or `bytes`.
+    """
 
     role: Role
     collective: str
@@ -104,7 +121,10 @@ class CollectiveKey(NamedTuple):
 
 
 class MomentKey(NamedTuple):
-    """Key of the peak bytes at an operator, with or without gradients."""
+    """The key of a peak in a sheet: the most bytes that are alive while an operator runs.
+
+    If `with_gradients` is false, the bytes of gradients are not included in the peak.
+    """
 
     place: InBlock | OutsideBlocks
     module: str
@@ -121,12 +141,12 @@ _WORK_KEYS = (OpKey, CollectiveKey)
 
 
 class Case(NamedTuple):
-    """The arguments of an estimate.
+    """A training configuration to estimate.
 
     Attributes:
-        policy: The activation checkpointing of every block.
-        samples: Number of samples in the batch.
-        mesh: Number of ranks in each dimension, without a pipeline.
+        policy: The activation checkpointing policy of every block.
+        samples: Number of samples in the batch of a rank.
+        mesh: Number of ranks in each dimension. It has no pipeline.
     """
 
     policy: Policy
@@ -135,12 +155,12 @@ class Case(NamedTuple):
 
 
 class _DepthLines(NamedTuple):
-    """Sheets of folded models, which show how values grow with the number of blocks.
+    """Sheets of models with different numbers of blocks, which show what one more block adds.
 
     Attributes:
-        longer: The sheet of the folded model.
-        shorter: For each run of equal blocks, its length in the whole model, and the sheet of the
-            folded model with one block less in this run.
+        longer: The sheet of the folded model, in which each run of equal blocks keeps a few blocks.
+        shorter: An entry for each run of equal blocks: the length of the run in the whole model,
+            and the sheet of the folded model with one block less in this run.
     """
 
     longer: Sheet
@@ -148,9 +168,10 @@ class _DepthLines(NamedTuple):
 
 
 def moved(sheet: Sheet, low: Sheet, high: Sheet, share: float) -> Sheet:
-    """Add `share` times the difference between `high` and `low` to a sheet.
+    """Add `share` times the difference between the sheets `high` and `low` to a sheet.
 
-    Moments of the step that are not in all three sheets are left out.
+    This interpolates or extrapolates along a line. Peaks of operators that are not in all three
+    sheets are left out.
     """
     found: dict[SheetKey, float] = {}
     for key in {**sheet, **high, **low}:
@@ -161,24 +182,25 @@ def moved(sheet: Sheet, low: Sheet, high: Sheet, share: float) -> Sheet:
 
 
 class WorkSheets:
-    """Sheets of one model, from estimates in which its runs of equal blocks are folded.
+    """Computes the sheets of one model from estimates with only a few of its equal blocks.
 
     The attributes describe the model of the last estimate.
 
     Args:
         estimator: Creates the estimator for a mesh.
         make: Creates the model and a batch with a given number of samples.
-        context: Creates the context in which the ranks of a mesh run.
+        context: Creates the context in which the model of a mesh runs, for example autocast.
         progress: Function that is called before each estimate, with the number of estimates so far.
 
     Attributes:
         blocks: Names of the blocks that can recompute.
-        depth: Number of blocks, if all blocks form a single run that is long enough to be folded;
+        depth: Number of blocks, if all blocks are equal and there are enough of them to be folded;
             otherwise 0.
-        heads: Numbers of attention heads, keyed by their description.
+        heads: Numbers of attention heads, keyed by a description such as `key/value heads`.
         has_tensor_plan: Whether the model has a `tp_plan`.
         estimates: Number of estimates so far.
-        template: Profile of the last estimate, for the fields that no sheet has.
+        template: Profile of the last estimate. It provides the fields of a profile that are not in
+            sheets.
     """
 
     template: Profile
@@ -206,10 +228,10 @@ class WorkSheets:
         self.estimates = 0
 
     def sheet(self, case: Case, depth: int | None = None) -> Sheet:
-        """Return the sheet of a case for the whole model.
+        """Return the work and memory of the whole model in a case.
 
-        With `depth`, the sheet has only the memory, for a model with this many blocks in its only
-        run.
+        With `depth`, return only the memory, for a model with this many blocks instead. All blocks
+        of the model must be equal then.
         """
         key = repr(case)
         if key not in self._lines:
@@ -219,14 +241,14 @@ class WorkSheets:
         return self._sheets[key, depth]
 
     def whole(self, case: Case) -> Profile:
-        """Return the estimate of a whole model."""
+        """Estimate the whole model in a case, with all its blocks."""
         # With a watcher, the estimate would not simulate the allocator.
         return self._run(case, (), None)
 
     def profile(self, sheet: Sheet, mesh: Mapping[str, int]) -> Profile:
-        """Return the work of a sheet as the profile of one rank of a mesh.
+        """Convert the work in a sheet to the profile of one rank of a mesh.
 
-        Work inside a block gets the name of the block instead of the name of the module.
+        In this profile, all work inside a block counts for the block, not for the modules below it.
         """
         op_counts = tuple(self._op_counts(sheet))
         communication = tuple(self._communication(sheet, mesh))
@@ -315,11 +337,12 @@ class WorkSheets:
     def _run(
         self, case: Case, folds: Sequence[Fold] | None, watch: Callable[[Profile], None] | None
     ) -> Profile:
-        """Estimate a case.
+        """Estimate a case with some blocks removed.
 
         Args:
-            case: The arguments of the estimate.
-            folds: The runs of blocks to shorten; `None` shortens all runs that are long enough.
+            case: The training configuration.
+            folds: The runs of equal blocks to shorten; `None` shortens all runs that are long
+                enough.
             watch: Function that is called with the profile of each step.
         """
         self.estimates += 1
@@ -381,8 +404,9 @@ def _per_block(values: Mapping[str, float], role: Role) -> dict[str, int]:
 def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> float:
     """Return the peak bytes of a step, or of one of its phases.
 
-    With gradient accumulation, the gradients of earlier micro batches stay alive throughout
-    forward and backward, next to the new gradient that is added to them.
+    `accumulates` is whether gradients are accumulated over several micro batches. The gradients of
+    earlier micro batches then stay alive throughout forward and backward, next to the new gradient
+    that is added to them.
     """
     held = sheet.get("gradients", 0.0) + sheet.get("new gradient", 0.0)
     peak = 0.0
@@ -397,9 +421,10 @@ def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> floa
 
 
 def _heads_of(model: Any) -> dict[str, int]:
-    """Return the numbers of attention heads in a transformers configuration.
+    """Return the numbers of attention heads of a transformers model, keyed by a description.
 
-    Tensor parallelism cannot split a head. The result is empty for models without a configuration.
+    Tensor parallelism cannot split a head, so these numbers limit it. The result is empty for
+    models without a configuration.
     """
     config = getattr(model, "config", None)
     config = getattr(config, "text_config", config)
@@ -423,9 +448,10 @@ def dimension_of(collective: str) -> str:
 
 
 def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
-    """Return a sheet with the work of the last step and the memory of all steps.
+    """Return a sheet with the work of the last step and the peak memory of all steps.
 
-    The memory is the peak bytes of each part of the step.
+    The memory is stored as the peak at each place of the step. `roles` maps each block that ran to
+    its role, in the order of the blocks.
     """
     sheet: dict[SheetKey, float] = {}
 
@@ -447,7 +473,10 @@ def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
 
 
 def _role_of(module: str, roles: Mapping[str, Role]) -> tuple[Role, str]:
-    """Return the role of a module's block, and the module's name inside the block."""
+    """Return the role of the block that contains a module, and the module's name below the block.
+
+    For a module outside all blocks, return `NO_BLOCK` and the whole name.
+    """
     for block in ancestry(module):
         if block in roles:
             return roles[block], module[len(block) :]
@@ -457,11 +486,12 @@ def _role_of(module: str, roles: Mapping[str, Role]) -> tuple[Role, str]:
 def _add_memory(
     sheet: dict[SheetKey, float], timeline: Iterable[Moment], roles: Mapping[str, Role]
 ) -> None:
-    """Raise the bytes of each part of the step in a sheet to at least the bytes in a timeline.
+    """Add the peak memory at each operator of a timeline to a sheet.
 
-    Equal blocks run the same operators, so a moment in a block is located by the block's position
-    in its role. Outside the blocks, a deeper model may run more operators, so a moment there is
-    located by the previous block.
+    If the sheet already has a peak for this place, the higher one is kept. Equal blocks run the
+    same operators, so the place of an operator in a block is the position of this block among the
+    equal blocks. Outside the blocks, a model with more blocks may run more operators, so the place
+    there is given by the block that ran before.
     """
 
     def raise_to(key: SheetKey, value: float) -> None:

@@ -1,4 +1,4 @@
-"""Modules with the most time, if nothing stands out or if the peak is unknown."""
+"""The modules with the most time, for steps without other findings or without a known peak."""
 
 from collections.abc import Iterable, Sequence
 
@@ -35,9 +35,9 @@ class NoMatmuls(StepRule):
 
 
 def _patterns_with_operators(step: StepEvidence) -> set[str]:
-    """Return the patterns of modules that run operators outside their submodules.
+    """Return the patterns (`layers.*.mlp`) of modules that run operators outside their submodules.
 
-    The self time of compiled modules is unknown, so they are left out.
+    Compiled modules are left out, because their self time is unknown.
     """
     patterns = set()
     for name, module in step.profile.modules.items():

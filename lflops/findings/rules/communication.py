@@ -6,7 +6,10 @@ from lflops.findings.rule import Candidate, Threshold
 from lflops.findings.run_rule import UncertainRule
 
 MANY_COLLECTIVES = 8
-"""Collectives should be merged if a step has at least this many of them, and they are small."""
+"""Communication is an issue only if a step has at least this many collectives and they are small.
+
+Such collectives should be merged.
+"""
 
 SMALL_MESSAGE_BYTES = 1 << 20
 """Collectives are small if they have fewer bytes than this on average."""

@@ -6,7 +6,10 @@ from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Threshold
 
 LARGE_CLIPPING_SHARE = 0.05
-"""If clipping takes at least this share of the step, it may be the reason for the waits."""
+"""If clipping takes at least this share of the step, the host may wait for the device in clipping.
+
+The waits of the host then do not show that the step contains calls such as `.item()`.
+"""
 
 
 class IdleDevice(PartRule):

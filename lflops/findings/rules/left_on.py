@@ -8,7 +8,10 @@ from lflops.profile.notes import notes_with
 
 
 class NotedSetting(StepRule):
-    """A setting that a note of the profile reports under the rule's name. Its cost is unknown."""
+    """A setting that makes training slow or wrong. Its cost is unknown.
+
+    The profile has a note about this setting, whose name is the name of the rule.
+    """
 
     threshold = Threshold(share=0.0)
 

@@ -9,14 +9,20 @@ from lflops.profile.records import PHASES
 from lflops.profile.series import grouped
 
 MAIN_CLASSES = 3
-"""Maximum number of module classes that are examined to name the memory-bound work."""
+"""Maximum number of module classes that decide how memory-bound work is described.
+
+The classes with the most memory-bound work are examined first.
+"""
 
 COVERED_SHARE = 2 / 3
-"""No more classes are examined once they have this share of the memory-bound work together."""
+"""Fewer classes are examined if they together have at least this share of the memory-bound work."""
 
 
 UNKNOWN_PARTS = {"idle": "idle time", "memory_bound": "memory-bound work"}
-"""Parts that are included in inefficient kernels if they are unknown, with their names."""
+"""Parts of the step that are included in `inefficient_kernels` if their time is unknown.
+
+The values are the words for them in the sentence of the finding.
+"""
 
 
 class IdealCompute(PartRule):
@@ -68,7 +74,7 @@ class MemoryBoundWork(PartRule):
 
 
 def _main_modules(step: StepEvidence) -> Iterable[str]:
-    """Yield the modules of the classes that have most of the memory-bound work."""
+    """Yield the modules of the few classes that have most of the memory-bound work."""
     if step.breakdown is None:
         return
     shares = {
@@ -110,7 +116,7 @@ class InefficientKernels(PartRule):
 
 
 class ForwardOutsideModules(PartRule):
-    """Forward time outside all modules of the profile."""
+    """Forward time outside all modules that lflops monitors."""
 
     name = "forward"
     phrase = "forward outside the layers"
@@ -118,7 +124,7 @@ class ForwardOutsideModules(PartRule):
 
 
 class BackwardOutsideModules(PartRule):
-    """Backward time outside all modules of the profile."""
+    """Backward time outside all modules that lflops monitors."""
 
     name = "backward"
     phrase = "backward outside the layers"

@@ -6,21 +6,21 @@ from lflops.findings.rule import Candidate, Threshold
 from lflops.profile.profile import Work
 
 SECONDS_PER_CALL = 20e-6
-"""Upper bound of the time of one operator call on a CPU, in addition to moving its bytes."""
+"""Upper bound on the seconds of one operator call on a CPU, without the time to move its bytes."""
 
 SECONDS_PER_BYTE = 1 / 5e9
-"""Upper bound of the time per byte that an optimizer's operator moves on a CPU."""
+"""Upper bound on the seconds that an optimizer's operator on a CPU needs per byte that it moves."""
 
 SECONDS_PER_CACHED_BYTE = 1 / 20e9
-"""Upper bound of the time per byte for small operators with tensors that fit into a cache."""
+"""The same bound for small operators, which are faster because their tensors fit into a cache."""
 
 LARGEST_CACHED_BYTES = 1 << 20
 """An operator counts as small if it moves fewer bytes than this per call."""
 
 LAUNCH_SECONDS = 0.0003
-"""Time for which a device waits until the host has launched the optimizer's kernels.
+"""Seconds for which a device waits until the host has launched the optimizer's kernels.
 
-The value is for an optimizer that updates all parameters at once.
+This is the value for an optimizer that updates all parameters at once (`fused` or `foreach`).
 """
 
 SLOW_ON_DEVICE = 2.0
@@ -51,7 +51,10 @@ class SlowOptimizer(PartRule):
 
 
 def needed_seconds(step: StepEvidence) -> float:
-    """Upper bound of the seconds that the operators of the optimizer need."""
+    """Upper bound on the seconds that the operators of the optimizer need.
+
+    On a device, this is `SLOW_ON_DEVICE` times the time that they need.
+    """
     work = step.root.optimizer
     run = step.profile.run
     if run.hardware is not None and run.device_type != "cpu":

@@ -7,7 +7,10 @@ from lflops.findings.run_rule import OnceAllowedRule, UncertainRule
 from lflops.profile.series import summed
 
 UNWATCHED_SHARE = 0.05
-"""Matmuls outside all phases belong to another model if they exceed this share of forward's."""
+"""Matmuls outside all phases are ignored up to this share of the MACs of forward.
+
+If there are more, the loop trains another model in this time.
+"""
 
 MODEL_PHASES = {"forward", "backward", "recompute"}
 
@@ -46,9 +49,10 @@ class OtherWork(PartRule):
 
 
 def model_was_never_called(step: StepEvidence) -> bool:
-    """Return whether no part of the model ran in any step.
+    """Return whether neither the model nor any of its modules ran in any step.
 
-    A profile without counts has no calls, so the steps are also searched for a forward phase.
+    A profile without operator counts does not show which modules were called. In this case the
+    model ran if any step has a forward phase.
     """
     profile = step.profile
     if "" not in profile.uncalled:

@@ -10,7 +10,7 @@ from lflops.findings.rules.python_code import SECONDS_PER_MODULE
 from lflops.profile.records import ModulePhase
 
 PYTHON_SHARE = 0.5
-"""Python code is the reason if it takes at least this share of the time outside the layers."""
+"""Python code is the cause if it takes at least this share of the time outside the layers."""
 
 
 OPERATORS_SHARE = 0.25
@@ -89,9 +89,9 @@ def _seconds_outside(step: StepEvidence) -> float | None:
 
 
 def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
-    """Return whether Python code takes most of the time.
+    """Return whether Python code takes most of the time outside the layers.
 
-    Backward runs no Python code, so backward time is not Python time.
+    Backward runs no Python code, so only forward is examined.
     """
     forward = step.root.forward.self_seconds
     if forward is None or not step.profile.is_counted:
@@ -103,9 +103,11 @@ def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
 
 
 def _in_operators(step: StepEvidence, seconds: float) -> str:
-    """Describe the operators outside the layers: from other models, or from the model itself.
+    """Describe the operators that run in forward or backward outside the model's layers.
 
-    They are listed if they explain the time. Otherwise only their total is stated.
+    They are called by the model itself, or they belong to another model without a backward pass,
+    such as a reference model. They are listed if they explain the `seconds`; otherwise only their
+    total is stated. Returns the empty string if there are none.
     """
     forward = step.root.forward
     if forward.self_macs and step.root.backward.macs and not step.root.backward.self_macs:

@@ -12,8 +12,8 @@ class Padding(StepRule):
     """The model also computes the padding of each batch.
 
     The cost is the time that forward and backward spend on padding. It is reported if at least 30 %
-    of the positions are padding. Padding is detected by a mask in the batch, or by equal values at
-    the ends of rows.
+    of the positions are padding. lflops detects padding by a padding mask in the batch. Without a
+    mask, the end of a row counts as padding if it repeats one value.
     """
 
     name = "padding"

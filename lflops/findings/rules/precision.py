@@ -92,7 +92,10 @@ class WideDtype(ModuleRule):
 
 
 def _public_name(dtype: str) -> str:
-    """Return the name of the tensors' dtype: float32 for TF32, which is not a dtype of tensors."""
+    """Return the dtype of the tensors.
+
+    For TF32 this is float32, because TF32 is only a precision of matmuls.
+    """
     return "float32" if dtype == "tf32" else dtype
 
 

@@ -7,18 +7,24 @@ from lflops.findings.rule import Candidate, Facts, ModuleRule, StepRule, Thresho
 from lflops.profile.series import summed
 
 SECONDS_PER_MODULE = 50e-6
-"""Upper bound of the time that a call of a module takes, and of a call of each direct submodule."""
+"""Upper bound on the seconds that it takes to call a module, without the work in its forward.
+
+The time of a module includes one such call for itself and one for each direct submodule.
+"""
 
 
 MOSTLY_PYTHON = 3
-"""A module with operators is reported if it takes at least this many times as long as they need."""
+"""A module is reported if it takes at least this many times as long as its operators and calls.
+
+A module without operators is always reported.
+"""
 
 
 class PythonCode(StepRule):
     """Modules take more time in forward than their own operators need.
 
-    Typical causes are forward hooks, prints and loops in Python. A module with operators is
-    reported only if a trace shows that it takes at least three times as long as they need.
+    Typical causes are forward hooks, prints and loops in Python. A module that runs operators is
+    reported only if a trace shows that it takes at least three times as long as its operators need.
     """
 
     name = "python"
@@ -47,7 +53,10 @@ class PythonCode(StepRule):
 def _seconds_of_python(
     step: StepEvidence, earlier: Sequence[Candidate]
 ) -> Iterable[tuple[str, float]]:
-    """Yield the pattern of each module and the seconds that its Python code takes."""
+    """Yield the pattern (`layers.*.mlp`) of each slow module and the seconds of its Python code.
+
+    Modules that earlier rules have found are left out.
+    """
     explained = {unsupported.module for unsupported in step.profile.unsupported}
     explained |= modules_of(earlier)
     for name, module in step.profile.modules.items():
@@ -65,7 +74,10 @@ def _seconds_of_python(
 
 
 def modules_of(candidates: Iterable[Candidate]) -> set[str]:
-    """Return the modules that rules about modules have found, including the root."""
+    """Return the modules of all candidates that a rule about modules has found.
+
+    The root module has the empty name and may be included.
+    """
     return {candidate.module for candidate in candidates if isinstance(candidate.rule, ModuleRule)}
 
 

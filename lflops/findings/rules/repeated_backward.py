@@ -13,9 +13,10 @@ LARGE_RATIO = 2.5
 """Backward runs more than once if it has at least this many MACs per MAC of forward."""
 
 LARGEST_CALL = 3
-"""Maximum MACs that a backward operator needs per MAC of the largest forward operator.
+"""A backward operator has at most this many times the MACs of the largest forward operator.
 
-Attention needs the most: five matmuls in backward for two in forward.
+The largest ratio is that of attention: five matmuls in backward for two in forward. A larger
+backward operator has no counterpart in forward, so the MACs of the passes cannot be compared.
 """
 
 
@@ -51,7 +52,7 @@ class RepeatedBackward(StepRule):
 
 
 def _largest_call(step: StepEvidence, phase: Phase) -> float:
-    """Mean MACs per call of the largest operator of a phase."""
+    """MACs per call of the operator with the most MACs per call in a phase."""
     macs_per_call = [
         count.macs / count.calls
         for count in step.profile.op_counts

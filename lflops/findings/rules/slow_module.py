@@ -1,4 +1,8 @@
-"""Modules that are slower than identical modules, or run more operators than other repeats."""
+"""Modules that are slower than identical modules, or that run more operators than their repeats.
+
+Repeats are modules of one class whose names differ only in numbers, such as `layers.0` and
+`layers.1`.
+"""
 
 from collections.abc import Iterable, Sequence
 

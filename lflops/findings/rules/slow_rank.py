@@ -16,9 +16,10 @@ SHARE_OF_SLOW_RANK = 0.05
 """A slow rank is reported if it costs at least this share of the step."""
 
 OBSERVED_SECONDS = 5.0
-"""A rank on a CPU that is slow in everything must be slow for at least this many seconds.
+"""A CPU rank that is slow in all phases is an issue only if it is slow for this many seconds.
 
-If it is slow for less time, the machine may be the reason.
+If it is slow for a shorter time, other programs on the machine may be the cause. `MANY_STEPS` steps
+are also enough.
 """
 
 REASONS_BEYOND_LOAD = {"work", "chip"}
@@ -108,9 +109,9 @@ class AlternatingStragglers(StepRule):
 
 
 def _may_be_brief(row: Straggler, step: StepEvidence) -> bool:
-    """Return whether a rank is slow in everything, but in too few steps to be certain.
+    """Return whether a CPU rank is slow in all phases, but not for long enough to be an issue.
 
-    Other programs may be the cause if there are only a few steps.
+    Other programs on the machine may be the cause of such a short slowdown.
     """
     if step.profile.run.device_type != "cpu":
         return False
@@ -130,7 +131,13 @@ def _why(worst: Straggler, profile: Profile) -> str:
 
 
 def place_of(module: str, phase: str) -> str:
-    """Format a module and a phase, or the name of a phase outside modules."""
+    """Format where a rank is slow, such as "layers.3.mlp forward" or "data loading".
+
+    Args:
+        module: Name of the module. Empty if the rank is slow in a phase outside modules, or in the
+            root module itself.
+        phase: The phase in which the rank is slow.
+    """
     if not module and phase in OUTSIDE_MODULES:
         return OUTSIDE_MODULES[phase]
     if phase == "wait":
@@ -140,7 +147,7 @@ def place_of(module: str, phase: str) -> str:
 
 
 def place_of_rank(row: Straggler) -> str:
-    """Format the place in which a rank is slow."""
+    """Format where a rank is slow: a module in a phase, a whole phase, or "everything"."""
     if row.phase == "all":
         return "no single place" if row.cause == "preempted" else "everything"
     if row.is_whole_phase:
@@ -149,7 +156,10 @@ def place_of_rank(row: Straggler) -> str:
 
 
 def hosts_by_rank(profile: Profile) -> dict[int, str]:
-    """Format the host of each rank, such as ` on node7`. Empty if all ranks are on one host."""
+    """Return the host of each rank as text, such as ` on node7`.
+
+    The result is empty if all ranks are on one host.
+    """
     hosts = {rank.rank: rank.host for rank in profile.ranks if rank.host}
     if len(set(hosts.values())) <= 1:
         return {}
@@ -157,7 +167,7 @@ def hosts_by_rank(profile: Profile) -> dict[int, str]:
 
 
 def reason_of(row: Straggler, profile: Profile) -> str:
-    """Format the known reason for a slow rank as a clause."""
+    """Describe the known reason for a slow rank: "its chip is A, while other ranks have B"."""
     if row.cause == "chip":
         chips = {rank.rank: rank.device for rank in profile.ranks if rank.device is not None}
         slow_chip = chips.pop(row.slow_rank)
@@ -174,10 +184,10 @@ def reason_of(row: Straggler, profile: Profile) -> str:
 def without_rank_costs(
     candidates: Iterable[Candidate], slow_ranks: Sequence[Candidate]
 ) -> list[Candidate]:
-    """Subtract the cost of slow ranks from the candidates that contain it.
+    """Subtract the cost of slow ranks from the other candidates, so that it is reported only once.
 
-    On the slow rank, the cost is in the part of the step in which the rank is slow. On other ranks,
-    it is in the waiting time.
+    On the slow rank, the cost is contained in the part of the step in which the rank is slow. On
+    the other ranks, it is contained in the communication wait.
     """
     remaining = list(candidates)
     for slow_rank in slow_ranks:
@@ -192,7 +202,7 @@ def without_rank_costs(
 
 
 def _part_of(slow_rank: Candidate) -> str:
-    """Name of the part of the step in which a rank is slow."""
+    """Name of the part of the step, or of the rule about modules, that contains a rank's delay."""
     phase = step_phase(slow_rank.phase)
     if phase not in PASSES:
         return phase

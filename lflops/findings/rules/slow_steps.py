@@ -7,8 +7,8 @@ from lflops.findings.run_rule import OnceAllowedRule, RunEvidence, RunRule
 class GarbageCollection(OnceAllowedRule):
     """Python's garbage collector scans all objects again and again.
 
-    A single such step is not an issue. The threshold rises if other programs use the machine,
-    because they slow down the collector.
+    A single step with a slow collection is not an issue. If other programs use the machine a lot,
+    this is never an issue, because they slow down the collector.
     """
 
     name = "gc"
@@ -84,7 +84,7 @@ class LargerBatches(RunRule):
 class UnexplainedSlowSteps(OnceAllowedRule):
     """Some steps are slow, and the ledger has no cause for them.
 
-    A single such step is not an issue.
+    A single slow step is not an issue.
     """
 
     name = "unknown"

@@ -8,7 +8,7 @@ from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
 from lflops.profile.steps import Step, is_disturbed
 
 FEWEST_STEPS = 3
-"""Minimum number of module-timing steps to judge the activity of other threads."""
+"""Other threads are examined only if there are at least this many module-timing steps."""
 
 
 class TooManyThreads(StepRule):

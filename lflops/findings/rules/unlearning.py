@@ -7,7 +7,7 @@ from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
 from lflops.profile.profile import ModuleProfile
 
 MOSTLY_FROZEN_SHARE = 0.5
-"""Frozen layers are reported if they run at least this share of the forward matmuls."""
+"""Frozen layers are reported if they have at least this share of the MACs of forward."""
 
 
 class FrozenLayers(StepRule):
@@ -62,7 +62,7 @@ class UnusedLayer(StepRule):
 
 
 def _modules_without_backward(step: StepEvidence) -> Mapping[str, ModuleProfile]:
-    """Return the modules without matmuls in backward."""
+    """Return the modules that run no matmuls in backward, by name."""
     return {
         name: module for name, module in step.profile.modules.items() if not module.backward.macs
     }

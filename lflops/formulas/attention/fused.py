@@ -1,14 +1,15 @@
 """Formulas for fused attention: dense, packed, and inside layers that run as one kernel.
 
-The counted work is the full square of scores, as in most tools. The executed work is the part that
-a causal mask or a window does not skip. A fused backward pass multiplies queries and keys again,
-because forward does not keep the scores. This matmul counts as recomputation. The softmax follows
-the convention.
+A score is the dot product of one query and one key. The counted work is the full square of scores
+(queries × keys), as in most tools. The executed work is the part that a causal mask or a window
+does not skip. A fused backward pass multiplies queries and keys again, because forward does not
+keep the scores. This matmul counts as recomputation. The cost of the softmax follows
+`conventions.toml`.
 
-Packed sequences, [tokens, heads, width], have a separate square for each sequence. A tensor such as
-`cu_seqlens_q` holds the positions where sequences begin, and the formulas read its values. If only
-the shape is known, the sequences are assumed to be as unequal as possible, which gives the largest
-sum of squares.
+Packed sequences have the shape [tokens, heads, width] and a separate square for each sequence. A
+tensor such as `cu_seqlens_q` holds the positions where sequences begin, and the formulas read its
+values. If the values are unknown, the result is an upper bound: the sequences are assumed to be as
+unequal as possible, which gives the largest sum of squares.
 """
 
 import functools
@@ -30,7 +31,7 @@ SOFTMAX_BACKWARD = 4
 """Operations of the gradient of a softmax, per score."""
 
 SOFTMAX_FROM_SUM = 2
-"""Operations of a softmax, per score, if the sums of exponentials are already known."""
+"""Operations of a softmax, per score, in backward. Forward has kept the sums of exponentials."""
 
 
 class Window(NamedTuple):
@@ -51,7 +52,10 @@ class Window(NamedTuple):
     def of(
         cls, before: int | None, after: int | None, *, causal: bool, from_last: bool
     ) -> "Window":
-        """Return the window for a kernel's arguments; a negative number means all keys."""
+        """Return the window for the arguments that a kernel receives.
+
+        A negative number, or `None`, means that the window includes all keys on that side.
+        """
         if causal:
             after = 0
         return cls(_side(before), _side(after), from_last)
@@ -102,11 +106,11 @@ class Sequences(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The number of scores of all heads.
+    """The number of scores of one attention call, summed over heads and sequences.
 
     Attributes:
-        all: The scores of the full squares.
-        seen: The scores inside the window.
+        all: The number of all scores, queries × keys. They are counted.
+        seen: The number of scores that the mask or window leaves. They are executed.
         known: Whether the lengths of the sequences are known. If not, the numbers are upper bounds.
     """
 
@@ -124,9 +128,9 @@ class Packing(NamedTuple):
         keys: Offsets at which the sequences begin among the keys, and the end of the last one.
         longest_query: An upper bound on the number of queries of the longest sequence.
         longest_key: An upper bound on the number of keys of the longest sequence.
-        used_keys: The number of keys that each sequence uses.
+        used_keys: The number of keys that each sequence uses, if it does not use all of them.
         pages: Shape of the page table, [sequences, pages], if keys are stored in pages.
-        used_queries: The number of queries that each sequence uses.
+        used_queries: The number of queries that each sequence uses, if it does not use all of them.
     """
 
     queries: Known = None
@@ -139,7 +143,7 @@ class Packing(NamedTuple):
 
 
 class _Lengths(NamedTuple):
-    """Lengths of sequences, either known or the lengths with the highest cost."""
+    """Lengths of sequences. If they are unknown, these are the lengths with the highest cost."""
 
     lengths: Sequence[int]
     known: bool = True
@@ -182,7 +186,7 @@ def _lengths(shape: Shape, offsets: Known, longest: int | None) -> _Lengths:
 
 
 def _used(present: _Lengths, used: Known) -> _Lengths:
-    """Limit the lengths of sequences to the parts that are used."""
+    """Limit the lengths of sequences to the numbers of queries or keys that the call uses."""
     if used is None:
         return present
     if not isinstance(used, Values):
@@ -265,7 +269,7 @@ def _staircase(steps: int, top: int) -> int:
 
 
 def attention_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
-    """Cost of Q x K and of P x V for each score."""
+    """Cost of attention in forward: Q x K, the softmax P of its result, and P x V."""
     macs_per_score = width + value_width
     return Cost(
         macs=scores.all * macs_per_score,
@@ -276,9 +280,9 @@ def attention_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
 
 
 def attention_backward_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
-    """Cost of the gradients of V, P, Q and K, with one matmul for each.
+    """Cost of attention in backward: one matmul each for the gradients of V, P, Q and K.
 
-    Q x K is recomputed.
+    P is the softmax of Q x K. It is recomputed in backward.
     """
     macs_per_score = 2 * (width + value_width)
     recompute = Cost(
@@ -448,7 +452,11 @@ def flash(
     seqused_k: Known = None,
     block_table: Shape | None = None,
 ) -> Scores:
-    """Count the scores of flash attention, with windows, partly used keys, and keys in pages."""
+    """Count the scores of flash attention.
+
+    The call may have a sliding window, use only some of the keys (`seqused_k`), or store its keys
+    in pages (`block_table`).
+    """
     packing = Packing(cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table)
     window = Window.of(window_size_left, window_size_right, causal=is_causal, from_last=True)
     return kernel_scores(query, key, packing, window)
@@ -535,7 +543,10 @@ def cudnn(
     max_k: int,
     is_causal: bool = False,
 ) -> Scores:
-    """Count the scores of cuDNN's attention, for [batch, heads, length, width] or packed sequences."""
+    """Count the scores of cuDNN's attention.
+
+    The shapes are [batch, heads, length, width], or [tokens, heads, width] for packed sequences.
+    """
     window = _causal_window(from_last=False, is_causal=is_causal)
     if cum_seq_q is None:
         return dense(query, key, window)

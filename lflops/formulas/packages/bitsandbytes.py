@@ -1,4 +1,4 @@
-"""Formulas for bitsandbytes: matmuls with 4-bit and 8-bit weights, quantization, 8-bit optimizers."""
+"""Formulas for bitsandbytes: 4-bit and 8-bit matmuls, quantization, and 8-bit optimizers."""
 
 from math import prod
 
@@ -14,14 +14,21 @@ UPDATES = {
     "lion": 7,
     "ademamix": 15,
 }
-"""Operations per element of each optimizer's update, the same as without fusion.
+"""Operations per element of each optimizer's update, without weight decay.
 
-Weight decay costs one more operation.
+They are the operations of the same optimizer without a fused kernel. Weight decay costs one more
+operation.
 """
 
 
 def _scaled(product: int, result_size: int, bias: Shape | None) -> Cost:
-    """Cost of a product with a result that is scaled by rows and columns, with an optional bias."""
+    """Cost of a matmul whose result is scaled: one scale per row, and one per column.
+
+    Args:
+        product: The MACs of the matmul.
+        result_size: The number of elements of the result.
+        bias: The shape of the bias that is added, if there is one.
+    """
     operations = 2 + (bias is not None)
     return Cost(product, other_flops=operations * result_size)
 
@@ -34,7 +41,7 @@ def int8_product(a: Shape, b: Shape) -> int:
 
 @formula("bitsandbytes::int8_scaled_mm")
 def int8_scaled_product(a: Shape, b: Shape, *, bias: Shape | None = None) -> Cost:
-    """Cost of `int8_linear_matmul`, with a result that is scaled by rows and columns."""
+    """Cost of `int8_linear_matmul` and of scaling the result: one scale per row and per column."""
     rows = prod(a[:-1])
     columns = b[0]
     return _scaled(int8_product(a, b), rows * columns, bias)
@@ -44,7 +51,7 @@ def int8_scaled_product(a: Shape, b: Shape, *, bias: Shape | None = None) -> Cos
 def int8_mixed_product(
     a: Shape, ca: Shape, cb: Shape, *, outlier_cols: Shape | None = None, bias: Shape | None = None
 ) -> Cost:
-    """Cost of `int8_scaled_mm`, plus a product of the columns with values too large for 8 bits."""
+    """Cost of `int8_scaled_mm`, plus a matmul of the columns with values too large for 8 bits."""
     result_size = prod(ca[:-1]) * cb[0]
     inner = ca[-1]
     scaled = _scaled(result_size * inner, result_size, bias)
@@ -63,7 +70,8 @@ def int8_mixed_product(
 def four_bit_product(a: Shape, b: Shape, weight: Shape) -> int:
     """MACs of [..., k] x [n, k].
 
-    Packing hides the shape of `b`.
+    `b` is packed and does not show the shape of the matrix, so `weight` (the shape, as a list) is
+    used.
     """
     return prod(a) * weight[0]
 
@@ -90,13 +98,13 @@ formula("bitsandbytes::int8_double_quant")(per_element(4))
 
 @formula("bitsandbytes::int8_mm_dequant")
 def dequantize_product(a: Shape, *, bias: Shape | None = None) -> Cost:
-    """Cost of a scale by rows and a scale by columns, with an optional bias."""
+    """Cost of dequantizing a result: one scale per row, one per column, and an optional bias."""
     return _scaled(0, prod(a), bias)
 
 
 @formula("bitsandbytes::optimizer_update_32bit")
 def update(optimizer_name: str, g: Shape, *, weight_decay: float) -> Cost:
-    """Cost of an optimizer's update, with the same operations as without fusion."""
+    """Cost of an optimizer's update of the parameter whose gradient has the shape `g`."""
     operations = UPDATES[optimizer_name] + bool(weight_decay)
     return Cost(other_flops=operations * prod(g))
 

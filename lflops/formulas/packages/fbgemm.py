@@ -49,13 +49,16 @@ def jagged_by_jagged(x: Shape, y: Shape, *, x_offsets: Offsets, max_L: int) -> C
     "fbgemm::batched_dense_vec_jagged_2d_mul", "fbgemm::batched_dense_vec_jagged_2d_mul_forward"
 )
 def vectors_by_jagged(v: Shape, a: Shape) -> int:
-    """MACs of weighting the rows of each sequence with a vector for each head."""
+    """MACs of weighted sums of the rows of each sequence, as in attention with a single query.
+
+    Each sequence has one vector of weights for each head.
+    """
     return prod(a)
 
 
 @formula("fbgemm::batched_dense_vec_jagged_2d_mul_backward")
 def vectors_by_jagged_backward(grad: Shape, v: Shape, a: Shape) -> int:
-    """MACs of the gradients of both operands."""
+    """MACs of the gradients of the weights `v` and of the rows `a`."""
     return 2 * prod(a)
 
 

@@ -28,7 +28,10 @@ def head_and_loss(x: Shape, weight: Shape) -> Cost:
 def head_and_loss_backward(
     grad: Shape, grad_input: Shape, grad_weight: Shape | None, grad_bias: Shape | None = None
 ) -> Cost:
-    """Cost of multiplying the gradients that forward computed by the gradient of the loss."""
+    """Cost of scaling the gradients that forward has already computed.
+
+    Each element is multiplied by the gradient of the loss.
+    """
     elements = 0
     for gradient in (grad_input, grad_weight, grad_bias):
         if gradient is not None:

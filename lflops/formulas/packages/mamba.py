@@ -5,8 +5,9 @@ as FLOPs and not as MACs. A state costs 8 operations per step: the step size tim
 exponential, the step size times B times the input (2), the product with the state and a sum (2),
 and the product with C and its sum (2).
 
-The chunked scan of Mamba 2 consists of matmuls, which count as MACs. They multiply all pairs of
-steps of a chunk, and chunks with states.
+The chunked scan of Mamba 2 divides the sequence into chunks. It consists of matmuls, which count as
+MACs: within a chunk, all pairs of time steps are multiplied with each other, as in attention. The
+earlier chunks enter through their states.
 """
 
 from math import prod
@@ -14,10 +15,14 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, formula, function_formula, per_element
 
 SCAN = 8
-"""Operations of a scan, per state and step."""
+"""Operations of a scan, per state and time step."""
 
 STATES = 6
-"""Operations that backward repeats to obtain the states, per state and step."""
+"""Operations with which backward recomputes the states of a scan, per state and time step.
+
+Forward does not keep the states. Only the product with C and its sum (2 operations of `SCAN`) need
+not be repeated.
+"""
 
 
 @function_formula("selective_scan_cuda:fwd")
@@ -32,9 +37,10 @@ def selective_scan(
     delta_bias: Shape | None,
     softplus: object,
 ) -> Cost:
-    """Cost of a scan of [batch, channels, length] with A as [channels, states].
+    """Cost of a scan of `u` [batch, channels, length], where `a` is [channels, states].
 
-    Per element, D adds 2 operations, a gate adds 2, a bias adds 1, and a softplus adds 1.
+    The optional parts add operations per element of `u`: 2 for D, 2 for a gate (`z`), 1 for a bias
+    (`delta_bias`), and 1 for a softplus.
     """
     states = a[-1]
     operations = SCAN * states + bool(softplus)
@@ -59,7 +65,7 @@ def selective_scan_backward(
     delta_bias: Shape | None,
     grad: Shape,
 ) -> Cost:
-    """Cost of twice the forward pass, and of the recomputed states."""
+    """Cost of the gradients, twice the forward pass, and of recomputing the states."""
     states = a[-1]
     forward = selective_scan(u, delta, a, b, c, d, z, delta_bias, softplus=delta_bias)
     recompute = Cost(other_flops=prod(u) * states * STATES)
@@ -120,7 +126,7 @@ def older_causal_convolution(
     last: object,
     silu: object,
 ) -> Cost:
-    """Cost of `causal_convolution` in older releases, which call it outside the dispatcher."""
+    """Cost of `causal_convolution` in older releases, where it is not a torch operator."""
     return causal_convolution(x, weight, bias, silu_activation=bool(silu))
 
 
@@ -145,7 +151,10 @@ and the step sizes `dt` are [batch, heads, chunks, steps].
 
 
 def _pairs_by_width(x: Shape, dt: Shape) -> int:
-    """Count all pairs of steps of each chunk and head, times the width."""
+    """Return the MACs of a matmul of all pairs of time steps of a chunk with x.
+
+    This is the number of pairs, summed over all chunks and heads, times the width of x.
+    """
     steps = dt[-1]
     width = x[-1]
     return prod(dt) * steps * width
@@ -153,9 +162,9 @@ def _pairs_by_width(x: Shape, dt: Shape) -> int:
 
 @function_formula(f"{SSD}_bmm_chunk_fwd", again_in_backward=True)
 def pairs_of_a_chunk(a: Shape, b: Shape, chunk_size: int) -> Cost:
-    """Cost of C x B for each chunk.
+    """Cost of C x B for all pairs of time steps of each chunk.
 
-    The last chunk is padded.
+    The last chunk is padded, so it costs as much as the others.
     """
     batch, length, *groups, states = a
     chunks = -(-length // chunk_size)
@@ -164,24 +173,24 @@ def pairs_of_a_chunk(a: Shape, b: Shape, chunk_size: int) -> Cost:
 
 @function_formula(f"{SSD}_bmm_chunk_bwd")
 def pairs_of_a_chunk_backward(a: Shape, grad: Shape) -> Cost:
-    """Cost of the gradient of B or of C."""
+    """Cost of the gradient of B or of C from the gradient of C x B."""
     states = a[-1]
     return Cost(prod(grad) * states)
 
 
 @function_formula(f"{SSD}_chunk_state_fwd", again_in_backward=True)
 def chunk_state(b: Shape, x: Shape) -> Cost:
-    """Cost of X x B over each chunk, for each head."""
+    """Cost of the states at the ends of the chunks: x times B, summed over each chunk."""
     states = b[-1]
     return Cost(prod(x) * states)
 
 
 @function_formula(f"{SSD}_chunk_scan_fwd")
 def chunk_scan(cb: Shape, x: Shape, dt: Shape, decay: Shape, c: Shape) -> Cost:
-    """Cost of the pairs of a chunk times x, and of C times the states.
+    """Cost of the result of the scan: C x B of each chunk times x, plus C times the states.
 
-    A step needs only the pairs with earlier steps and with itself. On average, that is (steps+1)/2
-    of `steps` pairs.
+    A time step needs only the pairs with earlier time steps and with itself. On average, these are
+    (steps + 1) / 2 of its `steps` pairs. Only these pairs count as executed.
     """
     states = c[-1]
     steps = dt[-1]
@@ -193,33 +202,44 @@ def chunk_scan(cb: Shape, x: Shape, dt: Shape, decay: Shape, c: Shape) -> Cost:
 
 @function_formula(f"{SSD}_chunk_scan_bwd_dstates", f"{SSD}_chunk_scan_bwd_dC")
 def states_gradient(other: Shape, decay: Shape, grad: Shape) -> Cost:
-    """Cost of C x the gradient, for the states; or of the gradient x the states, for C."""
+    """Cost of the gradient of the states, or of the gradient of C: two kernels with the same cost.
+
+    The first kernel multiplies C by the gradient of the result, and the second one multiplies the
+    gradient of the result by the states.
+    """
     states = other[-1]
     return Cost(prod(grad) * states)
 
 
 @function_formula(f"{SSD}_chunk_scan_chunk_state_bwd_dx")
 def input_gradient(x: Shape, dt: Shape, decay: Shape, b: Shape) -> Cost:
-    """Cost of the pairs of a chunk times the gradient, and of B times the gradient of the states."""
+    """Cost of the gradient of x.
+
+    It is the sum of two matmuls: C x B of each chunk times the gradient of the result, and B times
+    the gradient of the states.
+    """
     states = b[-1]
     return Cost(_pairs_by_width(x, dt) + prod(x) * states)
 
 
 @function_formula(f"{SSD}_chunk_state_bwd_db")
 def b_gradient(x: Shape, dt: Shape, decay: Shape, states: Shape) -> Cost:
-    """Cost of X x the gradient of the states, [batch, chunks, heads, width, states]."""
+    """Cost of the gradient of B: x times the gradient of the states.
+
+    The shape of the states is [batch, chunks, heads, width, states].
+    """
     return Cost(prod(x) * states[-1])
 
 
 @function_formula(f"{SSD}_chunk_scan_bwd_dcb")
 def pairs_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
-    """Cost of the gradient x X for each chunk."""
+    """Cost of the gradient of C x B: the gradient of the result times x, for each chunk."""
     return Cost(_pairs_by_width(x, dt))
 
 
 @function_formula(f"{SSD}_chunk_scan_bwd_ddAcs_stable")
 def decay_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
-    """Cost of the product in `pairs_gradient`, recomputed for the gradient of the decay."""
+    """Cost of computing the matmul of `pairs_gradient` again, for the gradient of the decay."""
     return Cost(recompute=Cost(_pairs_by_width(x, dt)))
 
 

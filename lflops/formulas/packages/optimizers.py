@@ -1,6 +1,6 @@
 """Formulas for fused optimizers of apex and DeepSpeed, which update lists of tensors.
 
-They count the same operations as an update without fusion.
+They count the same operations as an update without a fused kernel.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,9 +72,9 @@ APPLY = "multi_tensor_apply:MultiTensorApply.__call__"
 def multi_tensor_apply(
     applier: object, kernel: Any, flag: object, tensors: Sequence[Shape], *arguments: Any
 ) -> Cost:
-    """Cost of a kernel on one tensor of each list.
+    """Cost of the update of one parameter by a kernel that updates whole lists of parameters.
 
-    The first tensor is the gradient.
+    `tensors` has one tensor from each list. The first one is the gradient.
     """
     name = str(getattr(kernel, "__name__", kernel))
     for beginning, operations_of in KERNELS.items():
@@ -84,9 +84,10 @@ def multi_tensor_apply(
 
 
 def _cpu_step(operations: int) -> Callable[[Any], Cost]:
-    """Return the formula for an optimizer's step on all parameters with a gradient.
+    """Return the formula for a whole optimizer step, which updates all parameters with a gradient.
 
-    If any group has weight decay, each element costs one more operation.
+    `operations` is the number of operations per element. If any parameter group has weight decay,
+    each element costs one more operation.
     """
 
     def step(optimizer: Any) -> Cost:

@@ -1,6 +1,6 @@
-"""Formulas for Transformer Engine's C++ functions, which do not use the dispatcher.
+"""Formulas for Transformer Engine's C++ functions, which are not torch operators.
 
-FP8 tensors are objects that have a size.
+FP8 tensors are no torch tensors, but objects with a `size()`, which gives their shape.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,11 @@ TEX = "transformer_engine_torch:"
 
 
 def _sides(x: Shape, *, last_is_inner: bool) -> tuple[int, int]:
-    """Return the outer and the inner length of a matrix; all leading dimensions form one side."""
+    """Return the outer and the inner length of an operand of a matmul.
+
+    The matmul sums over the inner length. All dimensions but the last are merged into one side of
+    the matrix.
+    """
     leading = prod(x[:-1])
     if last_is_inner:
         return leading, x[-1]
@@ -31,9 +35,10 @@ def _sides(x: Shape, *, last_is_inner: bool) -> tuple[int, int]:
 def _product(
     a: Shape, b: Shape, *, transposed_a: bool, transposed_b: bool, operations: int = 0
 ) -> Cost:
-    """Cost of a product, and of a number of operations per element of the result.
+    """Cost of a matmul, and of a number of operations per element of the result.
 
-    cuBLAS reads matrices by columns, so the last dimension of a transposed `a` is the inner one.
+    cuBLAS reads matrices column by column. Therefore the matmul sums over the last dimension of `a`
+    if `a` is transposed.
     """
     m, k = _sides(a, last_is_inner=transposed_a)
     n, _ = _sides(b, last_is_inner=not transposed_b)
@@ -53,7 +58,10 @@ def gemm(
     bias_type: object,
     gelu: bool = False,  # noqa: FBT001, FBT002
 ) -> Cost:
-    """Cost of a product in any layout, with an optional bias or its gradient, and an optional GELU."""
+    """Cost of a matmul with or without transposed operands.
+
+    The kernel may also add a bias or compute the gradient of the bias, and compute a GELU.
+    """
     operations = (bias is not None) + bool(gelu)
     return _product(a, b, transposed_a=transa, transposed_b=transb, operations=operations)
 
@@ -65,7 +73,7 @@ def grouped_gemm(
     b: Sequence[Shape],
     transb: bool,  # noqa: FBT001
 ) -> Cost:
-    """Cost of a product for each pair of matrices."""
+    """Cost of several matmuls, one for each pair of matrices."""
     macs = 0
     for left, right in zip(a, b, strict=True):
         macs += _product(left, right, transposed_a=transa, transposed_b=transb).macs
@@ -142,7 +150,10 @@ class _AttentionArguments:
 
 
 def _attention(given: Sequence[Any]) -> tuple[Scores, int, int]:
-    """Return the scores, the width of queries and keys, and the width of values."""
+    """Return the number of scores, the width of queries and keys, and the width of values.
+
+    `given` are the arguments of fused attention, in the order of the installed release.
+    """
     arguments = _AttentionArguments(given)
     query, key, value = arguments.tensors[:3]
     query_offsets, key_offsets = arguments.offsets[:2]

@@ -1,4 +1,5 @@
-"""Monitor a training run without any change to its code, if `LFLOPS` requests it.
+"""Monitor a training run without any change to its code.
 
-The training loop is detected with torch's hooks.
+This is done if the environment variable `LFLOPS` requests it. The training loop is detected with
+torch's hooks.
 """

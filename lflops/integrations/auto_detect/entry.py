@@ -1,8 +1,9 @@
-"""Start lflops if the variable `LFLOPS` requests it.
+"""Start lflops if the environment variable `LFLOPS` requests it.
 
-When torch is imported, it calls `watch`. Lightning calls `monitors` for each Trainer.
+torch calls `watch` when it is imported. Lightning calls `monitors` for each Trainer.
 
-Every program with lflops installed runs this module, so it imports only what was requested.
+Wherever lflops is installed, every program that imports torch runs this module. Therefore it
+imports other modules only if the variable requests lflops.
 """
 
 import functools
@@ -16,13 +17,14 @@ VARIABLE = "LFLOPS"
 FINDER = "lflops.integrations.auto_detect.finder"
 
 is_compiling: Any = bool
-"""`watch` replaces this with torch's function of the same name."""
+"""`torch.compiler.is_compiling`, once `watch` has imported it."""
 
 
 def settings_line() -> str | None:
-    """Return the settings in the variable, or `None` if it does not request lflops.
+    """Return the settings in the environment variable, such as `"wait=2,active=5"`.
 
-    An empty string means the default settings.
+    Returns the empty string for the default settings, and `None` if the variable does not request
+    lflops.
     """
     asked = os.environ.get(VARIABLE, "").strip()
     if asked.lower() in {"", "0", "false", "no", "off"}:
@@ -33,7 +35,7 @@ def settings_line() -> str | None:
 
 
 def watch() -> None:
-    """Detect loops from now on, if the variable requests lflops."""
+    """Detect training loops from now on, if the environment variable requests lflops."""
     global is_compiling  # noqa: PLW0603 - this module is loaded before torch
     if settings_line() is not None:
         from torch.compiler import is_compiling
@@ -43,7 +45,9 @@ def watch() -> None:
 
 
 def monitors() -> list[Any]:
-    """Return a list with a monitor for a Trainer; empty if the variable does not request lflops.
+    """Return the callbacks that Lightning adds to a Trainer: a list with one monitor.
+
+    The list is empty if the environment variable does not request lflops.
 
     Raises:
         MisconfigurationException: The settings in the variable are wrong.

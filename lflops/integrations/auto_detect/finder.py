@@ -1,14 +1,14 @@
-"""Detect the loop in which an optimizer steps, and monitor it.
+"""Detect the training loop that calls an optimizer, and monitor it.
 
-A transformers Trainer is monitored with its callback, and any other loop with torch's hooks.
+A transformers Trainer is monitored with `FlopsCallback`, and any other loop with torch's hooks.
 
     step 1    At its end, the modules that hold the optimizer's parameters are found and hooked.
-    step 2    At its end, the modules that were called are known: they are the models. A monitor
-              begins, and records the first two steps without a time.
+    step 2    At its end, it is known which of these modules were called: they are the models. The
+              monitor begins, and counts the first two steps without a duration.
     step 3    The first monitored step.
 
-This module keeps no model and no optimizer alive. One loop is monitored at a time, until the
-process ends or only other optimizers make steps.
+This module keeps no model and no optimizer alive. Only one loop is monitored at a time. This ends
+when the process ends, or when only other optimizers make steps.
 """
 
 import atexit
@@ -46,7 +46,14 @@ from lflops.torch_private.self_check import check_data_loader
 
 
 class AutoDetectedLoop(LoopMonitor):
-    """Monitors a loop that calls the given models, after the first `steps` steps of the loop."""
+    """Monitors a loop that was detected after its first `steps` steps.
+
+    Args:
+        models: The models that the loop calls.
+        steps: Number of steps before the loop was detected. They are counted without a duration.
+        log: Function that receives the summary of each window.
+        settings: The arguments of `FlopsMonitor`.
+    """
 
     name = "lflops"
 
@@ -86,9 +93,10 @@ class AutoDetectedLoop(LoopMonitor):
         self.mark("warmup")
 
     def step_ends(self) -> None:
-        """End the step and begin the next.
+        """End the current step and begin the next step.
 
-        If only the ledger uses the steps, the ledger's thread does this later.
+        If no window uses the steps, only the ledger needs them. In this case, the step is only
+        noted here, and the ledger's thread does the work later.
         """
         phases = self.phases
         ledger = self._ledger
@@ -112,7 +120,10 @@ class AutoDetectedLoop(LoopMonitor):
         phases.deferred.note(AutoDetectedLoop._passes, self, ledger, shapes, step, *counters)
 
     def other_step_ends(self) -> None:
-        """Handle a step of another optimizer, which does not end a step of the loop."""
+        """End the optimizer phase after the step of another optimizer.
+
+        Only the loop's own optimizer ends a step of the loop.
+        """
         self.phases.deferred.note(AutoDetectedPhases.leave_last, self.phases, "optimizer")
 
     def loader_size(self, stage: str) -> int | None:
@@ -150,29 +161,33 @@ class AutoDetectedLoop(LoopMonitor):
 
 
 class AutoDetectedPhases(LoopPhases):
-    """The phases of a loop that does not call lflops.
+    """Detects the phases of a loop that does not call lflops.
 
-    Each event is noted together with the facts that are available only at that moment.
+    Events are recorded when they happen and processed later. An event is recorded together with
+    everything that is known only at that moment, such as whether gradients are enabled.
 
-    If a model in eval mode is called without gradients, a validation begins if the last batch came
-    from a loader other than the training loader. Otherwise the call is inference. The validation
-    ends when a model is called for training, when the training loader fetches, or when a loader
-    ends. If the loop calls no model, a validation begins when another loader fetches with gradients
-    disabled, and ends with a fetch with gradients enabled or with a backward pass.
+    When a model in eval mode is called without gradients, a validation begins if the last batch
+    came from a loader other than the training loader. Otherwise the call is inference. The
+    validation ends when a model is called for training, when the training loader fetches a batch,
+    or when a loader ends. If the loop calls no model, a validation begins when another loader
+    fetches a batch while gradients are disabled. It ends when a batch is fetched while gradients
+    are enabled, or with a backward pass.
 
     Attributes:
-        batch: The last batch that was fetched with gradients enabled.
-        home: The thread that trains.
-        is_fetching: Set while a loader fetches.
-        fetches_by: Iterator of the loader that fetched `batch`.
-        trains_by: Iterator of the loader that fetched the batch of the last step.
+        batch: The last batch that was fetched while gradients were enabled.
+        home: Id of the thread that trains.
+        is_fetching: Set while a data loader fetches a batch.
+        fetches_by: Weak reference to the data loader iterator that fetched `batch`.
+        trains_by: Weak reference to the data loader iterator that fetched the batch of the last
+            step.
     """
 
     def __init__(self, validates: Callable[..., None], epoch_ends: Callable[[], None]) -> None:
-        """Create the phases.
+        """Create the detector.
 
-        `validates` is called when a validation begins and when it ends. `epoch_ends` is called at
-        the end of the training loader.
+        Args:
+            validates: Called when a validation or inference begins and when it ends.
+            epoch_ends: Called when the training loader ends.
         """
         super().__init__()
         self.batch: Any = None
@@ -205,7 +220,8 @@ class AutoDetectedPhases(LoopPhases):
     ) -> None:
         """Hook the models, all optimizers and all data loaders.
 
-        The finder handles the ends of optimizer steps.
+        The hooks of optimizers report only the beginning of a step. `Finder.step_ends` handles its
+        end.
         """
         check_data_loader()
         super().install(models, optimizers, guard, undo)
@@ -216,7 +232,7 @@ class AutoDetectedPhases(LoopPhases):
     # has its own error guard.
 
     def _optimizer_hook(self) -> Callable[..., None]:
-        """Return a hook that notes the start of an optimizer's step."""
+        """Return a hook that records the beginning of an optimizer's step."""
         deferred = self.deferred
         call = AutoDetectedPhases._optimizer_begins
 
@@ -235,7 +251,7 @@ class AutoDetectedPhases(LoopPhases):
         return optimizer_begins
 
     def _model_hook(self) -> Callable[..., None]:
-        """Return a hook that notes the call of a model."""
+        """Return a hook that records the call of a model."""
         deferred = self.deferred
         call = AutoDetectedPhases._called
 
@@ -329,7 +345,7 @@ class AutoDetectedPhases(LoopPhases):
     def end_step(self, *, failed: bool = False) -> None:
         """End the step.
 
-        The loader that made the last fetch is treated as the training loader.
+        The data loader that fetched the last batch is from now on treated as the training loader.
         """
         self._trains = self._last
         self._took = 0
@@ -369,9 +385,13 @@ class AutoDetectedPhases(LoopPhases):
         self.enter("data", RUNNING)
 
     def _fetch_ends(self, loader: "ref[Any] | None", error: type[BaseException] | None) -> None:
-        """Handle a fetched batch, or the end of a loader.
+        """Handle the end of a fetch: a batch was fetched, or the data loader has ended.
 
-        At the end of a loader, `loader` is `None` if the training loader's iterator was freed.
+        Args:
+            loader: Weak reference to the iterator of the data loader. `None` if the loader has
+                ended and the iterator of the training loader no longer exists.
+            error: Class of the exception that the fetch raised: `StopIteration` at the end of the
+                loader. `None` if a batch was fetched.
         """
         self.leave_last("data")
         if error is StopIteration:
@@ -406,10 +426,13 @@ class AutoDetectedPhases(LoopPhases):
 
 
 DEEPEST = 4
-"""Before this step, the search goes one level deeper after each step that called no module."""
+"""The search for the models of a loop ends at this step.
+
+Before this step, if the loop has called none of the hooked modules, their children are hooked.
+"""
 
 MOST_SHAPES = 256
-"""Maximum number of batch shapes to remember."""
+"""Maximum number of different batch shapes that are remembered."""
 
 IDLE = 32
 """A loop is over if other optimizers make this many steps while its own optimizer makes none."""
@@ -419,7 +442,7 @@ _tell = partial(print, file=sys.stderr, flush=True)
 
 
 class Finder:
-    """Detects and monitors the loops of this process."""
+    """Detects and monitors the training loops of this process."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -443,10 +466,11 @@ class Finder:
         atexit.register(self.close)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the monitoring, at the end of the loop or of the process.
+        """End the monitoring, because the loop or the process ends.
 
-        If `error` is `None`, the run ends with the last error that Python has displayed, if there
-        is one.
+        Args:
+            error: The exception that ended the run. If it is `None`, the last exception that Python
+                has displayed is used, if there is one.
         """
         watched = self._watched
         self._watched = None
@@ -459,7 +483,7 @@ class Finder:
     def step_ends(self, optimizer: Optimizer) -> None:
         """Handle the end of an optimizer's step.
 
-        An error here only ends the monitoring.
+        An error in lflops ends the monitoring, but not the training run.
         """
         # The code below adds and removes hooks of the same kind as the hook that runs this method.
         # Torch fails if any hook except the last one does so.
@@ -501,7 +525,7 @@ class Finder:
             self._watched.step_ends()
 
     def _look(self, optimizer: Optimizer) -> None:
-        """Look for the loop of an optimizer."""
+        """Begin to detect the loop that calls an optimizer."""
         if OPEN:
             return
         self._watched = None
@@ -521,7 +545,10 @@ class Finder:
         self._expect(modules_of(optimizer))
 
     def _look_again(self) -> None:
-        """Monitor the modules that were called. If none was called, search one level deeper."""
+        """Monitor the modules that the last step called.
+
+        If it called none of the hooked modules, hook their children and wait for another step.
+        """
         self._looking.close()
         self._steps += 1
         candidates = _alive(self._candidates)
@@ -541,7 +568,7 @@ class Finder:
         )
 
     def _expect(self, modules: Iterable[nn.Module]) -> None:
-        """Detect which of the given modules a training step calls."""
+        """Hook the given modules, to detect which of them the next step calls."""
         self._called = []
         self._candidates = [ref(each) for each in modules]
         hook_models(self._looking, _alive(self._candidates), self._is_called)
@@ -592,7 +619,10 @@ def _step_begins(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
 
 
 def _begin_anew() -> None:
-    """Replace the finder in a forked process."""
+    """Create a new finder in a forked process.
+
+    The loop that the parent process monitors is not monitored in the forked process.
+    """
     global current  # noqa: PLW0603 - one process, one finder
     watched = current._watched  # noqa: SLF001 - of the parent process
     if isinstance(watched, AutoDetectedLoop):

@@ -1,8 +1,8 @@
-"""Replace DeepSpeed's profiler, with the same names and arguments.
+"""A replacement for DeepSpeed's profiler, with the same names and arguments.
 
 A script that uses DeepSpeed's profiler only needs a different import. No torch function is patched,
-and nothing is left on the model. `FlopsProfiler.profile` has everything that DeepSpeed's figures
-leave out.
+and nothing is left on the model. `FlopsProfiler.profile` is an lflops profile, which has many
+results that DeepSpeed's profiler does not have.
 """
 
 import contextlib
@@ -55,11 +55,11 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
             is set, `args` is ignored.
         args: The positional arguments, or a single tensor.
         kwargs: The keyword arguments.
-        print_profile: Whether to print.
-        detailed: Whether to print the model, module by module.
-        module_depth: The deepest level to summarize. 0 is only the root; -1, or a number that is
-            too large, is the innermost level.
-        top_modules: The number of module classes to list at each depth.
+        print_profile: Whether to print the report.
+        detailed: Whether the report lists the model, module by module.
+        module_depth: The deepest level of modules in the table of module classes. 0 means only the
+            root; -1 means all levels.
+        top_modules: The number of module classes that this table lists for each level.
         warm_up: The number of passes that run first and are discarded.
         as_string: Whether to return text, such as `'1.43 G'`.
         output_file: A file to write to instead of printing.
@@ -120,20 +120,20 @@ class FlopsProfiler:
     """Counts and times the work of a model between `start_profile` and `stop_profile`.
 
     The same pass is counted and timed. The time that counting takes is subtracted from the
-    latencies and shown in the report. If backward and the optimizer run before the stop, they are
-    counted as well. Reading a figure or printing stops the profiler.
+    latencies and shown in the report. If backward and the optimizer run before `stop_profile`, they
+    are counted as well. Reading or printing a result stops the profiler.
 
     Args:
         model: The model.
-        ds_engine: DeepSpeed's engine. Sizes and timers are read from it.
+        ds_engine: DeepSpeed's engine. The sizes of parallel groups and the timers are read from it.
         recompute_fwd_factor: The number of forward passes that backward recomputes. It is used only
-            if backward was timed but not counted. Without recomputation, backward is assumed to
-            cost as much as 2 forward passes.
+            if backward was timed but not counted. In this case, backward is assumed to cost as much
+            as 2 forward passes plus this number.
 
     Attributes:
-        flops: FLOPs of forward. `print_model_profile` sets `flops`, `macs` and `params`.
+        flops: FLOPs of forward. Like `macs` and `params`, it is set by `print_model_profile`.
         macs: MACs of forward.
-        params: Parameters on this rank.
+        params: Number of parameters on this rank.
     """
 
     flops: int
@@ -153,9 +153,10 @@ class FlopsProfiler:
         self._finished: Profile | None = None
 
     def start_profile(self, ignore_list: Iterable[Any] | None = None) -> None:
-        """Start the profiler, and discard earlier figures.
+        """Start the profiler, and discard earlier results.
 
-        `ignore_list` is the same as `ignore_modules` of `get_model_profile`.
+        Args:
+            ignore_list: Classes or names of modules. Their self work is left out of every total.
         """
         self.stop_profile()
         self._ignore = _as_tuple(ignore_list)
@@ -165,7 +166,7 @@ class FlopsProfiler:
         self.started = True
 
     def stop_profile(self) -> None:
-        """Stop the profiler and keep the figures."""
+        """Stop the profiler and keep the results."""
         if self._running is None:
             return
         running = self._running
@@ -174,7 +175,7 @@ class FlopsProfiler:
         self._finished = running.profile
 
     def reset_profile(self) -> None:
-        """Discard the figures.
+        """Discard the results.
 
         If the profiler is running, it starts again.
         """
@@ -185,14 +186,14 @@ class FlopsProfiler:
     def end_profile(self) -> None:
         """Stop the profiler.
 
-        Figures can still be read, because the model does not hold them.
+        The results can still be read, because they are not stored on the model.
         """
         self.stop_profile()
         self.started = False
 
     @property
     def profile(self) -> Profile:
-        """The profile, with the facts from the engine.
+        """The profile, including what was read from DeepSpeed's engine.
 
         Raises:
             CountError: The profiler was not started, or no forward ran.
@@ -244,9 +245,14 @@ class FlopsProfiler:
         detailed: bool = True,  # noqa: FBT001, FBT002
         output_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Print the whole text or write it to a file, as `get_model_profile` does.
+        """Print the whole report or write it to a file, as `get_model_profile` does.
 
-        `profile_step` is the step number in the first line.
+        Args:
+            profile_step: The step number in the first line of the report.
+            module_depth: See `get_model_profile`.
+            top_modules: See `get_model_profile`.
+            detailed: See `get_model_profile`.
+            output_file: See `get_model_profile`.
         """
         _check_printing(_PROFILER, module_depth, top_modules)
         profile = self.profile
@@ -278,10 +284,14 @@ def _figures(profile: Profile) -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def _evaluating(model: Any, hint: str | None) -> Iterator[None]:
-    """Set evaluation mode, and restore the mode of each module.
+    """Return a context in which the model is in evaluation mode.
 
-    The hint is added to errors, because a model that expects token ids fails on floating-point
-    numbers far from the place where they were created.
+    Afterwards, each module is back in its previous mode.
+
+    Args:
+        model: The model.
+        hint: Remark that is added to errors. For example, a model that expects token ids fails if
+            `input_shape` was passed, but its error message does not mention `input_shape`.
     """
     modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
     try:
@@ -307,7 +317,10 @@ def _positional(args: Any) -> tuple[Any, ...]:
 
 
 def _as_tuple(modules: Any) -> tuple[Any, ...]:
-    """Return the ignored modules as a tuple; a single module may be passed alone."""
+    """Return the modules to ignore as a tuple.
+
+    A value that is not a collection is a single module.
+    """
     if modules is None:
         return ()
     if isinstance(modules, str) or not isinstance(modules, Iterable):

@@ -22,10 +22,10 @@ _TYPES = {
     "detailed": bool,
     "output_file": str | None,
 }
-"""The keys of the section, and the types of their values."""
+"""The keys that the section may have, and the types of their values."""
 
 _ARGUMENTS = ("module_depth", "top_modules", "detailed", "output_file")
-"""The keys that are arguments of the monitor."""
+"""The keys of the section that `FlopsMonitor` accepts as arguments with the same names."""
 
 
 def arguments_of(config: str | PathLike[str] | Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

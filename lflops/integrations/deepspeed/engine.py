@@ -1,4 +1,4 @@
-"""Read facts about a run from DeepSpeed's engine: its sizes, its timers and its experts."""
+"""Read facts about a run from DeepSpeed's engine: sizes of parallel groups, timers, experts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,14 @@ _TIMERS = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
 def with_engine_facts(
     profile: Profile, model: nn.Module, engine: Any, recompute_fwd_factor: float
 ) -> Profile:
-    """Return the profile with the facts from DeepSpeed's engine."""
+    """Add to a profile what DeepSpeed's engine knows about the run.
+
+    Args:
+        profile: The profile.
+        model: The model.
+        engine: DeepSpeed's engine.
+        recompute_fwd_factor: See `FlopsProfiler`.
+    """
     root = profile.modules[""]
     forwards = max(root.calls, 1)
     samples = engine.train_micro_batch_size_per_gpu() * forwards
@@ -50,10 +57,10 @@ def with_engine_facts(
 
 
 def _step(steps: tuple[Step, ...], engine_phases: Mapping[str, float], samples: int) -> Step:
-    """Return the profiled step.
+    """Return the profiled step, whose phases are timed by lflops or by DeepSpeed's engine.
 
-    The engine's times include the time that counting takes, so phases that lflops timed replace
-    the engine's phases.
+    The engine's times include the time that counting takes. They are therefore used only for phases
+    that lflops did not time.
     """
     phases = dict(engine_phases)
     for step in steps:
@@ -63,9 +70,14 @@ def _step(steps: tuple[Step, ...], engine_phases: Mapping[str, float], samples: 
 
 
 def _engine_phases(engine: Any, forwards: int) -> dict[str, float]:
-    """Return the seconds of each phase for `forwards` micro-batches.
+    """Return the seconds of each phase according to the timers of DeepSpeed's engine.
 
-    If gradients are accumulated, the engine's timers cover more micro-batches than that.
+    With gradient accumulation, the timers cover all micro-batches since the last step. Their times
+    are scaled to the profiled micro-batches.
+
+    Args:
+        engine: DeepSpeed's engine.
+        forwards: Number of micro-batches that were profiled.
     """
     forward_timer = engine.timers(_TIMERS["forward"])
     batches = len(getattr(forward_timer, "event_timers", ())) or 1
@@ -81,7 +93,7 @@ def _engine_phases(engine: Any, forwards: int) -> dict[str, float]:
 def splits_experts(model: nn.Module) -> bool:
     """Return whether DeepSpeed's experts are split over the tensor parallel group.
 
-    The first module that has the setting decides.
+    The setting is read from the first module that has it.
     """
     for module in model.modules():
         enabled = getattr(module, "enable_expert_tensor_parallelism", None)
@@ -91,7 +103,7 @@ def splits_experts(model: nn.Module) -> bool:
 
 
 def _experts(model: nn.Module, tensor_parallel: int) -> Note:
-    """Return a note with the numbers of parameters in experts and outside them, over all ranks."""
+    """Return a note with two counts over all ranks: parameters in experts, and other parameters."""
     splits = splits_experts(model)
     in_experts = 0
     outside = 0

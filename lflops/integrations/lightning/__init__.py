@@ -1,4 +1,4 @@
-"""The callback `FlopsMonitor`.
+"""The integration with Lightning: the callback `FlopsMonitor`.
 
 Only this package imports Lightning.
 """

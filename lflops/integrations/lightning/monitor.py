@@ -29,16 +29,16 @@ class FlopsMonitor(Base, PhaseListener):
     steps with torch.profiler, and then times modules in the same number of steps. In all other
     steps, lflops only reads a clock. At the end of a window, the main process logs a summary, saves
     the profile in `trainer.log_dir`/lflops and the trace in `trainer.log_dir`/lflops_traces, and
-    passes figures to every logger. A Trainer without a logger gets a new folder for each run, and
-    the log names it. Outside windows, step time, MFU and throughput are logged every
+    passes metrics to every logger. For a Trainer without a logger, a new folder is created for each
+    run, and its name is logged. Outside windows, step time, MFU and throughput are logged every
     `log_every_n_steps` steps.
 
     If lflops fails, it logs one warning and training continues. If a file or a logger fails, lflops
     logs one warning and continues with the other files and loggers.
 
     Args:
-        schedule: The numbers of steps to wait, to warm up, to count and to profile. Each stage
-            counts its own steps.
+        schedule: How many steps to wait, to warm up, to count and to profile. Each stage counts its
+            own steps.
         stages: Stages that have windows: any of "train", "validate", "test" and "predict". With
             `()`, a window opens only on request.
         count: Whether to count a step. A profile of the same model that was counted elsewhere can
@@ -55,11 +55,12 @@ class FlopsMonitor(Base, PhaseListener):
             each compiled module as a whole, and `"modules"` divides its kernels among the modules
             inside it, in forward and backward. With `"modules"`, Inductor records the modules of
             each graph that it compiles, so cached graphs are compiled once more. Set it from the
-            start, because graphs that were compiled before have no record.
-        module_depth: Maximum depth in the detailed text's table of module classes; -1 means the
-            innermost level.
-        top_modules: Number of module classes that this table lists for each figure.
-        detailed: Log the detailed text, with lines for every module, instead of about 40 lines.
+            start of the run: the modules of graphs that were compiled before are unknown.
+        module_depth: Largest depth in the table of module classes, which is part of the detailed
+            text; -1 means all depths.
+        top_modules: Number of module classes that this table lists for each depth and metric.
+        detailed: Log the detailed text, with lines for every module, instead of the summary of
+            about 40 lines.
         ignore_modules: Names or classes of modules. Their self work is left out of every total.
         output_file: File that receives the detailed text of each window. Text that the same Trainer
             wrote there earlier is kept.
@@ -69,17 +70,18 @@ class FlopsMonitor(Base, PhaseListener):
         track: Log step time, MFU and throughput over the whole run.
         units: Function that takes a batch and returns `{"samples": n, "tokens": n}`. By default,
             both numbers are inferred from the shapes of the batch's tensors.
-        topology: Function that takes a rank and returns its coordinates, for example
-            `{"data": 0, "tensor": 1}`. By default, the coordinates are read from the strategy and
-            the parameters.
-        logical: The profile of the unsharded model on a rank's batch, as in `lflops.count`. It is
-            needed if tensor parallelism hides the work of the whole model.
+        topology: Function that takes a rank and returns its coordinates in the device mesh, for
+            example `{"data": 0, "tensor": 1}`. By default, the coordinates are read from the
+            strategy and the parameters.
+        logical: A profile of the unsharded model for one rank's batch, as `lflops.count` returns
+            it. It is needed if lflops cannot find the work of the unsharded model under tensor
+            parallelism.
         gather_timeout: Maximum number of seconds to wait for results of other ranks at the end of a
             run. lflops never waits for these results at any other time.
         html: Write a page that opens offline next to each profile.
         ledger: Account for every second of the run, in a file next to the profiles.
-        module_scalars: Number of modules that get curves. These are the modules with the most self
-            time in the first window. Curves need three windows.
+        module_scalars: Number of modules for which metrics are logged: those with the most self
+            time in the first window. This needs a schedule with at least three windows.
         dirpath: Folder for profiles instead of `trainer.log_dir`. Traces go to the subfolder
             lflops_traces.
         on_error: Reaction to an error inside lflops: `"warn"` or `"raise"`.
@@ -115,10 +117,10 @@ class FlopsMonitor(Base, PhaseListener):
 
     @classmethod
     def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:
-        """Create the monitor that a DeepSpeed config describes.
+        """Create a monitor from the section "flops_profiler" of a DeepSpeed config.
 
-        The monitor uses the config's step to profile and its settings for the printed output.
-        `recompute_fwd_factor` is accepted but not needed, because recomputed work is counted as it
+        The monitor uses the `profile_step` of the section and its settings for the printed output.
+        `recompute_fwd_factor` is accepted but ignored, because recomputed work is counted when it
         runs.
 
         Args:
@@ -135,9 +137,9 @@ class FlopsMonitor(Base, PhaseListener):
         return monitor
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings and the profiles so far, without the run.
+        """Return the settings and the profiles, to copy or pickle the monitor.
 
-        A copied or unpickled monitor has no run yet.
+        The copy is not connected to the current training run.
         """
         # A Trainer sets `log` and `log_dict` to methods of its model.
         left_out = {"log", "log_dict", "_run", "_phases", "_number", "_outer"}
@@ -147,13 +149,15 @@ class FlopsMonitor(Base, PhaseListener):
 
     @property
     def ledger(self) -> Ledger | None:
-        """The time of the last run by category; `None` before it, or if no ledger is kept."""
+        """The time account of the last run; `None` before a run, or if no ledger is kept."""
         return self._run.ledger
 
     def request_window(self) -> None:
-        """Open a window now on every rank: the next scheduled window, or an additional one.
+        """Open a window on every rank as soon as possible.
 
-        A signal handler and any thread may call it.
+        If the schedule is waiting for its next window, that window opens early. After the end of
+        the schedule, an additional window opens. Signal handlers and all threads may call this
+        method.
         """
         self._run.request_window()
 
@@ -191,7 +195,7 @@ class FlopsMonitor(Base, PhaseListener):
         self._begin("train", trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin an epoch, in which the number of accumulated batches may change."""
+        """Begin an epoch. The number of batches per step may differ from the previous epoch."""
         self._run.guarded("train", lambda session: session.epoch_begins())
 
     def on_train_batch_start(
@@ -245,9 +249,10 @@ class FlopsMonitor(Base, PhaseListener):
         self._run.epoch_ends()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Mark the training step as disturbed; start or resume validation.
+        """Begin or resume the validation stage.
 
-        The sanity check counts as part of the start-up.
+        The current training step contains the validation, so its time is not used. The sanity check
+        is not treated as a validation, but as part of the start-up.
         """
         if not trainer.sanity_checking:
             self._run.enters("validation")
@@ -287,7 +292,10 @@ class FlopsMonitor(Base, PhaseListener):
     on_predict_start = on_test_start
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Mark the training step as disturbed; nothing is added to the checkpoint."""
+        """Leave out the time of the current training step, because it contains the checkpoint.
+
+        Nothing is added to the checkpoint.
+        """
         self._run.guarded("train", lambda session: session.mark("checkpoint"))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -305,7 +313,11 @@ class FlopsMonitor(Base, PhaseListener):
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
 
     def _leave(self, error: BaseException | None = None) -> None:
-        """End the run, and continue the outer run inside which it was begun."""
+        """End the run.
+
+        If it was begun inside another run, for example by `trainer.test` in a callback of `fit`,
+        that run continues.
+        """
         self._run.close(error)
         if self._outer:
             self._run, self._phases = self._outer[-1]
@@ -314,10 +326,13 @@ class FlopsMonitor(Base, PhaseListener):
 
 
 class InjectedMonitor(FlopsMonitor):
-    """A monitor that the variable `LFLOPS` requests, with settings such as `"wait=2,active=5"`.
+    """A monitor that is added because the environment variable `LFLOPS` requests it.
 
     It does nothing if the script already has a `FlopsMonitor`. Without a logger and without
-    `dirpath` it writes no file.
+    `dirpath`, it writes no file.
+
+    Args:
+        asked: The settings in the variable, such as `"wait=2,active=5"`.
 
     Raises:
         MisconfigurationException: A setting is unknown or wrong.
@@ -332,10 +347,10 @@ class InjectedMonitor(FlopsMonitor):
             raise MisconfigurationException(f"LFLOPS={asked!r}: {error}") from error
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Set up the run, or remove this monitor if there is another monitor.
+        """Set up the run, or remove this monitor if the Trainer has another monitor.
 
-        The callbacks of the model are known only now. If a list of callbacks was passed to an
-        earlier Trainer, it may also contain the monitor of that Trainer.
+        This cannot be decided earlier, because the model may add callbacks before `setup`. Another
+        monitor may also come from an earlier Trainer with the same list of callbacks.
         """
         monitors = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)]
         explicit = [each for each in monitors if not isinstance(each, InjectedMonitor)]

@@ -8,11 +8,11 @@ begins. The names in brackets are phases:
     [data] [transfer]  optimizer_step: (training_step: [forward])
     on_before_backward: [backward]  on_before_optimizer_step: [optimizer]
 
-So two or three methods of the profiler are wrapped from the start of the run to its end. Lightning
-calls them about thirty times in a step, and most actions are not phases. The default profiler does
-nothing, so its methods are replaced with functions written in C. For actions that are not phases,
-no Python code of lflops runs. With several ranks, Lightning's internal collectives are wrapped too,
-because ranks wait for each other in them.
+An action is a piece of work that Lightning reports to its profiler by name. During the run, two or
+three methods of the profiler are wrapped. Lightning calls them about thirty times in a step, and
+most actions are not phases. The default profiler does nothing, so its methods are replaced with
+functions written in C. For actions that are not phases, no Python code of lflops runs. With several
+ranks, Lightning's internal collectives are wrapped too, because ranks wait for each other in them.
 """
 
 import copy
@@ -30,13 +30,16 @@ from lflops.phase_log import LEAVE, RUN
 from lflops.timing.step_phases import OTHER, SYNC
 
 SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")
-"""Methods of the strategy: Lightning's internal collectives."""
+"""Methods of Lightning's strategy that are collectives."""
 
 SIGTERM_CHECK = "_broadcast_sigterm_tensor"
-"""Method of the training epoch loop: a broadcast before each batch in newer versions."""
+"""Method of Lightning's training epoch loop that is a collective.
+
+Newer versions of Lightning call it before each batch.
+"""
 
 RUNNING = None
-"""Passed instead of a stage to mean the running stage."""
+"""Used in place of a stage's name for the stage that is running."""
 
 LOADING = ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
 """Methods of the strategy that read a checkpoint or load its contents."""
@@ -63,35 +66,43 @@ ACTIONS: dict[str, tuple[str | None, str | None]] = {
     # not a phase itself, but phases that begin inside it end with it
     "optimizer_step": (None, "train"),
 }
-"""Phase and stage of the profiler's actions, keyed by the end of the action's name."""
+"""The actions of Lightning's profiler that are phases.
+
+The keys are the ends of the actions' names. The values are the phase and the stage.
+"""
 
 # Actions that are phases of the training stage only if a hook does something in them.
 CLIP = "configure_gradient_clipping"
 BEFORE_STEP = "on_before_optimizer_step"
 
 PROFILER_METHODS = {"start", "stop", "profile"}
-"""Methods of a profiler that are wrapped or replaced."""
+"""Methods of Lightning's profiler that are wrapped or replaced."""
 
 MOST_ACTIONS = 512
-"""Maximum number of actions with stored contexts."""
+"""Maximum number of actions whose contexts are kept for the next call."""
 
 DEFAULT_HOOKS = (".core.hooks", ".core.module", ".callbacks.callback")
-"""Modules of Lightning that contain the default hooks, which do nothing."""
+"""Python modules of Lightning whose hooks do nothing, because they are only the defaults."""
 
 
 class PhaseListener:
-    """Base class of monitors with hooks that report phases."""
+    """Base class of monitors.
+
+    It lets `_has_hook_before_step` recognize monitors among the callbacks of a Trainer.
+    """
 
 
 class TrainerPhases(Phases):
-    """The phases of one Trainer, which all its monitors share.
+    """Detects the phases of one Trainer, for all monitors of this Trainer.
 
-    This code runs in every step, so it does little work, and does it only once for all monitors.
+    This code runs in every step. Therefore it does little work, and only once for all monitors.
 
     Attributes:
         has_ledger: Set if one of the monitors keeps the ledger.
-        actions: The running actions, with the number of phases around each.
-        optimizer_steps: The number of nested optimizer steps that are running.
+        actions: The running actions, with the number of phases that were running when the action
+            began.
+        optimizer_steps: The number of optimizer steps that are running. It may be more than 1,
+            because an optimizer may call another optimizer.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -114,11 +125,15 @@ class TrainerPhases(Phases):
         undo: CleanupStack,
         close: Callable[[BaseException | None], None],
     ) -> int:
-        """Add a monitor until its `undo` is closed. Removing the last monitor removes the wrappers.
+        """Add a monitor, and return the number of monitors.
 
-        `close` ends the monitor's run if the Trainer ends without calling its callbacks.
+        The first monitor installs the wrappers, and removing the last monitor removes them.
 
-        Returns the number of monitors.
+        Args:
+            guard: Error guard of the monitor.
+            undo: Removes the monitor when it is closed.
+            close: Ends the run of the monitor. It is called if the Trainer ends without calling its
+                callbacks.
         """
         undo.add(self._leave, guard)
         self._users[guard] = close
@@ -164,7 +179,10 @@ class TrainerPhases(Phases):
             self._wrap_collective(trainer.fit_loop.epoch_loop, SIGTERM_CHECK)
 
     def _replace(self, profiler: Any, name: str, function: Callable[..., Any]) -> None:
-        """Replace a method of a profiler that does nothing, until the last monitor leaves."""
+        """Replace a method of the default profiler, which does nothing.
+
+        The method is restored when the last monitor is removed.
+        """
         shortcut = _Shortcut(function)
         shortcut.lflops_method = getattr(profiler, name)
         self._undo.add(_restore, profiler, name, shortcut)
@@ -179,10 +197,10 @@ class TrainerPhases(Phases):
             each.contains(error)
 
     def _torn_down(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """End all runs when the Trainer is torn down.
+        """End the runs of all monitors when the Trainer is torn down.
 
-        Lightning does not call the monitors if the Trainer's callbacks have been replaced, for
-        example after a failed search for a learning rate.
+        Usually, Lightning has already called the monitors. It does not if the callbacks of the
+        Trainer were replaced, for example after a failed search for a learning rate.
         """
         with self.guard:
             for close in [*self._users.values()]:
@@ -215,7 +233,7 @@ class TrainerPhases(Phases):
         self._context(action_name).__exit__(None, None, None)
 
     def _new_context(self, action_name: str) -> "_Action | _NoPhase":
-        """Create the context of an action. It is used each time that the action runs."""
+        """Create the context of an action. The same context is used each time the action runs."""
         known = None
         try:
             known = self._look_up(action_name)
@@ -256,7 +274,7 @@ class _NoPhase(nullcontext[str], ContextDecorator):
 
 
 class _Action(ContextDecorator):
-    """A context that reports an action as a phase each time that it is entered."""
+    """A context that reports an action as a phase each time it is entered."""
 
     def __init__(
         self, phases: TrainerPhases, name: str, phase: str | None, stage: str | None
@@ -307,12 +325,13 @@ class _Action(ContextDecorator):
 
 
 class _Shortcut(partial[Any]):
-    """A function that replaces a profiler's method. A call runs no other Python code.
+    """A function in place of a method of the default profiler.
 
-    It looks like the replaced method, and copying or pickling it returns that method.
+    It adds no Python code to a call. It looks like the original method, and copying or pickling it
+    gives the original method.
 
     Attributes:
-        lflops_method: The replaced method.
+        lflops_method: The original method.
     """
 
     lflops_method: Callable[..., Any]
@@ -348,16 +367,21 @@ def _restore(profiler: Any, name: str, shortcut: _Shortcut) -> None:
 
 
 def phases_of(trainer: Any) -> TrainerPhases:
-    """Return the phases of a Trainer, which all its monitors share."""
+    """Return the `TrainerPhases` of a Trainer. All its monitors get the same object."""
     if trainer not in _PHASES:
         _PHASES[trainer] = TrainerPhases(trainer)
     return _PHASES[trainer]
 
 
 def _has_hook_before_step(trainer: Any, action: str) -> bool:
-    """Return whether the action before the optimizer's step runs a hook other than a monitor's.
+    """Return whether an `on_before_optimizer_step` action runs a hook that is not of a monitor.
 
-    The hook of a monitor begins the optimizer phase, so its action is not a phase.
+    The hook of a monitor begins the optimizer phase. The action that calls this hook must therefore
+    not be a phase itself.
+
+    Args:
+        trainer: The Trainer.
+        action: Name of the action.
     """
     owners = [trainer.lightning_module]
     for callback in trainer.callbacks:

@@ -10,7 +10,7 @@ class LightningProfiler(ProfilerBase):
     """Adds a `FlopsMonitor` to a Trainer. Pass it as the argument `profiler` of the Trainer.
 
     The monitor reports to the log, to the loggers and to files. If the Trainer already has a
-    `FlopsMonitor` among its callbacks, this profiler adds no other monitor.
+    `FlopsMonitor` among its callbacks, no other monitor is added.
 
     Args:
         settings: The arguments of `FlopsMonitor`, such as `schedule`, `trace` or `dirpath`.
@@ -41,7 +41,7 @@ class LightningProfiler(ProfilerBase):
             trainer.callbacks.insert(0, self.monitor)
 
     def start(self, action_name: str) -> None:
-        """Do nothing, because the monitor receives the phases of the Trainer itself."""
+        """Do nothing, because the monitor itself detects the phases of the Trainer."""
 
     def stop(self, action_name: str) -> None:
         """Do nothing."""

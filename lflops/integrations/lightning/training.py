@@ -1,6 +1,6 @@
-"""Create the values that a session needs from a Trainer, and choose the folder of its run.
+"""Describe the training run of a Trainer for lflops, and choose the folder of its files.
 
-Lightning may be installed under either of its names.
+Lightning may be installed as `lightning` or as `pytorch_lightning`.
 """
 
 import importlib
@@ -30,10 +30,10 @@ _NAMES = ("pytorch_lightning", "lightning.pytorch")
 
 
 def _packages() -> list[ModuleType]:
-    """Import and return the installed packages of Lightning.
+    """Import the installed packages of Lightning, `pytorch_lightning` and `lightning.pytorch`.
 
-    Importing one package changes the logger that the other package uses. If a package was already
-    imported, its logger is restored.
+    Importing one of them changes the Python logger of the other. If one was already imported, its
+    logger is restored.
     """
     users = [sys.modules[name] for name in _NAMES if name in sys.modules]
     logs = [_rank_zero(package).rank_zero_module.log for package in users]
@@ -87,20 +87,20 @@ def say(message: str) -> None:
 
 
 RUNS = "lflops_runs"
-"""Folder in the Trainer's or the logger's directory, with a subfolder for each Trainer.
+"""Folder in the directory of the Trainer or of the logger, with a subfolder for each Trainer.
 
-It is used if there is no logger, or if the logger has one directory for all runs.
+It is used if there is no logger, or if the logger has the same directory for all runs.
 """
 
 _RUN_FOLDERS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _NAMED: WeakSet[Any] = WeakSet()
-"""Trainers for which the folder was logged."""
+"""Trainers for which a message about the folder was logged, so that it is logged only once."""
 
 
 def training_of(trainer: Any, pl_module: Any) -> Training:
     """Describe the training run of a Trainer.
 
-    Call it at the start of a stage, when the model is on its device and wrapped.
+    Call this when a stage begins. Before that, the model is not on its device and not wrapped.
     """
     strategy = trainer.strategy
     return Training(
@@ -173,7 +173,10 @@ LOADERS = {
 
 
 def _loader_size(trainer: Any, stage: str) -> int | None:
-    """Return how many samples a stage's loader puts into a batch, if there is a single loader."""
+    """Return how many samples the data loader of a stage puts into a batch.
+
+    Returns `None` if the stage has several loaders, or if the number is unknown.
+    """
     loaders = getattr(trainer, LOADERS[stage])
     if isinstance(loaders, list) and len(loaders) == 1:
         return loader_batch_size(loaders[0])
@@ -181,7 +184,10 @@ def _loader_size(trainer: Any, stage: str) -> int | None:
 
 
 def _root_of(trainer: Any, pl_module: Any) -> nn.Module:
-    """Return the root module: the model, or FSDP1's wrapper, which holds some parameters."""
+    """Return the root module: the model or, with FSDP1, its wrapper.
+
+    FSDP1 keeps some of the parameters in the wrapper.
+    """
     around = trainer.strategy.model
     wraps = type(around).__name__ == "FullyShardedDataParallel" and around.module is pl_module
     root: nn.Module = around if wraps else pl_module
@@ -189,9 +195,10 @@ def _root_of(trainer: Any, pl_module: Any) -> nn.Module:
 
 
 def _ends_step(trainer: Any, pl_module: Any) -> bool:
-    """Return whether the batch that ends now ends a step.
+    """Return whether the current batch is the last batch of a step.
 
-    In manual optimization, each batch counts as a step, since the accumulation is unknown.
+    In manual optimization, it is unknown over how many batches gradients are accumulated. There,
+    each batch counts as a step.
     """
     if trainer.accumulate_grad_batches == 1 or not pl_module.automatic_optimization:
         return True
@@ -213,9 +220,10 @@ def _batches_left(trainer: Any, pl_module: Any) -> float:
 
 
 def _batches_of(trainer: Any, stage: str) -> float:
-    """Return the number of batches in a stage without training; infinity if unknown.
+    """Return the number of batches of validation, test or prediction; infinity if unknown.
 
-    `fit` validates repeatedly, and one schedule covers all of its validations.
+    It is unknown in `fit`, which validates repeatedly. The schedule continues from one validation
+    to the next.
     """
     if trainer.state.fn.value != stage:
         return math.inf
@@ -226,7 +234,11 @@ def _batches_of(trainer: Any, stage: str) -> float:
 def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
     """Return the folder for a run's files, or `None` if no files are written.
 
-    All ranks must call this function, because they use the folder of the main process.
+    All ranks must call this function, because the main process sends its folder to the other ranks.
+
+    Args:
+        trainer: The Trainer.
+        without_logger: Whether to write files if the Trainer has no logger.
     """
     if trainer.fast_dev_run or getattr(trainer, "barebones", False):
         return None
@@ -262,7 +274,10 @@ def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
 
 
 def _local(trainer: Any, folder: str) -> str | None:
-    """Return the folder, or `None` if it is remote, because files are only written to this machine."""
+    """Return the folder, or `None` if it is remote, such as `s3://bucket`.
+
+    lflops writes files only to this machine. A message says that it writes none.
+    """
     if "://" not in folder:
         return folder
     if trainer not in _NAMED:

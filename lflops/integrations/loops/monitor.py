@@ -1,4 +1,4 @@
-"""`lflops.monitor`: monitor a custom training loop as `FlopsMonitor` monitors a Trainer."""
+"""`lflops.monitor`: monitor a custom training loop in the way `FlopsMonitor` monitors a Trainer."""
 
 import contextlib
 import math
@@ -33,13 +33,13 @@ from lflops.torch_private.modules import compiled_wrapper
 Item = TypeVar("Item")
 
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "_FabricModule"}
-"""Classes that wrap the user's module and keep it in their attribute `module`."""
+"""Names of classes that wrap the user's module and keep it in their attribute `module`."""
 
 DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}
-"""Wrappers under which each rank has a different batch."""
+"""The wrappers for data parallelism, with which each rank gets a different batch."""
 
 _NO_BATCH: Any = object()
-"""Marks the end of a loader."""
+"""Returned in place of a batch when a loader has ended."""
 
 BLOCKS = ("checkpoint_save", "checkpoint_load", "logging", "between_epochs")
 """Categories of the ledger that a loop can pass to `LoopMonitor.within`."""
@@ -57,7 +57,7 @@ def monitor(
     log: Callable[[str], None] = say,
     **settings: Any,
 ) -> "LoopMonitor":
-    """Monitor a custom training loop, as `FlopsMonitor` monitors a Trainer.
+    """Monitor a custom training loop, in the way `FlopsMonitor` monitors a Lightning Trainer.
 
     Args:
         model: The model that is trained, or a mapping from names to several models.
@@ -66,7 +66,8 @@ def monitor(
         logger: A `SummaryWriter`, a wandb run, or an object with `log_metrics(values, step=...)`;
             or a list of several.
         accumulation: Number of batches over which gradients are accumulated.
-        log_every: Number of steps between two points of the curves; 0 for no curves.
+        log_every: How often metrics such as step time and MFU are logged: every `log_every` steps.
+            With 0, they are not logged.
         steps: Number of steps in the run, if known. The schedule is adapted to this number.
         log: Function that receives the summary of each window, on the main process. By default, the
             logger `lflops` logs the summary at level INFO. If logging is not configured, the
@@ -118,7 +119,7 @@ def _check_number(name: str, value: Any, least: int) -> None:
 
 @dataclass(frozen=True)
 class Loop:
-    """The user's description of a loop. The fields mean the same as the arguments of `monitor`."""
+    """The user's description of a loop. The fields are the arguments of `monitor`."""
 
     models: Mapping[str, nn.Module]
     optimizers: Sequence[Optimizer]
@@ -135,7 +136,8 @@ class LoopMonitor:
 
     Attributes:
         profiles: The profiles of the last 32 closed windows. Only the main process has them.
-        name: The name of the object that the user created, for messages.
+        name: The name that messages use for this monitor, such as `lflops.monitor` or
+            `FlopsCallback`.
         loader_sizes: The number of samples that the data loader of each stage puts into a batch.
     """
 
@@ -243,17 +245,14 @@ class LoopMonitor:
         return self._phases.named(name)
 
     def caller_in(self, phase: str) -> Callable[..., Any]:
-        """Return a function that calls a method and counts the call as a phase.
-
-        The function's arguments are the method and the arguments of the method.
-        """
+        """Return a function `f` such that `f(method, *args)` calls `method(*args)` as a phase."""
         return partial(self._phases.call_in, phase, RUNNING)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Treat a `with` block as another stage: "validate", "test" or "predict".
 
-        The block is not part of a training step. It is monitored if `stages=` includes the stage.
+        The block is not part of a training step. It has windows if `stages=` includes the stage.
 
         Raises:
             CountError: The stage is unknown.
@@ -282,13 +281,15 @@ class LoopMonitor:
 
     @property
     def ledger(self) -> Ledger | None:
-        """The time of the run by category; `None` before the run, or if no ledger is kept."""
+        """The time account of the run; `None` before the run, or if no ledger is kept."""
         return self._account if self._run is NO_RUN else self._run.ledger
 
     def request_window(self) -> None:
-        """Open a window now on every rank: the next scheduled window, or an additional one.
+        """Open a window on every rank as soon as possible.
 
-        A signal handler and any thread may call it.
+        If the schedule is waiting for its next window, that window opens early. After the end of
+        the schedule, an additional window opens. Signal handlers and all threads may call this
+        method.
         """
         self._run.request_window()
 
@@ -307,27 +308,30 @@ class LoopMonitor:
         return self._phases.within(category)
 
     def go_on_from(self, step: int) -> None:
-        """Number the steps of this run from `step`, the step at which its checkpoint was saved.
+        """Continue the numbering of steps after a restart.
 
-        Without this call, steps are numbered from 0, and after a restart it is unknown how much work
-        the run has lost.
+        Without this call, steps are numbered from 0. The ledger then cannot tell how much work was
+        lost and repeated because of the restart.
+
+        Args:
+            step: The number of steps when the checkpoint was saved.
         """
         self._steps_done = step
         self._knows_step = True
 
     @property
     def guard(self) -> ErrorGuard:
-        """Error guard for the code of an integration that builds on this monitor.
+        """Error guard for integrations that build on this monitor.
 
-        Errors in that code end the monitoring, not the training run.
+        An error in their code ends the monitoring, not the training run.
         """
         return self._phases.guard
 
     @property
     def cleanup(self) -> CleanupStack:
-        """Cleanup stack for the hooks of an integration that builds on this monitor.
+        """Cleanup stack for integrations that build on this monitor.
 
-        The hooks are removed at the end of the run.
+        Hooks that are added to it are removed at the end of the run.
 
         Raises:
             CountError: The run has not begun.
@@ -340,16 +344,18 @@ class LoopMonitor:
         return self._run.cleanup
 
     def epoch_ends(self) -> None:
-        """End an epoch. Until the next batch is fetched, time counts as between two epochs.
+        """End an epoch.
 
+        The time until the next batch is fetched belongs to the ledger category `between_epochs`.
         `data` calls this method at the end of the loader.
         """
         self._run.epoch_ends()
 
     def mark(self, what: str) -> None:
-        """Mark the step as disturbed, for example by a "checkpoint".
+        """Mark the current step as not typical, so that its time is not used.
 
-        The time of a disturbed step says nothing about other steps.
+        Args:
+            what: The reason, such as "checkpoint".
         """
         self._run.guarded("train", lambda session: session.mark(what))
 
@@ -357,11 +363,11 @@ class LoopMonitor:
         self._run.begin(name, self._training, partial(self._stage_of, name))
 
     def batch_begins(self, batch: Any) -> None:
-        """Begin a batch of the running stage."""
+        """Begin a batch of the current stage."""
         _Batch((self, batch)).__enter__()
 
     def batch_ends(self, batch: Any) -> None:
-        """End a batch of the running stage."""
+        """End a batch of the current stage."""
         _Batch((self, batch)).__exit__(None, None, None)
 
     def _ends_step(self) -> bool:
@@ -417,7 +423,7 @@ class LoopMonitor:
         )
 
     def _strategy(self, wrappers: Iterable[str]) -> str | None:
-        """Return the name of the strategy: a wrapper of the model or, without one, the engine."""
+        """Return the name of the strategy: the class of the model's wrapper or of the engine."""
         engine = self._loop.engine
         default = None
         if engine is not None:
@@ -464,10 +470,10 @@ class LoopMonitor:
 
 
 class _Batch(tuple[LoopMonitor, Any]):
-    """The context in which a batch runs, as a tuple of the monitor and the batch.
+    """The context in which the work on a batch runs: a tuple of the monitor and the batch.
 
-    Every step creates and enters this context. It is a tuple because creating a tuple runs no
-    Python code. The context uses private attributes of its monitor.
+    Every step creates such a context. It is a tuple because creating a tuple runs no Python code,
+    which makes it fast. It may use private attributes of its monitor.
     """
 
     __slots__ = ()
@@ -533,10 +539,10 @@ def _optimizers(optimizer: Any) -> list[Optimizer]:
 
 
 def _wrappers_of_accelerate(engine: Any) -> set[str]:
-    """Return the data-parallel wrapper that an Accelerator uses; empty if unknown.
+    """Return the class name of the data-parallel wrapper that an Accelerator uses.
 
-    It cannot be found around the model, because the transformers Trainer keeps the wrapper apart
-    from the user's model.
+    The set is empty if there is none or if it is unknown. The wrapper is not found from the model,
+    because the transformers Trainer passes the user's model without the wrapper.
     """
     kind = getattr(getattr(engine, "distributed_type", None), "value", "")
     mesh = getattr(engine, "parallelism_config", None)

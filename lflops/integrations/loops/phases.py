@@ -6,10 +6,10 @@
         clip_grad_norm_(...)                clip if it takes long, else other
         optimizer.step()                    optimizer
 
-Some loops do not call the model itself, but a method such as `model.loss(x)`. If a step runs
-backward without calling a model, then in the next step, time before backward that is in no other
-phase counts as forward. A call of `torch.autograd.grad` does not count as a backward pass, but as
-part of the phase in which it runs.
+Some loops do not call the model itself, but a method such as `model.loss(x)`. lflops cannot detect
+the beginning of such a forward. If a step runs backward without calling a model, the next step is
+treated differently: all its time before backward that is in no other phase counts as forward. A
+call of `torch.autograd.grad` is not a backward pass, but part of the phase in which it runs.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from lflops.phase_log import ENTER, LEAVE, MANY, RUN
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, wrap_backward
 
 RUNNING = ""
-"""Passed instead of a stage to mean the running stage."""
+"""Used in place of a stage's name for the stage that is running."""
 
 ENGINE = {
     "backward": ("backward", RUNNING),
@@ -44,14 +44,14 @@ ENGINE = {
     "log": ("logging", RUN),
     "log_dict": ("logging", RUN),
 }
-"""Methods of a `Fabric` or an `Accelerator`, with their phase and stage.
+"""Methods of a `Fabric` or an `Accelerator`, with the phase and the stage that a call belongs to.
 
-Methods of stage `RUN` belong to no step; their phase is a category of the ledger.
+Calls with the stage `RUN` belong to no step. Their phase is a category of the ledger.
 """
 
 
 class LoopPhases(Phases):
-    """The phases of one loop."""
+    """Detects the phases of one custom loop."""
 
     def __init__(self, engine: Any = None) -> None:
         super().__init__()
@@ -88,9 +88,9 @@ class LoopPhases(Phases):
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Run another stage.
+        """Return a context in which another stage runs, such as "validate".
 
-        If a step is running, it continues afterwards.
+        If a training step is running, it continues after the context.
         """
         stage = self._stage
         in_step = self._in_step
@@ -114,7 +114,7 @@ class LoopPhases(Phases):
     def begin_step(self) -> None:
         """Begin a step. From now on, calls of models belong to this step.
 
-        If the loop calls only methods of its models, forward begins with the step.
+        If the previous step ran backward without calling a model, forward begins now.
         """
         self._in_step = True
         self._thread = threading.get_ident()
@@ -130,22 +130,32 @@ class LoopPhases(Phases):
     _backward_ends = Phases.leave_guarded
 
     def end_step(self, *, failed: bool = False) -> None:
-        """End the step and its phases; `failed` if an exception ends it."""
+        """End the step and its running phases.
+
+        Args:
+            failed: Whether an exception ended the step.
+        """
         self._in_step = False
         self._goes_on = None
         if self.running:
             self.leave(0, failed=failed)
 
     def named(self, phase: str) -> Within:
-        """Name the phase of a `with` block."""
+        """Return a context whose time belongs to the given phase of the step."""
         return Within(self, phase, RUNNING, ())
 
     def within(self, category: str) -> Within:
-        """Assign a `with` block to a category of the ledger and to no step."""
+        """Return a context whose time belongs to a category of the ledger and to no step."""
         return Within(self, category, RUN, ())
 
     def enter(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> None:
-        """Begin a phase of a stage. If forward is running, it ends first."""
+        """Begin a phase. If forward is running, it ends first.
+
+        Args:
+            phase: Name of the phase.
+            stage: The stage, or `RUNNING` for the stage that is running.
+            given: Values for the listeners of the phase, such as the losses of a backward pass.
+        """
         running = self.running
         log = self.log
         if len(log.events) > MANY:
@@ -179,10 +189,10 @@ class LoopPhases(Phases):
     # These hooks run in every step. So each is a single function, with its own error guard.
 
     def _model_hook(self) -> Callable[..., None]:
-        """Return a hook that begins forward when a model is called for a step.
+        """Return a hook that begins the `forward` phase when a model is called in a step.
 
-        A call while a batch is prepared counts as inference, for example if it generates text to
-        train on.
+        If the model is called while a batch is prepared (phase `transfer`), the call is inference.
+        For example, it generates text on which the model will be trained.
         """
 
         def model_is_called(*_: Any) -> None:
@@ -235,9 +245,10 @@ class LoopPhases(Phases):
         return optimizer_ends
 
     def _backward_begins(self, losses: Sequence[Any]) -> int | None:
-        """Begin a backward pass, and return the number of phases around it.
+        """Begin the `backward` phase, and return the number of phases that contain it.
 
-        Returns `None` if the pass does not begin a phase.
+        Returns `None` if the pass begins no phase, for example because it is nested in another
+        backward pass.
         """
         is_nested = backward_id() != NO_BACKWARD
         if is_nested or not self._in_step or threading.get_ident() != self._thread:

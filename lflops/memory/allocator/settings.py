@@ -12,10 +12,17 @@ from lflops.errors import CountError
 MIB = 2**20
 
 LEAST_SPLIT_MIB = 20
-"""Lower limit in MiB of the settings for large blocks."""
+"""torch accepts `max_split_size_mb` only above this number of MiB.
+
+It accepts `max_non_split_rounding_mb` from this number on.
+"""
 
 INTERVALS = 16
-"""Number of power-of-two sizes, starting at 1 MiB, that have separate divisions."""
+"""Number of ranges of sizes that can be rounded differently by `roundup_power2_divisions`.
+
+Each range extends from one power of two to the next, starting at 1 MiB. Smaller sizes belong to the
+first range, and the last range has no end.
+"""
 
 IGNORED = {
     "backend",
@@ -39,11 +46,11 @@ class AllocatorSettings(Struct, frozen=True, kw_only=True):
         expandable_segments: Whether segments grow page by page, instead of being allocated by one
             `cudaMalloc` each.
         max_split_size: Blocks of at least this many bytes are never split; `None` for no limit.
-        max_non_split_rounding: Maximum number of bytes by which a block that is never split may
-            exceed the request.
-        divisions: For each power of two from 1 MiB, the number of parts into which the range up to
-            the next power of two is divided. Requests are rounded up to the end of a part. With 0
-            or 1 parts, they are rounded up to multiples of 512 bytes.
+        max_non_split_rounding: A free block that is never split can be reused for a smaller
+            request. The block must be less than this number of bytes larger than the request.
+        divisions: For each of the `INTERVALS` ranges of sizes, the number of equal parts into which
+            the range is divided. Requests are rounded up to the end of a part. With 0 or 1 parts,
+            they are rounded up to multiples of 512 bytes.
         garbage_collection_threshold: If more than this share of the allowed memory is reserved, old
             free segments are released before another segment is reserved. As in torch, the
             threshold has no effect without a memory fraction.
@@ -161,4 +168,4 @@ _READERS: Mapping[str, tuple[str, Callable[[str, str, str], Any]]] = {
     "garbage_collection_threshold": ("garbage_collection_threshold", _share),
     "per_process_memory_fraction": ("memory_fraction", _share),
 }
-"""Field and parser of each setting, keyed by torch's name for the setting."""
+"""The field of `AllocatorSettings` and the parser for each setting, keyed by the setting's name."""

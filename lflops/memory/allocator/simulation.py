@@ -1,7 +1,11 @@
 """Simulate torch's caching allocator.
 
-The allocator reserves segments, splits them into blocks for requests, and joins free blocks. Pools
-keep the free blocks in order.
+The allocator reserves segments of memory on the device. It splits a segment into blocks for
+requests, and joins free blocks that are next to each other. The free blocks are kept in two pools:
+one for small requests, and one for large requests.
+
+An expandable segment is a large range of addresses. Memory is mapped to it page by page, when it is
+needed. A block of an expandable segment is either mapped or not.
 
 The rules are the same as in torch's `c10/cuda/CUDACachingAllocator.cpp`. The expected results in
 `tests/memory/allocator/` are worked out by hand for each rule.
@@ -22,8 +26,8 @@ class Block:
     """A range of memory: a whole segment, or a part of one.
 
     Attributes:
-        pool: The pool that the block returns to.
-        stream: The stream that uses the block.
+        pool: The pool that the block returns to when it is freed.
+        stream: The CUDA stream that uses the block.
         address: Address of the block's first byte.
         size: Size in bytes.
         mapped: Whether the addresses of the block have memory. Only expandable segments have
@@ -102,7 +106,10 @@ class Block:
         return rest
 
     def absorb(self, other: "Block | None") -> None:
-        """Merge a free neighbour into this block, if both blocks or neither are mapped."""
+        """Merge a free neighbour into this block.
+
+        Nothing is merged if only one of the two blocks is mapped, or if there is no free neighbour.
+        """
         if other is None or other.allocated or other.mapped != self.mapped:
             return
         other.pool.remove(other)
@@ -154,12 +161,12 @@ class Pool:
             yield self._blocks[address]
 
     def smaller(self, stream: int, size: int) -> list[Block]:
-        """Return the smaller free blocks of a stream, the largest first."""
+        """Return a stream's free blocks of less than `size` bytes, the largest block first."""
         end = bisect_left(self._free, (stream, size, 0))
         return [self._blocks[key[2]] for key in reversed(self._free[:end]) if key[0] == stream]
 
     def unmapped(self, stream: int) -> list[Block]:
-        """Return the blocks of a stream that have no memory, sorted by address."""
+        """Return the unmapped blocks of a stream, sorted by address."""
         return [self._blocks[key[1]] for key in self._unmapped if key[0] == stream]
 
     def __iter__(self) -> Iterator[Block]:
@@ -181,16 +188,22 @@ LARGE_REQUEST = 10 * MIB
 """A request of at least this many bytes gets its own segment, in multiples of `LARGE_MULTIPLE`."""
 
 LARGE_SEGMENT = 20 * MIB
-"""Bytes of a segment that smaller requests share."""
+"""Size in bytes of a segment that several requests share.
+
+It is for requests between `SMALL_REQUEST` and `LARGE_REQUEST`.
+"""
 
 LARGE_MULTIPLE = 2 * MIB
 
 ENDLESS = LARGE_SEGMENT << 36
-"""Size of an expandable segment's address range in bytes, which is a whole number of pages."""
+"""Size of an expandable segment's range of addresses in bytes.
+
+It is larger than the memory of any device, and a whole number of pages.
+"""
 
 
 class Request(NamedTuple):
-    """An allocation, or a free.
+    """A request to the allocator: an allocation or a free.
 
     Attributes:
         key: Number of the allocation. A free has the number of the allocation that it frees.
@@ -204,7 +217,7 @@ class Request(NamedTuple):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Bytes at one moment.
+    """The bytes that are in use at one point of time.
 
     Attributes:
         requested: Bytes that were requested.
@@ -221,7 +234,7 @@ class Simulated(Struct, frozen=True, kw_only=True):
     """The result of a sequence of requests.
 
     Attributes:
-        peak: The maximum of each number. The maxima may be at different times.
+        peak: The maximum of each field of `usage`. The maxima may occur at different times.
         at_reserved_peak: The usage when the most bytes are reserved. If there are several such
             moments, it is the one with the most allocated bytes. Reserved minus allocated bytes are
             the overhead of the allocator.
@@ -369,9 +382,10 @@ class Allocator:
         return Block(pool, stream, self._next_address - segment, segment)
 
     def _expand(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Map pages at the lowest addresses with enough room.
+        """Return a block of an expandable segment, after mapping the pages that it needs.
 
-        Returns `None` if the memory of the device is used up.
+        The block is at the lowest addresses with enough room. Return `None` if the device has no
+        memory left.
         """
         block = self._expandable(pool, size, stream)
         if not block.mapped and not self._map(block, min(block.size, size)):
@@ -386,7 +400,11 @@ class Allocator:
         return block
 
     def _expandable(self, pool: Pool, size: int, stream: int) -> Block:
-        """Return the first block of a range with enough room, from a new segment if necessary."""
+        """Return the first block of adjacent free blocks that have enough room together.
+
+        At least one of them is unmapped. If there are no such blocks, create a new expandable
+        segment.
+        """
         for unmapped in pool.unmapped(stream):
             first = unmapped
             if first.previous is not None and not first.previous.allocated:
@@ -405,7 +423,7 @@ class Allocator:
         return segment
 
     def _map(self, block: Block, nbytes: int) -> bool:
-        """Map pages at the beginning of a block, and join it with free neighbours that have pages.
+        """Map pages at the beginning of a block, and join it with free neighbours that are mapped.
 
         Returns:
             Whether the device had enough memory left.
@@ -482,7 +500,10 @@ class Allocator:
         self.reserved -= block.size
 
     def _unmap(self, block: Block) -> None:
-        """Release the whole pages of a free block."""
+        """Release the pages that lie completely inside a free block of an expandable segment.
+
+        The rest of the block, at its beginning and end, stays mapped.
+        """
         pool = block.pool
         page = _page(pool)
         begin = rounded_up(block.address, page)
@@ -509,9 +530,9 @@ def simulate(
     *,
     limit_bytes: int | None = None,
 ) -> Simulated:
-    """Run a sequence of requests until one fails.
+    """Run a sequence of requests on a simulated allocator, until one fails.
 
-    A free of a key that is not allocated is ignored.
+    A free is ignored if its key is not allocated.
     """
     allocator = Allocator(settings, limit_bytes)
     blocks: dict[int, Block] = {}
@@ -553,7 +574,10 @@ def _page(pool: Pool) -> int:
 
 
 def _growable(block: Block) -> int:
-    """Return the bytes of a block and of the unmapped block after it."""
+    """Return the size that a block of an expandable segment can grow to.
+
+    This is the size of the block and of the unmapped block after it.
+    """
     rest = block.next
     if rest is None or rest.mapped:
         return block.size

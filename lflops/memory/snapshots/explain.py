@@ -76,12 +76,13 @@ OUTSIDE_ALLOCATOR = 3 * 2**30
 
 
 class Cause(Struct, frozen=True, kw_only=True):
-    """A cause of high memory.
+    """A cause of high memory usage.
 
     Attributes:
-        code: The kind of cause.
+        code: The kind of cause, for example `kept_graphs`.
         bytes: Bytes that would be free without the cause.
-        count: Number of passes, tensors or pieces.
+        count: What is counted depends on the cause: forward passes whose activations are kept, or
+            tensors. 0 if the cause has no count.
         line: The line of code that allocated most of the bytes; empty if unknown.
     """
 
@@ -92,12 +93,12 @@ class Cause(Struct, frozen=True, kw_only=True):
 
 
 class _Case(NamedTuple):
-    """The evidence for the causes.
+    """The memory at the peak, in the form in which the search for causes needs it.
 
     Attributes:
         peak: The live allocations.
         held: The live allocations by category. Temporary tensors of the optimizer's step have a
-            separate category.
+            separate category, `optimizer_temporary`.
         failed: Bytes of the request that failed; 0 if memory did not run out.
         unused: Reserved bytes that no tensor uses.
         total: Bytes of the device that the process could have; `None` if unknown.
@@ -113,10 +114,11 @@ class _Case(NamedTuple):
 def causes_of(
     peak: Peak, parameter_sizes: frozenset[int], total: int | None = None
 ) -> tuple[Cause, ...]:
-    """Return the causes, the most important cause first.
+    """Return the causes of high memory usage, the most important cause first.
 
-    A specific cause, such as a leak, comes before the largest category if it explains at least a
-    tenth of the memory and at least the bytes of the failed request.
+    There are specific causes, such as a leak, and general ones: each category of tensors, such as
+    activations. A specific cause comes before the categories if it explains at least a tenth of the
+    memory and at least the bytes of the failed request.
 
     Args:
         peak: The live allocations.
@@ -158,10 +160,10 @@ def _code(category: Category, alive: Alive) -> str:
 
 
 def _elsewhere(case: _Case) -> Cause | None:
-    """Find out whether a limit of the process, or another process, is the cause.
+    """Return a cause outside the allocator: a memory limit of the process, or another process.
 
-    A limit is the cause if the device has the requested bytes free. Another process is the cause if
-    more memory is in use outside the allocator than this process can explain.
+    A limit is the cause if the device had the requested bytes free, but the request failed. Another
+    process is the cause if more memory is in use outside the allocator than this process can need.
     """
     failed = case.peak.ran_out
     if failed is None or failed.device_free is None:
@@ -177,7 +179,7 @@ def _elsewhere(case: _Case) -> Cause | None:
 
 
 def _fragmentation(case: _Case) -> Cause | None:
-    """Find unused memory that is large enough for the request, but not in one piece."""
+    """Return the cause that the unused memory was enough for the request, but not in one piece."""
     is_enough = case.failed and case.unused >= case.failed
     if is_enough and case.unused >= LEAST_SHARE * case.peak.reserved:
         return Cause(code="fragmentation", bytes=case.unused)
@@ -205,15 +207,19 @@ def _kept_passes(case: _Case) -> Cause | None:
 
 
 def _calls(stack: Stack) -> Stack:
-    """Return the frames that are the same in every step.
+    """Return a stack without the frames that may differ from step to step.
 
-    A module is called from another line if it has hooks, and only some steps have hooks.
+    These are the frames of `torch/nn/modules/module.py`: a module is called from another line of
+    this file if it has hooks, and some steps may have hooks that others do not have.
     """
     return tuple(frame for frame in stack if not frame.file.endswith("nn/modules/module.py"))
 
 
 def _validation_graph(case: _Case) -> Cause | None:
-    """Find activations that validation keeps for a backward that never runs."""
+    """Find activations of validation that are kept for backward, although it never runs.
+
+    This happens if validation runs without `torch.no_grad()`.
+    """
     held = [each for each in case.held.get("activations", ()) if _is_evaluation(each)]
     return _held("validation_graph", held, len({each.passes_ago for each in held}))
 
@@ -256,9 +262,15 @@ def _huge_tensor(case: _Case) -> Cause | None:
 
 
 def _held(code: CauseCode, held: list[Alive], count: int | None = None) -> Cause | None:
-    """Return a cause for some allocations, with the line of code that made most of their bytes.
+    """Return a cause whose bytes are the total of some live allocations.
 
-    Returns `None` if there are no allocations.
+    Its line is the line of code that allocated most of the bytes. Return `None` if there are no
+    allocations.
+
+    Args:
+        code: The kind of cause.
+        held: The allocations.
+        count: The count of the cause. By default, it is the number of allocations.
     """
     if not held:
         return None
@@ -358,8 +370,8 @@ def explain(
     Args:
         snapshot: The snapshot.
         chip: The chip. Its memory size shows how much other processes use.
-        total: Bytes of the device that the process can use, if this number is known more exactly
-            than from the chip.
+        total: Bytes of the device that the process can use. By default, the number comes from the
+            chip.
         allowed: Bytes that the process may reserve.
     """
     peak = peak_of(snapshot)
@@ -415,13 +427,14 @@ _LISTED = 12
 
 
 class Explanation(NamedTuple):
-    """The text of a cause.
+    """The text that a report prints for one kind of cause.
 
     Attributes:
-        sentence: Sentence that names the cause. It may use `{bytes}`, `{count}`, and `{each}` for
-            bytes per count.
+        sentence: Sentence that names the cause. It may contain the placeholders `{bytes}`,
+            `{count}`, and `{each}` (the bytes divided by the count).
         remedy: How to free the memory.
-        within: Category that includes the bytes of the cause.
+        within: The category that includes the bytes of the cause, for example `activations`. Empty
+            if the cause is itself a category, or has no category.
     """
 
     sentence: str
@@ -527,9 +540,10 @@ def cause_line(cause: Cause) -> str:
 
 
 def remedies(explained: ExplainedMemory) -> Iterator[str]:
-    """Yield a remedy for each of the first causes, with the bytes that the remedy frees.
+    """Yield a remedy for each of the four most important causes, and the bytes that it frees.
 
-    A remedy that does not free enough bytes is marked. Each byte is counted for only one cause.
+    If these bytes are not enough for the failed request, the text says so. Bytes that belong to
+    several causes are counted only for the first one.
     """
     held = dict[str, int](explained.by_category.items())
     counted_bytes: Counter[str] = Counter()

@@ -1,6 +1,9 @@
 """Find the allocations alive at a snapshot's peak, each with a category and a line of code.
 
-Category and line come from the stack of the allocation.
+Category and line are derived from the stack that torch recorded for the allocation.
+
+The trace of a snapshot is the list of events that torch recorded: allocations, frees and failed
+requests. A place is the index of an event in the trace.
 """
 
 import re
@@ -105,17 +108,17 @@ def peak_of(snapshot: Snapshot) -> Peak:
 
 
 def failure_at(snapshot: Snapshot, place: int) -> Entry | None:
-    """Return the request that failed at a place in the trace, or `None` if no request failed."""
+    """Return the event at this index of the trace if it is a failed request, or `None` if not."""
     if place < len(snapshot.trace) and snapshot.trace[place].action == "oom":
         return snapshot.trace[place]
     return None
 
 
 def alive_before(snapshot: Snapshot, at: int) -> dict[int, tuple[int, Stack]]:
-    """Return the size and stack of each allocation that is alive before an entry of the trace.
+    """Return the size and stack of each allocation that is alive before the event at index `at`.
 
-    The result is keyed by address. It starts from the allocations at the end of the trace and
-    undoes all entries back to `at`.
+    The result is keyed by address. A snapshot contains only the allocations that are alive at the
+    end of the trace. Therefore all events from the last one back to `at` are undone.
     """
     alive: dict[int, tuple[int, Stack]] = {}
     for block in _active_blocks(snapshot):
@@ -137,9 +140,10 @@ def _active_blocks(snapshot: Snapshot) -> Iterator[Block]:
 
 
 def _records_stacks_of_frees(trace: tuple[Entry, ...]) -> bool:
-    """Return whether a free has the stack of the code that freed, not of the code that allocated.
+    """Return whether the stack of a free is the code that freed the memory.
 
-    If it does, the code that made an allocation before the trace is unknown.
+    In other snapshots, it is the code that allocated the memory. Only then does it show where
+    memory that is older than the trace was allocated.
     """
     made = {entry.address: entry.stack for entry in trace if entry.action == "alloc"}
     for entry in trace:
@@ -149,7 +153,10 @@ def _records_stacks_of_frees(trace: tuple[Entry, ...]) -> bool:
 
 
 def peak_place(snapshot: Snapshot) -> int:
-    """Return the place of the last failed request in the trace, or of the peak if none failed."""
+    """Return the index of the last failed request in the trace.
+
+    If no request failed, return the index of the event before which the most bytes are alive.
+    """
     trace = snapshot.trace
     failures = [place for place, entry in enumerate(trace) if entry.action == "oom"]
     if failures:
@@ -170,11 +177,11 @@ def peak_place(snapshot: Snapshot) -> int:
 
 
 def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
-    """Return the places in the trace of optimizer allocations that outlive the step.
+    """Return the indexes of the optimizer's allocations that are still alive after their step.
 
-    If memory runs out during a step, an allocation is assumed not to outlive the step in two cases:
-    it was made by one of torch's optimizers, or an allocation with the same stack was freed in the
-    step.
+    Such an allocation is the optimizer's state. If memory runs out during a step, the end of the
+    step is not recorded. Then an allocation is assumed to be temporary in two cases: one of torch's
+    optimizers made it, or an allocation with the same stack was freed in the same step.
     """
     lasting: set[int] = set()
     # Places of the step's allocations that are alive, keyed by address.
@@ -215,10 +222,10 @@ class Birth(NamedTuple):
     """An allocation, or a request that failed.
 
     Attributes:
-        place: Place in the trace.
-        entry: The entry of the trace.
-        passes: Number of forward passes that had begun.
-        steps: Number of optimizer steps that had ended.
+        place: Index of the event in the trace.
+        entry: The event.
+        passes: Number of forward passes that had begun before it.
+        steps: Number of optimizer steps that had ended before it.
     """
 
     place: int
@@ -228,11 +235,11 @@ class Birth(NamedTuple):
 
 
 def births_in(trace: tuple[Entry, ...]) -> list[Birth]:
-    """Return the allocations and failed requests of a trace.
+    """Return the allocations and failed requests of a trace, with forward passes and steps counted.
 
-    A forward pass begins when a module's forward allocates after something else has allocated, such
-    as the loss, backward, an optimizer or a batch. An optimizer step ends when anything else
-    allocates.
+    A trace does not contain the beginnings of passes. A forward pass is assumed to begin at the
+    first allocation by a module's forward after an allocation by other code, such as backward. An
+    optimizer step is assumed to end at the first allocation by other code.
     """
     births = []
     passes = 0
@@ -260,12 +267,13 @@ def _recomputes(stack: Stack) -> bool:
 
 
 class Change(NamedTuple, Generic[Label]):
-    """An entry that allocates, frees or fails.
+    """A change of live memory: an event that allocates, frees or fails.
 
     Attributes:
-        place: Place in the trace; -1 for an allocation that is older than the trace.
-        label: The label of the allocation; `None` if it is unknown, or for a failed request.
-        bytes: The bytes that the entry adds, negative for a free; 0 for a failed request.
+        place: Index of the event in the trace; -1 for an allocation that is older than the trace.
+        label: The label of the allocation, which the caller of `changes` chooses, for example a
+            category. `None` if the allocation is unknown, or for a failed request.
+        bytes: The bytes that the event adds, negative for a free; 0 for a failed request.
     """
 
     place: int
@@ -278,14 +286,16 @@ def changes(
     label_older: Callable[[int, Stack], Label],
     label_new: Callable[[int, Entry], Label],
 ) -> Iterator[Change[Label]]:
-    """Yield the changes of live memory, the allocations that are older than the trace first.
+    """Yield the changes of live memory in order, each with the label of its allocation.
+
+    The allocations that are older than the trace come first.
 
     Args:
         snapshot: The snapshot.
         label_older: A function that takes the bytes and the stack of an older allocation, and
             returns its label.
-        label_new: A function that takes the place and the entry of an allocation, and returns its
-            label.
+        label_new: A function that takes an allocation in the trace (its index and the event), and
+            returns its label.
     """
     held: dict[int, tuple[Label, int]] = {}
     for address, (nbytes, stack) in alive_before(snapshot, 0).items():
@@ -305,10 +315,11 @@ def changes(
 
 
 def phase_of(stack: Stack) -> Phase:
-    """Return the phase of the innermost frame that belongs to a phase.
+    """Return the phase of a step in which code with this stack runs.
 
-    The innermost frame counts because Lightning runs forward and backward in a closure that the
-    optimizer's `step` calls. Backward runs in a thread without a Python stack.
+    The innermost frame that belongs to a phase determines the phase. Outer frames do not, because
+    Lightning runs forward and backward in a closure that the optimizer's `step` calls. An empty
+    stack means backward, because backward runs in a thread without a Python stack.
     """
     for frame in stack:
         # `_call_impl` calls a module's hooks.
@@ -324,7 +335,11 @@ def phase_of(stack: Stack) -> Phase:
 
 
 def _is_optimizer(frame: Frame) -> bool:
-    """Return whether a frame is in torch's optimizers, or is `step` with `optim` in its file."""
+    """Return whether a frame runs code of an optimizer.
+
+    The frame is in the folder of torch's optimizers, or its function is `step` and the name of its
+    file contains `optim`.
+    """
     if OPTIMIZER in frame.file and "swa_utils" not in frame.file:
         return True
     return frame.function == "step" and "optim" in frame.file.lower()
@@ -367,10 +382,11 @@ LIBRARIES = re.compile(
 
 
 def category_of(alive: Alive, parameter_sizes: frozenset[int] = frozenset()) -> Category:
-    """Return the category of an allocation, from the code that made it.
+    """Return the category of an allocation, derived from the code that made it.
 
-    Backward runs in a thread without a Python stack. An allocation of backward is a gradient if it
-    has the size of a parameter, and temporary otherwise.
+    Backward runs in a thread without a Python stack, so the code does not show what backward
+    allocates. An allocation of backward is assumed to be a gradient if it has the size of a
+    parameter, and temporary otherwise.
     """
     if not alive.stack and alive.passes_ago is None:
         return "unknown"
@@ -395,9 +411,10 @@ def _category_in_step(alive: Alive, parameter_sizes: frozenset[int]) -> Category
 
 
 def sizes_of_parameters(alive: Iterable[Alive]) -> frozenset[int]:
-    """Return the sizes in bytes that gradients can have.
+    """Return the sizes in bytes that gradients can have, which are the sizes of parameters.
 
-    These are the sizes of parameters, and of allocations that are older than the recording.
+    Allocations of unknown category are included. They are older than the recording, and many of
+    them are parameters.
     """
     return frozenset(each.bytes for each in alive if category_of(each) in ("parameters", "unknown"))
 

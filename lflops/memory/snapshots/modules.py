@@ -1,7 +1,8 @@
 """Find the modules that hold a snapshot's memory.
 
-The allocations of a step are matched with the operators in a profile of the same run, by size and
-order.
+A snapshot contains no modules, but a profile of the same run lists the module of each operator and
+the bytes that it allocates. Therefore the allocations of a step are matched with the operators of
+the profile, by size and order.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ from lflops.profile.records import Phase, step_phase
 from lflops.profile.series import grouped
 
 MOST_OUTPUTS = 4
-"""Maximum number of successive allocations of one operator.
+"""Maximum number of successive allocations that are matched with one operator.
 
 For example, attention allocates its result, its softmax sums, and two numbers for dropout.
 """
@@ -38,9 +39,9 @@ MOST_OPERATORS = 2_000
 """Maximum number of operators to match. The operators that allocate the most are used."""
 
 LEAST_SHARE = 0.5
-"""A profile is rejected if it matches less than this share of the step's bytes.
+"""A profile is rejected if less than this share of the step's bytes can be matched with it.
 
-Such a profile is of another model, batch or precision.
+Such a profile was recorded with another model, batch or precision.
 """
 
 EARLIER = "before this step"
@@ -52,18 +53,22 @@ class MemoryByModule(Struct, frozen=True, kw_only=True):
     """The memory that modules hold in the step with the peak.
 
     Attributes:
-        matched_share: Share of the bytes of forward and backward that match an operator of the
-            profile.
-        moments: For each moment, the bytes keyed by module and phase, such as `layers.*.mlp, made
-            in forward`. The moments are the peak of each phase, followed by the failure or the peak
-            of the step. Bytes without a module have the key `EARLIER`, `OPTIMIZER` or `UNMATCHED`.
+        matched_share: Share of the bytes that forward and backward allocate that are matched with
+            an operator of the profile.
+        moments: The live bytes at several points of the step. The outer keys are the phases (for
+            the peak of each phase), followed by `out of memory` or `peak`. The inner keys are
+            module and phase, such as `layers.*.mlp, made in forward`. Bytes without a module have
+            the key `EARLIER`, `OPTIMIZER` or `UNMATCHED`.
     """
 
     matched_share: float
     moments: dict[str, dict[str, int]]
 
     def lines(self, most: int) -> Iterator[str]:
-        """Yield a table with at most `most` rows, sorted by the bytes at the last moment."""
+        """Yield a table with one column for each point of the step, and at most `most` rows.
+
+        The rows are sorted by the bytes in the last column.
+        """
         share = units.percent(self.matched_share)
         yield (
             f"by module of the profile ({share} of the bytes that forward and backward allocate "
@@ -124,13 +129,13 @@ def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
 
 
 class _Matches:
-    """The names and phases of allocations.
+    """The result of matching allocations with operators of a profile.
 
     Attributes:
-        names: The name of each allocation, keyed by its place in the trace. The name is a module
-            and phase, `OPTIMIZER`, or the name for all other allocations.
-        phases: The phases of matched allocations and of allocations of an optimizer, keyed by their
-            places in the trace.
+        names: The text that says what each allocation belongs to, keyed by the allocation's index
+            in the trace: a module and phase, `OPTIMIZER`, `EARLIER` or `UNMATCHED`.
+        phases: The phase of each allocation that is matched or made by an optimizer, keyed by the
+            allocation's index in the trace.
     """
 
     def __init__(self, operators: tuple[_Operator, ...], patterns: dict[str, str]) -> None:
@@ -140,11 +145,11 @@ class _Matches:
         self.phases: dict[int, str] = {}
 
     def add_pass(self, births: list[Birth], rest: str, *, match: bool) -> None:
-        """Name the allocations from one forward pass to the next.
+        """Add the allocations from the beginning of one forward pass to the beginning of the next.
 
         Args:
             births: The allocations.
-            rest: The name of an allocation that matches no operator.
+            rest: The name for allocations that match no operator, `EARLIER` or `UNMATCHED`.
             match: Whether to match the allocations with operators. Allocations before the first
                 forward pass are not matched.
         """
@@ -171,15 +176,17 @@ class _Matches:
 def _moments(
     snapshot: Snapshot, peak: int, names: dict[int, str], phases: dict[int, str], begin: int
 ) -> dict[str, dict[str, int]]:
-    """Return the bytes by name at the peak of each phase, and at the failure or the peak.
+    """Return the live bytes by name, at the peak of each phase and at the peak of the step.
+
+    If a request failed, the failure counts as the peak of the step.
 
     Args:
         snapshot: The snapshot.
-        peak: Place of the failure or the peak.
-        names: Names of allocations, keyed by place. The next step begins at the first allocation
-            without a name.
-        phases: Phases of allocations, keyed by place.
-        begin: Place at which the step begins.
+        peak: Index of the failure or the peak in the trace.
+        names: The name of each allocation, keyed by its index in the trace. An allocation without a
+            name belongs to the next step.
+        phases: The phase of each allocation, keyed by its index in the trace.
+        begin: Index in the trace at which the step begins.
     """
     live: Counter[str] = Counter()
     at_peak: Counter[str] | None = None
@@ -208,10 +215,10 @@ def _moments(
 
 
 def _operators(timeline: Sequence[Moment]) -> Iterator[_Operator]:
-    """Yield the operators of the profile's step that allocate, in order.
+    """Yield the operators of the profile that allocate memory, in order, without the optimizer.
 
-    The timeline of a long step has only some of the operators. The bytes that an operator allocates
-    are known only if the timeline also has the next operator.
+    The timeline of a long step contains only some of the operators. An operator is left out if the
+    timeline does not contain the next operator, because the bytes that it allocates are unknown.
     """
     for moment, following in zip_longest(timeline, timeline[1:]):
         nbytes = (moment.highest_bytes or 0) - moment.live_bytes
@@ -224,13 +231,14 @@ def _operators(timeline: Sequence[Moment]) -> Iterator[_Operator]:
 def _aligned(
     made: tuple[tuple[bool, int], ...], operators: tuple[_Operator, ...]
 ) -> list[tuple[int, _Operator]]:
-    """Match allocations with operators so that both orders are kept and the most bytes match.
+    """Match allocations with operators of the same size, so that the most bytes match.
 
-    This is an alignment of two sequences by dynamic programming. `best[i][j]` is the maximum number
-    of bytes that can match among the first i allocations and the first j operators.
+    The matched allocations and their operators are in the same order. This is an alignment of two
+    sequences by dynamic programming. `best[i][j]` is the maximum number of bytes that can match
+    among the first i allocations and the first j operators.
 
     Args:
-        made: For each allocation, whether it is made in backward, and its bytes.
+        made: For each allocation, whether it was made in backward, and its bytes.
         operators: The operators of the profile.
 
     Returns:
@@ -280,11 +288,12 @@ def _key(operator: _Operator) -> tuple[bool, int]:
 def _groups_by_end(
     made: tuple[tuple[bool, int], ...], wanted: set[tuple[bool, int]]
 ) -> list[dict[tuple[bool, int], int]]:
-    """Return the groups of successive allocations that end at each allocation.
+    """Return, for each allocation, the groups of successive allocations that end with it.
 
-    A group may be the allocations of one operator. Each result maps a wanted key to the number of
-    allocations in its group. A key is whether the group is in backward, and the bytes of the group.
-    If several groups have the same key, the smallest group is used.
+    One operator may make several allocations, so a group may match an operator. A group's key is
+    whether the group is in backward, and its total bytes. Each dict contains the groups whose keys
+    are in `wanted`, and maps the key to the number of allocations. If several groups have the same
+    key, it contains the smallest group.
     """
     groups = []
     for end, (in_backward, _) in enumerate(made, 1):

@@ -16,7 +16,7 @@ _LINE = 40
 """Maximum number of characters of a number that is written as text."""
 
 _SMALL_NUMBERS = [rb"\x8a\x00"]
-"""Opcodes of integers with at most 9 bytes, which unsigned 64-bit numbers need."""
+"""Patterns for integers of at most 9 bytes. An unsigned 64-bit number needs up to 9 bytes."""
 for _length in range(1, 10):
     _SMALL_NUMBERS.append(rb"\x8a\x%02x.{%d}" % (_length, _length))
 
@@ -29,26 +29,32 @@ _NUMBER = rb"(?:%b)" % b"|".join(
 )
 
 _TUPLE = rb"%b\x85|%b{2}\x86|%b{3}\x87|\(%b{0,16}+t" % ((_NUMBER,) * 4)
-"""A tuple of numbers. Any other tuple could contain another tuple many times."""
+"""Pattern for a tuple of numbers. Tuples of anything else are refused.
+
+They could contain other tuples many times, and hashing them could take years.
+"""
 
 _CONTAINER_OR_MARK = rb"[()\]}aesudl01\x94]"
 _REFERENCE = rb"h.|j.{4}|g\d{1,10}\n"
 _START = rb"\x80.|\x95.{8}"
 
 _SIZES = {b"\x8c": 1, b"X": 4, b"\x8d": 8, b"U": 1, b"T": 4, b"C": 1, b"B": 4, b"\x8e": 8}
-"""For each opcode of a text, the number of bytes that store the length of the text."""
+"""The number of bytes in which a string's length is stored, keyed by the opcode of the string."""
 
 _NAMES = {ord(each.code): each.name for each in pickletools.opcodes}
 
 _CHECKED = _NAMES.keys() - set(b"ciPQ\x93\x82\x83\x84")
-"""All opcodes except opcodes that look up a class, a function or an object.
+"""The opcodes that `check` examines: all except those that look up a class, function or object.
 
-The unpickler itself refuses such lookups by name, and bytes that are not opcodes.
+The check ends at such a lookup, or at a byte that is no opcode, because the unpickler refuses both.
 """
 _PUT = ord("p")
 
 BYTES_OF_MEMO = 3
-"""Minimum number of bytes in the file for each entry of the memo: a value, an opcode, an index."""
+"""An entry of the pickle's memo needs at least this number of bytes in the file.
+
+They are one byte each for a value, an opcode and an index. A larger memo index is refused.
+"""
 
 SECONDS = 5.0
 BYTES_PER_SECOND = 5_000_000
@@ -87,7 +93,10 @@ def check(content: bytes, clock: Callable[[], float] = time.monotonic) -> None:
 
 @functools.cache
 def _harmless(most: int) -> re.Pattern[bytes]:
-    """Return a pattern of harmless opcodes, with memo indexes below (`most` + 1) * 65536."""
+    """Return a pattern that matches a sequence of harmless opcodes.
+
+    Opcodes that write to the memo are harmless if the index is below (`most` + 1) * 65536.
+    """
     high = min(most >> 8, 255)
     top = b"[\\x00-\\x%02x]" % high
     middle = b"." if high else b"[\\x00-\\x%02x]" % (most & 255)
@@ -97,7 +106,11 @@ def _harmless(most: int) -> re.Pattern[bytes]:
 
 
 def _after_text(content: bytes, place: int, most_memo: int) -> int:
-    """Return the place after a text, or after a reference that is written as text."""
+    """Return the position after a string, or after a memo index that is written as text.
+
+    Raises:
+        pickle.UnpicklingError: There is another opcode at `place`, or the index is too large.
+    """
     opcode = content[place]
     size = _SIZES.get(content[place : place + 1])
     if size is not None:

@@ -29,22 +29,23 @@ from lflops.report.payload.columns import Columns, Value, exact, lists
 from lflops.report.payload.memory import POINTS, LiveMemoryShown, chip_memory
 
 _HOLDERS = 400
-"""Maximum number of holders on the page."""
+"""Maximum number of groups of allocations in the treemap of the page."""
 
 
 class SnapshotShown(LiveMemoryShown, frozen=True, kw_only=True):
-    """A snapshot on the page.
+    """The data of the page for a snapshot.
 
-    The points are the entries of the trace that allocate, free or fail. `peak` is the index of the
-    explained point, or `None` if there is no trace.
+    Each point of the chart is an event of the trace that allocates, frees or fails. The page
+    explains the memory at one point: the request that failed, or the peak. `peak` is the index of
+    this point, or `None` if there is no trace.
 
     Attributes:
         title: The device.
         sentences: The cause, the request that failed, and the totals.
         remedies: Ways to free memory.
         ran_out: Whether the explained point is a request that failed.
-        holders: The allocations at that point, grouped by category and stack, with the most bytes
-            first.
+        holders: The allocations that are alive at the explained point, grouped by category and
+            stack, with the most bytes first.
         by_module: Bytes by module; `None` without a profile.
     """
 
@@ -108,10 +109,12 @@ def timeline_of(
     Args:
         snapshot: The snapshot.
         parameter_sizes: The sizes of parameters in bytes.
-        most: Maximum number of points. For a longer trace, the extremes are kept.
+        most: Maximum number of points. In a longer trace, points are dropped, but the highest and
+            lowest ones are kept.
 
     Returns:
-        The columns, and the index of the peak, which is `None` if there is no trace.
+        The points as a table: one list for each column, keyed by the column's name. And the index
+        of the peak among the points, which is `None` if there is no trace.
     """
     trace = snapshot.trace
     lasting = lasting_state(trace)
@@ -158,7 +161,10 @@ def timeline_of(
 
 
 def _peak(trace: tuple[Entry, ...], traced: list[Change[Category]], totals: list[int]) -> int:
-    """Return the index of the last failed request, or of the most live bytes if none failed."""
+    """Return the index of the last failed request among the traced changes.
+
+    If no request failed, return the index of the change after which the most bytes are alive.
+    """
     for index in reversed(range(len(traced))):
         if trace[traced[index].place].action == "oom":
             return index

@@ -32,7 +32,7 @@ _DAMAGED = (
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler that refuses classes, functions and objects that are stored elsewhere."""
+    """An unpickler that refuses to look up classes, functions and objects outside the file."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"has {module}.{name}")
@@ -177,11 +177,11 @@ def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snaps
 def snapshot_of(
     content: Any, device: int | None = None, *, most_parts: int = MOST_PARTS
 ) -> Snapshot:
-    """Read a snapshot from the containers that torch makes.
+    """Read a snapshot from the nested dicts and lists that torch returns.
 
-    `most_parts` is the maximum number of blocks, entries and frames.
-
-    Raises a `ProfileError` that names the place of a wrong value.
+    `most_parts` is the maximum number of dicts (segments, blocks, events and frames). Raises
+    `ProfileError` for a wrong value. The message contains the position of the value, such as
+    `segments[0].blocks[3].size`.
     """
     reader = _Reader(most_parts)
     # Older versions of torch wrote only the segments.
@@ -252,7 +252,10 @@ def _is_failure(entry: Any) -> bool:
 
 
 class _Reader:
-    """Checks every value, and counts the parts of a file."""
+    """Converts the dicts of a snapshot to named tuples, and checks every value.
+
+    It also counts the dicts, because a small pickle can refer to the same list many times.
+    """
 
     def __init__(self, most_parts: int) -> None:
         self._most_parts = most_parts
@@ -295,7 +298,11 @@ class _Reader:
         return Segment(_number(value, "total_size", place), tuple(blocks))
 
     def block(self, value: Mapping[str, Any], at: int, place: str) -> Block:
-        """Read a block. Older snapshots have no addresses of blocks, so `at` is the default."""
+        """Read a block of a segment.
+
+        Blocks in older snapshots have no address. Their address is `at`, the end of the previous
+        block.
+        """
         size = _number(value, "size", place)
         state = value.get("state")
         if not isinstance(state, str):
@@ -351,9 +358,10 @@ class _Reader:
 
 
 def _without_cpp(frames: list[Frame]) -> Stack:
-    """Return the Python frames, followed by the autograd node that backward ran.
+    """Return the Python frames of a stack, without its C++ frames.
 
-    A stack with only C++ frames is reduced to its innermost frame.
+    If the stack is in backward, a frame with the name of the running autograd node follows. If
+    nothing is left, return only the innermost C++ frame.
     """
     known: list[Frame] = []
     node = ""

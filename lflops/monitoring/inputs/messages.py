@@ -19,7 +19,10 @@ def monitor_name() -> str:
 
 
 def warn(message: str) -> None:
-    """Warn on this process, whatever its rank. If warnings are errors, the message is logged."""
+    """Issue a warning. If warnings are errors, log the message instead.
+
+    The warning is issued on this process, whatever its rank.
+    """
     try:
         warnings.warn(message, stacklevel=2)
     except UserWarning:
@@ -53,7 +56,8 @@ def say(message: str) -> None:
 class Failures:
     """Records the outputs of one monitor that have failed.
 
-    If `raised` is true, errors are raised instead of being logged as warnings.
+    An output is a name such as "the summary" or "the MLflow output of a window". If `raised` is
+    true, errors are raised instead of being logged as warnings.
     """
 
     def __init__(self, *, raised: bool) -> None:
@@ -65,7 +69,7 @@ class Failures:
 
     @contextlib.contextmanager
     def contained(self, output: str) -> Iterator[None]:
-        """Run a block that writes to an output; an error ends only this block.
+        """Return a context manager for writing to an output: an error ends only the `with` block.
 
         The first error of each output becomes a warning that names the output.
         """

@@ -17,11 +17,14 @@ from lflops.torch_private.autograd import after_backward
 class Listener(Protocol):
     """Receives phases immediately when they begin and end.
 
-    Code that can receive phases later reads the log instead.
+    Code that does not need them immediately reads the phase log instead.
     """
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
-        """Begin a phase; `given` are the arguments of its method."""
+        """Begin a phase.
+
+        `given` has the arguments of the method that runs as this phase, such as `training_step`.
+        """
 
     def leave(self) -> None:
         """End the innermost phase."""
@@ -31,7 +34,7 @@ class Listener(Protocol):
 
 
 class _GuardedListener(NamedTuple):
-    """The guarded methods of a listener."""
+    """The methods of a listener, wrapped in an error guard."""
 
     enter: Callable[..., None]
     leave: Callable[[], None]
@@ -49,13 +52,15 @@ class Phases:
     listener that has received the beginning of a phase also receives the end of the phase.
 
     Attributes:
-        awaits_others: Set if backward may end with a wait for other ranks. An integration that
-            detects the wait itself calls `wait`.
+        awaits_others: Whether backward may end with a wait for other ranks. If it is set,
+            `hook_wait` detects the beginning of the wait. An integration that detects it in another
+            way calls `wait`.
         guard: The error guard of the run; a placeholder until a run begins.
         log: The log of all phases.
         running: The running phases, each with its listeners. Only this class and its subclasses
             change it.
-        deferred: Calls that the ledger's thread makes later.
+        deferred: A queue of calls that the training thread records and the ledger's thread makes
+            later.
     """
 
     awaits_others = False
@@ -100,7 +105,10 @@ class Phases:
         return len(self.running)
 
     def enter(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> None:
-        """Begin a phase of a stage; `given` are the arguments of its method."""
+        """Begin a phase of a stage.
+
+        `given` has the arguments of the method that runs as this phase, such as `training_step`.
+        """
         log = self.log
         if len(log.events) > MANY:
             log.deliver()
@@ -152,7 +160,10 @@ class Phases:
                 raise
 
     def leave(self, depth: int, *, failed: bool = False) -> None:
-        """End all phases that are nested deeper than `depth`; `failed` if an exception ends them."""
+        """End all phases that are nested deeper than `depth`.
+
+        If `failed` is true, an exception ends the phases.
+        """
         log = self.log
         running = self.running
         while len(running) > depth:
@@ -164,9 +175,10 @@ class Phases:
             self._goes_on()
 
     def hook_wait(self, *losses: Any) -> None:
-        """Hook the start of gradient synchronization in the backward pass of the given losses.
+        """Install a hook that calls `wait` when all backward nodes of the first loss have run.
 
-        Does nothing if there are no other ranks.
+        At this time, gradients are synchronized, and backward waits for other ranks. Does nothing
+        if there are no other ranks.
         """
         node = None
         if losses:
@@ -183,7 +195,7 @@ class Phases:
             handle = node.register_prehook(self.guard.guard(first_runs))
 
     def wait(self) -> None:
-        """Report that every backward node has run, so that the wait for other ranks begins."""
+        """Record that backward now only waits for other ranks, because all its nodes have run."""
         if not self.running:
             return
         phase, listeners = self.running[-1]
@@ -234,7 +246,7 @@ class Within:
 
 
 class OutsideModules:
-    """Reports the phase of operators outside modules.
+    """Passes the phase of operators outside modules to `tell`, whenever this phase changes.
 
     The phase is `forward` within `training_step` and similar methods, and `other` elsewhere.
     """
@@ -244,10 +256,10 @@ class OutsideModules:
         self._phases: list[Phase] = ["other"]
 
     def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
-        """Report `forward` or `other`.
+        """Pass `forward` or `other` to `tell`.
 
-        If `training_step` runs backward, the operators after it are `other` work, such as gradient
-        clipping.
+        If `training_step` runs backward or an optimizer itself, the operators after it belong to
+        `other`, for example gradient clipping.
         """
         if phase in {"backward", "optimizer"}:
             self._phases = ["other"] * len(self._phases)

@@ -210,12 +210,12 @@ def _is_list(value: object) -> bool:
 
 
 def settings_of(line: str) -> dict[str, Any]:
-    """Read the arguments of a monitor from a line of names and values, and check them.
+    """Read the arguments of a monitor from one line, such as `wait=2,active=5`, and check them.
 
-    Commas separate the settings. A value is read with the type of its default, and may contain
-    commas. In `dirpath`, `%2C` means a comma, as in a URL. The fields of the schedule are written
-    like other arguments. If the line contains neither `stages` nor a field of the schedule, a window
-    opens only on request.
+    Commas separate the settings, but a value may contain commas too. A value is parsed as the type
+    of the argument's default. In `dirpath`, `%2C` means a comma, as in a URL. The fields of the
+    schedule are written like other arguments. If the line contains neither `stages` nor a field of
+    the schedule, a window opens only on request.
 
     Raises:
         LflopsError: A name is unknown, or a value is wrong.
@@ -280,4 +280,4 @@ def _folder(text: str) -> str | None:
 
 
 _SPECIAL: dict[str, Callable[[str], Any]] = {"trace_ranks": _ranks, "dirpath": _folder}
-"""Functions that read the values of some settings."""
+"""Parsers for settings that cannot be parsed as the type of their default."""

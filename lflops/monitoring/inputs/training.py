@@ -1,6 +1,6 @@
-"""The description of a training run and of its stages that a session receives.
+"""The description of a training run and of its stages.
 
-Each integration creates these two values from its loop.
+Each integration creates a `Training` and its `Stage`s from its loop, and a session receives them.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ class Training:
     """A run of a training loop.
 
     Attributes:
-        loop: The object that runs the loop. It is only a key for data that is kept while the object
-            exists.
+        loop: The object that runs the loop. It is used only as a key for data that must be kept as
+            long as this object exists.
         model: The module that defines the names in the profile.
         root: The module that holds all parameters. It differs from `model` if a wrapper keeps some
-            of them outside the model.
+            parameters outside the model.
         device: The device of the model.
         rank: The rank of this process.
         world_size: The number of processes.
@@ -42,8 +42,8 @@ class Training:
         loggers: Objects with `log_metrics(values, step=...)`.
         log_every: Number of steps between two points of the curves; 0 for no curves.
         logged_step: Returns the step on the loggers' x-axis, which increases by one with each step.
-        knows_step: Returns whether `logged_step` includes the steps of earlier starts of the run. A
-            plain loop that resumes from a checkpoint counts from 0 again.
+        knows_step: Returns whether `logged_step` continues to count when the run is resumed from a
+            checkpoint in another process. A plain loop counts from 0 again.
         log: Logs a message on the main process.
     """
 
@@ -76,16 +76,18 @@ class Stage:
     Attributes:
         name: One of `STAGES`.
         learns: Whether batches are followed by backward and an optimizer.
-        log: The log of the loop, which has the phases of all stages.
-        listen: Calls a listener for the phases of the stage. Returns a function that removes it.
+        log: The phase log of the loop, which has the phases of all stages.
+        listen: Calls a listener for the phases of the stage. Returns a function that removes the
+            listener.
         accumulation: Returns the number of batches over which gradients are currently accumulated.
         ends_step: Returns whether the batch that is ending completes a step.
-        batches_left: The number of batches to come; infinity if it is unknown.
+        batches_left: The number of batches that are still to come; infinity if it is unknown.
         loader_size: Returns the number of samples that the data loader puts into a batch, or `None`
             if unknown.
-        updates: The phases that a step needs in order to update the model.
-        fetches_itself: Whether the step receives an iterator and fetches batches from it. In this
-            case, a hook receives the previous batch.
+        updates: The phases that every step has if it updates the model. A step without one of them
+            does not update the model.
+        fetches_itself: Whether the step receives an iterator and fetches its batches from it. In
+            this case, hooks receive the previous batch, so they do not know the step's batch.
     """
 
     name: str

@@ -77,14 +77,16 @@ COLUMNS = (
 
 
 class Output(Protocol):
-    """The outputs of one kind of logger, except curves.
+    """Writes windows to one kind of logger.
+
+    Curves are not included, because they are logged in the same way for all kinds.
 
     Attributes:
         name: The name of the product, for warnings.
 
     Args:
         logger: The logger.
-        root: The first part of all names.
+        root: The first part of all names under which something is logged, such as `lflops`.
     """
 
     name: str
@@ -98,11 +100,11 @@ class Output(Protocol):
     def window(
         self, analysis: Analysis, text: str, step: int, files: Sequence[Path]
     ) -> Callable[[], None]:
-        """Prepare to log a closed window, in any thread.
+        """Prepare to log a closed window. This may be called in any thread.
 
         Args:
             analysis: The window.
-            text: Its verdict and summary as Markdown.
+            text: The first screen of the window's report as Markdown.
             step: The step on the logger's x-axis.
             files: The files of the window that were written.
 
@@ -130,9 +132,9 @@ class TensorBoardOutput(Output):
         step: int,
         files: Sequence[Path],  # noqa: ARG002
     ) -> Callable[[], None]:
-        """Prepare the text, the data of the tab and the figures.
+        """Prepare the text of the window and the data of the LFLOPS tab.
 
-        The first window also adds the layout of the custom scalars.
+        The first window also logs `LAYOUT`.
         """
         # tensorboard may not be installed if there is no such logger
         from lflops.tensorboard.events import summary_of
@@ -155,10 +157,11 @@ class TensorBoardOutput(Output):
         return f"in TensorBoard, tab LFLOPS: tensorboard --logdir {log_dir}"
 
     def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002
-        """Write the run's hyperparameters, with the totals of a step.
+        """Write the run's hyperparameters, with the MACs and parameters of a step.
 
-        The logger's hyperparameters take precedence. No list of columns is written, because
-        TensorBoard applies the first list that it finds to all runs.
+        If the logger has a hyperparameter with the same name, the logger's value is written. The
+        list of columns that TensorBoard can show is not written, because TensorBoard applies the
+        first such list to all runs.
         """
         from torch.utils.tensorboard.summary import hparams
 
@@ -308,7 +311,10 @@ def markdown_of(analysis: Analysis) -> str:
 
 
 def module_table(analysis: Analysis) -> list[list[Any]]:
-    """Return a row with `COLUMNS` for each module with its submodules. Unknown values are `None`."""
+    """Return a table with one row for each module and the columns `COLUMNS`.
+
+    The values include submodules. Unknown values are `None`.
+    """
     return [_table_row(name, module) for name, module in analysis.profile.modules.items()]
 
 
@@ -335,7 +341,10 @@ def _table_row(name: str, module: ModuleProfile) -> list[Any]:
 
 
 def totals(profile: Profile) -> dict[str, float]:
-    """Return the totals of a step, for a table of runs. Empty if nothing was counted."""
+    """Return the parameters and MACs of a step, for a table of runs.
+
+    Empty if nothing was counted.
+    """
     if not profile.is_counted:
         return {}
     root = profile.modules[""]
@@ -422,7 +431,11 @@ FEWEST_WINDOWS = 3
 _TAGS = msgspec.toml.decode(
     Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[str, ...]]
 )
-"""Names of report facts, keyed by tag. A tag logs its first fact that the report contains."""
+"""The report facts that are logged under each tag (the name of a curve).
+
+A fact is a named number of the report. If a tag has several facts, the first fact that the report
+contains is logged.
+"""
 
 # the factors from the report's units to those of the tags: ms, TFLOP/s and GiB
 _FACTORS = {"s": 1e3, "FLOP/s": 1e-12, "bytes": 2**-30}
@@ -441,7 +454,10 @@ def scalars(analysis: Analysis) -> dict[str, float]:
 
 
 MOST_ROWS_AT_END = 5_000
-"""A page with at least this many modules and operators is not written again when the run ends."""
+"""Size from which an HTML page is not written again when the run ends.
+
+The size is the number of modules and operators.
+"""
 
 
 class PreparedWindow(NamedTuple):
@@ -450,7 +466,7 @@ class PreparedWindow(NamedTuple):
     Attributes:
         text: The text for the log.
         files: The files that were written.
-        logs: The output of each logger, with a function that logs the window.
+        logs: For each logger, its output and a function that logs the window.
     """
 
     text: str
@@ -464,7 +480,7 @@ def _outlet(output: Output) -> str:
 
 
 class Reporters:
-    """The outputs of one monitor, on the main process."""
+    """Writes the results of one monitor to all of its outputs, on the main process."""
 
     def __init__(
         self, training: Training, settings: Settings, monitor: int, failures: Failures
@@ -503,7 +519,10 @@ class Reporters:
         return outputs
 
     def window_scalars(self, analysis: Analysis, step: int) -> None:
-        """Log the metrics of a window that have no curve over all steps."""
+        """Log the metrics of a window as points of curves.
+
+        Metrics that `point` logs during the whole run are left out.
+        """
         stage = analysis.profile.run.stage or ""
         values: dict[tuple[str, ...], float] = {}
         for name, value in scalars(analysis).items():
@@ -512,9 +531,9 @@ class Reporters:
         self._log(values, step)
 
     def point(self, metrics: Mapping[str, float], stage: str, step: int) -> None:
-        """Log a point of a stage's curves over all steps.
+        """Log metrics of the steps since the last point, whether or not a window is open.
 
-        After this, windows do not log these metrics, because a tag has only one curve.
+        After this, `window_scalars` does not log these metrics, because a tag has only one curve.
         """
         self._on_curves.update((stage, name) for name in metrics)
         self._log({(self._root, stage, name): value for name, value in metrics.items()}, step)
@@ -541,7 +560,8 @@ class Reporters:
     def _log(self, values: Mapping[tuple[str, ...], float], step: int) -> None:
         """Log metrics to every logger that has not failed.
 
-        A metric that has always been 0 has no curve.
+        A metric is logged only after it had a value other than 0, because a curve of zeros is
+        useless.
         """
         self._begun.update(names for names, value in values.items() if value)
         values = {names: value for names, value in values.items() if names in self._begun}
@@ -554,7 +574,7 @@ class Reporters:
                     _log_metrics(logger, values, step)
 
     def prepare(self, analysis: Analysis, path: Path | None, step: int) -> PreparedWindow:
-        """Write the page next to a window's file, and prepare the outputs of all loggers.
+        """Write the HTML page next to a window's file, and prepare the outputs of all loggers.
 
         Any thread may call this.
         """
@@ -589,7 +609,7 @@ class Reporters:
         return PreparedWindow(text, files, logs)
 
     def save_page(self, analysis: Analysis, path: Path) -> list[Path]:
-        """Write the page next to a window's file if `html` is on.
+        """Write the HTML page next to a window's file if the setting `html` is on.
 
         Returns the written files.
         """
@@ -604,10 +624,10 @@ class Reporters:
         return written
 
     def save_run_page(self, profiles: Sequence[Profile], ledger: Ledger) -> None:
-        """Write the last page again, with all windows of its stage and the whole ledger.
+        """Write the last HTML page again, now with all windows of its stage and the whole ledger.
 
-        The page of a large model is not written again, because this takes seconds. Such a page keeps
-        its earlier ledger.
+        The page of a large model is not written again, because this takes seconds. Such a page
+        keeps its earlier ledger.
         """
         if self._last_page is None or not profiles:
             return
@@ -619,7 +639,11 @@ class Reporters:
             page.write(page.page_of_run(windows, ledger), self._last_page, is_named=False)
 
     def slow_ranks(self, analysis: Analysis) -> dict[Hashable, str]:
-        """Return a sentence about each rank that makes other ranks wait, with a key for the rank."""
+        """Return a sentence about each rank that makes other ranks wait.
+
+        The key of a sentence identifies the rank and its delay, so that no sentence is logged
+        twice.
+        """
         found: dict[Hashable, str] = {}
         with self._failures.contained("the summary"):
             found.update(slow_ranks(analysis))
@@ -684,7 +708,10 @@ def log_run(
     paths: OutputPaths | None,
     say: Callable[[str], None],
 ) -> None:
-    """Log the first screen of the run. A run without a window is logged only if it lost time."""
+    """Log a summary of the whole run.
+
+    If the run had no window, the summary is logged only if the run lost time.
+    """
     if window is None and not has_losses(ledger):
         return
     lines = ["lflops: the run has ended"]
@@ -699,9 +726,10 @@ def log_run(
 def module_scalars(
     profile: Profile, patterns: Mapping[str, str], names: Iterable[str]
 ) -> dict[tuple[str, str], float]:
-    """Return the self times and TFLOP/s of modules, keyed by metric and pattern.
+    """Return the self times and TFLOP/s of modules, keyed by metric and name pattern.
 
-    Unknown metrics are left out. The times of modules with the same pattern are added up.
+    Repeated modules have one pattern, such as `layers.*.mlp`, and their times are added up. `names`
+    has the patterns to return. Unknown metrics are left out.
     """
     modules_of: dict[str, list[ModuleProfile]] = {pattern: [] for pattern in names}
     for name, module in profile.modules.items():

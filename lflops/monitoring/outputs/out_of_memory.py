@@ -1,7 +1,7 @@
 """Write a report when memory runs out.
 
-The report has the step, phase and module that were running, the memory of the last counted step,
-and an explanation of the allocator's snapshot.
+The report has the step, phase and module that were running, and the memory of the last counted
+step. On CUDA, it also explains a snapshot of the allocator: why memory ran out, and what filled it.
 """
 
 import itertools
@@ -32,7 +32,7 @@ RECORDED = 100_000
 """Maximum number of allocations and frees in the history: a few steps of a large model."""
 
 MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
-"""Memory ran out if an error's message contains one of these texts."""
+"""Texts in error messages. If a `RuntimeError` has one of them, memory ran out."""
 
 MOST_MODULES = 10
 """Maximum number of modules in the report."""
@@ -63,7 +63,7 @@ class OutOfMemory(Struct, frozen=True, kw_only=True):
 
 
 class MemoryHistory:
-    """The allocator's history, recorded for one run. A recording that the user started is kept."""
+    """Records the allocator's history during one run, unless the user is already recording it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -94,9 +94,9 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
 def write_report(
     error: BaseException, training: Training, profile: Profile | None, folder: Path
 ) -> Path:
-    """Write the report as text and JSON, with the profile of the last counted step.
+    """Write the report as text and JSON.
 
-    Returns the path of the text file.
+    `profile` has the memory of the last counted step. Returns the path of the text file.
     """
     report = _report(error, training, profile)
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,10 +20,10 @@ from lflops.files import (
 from lflops.profile.profile import Run
 
 _WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()
-"""The text files that each loop has begun."""
+"""The text files that each loop has written. More text of the same loop is appended to them."""
 
 _CLAIMED: WeakKeyDictionary[Any, dict[Path, str]] = WeakKeyDictionary()
-"""The folders that each loop has claimed, with the part of the folder that the loop uses."""
+"""The folders that each loop has claimed, with the part that it uses (see `claim`)."""
 
 _MARKER = ".lflops-is-writing"
 """Name of the file that marks a folder as claimed by a running loop.
@@ -37,12 +37,13 @@ _FILES = ("*.profile.json", "*.rank*.json")
 
 
 def claim(folder: Path, loop: object) -> str:
-    """Claim a part of a folder for the files of one loop.
+    """Reserve a folder, or a subfolder of it, for the files of one loop.
 
     No file of another run is replaced, even if both runs write at the same time. If the same loop
-    claims the folder again, it gets the same part.
+    claims the folder again, it gets the same result.
 
-    Returns "" for the whole folder, or "run-2" and so on if other loops use or have used it.
+    Returns the reserved part of the folder: "" for the folder itself, or the name of a subfolder
+    such as "run-2" if other loops use or have used the folder.
     """
     claimed = _CLAIMED.setdefault(loop, {})
     for number in itertools.count(1):
@@ -93,7 +94,10 @@ def _has_files(folder: Path) -> bool:
 
 
 def release(folder: Path, loop: object) -> None:
-    """Remove the marker from a loop's part of a folder, and the part if it is empty."""
+    """Remove the marker from the part of a folder that a loop has claimed.
+
+    If this part is empty, it is removed too.
+    """
     part = _CLAIMED.get(loop, {}).get(folder)
     if part is not None:
         path = folder / part
@@ -148,11 +152,11 @@ class OutputPaths(NamedTuple):
         return None
 
     def within(self, part: str) -> "OutputPaths":
-        """Return the paths of a part of each folder."""
+        """Return the paths with the subfolder `part` of each folder. `part` may be empty."""
         return self._replace(profiles=self.profiles / part, traces=self.traces / part)
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files that killed runs left in the folders and in their parts."""
+        """Remove temporary files that killed runs left in the folders and in their subfolders."""
         profiles = [self.profiles, *self.profiles.glob("run-*/")]
         for folder in profiles:
             _remove_stale_marker(folder)

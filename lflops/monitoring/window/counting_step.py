@@ -1,4 +1,4 @@
-"""Count the MACs and FLOPs of a step, once for each shape of batch."""
+"""Count the MACs and FLOPs of a step. Steps with the same shapes are counted only once."""
 
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
@@ -53,9 +53,9 @@ def _reads_lengths(operator: str) -> bool:
 
 
 class StepCounter:
-    """Counts steps of one stage, and keeps the profile of each shape that was counted.
+    """Counts steps of one stage, and keeps the resulting profile for steps with the same shapes.
 
-    Raises an error at once if a setting does not fit the model.
+    Creating it raises an error if a setting does not fit the model.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class StepCounter:
     def can_count(self) -> bool:
         """Return whether a step can be counted while it runs.
 
-        Some versions of torch do not run compiled code as compiled code under a counting mode.
+        This is false if the model is compiled and torch would run it without compilation while
+        operators are counted, as some versions of torch do.
         """
         if passes_dynamo():
             return True
@@ -88,7 +89,10 @@ class StepCounter:
         return not is_compiled and not compilations()
 
     def key(self, batch: Any) -> Hashable:
-        """Return the shapes of a step's first batch, or `None` if they do not identify its work."""
+        """Return the shapes of a step's first batch; steps with the same key do the same work.
+
+        Returns `None` if the batch is not known when the step begins.
+        """
         if self._stage.fetches_itself:
             return None
         return self._reader.shapes(batch)
@@ -100,16 +104,13 @@ class StepCounter:
         return self._counted.get(key)
 
     def padding(self, batch: Any) -> BatchPadding | None:
-        """Return the possible padding in a step's first batch, or `None` if it is unknown."""
+        """Return which parts of a step's first batch may be padding; `None` if this is unknown."""
         if self._stage.fetches_itself:
             return None
         return padding_of(self._reader.read(batch))
 
     def counting_of(self, batch: Any) -> Counting:
-        """Return a `Counting` for one batch, without entering it.
-
-        The LightningModule is the root.
-        """
+        """Return a `Counting` context for one batch, without entering it."""
         return Counting(
             {"": self._root},
             ignore=self._settings.ignore_modules,
@@ -121,7 +122,7 @@ class StepCounter:
     def step_profile(
         self, batches: list[Profile], key: Hashable, padding: BatchPadding | None
     ) -> Profile:
-        """Add up the batches of a step, and keep the result for steps with the same key."""
+        """Add up the batches of a step, and keep the result for steps with the same `key`."""
         counted = self.with_facts(sum_of_batches(batches))
         if self._stage.learns:
             share = None
@@ -134,7 +135,10 @@ class StepCounter:
         return counted
 
     def with_facts(self, profile: Profile) -> Profile:
-        """Add the facts of this run to a counted profile. Facts from the loop take precedence."""
+        """Fill in the properties of this run in a counted profile.
+
+        The precision that the loop reports takes precedence over the counted precision.
+        """
         training = self._training
         stage = self._stage
         run = replace(
@@ -149,7 +153,10 @@ class StepCounter:
         return replace(profile, run=self._topology.of(run))
 
     def uncounted_profile(self) -> Profile:
-        """Return the profile for uncounted steps: the user's profile, or an empty profile."""
+        """Return the profile that is used if no step was counted.
+
+        It is the user's profile if there is one, and otherwise a profile without operators.
+        """
         if isinstance(self._settings.count, Profile):
             return self.with_facts(self._settings.count)
         if self._empty is None:

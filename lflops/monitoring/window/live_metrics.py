@@ -1,4 +1,4 @@
-"""Step time, MFU and throughput over the whole run, as points of the loggers' curves."""
+"""Calculate step time, MFU and throughput during the whole run, for the curves of the loggers."""
 
 from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple
@@ -19,11 +19,11 @@ class _StepSample(NamedTuple):
 
 
 class LiveMetrics:
-    """Collects the unprofiled steps between two points of the curves.
+    """Collects the unprofiled steps since the last point of the curves.
 
     Args:
-        seconds: Returns the seconds of a step.
-        replicas: The number of ranks that batches are spread over, or `None` if it is unknown.
+        seconds: Returns the duration of a step in seconds.
+        replicas: The number of ranks that have different batches, or `None` if it is unknown.
     """
 
     def __init__(self, seconds: Callable[[TimedStep], float], replicas: int | None) -> None:
@@ -35,7 +35,10 @@ class LiveMetrics:
         self._token_inputs: tuple[str, ...] = ()
 
     def set_work(self, shapes: Hashable, counted: Profile) -> None:
-        """Store the MACs of all batches with the given shapes, and the peak of the chip."""
+        """Store the MACs of a counted batch, and the peak of the chip.
+
+        Later batches with the same shapes are assumed to have the same MACs.
+        """
         self._peak = peak_of(counted.run.dtype, counted.run.hardware)
         self._token_inputs = counted.run.tokens_from
         if shapes is None:
@@ -59,8 +62,9 @@ class LiveMetrics:
         """Return the metrics since the last point. Unknown metrics are left out.
 
         Args:
-            shares: The samples and tokens of all ranks, divided by the number on this rank. If a
-                share is missing, all ranks are assumed to have equal batches.
+            shares: The samples and tokens of all ranks, divided by those of this rank. For example,
+                4.0 means that all ranks together have 4 times as many. If a value is missing, all
+                ranks are assumed to have batches of the same size.
         """
         steps = self._steps
         self._steps = []
@@ -79,7 +83,7 @@ class LiveMetrics:
         return point | self._utilization(steps)
 
     def _utilization(self, steps: list[_StepSample]) -> dict[str, float]:
-        """Return FLOP/s and MFU over the steps with counted shapes."""
+        """Return FLOP/s and MFU over the steps with shapes whose MACs were counted."""
         macs = 0
         seconds = 0.0
         counted = 0

@@ -28,11 +28,11 @@ _WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})
 class ModuleTimingStep:
     """Takes timestamps of all modules from `start` to `stop`.
 
-    The LightningModule is the root, and `training_step` is its forward.
+    In Lightning, the root module is the LightningModule, and `training_step` is its forward.
 
     Attributes:
         cpu_lost: Seconds in which other processes had the CPU while this process was ready to run.
-            `None` until `stop`, and if the system does not report it.
+            It is `None` before `stop`, and if the system does not report it.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class ModuleTimingStep:
     ) -> dict[str, float]:
         """Return the seconds of each phase, without the time in which another thread had the core.
 
-        Empty if the time of other threads is unknown.
+        Empty if the time of other threads was not measured.
 
         Args:
-            step: The marks of the step.
-            fetching: Seconds of the data phase, with the time of other threads.
+            step: The timestamps of the step's phases.
+            fetching: Seconds of the data phase, including the time of other threads.
             waited: Seconds in which another thread had the core, over the whole step.
         """
         if (
@@ -119,7 +119,10 @@ class ModuleTimingStep:
         return {**phases, "data": min(data, fetching)}
 
     def pass_times(self) -> dict[str, PassTimes]:
-        """Read the settled timestamps of forward and backward, added up over the step's passes."""
+        """Return the times of modules in forward and backward, summed over the batches of the step.
+
+        Call this after the device has reached all timestamps.
+        """
         sums: dict[str, PassTimes] = {}
         for stamps in self._passes:
             for part, times in self._timer.pass_times(stamps).items():
@@ -127,7 +130,11 @@ class ModuleTimingStep:
         return sums
 
     def timeline(self, step: PhaseMarks) -> StepTimeline:
-        """Return the timeline of the step, from settled timestamps and the marks of its phases."""
+        """Return the timeline of the step: when each module and each phase ran.
+
+        Call this after the device has reached all timestamps. `step` has the timestamps of the
+        phases.
+        """
         start = step[0][0]
         times = [*self._module_times(start), *self._phase_times(step)]
         times.sort(key=lambda time: time.start)
@@ -150,12 +157,15 @@ class ModuleTimingStep:
                 yield SelfTime("", phase, begin, stop)
 
     def _nanoseconds(self, start: Any, mark: Any) -> int:
-        """Return the nanoseconds from the start of the step to a mark of either clock."""
+        """Return the nanoseconds from the start of the step to a timestamp of either clock."""
         moment = mark.before if isinstance(mark, UncontendedMark) else mark
         return max(round(1e9 * self._clock.seconds(start, moment)), 0)
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
-        """Time forward, and backward from the loss. The time of other phases is set aside."""
+        """Time the modules in forward and backward. In other phases, they are not timed.
+
+        The first argument of backward is the loss, from which backward starts.
+        """
         within_forward = "forward" in self._phases
         self._phases.append(phase)
         if phase == "forward" and not within_forward:
@@ -180,7 +190,7 @@ class ModuleTimingStep:
                 self._timer.resume_forward()
 
     def drop(self) -> None:
-        """End a phase because of an exception, without a timestamp."""
+        """End a phase because of an exception, without taking a timestamp."""
         if self._phases:
             self._phases.pop()
 

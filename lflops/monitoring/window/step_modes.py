@@ -24,7 +24,8 @@ class EndedStep(NamedTuple):
     """The instrumentation of a step that has ended.
 
     Attributes:
-        kind: The instrumentation that was active. Any mode may leave a step unprofiled.
+        kind: The instrumentation that was active. It may be `unprofiled` in any mode, for example
+            if the step needed no counting.
         module_timing: The timestamps of the module hooks, or `None` if there were no hooks.
     """
 
@@ -65,7 +66,7 @@ class StepMode:
         """Install the instrumentation of a batch. `begins_step` is set for a step's first batch."""
 
     def end_batch(self) -> Profile | None:
-        """Remove the instrumentation of a batch. Returns the batch's profile if it was counted."""
+        """Remove the instrumentation of a batch. Return the batch's profile if it was counted."""
         return None
 
     def continue_step(self) -> None:

@@ -1,6 +1,6 @@
-"""Time the steps of a run, and mark steps with a time that is not typical.
+"""Time the steps of a run, and mark the steps whose time is not typical.
 
-This code runs in every training step. Everything that can wait is done when a step is read.
+This code runs in every training step. Work that can be done later is done when a step is read.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ from lflops.torch_private.modules import Compilations, compilations, remove_hook
 
 # number of steps at the start of a stage that are marked as warm-up
 WARMUP_STEPS = 2
-# after this many distinct shapes, a new shape no longer marks a step
+# after this many distinct shapes, a step is no longer marked for having a new shape
 MANY_SHAPES = 16
 # maximum number of shapes to store, because new shapes in every batch must not fill the memory
 MOST_SHAPES = 1000
@@ -49,23 +49,25 @@ class BatchUnits(NamedTuple):
 
 
 class FastPathSteps:
-    """The steps since the last step on the slow path.
+    """The steps on the fast path since the last step on the slow path.
 
-    A step takes the fast path if it has one batch of known shapes and nothing is due at its end.
-    Almost every training step does. Between two steps, the training run evicts this code and its
-    objects from the processor's caches, and loading them again takes longer than running the code.
-    So the fast path uses as few objects as possible, and `TimedStep` values are created later.
+    A step takes the fast path if it has one batch of known shapes and nothing has to be done at its
+    end. Almost every training step does. Between two steps, the training run evicts this code and
+    its objects from the processor's caches, and loading them again takes longer than running the
+    code. So the fast path uses as few objects as possible, and `TimedStep` values are created
+    later.
 
     Attributes:
         limit: Maximum number of steps on the fast path. Only `StepTimer.allow_fast_path` sets it.
         in_batch: Whether a batch has begun and not ended.
-        known: The samples and tokens of batches, keyed by shapes.
+        known: The shapes, samples and tokens of batches, keyed by shapes.
         steps: The batch of each step.
-        cpu: The CPU time of the process at the end of some steps, keyed by the number of steps in
-            `steps` at that time.
+        cpu: The CPU time of the process at the end of some steps. The key n belongs to the n-th
+            step in `steps`, counted from 1.
         reads_cpu: Whether CPU times are read at all.
-        schedule: Reads the scheduling of the training thread at the end of each step, or `None`.
-        threads: The readings of `schedule`, keyed like `cpu`.
+        schedule: Reads, at the end of each step, how long the training thread ran and waited for a
+            core. `None` if this is not needed.
+        threads: The values that `schedule` has returned, with keys as in `cpu`.
     """
 
     def __init__(self, phases: LoggedPhases, schedule: ThreadSchedule | None = None) -> None:
@@ -108,21 +110,22 @@ class FastPathSteps:
 
 
 class TimedStep(NamedTuple):
-    """A step that has ended. Its marks can be read once the device has reached them.
+    """A step that has ended. Its times can be read once the device has reached its timestamps.
 
     Attributes:
         ordinal: The number of the step in this stage, from 0.
         logged_step: The step on the loggers' x-axis.
         times_phases: Whether the phases were recorded; if not, only the total time is known.
-        device_marks: The marks of the phases on the training's device.
+        device_marks: The timestamps of the phases on the clock of the training's device.
         shapes: The shapes of each batch.
         cpu: The CPU time of the process at the start and the end of the step, or `None`.
-        thread: The scheduling of the training thread at the start and the end of the step.
-        host_marks: The marks of the phases on the host clock, if the device has another clock.
+        thread: How long the training thread had run and waited for a core, at the start and at the
+            end of the step.
+        host_marks: The timestamps of the phases on the host clock, if the device has another clock.
         kind: The instrumentation of the step.
         module_timing: The timestamps of module hooks, in a module-timing step.
         is_complete: Whether every batch ran to its end.
-        marks: The disturbances of the step.
+        marks: The reasons why the step is not typical, such as `warmup` or `recompiled`.
     """
 
     ordinal: int
@@ -146,9 +149,10 @@ class TimedStep(NamedTuple):
         return self.is_complete and is_unprofiled(self.kind, self.marks)
 
     def tokens_in(self, token_inputs: Sequence[str]) -> int | None:
-        """Return the number of tokens.
+        """Return the number of tokens in the step.
 
-        If no batch reported its tokens, they are counted from the shapes of `token_inputs`.
+        If the batches did not report their tokens, they are counted from the shapes of
+        `token_inputs`.
         """
         if self.tokens is not None or not token_inputs:
             return self.tokens
@@ -163,18 +167,18 @@ class StepTimer:
         device_phases: The phases on the training's device, if it has another clock.
         units: The user's function that returns the samples and tokens of a batch, or `None`.
         logged_step: The last step so far on the loggers' x-axis.
-        updating: The phases that a step needs in order to update the model.
+        updating: The phases that every step has if it updates the model.
         scaled: Whether gradients are scaled, so that the optimizer may skip a step.
-        on_ranks: Whether steps are compared with the steps of other ranks. If so, the scheduling of
-            the training thread is read in every step.
+        on_ranks: Whether steps are compared with the steps of other ranks. If so, it is measured in
+            every step how long the training thread ran and waited for a core.
         loader_size: Returns the number of samples that the data loader puts into a batch, or `None`
             if it is unknown.
 
     Attributes:
         batches: The batches of the current step that have ended.
-        fast_path: The steps since the last step on the slow path.
+        fast_path: The steps on the fast path since the last step on the slow path.
         times_phases: Whether the phases are recorded.
-        samples_from: The source of the samples of the last batch.
+        samples_from: How the number of samples of the last batch was determined.
         token_inputs: The names of the inputs that hold the tokens, as found by counting.
     """
 
@@ -224,7 +228,10 @@ class StepTimer:
         self.resume()
 
     def install(self, guard: Guard) -> None:
-        """Listen to compilations, and to optimizers if they may skip a step, until `close`."""
+        """Listen until `close` for events that change how a step is marked.
+
+        The events are compilations and, if an optimizer may skip steps, optimizer steps.
+        """
         self._hooks.add(self._compilations.stop)
         self._compilations.listen(guard)
         if self._scaled:
@@ -248,7 +255,10 @@ class StepTimer:
         self.fast_path.reads_cpu = False
 
     def mark_phases(self) -> None:
-        """Mark the phases of the current step, even if most steps have no marked phases."""
+        """Take timestamps of the phases in the current step.
+
+        If timestamps are expensive, most steps have none.
+        """
         self._phases.is_marked = True
 
     def close(self) -> None:
@@ -261,12 +271,12 @@ class StepTimer:
         self._updated = True
 
     def mark(self, mark: str) -> None:
-        """Mark the current step, for example as disturbed by a validation."""
+        """Mark the current step as not typical, for example because of a validation."""
         self._marks[mark] = None
         self.allow_fast_path(0)
 
     def allow_fast_path(self, steps: float) -> None:
-        """Let the next steps take the fast path, or none of them if `steps` is 0."""
+        """Let up to `steps` steps take the fast path from now on, if nothing else prevents it."""
         needs_slow_path = (
             self._marks
             or self._is_on_device
@@ -277,14 +287,17 @@ class StepTimer:
         self.fast_path.limit = 0 if needs_slow_path else int(min(steps, MAX_PENDING_STEPS))
 
     def flush_fast_path(self, logged_step: int) -> None:
-        """Turn the steps of the fast path into timed steps, during the step `logged_step`."""
+        """Convert the steps of the fast path to timed steps.
+
+        `logged_step` is the current step on the loggers' x-axis.
+        """
         self._flush(logged_step, self._phases.steps(), self._missed_compilations())
 
     def _flush(self, logged_step: int, steps: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
-        """Turn the batches of the fast path into timed steps.
+        """Convert the batches of the fast path to timed steps, all with the given marks.
 
-        If the loggers have not counted one step for each batch, the batches were only parts of
-        steps, so no step is complete.
+        The fast path assumes that each batch is a step. If the loggers have counted fewer or more
+        steps than batches, the assumption was wrong, and the steps are marked as incomplete.
         """
         is_complete = logged_step == self.logged_step + 1
         self.allow_fast_path(0)
@@ -303,7 +316,11 @@ class StepTimer:
         usage: struct_rusage | None,
         thread: bytes | None,
     ) -> TimedStep:
-        """Create the step that has ended, with the CPU time and thread scheduling at its end."""
+        """Create the `TimedStep` of the step that has ended, and prepare for the next step.
+
+        `usage` and `thread` are the CPU time of the process and the times of the training thread at
+        the end of the step.
+        """
         cpu_before = self._cpu
         thread_before = self._thread
         ordinal = self._ended
@@ -353,7 +370,7 @@ class StepTimer:
         return shapes
 
     def _given_units(self, units: BatchUnits, batch: Any) -> BatchUnits:
-        """Replace the samples and tokens with those that the user's function returns, if any."""
+        """Return `units` with the samples and tokens that the user's function returns, if any."""
         given = units_of(monitor_name(), self._units, (batch,), {})
         samples = given.get("samples_per_step", units.samples)
         tokens = given.get("tokens_per_step", units.tokens)
@@ -362,7 +379,7 @@ class StepTimer:
         return BatchUnits(units.shapes, samples, tokens)
 
     def _new_units(self, shapes: Hashable, batch: Any, found: BatchTensors | None) -> BatchUnits:
-        """Read the size of a batch with new or unknown shapes."""
+        """Read the samples and tokens of a batch with new or unknown shapes."""
         known = self.fast_path.known
         if len(known) >= MOST_SHAPES:
             known.clear()
@@ -423,9 +440,9 @@ class StepTimer:
             self._compilations.listen_again()
 
     def resume(self) -> None:
-        """Start timing the current step now.
+        """Start the current step now.
 
-        The time since the last step belongs to no step.
+        The time since the end of the last step then belongs to no step.
         """
         self._phases.begin()
         if self._is_on_device:
@@ -434,7 +451,7 @@ class StepTimer:
         self._thread = self._schedule.read()
 
     def read(self) -> Iterator[TimedStep]:
-        """Yield the ended steps with times that can be read without waiting for the device."""
+        """Yield the ended steps whose times can be read without waiting for the device."""
         while self._pending and self._phases.has_come(self._pending[0].device_marks):
             yield self._pending.popleft()
 
@@ -478,7 +495,10 @@ class StepTimer:
         return step
 
     def _with_thread_times(self, step: Step, timed: TimedStep, fetching: float) -> Step:
-        """Add the scheduling of the training thread, if it is used to compare steps or modules."""
+        """Add how long the training thread ran and waited for a core.
+
+        The times are added only if steps or modules are compared by them.
+        """
         hooks = timed.module_timing
         if hooks is None and self.fast_path.schedule is None:
             return step

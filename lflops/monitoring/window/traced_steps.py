@@ -21,7 +21,7 @@ from lflops.trace.record.tracer import UNANNOTATED, Recording, Tracer, remove_ra
 class _PhaseListener(OutsideModules):
     """Reports the phases of a step to the tracer, and the start of each batch.
 
-    A batch starts with its first phase, so the time between two batches, for example in a
+    A batch starts with its first phase. So the time between two batches, for example in a
     validation, belongs to no batch.
     """
 
@@ -53,8 +53,9 @@ class TracedMode(StepMode):
     Args:
         tracer: Records on this rank, or `None` if only other ranks record.
         folder: The folder for raw traces.
-        notes: Receives a note if there is no trace, once for all windows of a stage.
-        mark: Marks the step that has begun.
+        notes: If there is no trace, a note with the reason is added here. All windows of a stage
+            share this list, so there is only one such note.
+        mark: Marks the current step as disturbed.
     """
 
     touches_step = True
@@ -131,7 +132,7 @@ class TracedMode(StepMode):
             raise
 
     def _end(self, *, keep: bool) -> None:
-        """End a recording early, and keep what was recorded if `keep`."""
+        """End a recording early. What was recorded is kept if `keep` is true."""
         tracer = self._tracer
         if tracer is None:
             return
@@ -156,7 +157,7 @@ class TracedMode(StepMode):
             self._window.recording = recording
 
     def _give_up(self, tracer: Tracer) -> None:
-        """Continue without a trace, and report the reason once for all windows of a stage."""
+        """Continue without a trace. The reason is reported once for all windows of a stage."""
         self._tracer = None
         if self._notes:
             return
@@ -167,14 +168,20 @@ class TracedMode(StepMode):
 
 
 class TraceAnnotations:
-    """The traces of one stage that are being annotated, each in its own process."""
+    """Annotates the traces of one stage with the FLOPs of modules, each in its own process."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
         self._processes: list[AnnotationProcess] = []
 
     def start(self, recording: Recording, into: Path, profile: Path) -> None:
-        """Start to annotate a raw trace with the FLOPs of modules, read from a profile's file."""
+        """Start to annotate a raw trace.
+
+        Args:
+            recording: The recording with the raw trace.
+            into: The file for the annotated trace.
+            profile: The file of the profile that has the FLOPs of modules.
+        """
         raw = recording.raw
         if raw is None:
             return
@@ -194,9 +201,9 @@ class TraceAnnotations:
         UNANNOTATED.discard(raw)
 
     def were_running(self) -> bool:
-        """Return whether any process has run since the last call.
+        """Return whether any process has been running since the last call.
 
-        Collects processes that have ended.
+        Processes that have ended are removed, and a failure is reported.
         """
         were_running = bool(self._processes)
         for process in tuple(self._processes):

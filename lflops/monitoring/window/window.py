@@ -43,11 +43,13 @@ class Window:
 
     Args:
         number: The number of the window, from 0.
-        begin: The first step of the wait before the window.
+        begin: The number of the first step that belongs to the window. The window waits from this
+            step until its warm-up begins.
 
     Attributes:
         opened: Whether the window's warm-up has begun.
-        counted: The counted profile, with the facts of the run, or `None` before it is counted.
+        counted: The counted profile, with the properties of the run, or `None` before it is
+            counted.
         recording: The recording of the window's traced steps, if there is one.
     """
 
@@ -68,7 +70,10 @@ class Window:
         self._extra_timing_steps = range(0)
 
     def end(self, ordinal: int, logged_step: int) -> None:
-        """End the window with the step before `ordinal`, which is `logged_step` for the loggers."""
+        """End the window before step `ordinal`.
+
+        Its last step has the number `logged_step` on the loggers' x-axis.
+        """
         self._last_logged_step = logged_step
         self._end = ordinal
 
@@ -82,9 +87,9 @@ class Window:
 
     @property
     def missing_timing_steps(self) -> int:
-        """Number of further module-timing steps to request if there are too few to decide.
+        """Number of module-timing steps to request if it is not clear whether a module is slow.
 
-        0 if the window already has the maximum, has waited long enough, or times no modules.
+        It is 0 if the window already has the maximum, has waited long enough, or times no modules.
         """
         timed = sum(step.module_timing is not None for step in self._steps)
         if not timed or self._steps_after_end >= PATIENCE:
@@ -104,8 +109,8 @@ class Window:
     def add(self, step: TimedStep) -> None:
         """Add a step if it belongs to the window.
 
-        After the end of the window, only requested module-timing steps and unprofiled steps that
-        are still wanted belong to it.
+        After the end of the window, only two kinds of steps belong to it: module-timing steps that
+        it has requested, and unprofiled steps if it still has too few.
         """
         # the previous window requested the module-timing steps during this wait
         is_of_earlier_window = step.module_timing is not None and not self.opened
@@ -135,7 +140,11 @@ class Window:
 
     @property
     def is_worth_reporting(self) -> bool:
-        """Return whether a report at the end of the run would add to the last window's report."""
+        """Return whether a report on this window is useful when the run ends.
+
+        It is not useful if the window has not opened yet and an earlier window was already
+        reported.
+        """
         if self.complete or self.opened or self.counted is not None:
             return True
         return self.number == 0 and bool(self._wait_steps)
@@ -153,7 +162,7 @@ class Window:
         """Make the window's profile.
 
         Args:
-            counted: The counted profile to add the window's times to.
+            counted: The counted profile, to which the times of the window are added.
             logged_step: The last step on the loggers' x-axis, used if the window has not ended.
             notes: Further notes.
             read: Reads the times of a step.
@@ -161,7 +170,7 @@ class Window:
             failed: Whether an error ended the run.
 
         Returns:
-            The profile, and the self seconds of modules in each of its module-timing steps.
+            The profile, and the self times of modules in each of its module-timing steps.
         """
         steps = _with_clip([read(step) for step in (*self._wait_steps, *self._steps)])
         all_notes = [*counted.notes, *notes]
@@ -194,7 +203,7 @@ class Window:
         return attach_module_times(profile, pass_times, hook_overhead(clock), kernels)
 
     def _timelines(self, clock: Clock) -> tuple[StepTimeline, ...]:
-        """Return the timelines of module-timing steps, unless the trace has timelines."""
+        """Return the timelines of module-timing steps; empty if the trace already has timelines."""
         if self.recording is not None and self.recording.timelines:
             return ()
         timed = [step for step in self._steps if step.module_timing is not None]
@@ -217,7 +226,7 @@ class Window:
 
 
 def _usual_step(steps: Sequence[Step]) -> Step | None:
-    """Return the step from which the profile gets its samples and tokens.
+    """Return the step whose samples and tokens the profile reports.
 
     It is the counting step or, if there is none, the last step.
     """
@@ -230,9 +239,10 @@ def _usual_step(steps: Sequence[Step]) -> Step | None:
 
 
 def _with_clip(steps: list[Step]) -> list[Step]:
-    """Name the time between backward and the optimizer.
+    """Replace the phase between backward and the optimizer by a named phase.
 
-    The time is gradient clipping if it is long in most unprofiled steps, and other work otherwise.
+    It is named `clip` (gradient clipping) if it is long in most unprofiled steps, and `other`
+    otherwise.
     """
     timed = [step for step in steps if step.is_unprofiled and step.phases and step.seconds]
     long = sum(_has_long_clip(step) for step in timed)
@@ -255,7 +265,10 @@ def _has_long_clip(step: Step) -> bool:
 
 
 def _renamed(phases: Mapping[str, float], name: str) -> dict[str, float]:
-    """Rename the time between backward and the optimizer, and add it to the phase `name`."""
+    """Rename the phase between backward and the optimizer to `name`.
+
+    If there is already a phase with this name, the times are added up.
+    """
     items = list(phases.items())
     if name == OTHER:
         # if other work is already among the phases, its position stays

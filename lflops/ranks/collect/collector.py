@@ -1,9 +1,11 @@
 """Collect the reports of all ranks on rank 0, without disturbing the training run.
 
-Reports go through the store that the process group was created with, on a separate connection and
-on background threads. No collective is run, so ranks do not have to report at the same time, or at
-all. Rank 0 waits for reports on a background thread. Training waits for the reports only at the end
-of the run: normally for at most the timeout, and after an exception for at most one second.
+A report is one rank's profile of one window (a few consecutive steps). Reports go through the
+key-value store that the process group was created with, on a separate connection and on background
+threads. No collective is run, so ranks may report at different times, and a rank that never reports
+does not block the others. Rank 0 waits for reports on a background thread. Training waits for the
+reports only at the end of the run: normally for at most the timeout, and after an exception for at
+most one second.
 
 During the whole run, each rank also sends a few numbers about each unprofiled step to rank 0.
 """
@@ -36,7 +38,7 @@ class SharedSteps:
     """Sends a rank's unprofiled steps to rank 0, which keeps the last steps of all ranks.
 
     Attributes:
-        comparisons: The latest comparison of the ranks by stage. Empty on ranks other than 0.
+        comparisons: The latest comparison of the ranks in each stage. Empty on ranks other than 0.
     """
 
     def __init__(self, store: RankStore, rank: int, ranks: int) -> None:
@@ -51,18 +53,19 @@ class SharedSteps:
         self._waits: dict[str, set[ModulePhase]] = {}
 
     def add(self, stage: str, steps: Iterable[Step]) -> None:
-        """Add steps of this rank.
+        """Queue steps of this rank, which the next call of `send` sends.
 
-        If too many steps are waiting to be sent, the oldest are dropped.
+        If too many steps are queued, the oldest are dropped.
         """
         unsent = self._unsent.setdefault(stage, [])
         unsent.extend(steps)
         del unsent[: -most_steps(self._ranks)]
 
     def send(self) -> None:
-        """Send this rank's steps to rank 0.
+        """Send the queued steps of this rank to rank 0.
 
-        On rank 0, read the steps of the other ranks instead, and sometimes compare the ranks.
+        On rank 0, store the queued steps, and read the steps that the other ranks have sent. The
+        ranks are compared only in calls 1, 2, 4, 8, …, because a comparison takes long.
         """
         for stage in list(self._unsent):
             steps = self._unsent[stage]
@@ -82,21 +85,25 @@ class SharedSteps:
                 self._compare(stage)
 
     def take_last(self, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
-        """Wait until all other ranks have left, then read their last steps.
+        """Wait until all other ranks have ended their run, then read the last steps that they sent.
 
-        Called on rank 0 at the end of the run.
+        Called on rank 0 at the end of the run. The wait also ends when `is_over` returns True.
         """
         poll(lambda: self._store.number("left") >= self._ranks - 1, pause, is_over, 0.1)
         for stage in self._steps:
             self._take(stage)
 
     def compare(self) -> None:
-        """Compare the ranks in the steps of each stage."""
+        """Update `comparisons`: compare the ranks in each stage, over all steps that are kept."""
         for stage in self._steps:
             self._compare(stage)
 
     def improve(self, profile: Profile) -> Profile:
-        """Return a window's profile with the comparison of the whole run, if it has more steps."""
+        """Return a window's profile with a better comparison of the ranks, if there is one.
+
+        The profile's comparison covers the unprofiled steps of the window. It is replaced if the
+        steps that the ranks have sent during the run include more steps that all ranks have.
+        """
         stage = profile.run.stage or ""
         of_window = profile.unprofiled_comparison
         if of_window is None:
@@ -153,15 +160,15 @@ LAST_SECONDS = 3.0
 
 
 class RankCollector:
-    """Hands in the reports of a rank, and merges the reports of all ranks on rank 0.
+    """Sends the reports of this rank to rank 0. On rank 0, merges the reports of all ranks.
 
-    A monitor creates a new collector for each fit. No other program uses the collector's keys in
-    the store. `finish` waits at most `timeout` seconds, or longer while the store still answers. No
-    other method waits.
+    A monitor creates a new collector for each fit. The store that it passes must have a prefix that
+    no other program uses. Only `finish` blocks: for at most `timeout` seconds, or longer while the
+    store still answers requests.
 
     Attributes:
-        comparisons: The comparison of the ranks in the run's unprofiled steps, by stage. Empty on
-            ranks other than 0.
+        comparisons: For each stage, the comparison of the ranks in the run's unprofiled steps.
+            Empty on ranks other than 0.
     """
 
     def __init__(
@@ -190,9 +197,9 @@ class RankCollector:
         self._at_exit: weakref.finalize[[], Any] | None = None
 
     def push(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...] = ()) -> None:
-        """Start to hand in this rank's report on a window, and return immediately.
+        """Start to send this rank's report on a window to rank 0, and return immediately.
 
-        `steps` is described in `RankReport`.
+        `steps` has the times of modules, as described in `RankReport`.
         """
         topology = self._topology
         profile = replace(profile, run=topology.of(profile.run))
@@ -224,21 +231,21 @@ class RankCollector:
 
     @property
     def pending(self) -> bool:
-        """Return whether a report is in progress or `ready` has not yet returned its profile."""
+        """Return whether a report is in progress, or complete but not yet returned by `ready`."""
         return bool(self._jobs)
 
     @property
     def busy(self) -> bool:
-        """Return whether a background thread is working and not waiting.
+        """Return whether a background thread is working, not only waiting for other ranks.
 
-        A step that runs during this time is not typical.
+        The thread may slow down a step that runs at the same time, so such a step is not typical.
         """
         return any(job.is_working for job in self._jobs)
 
     def ready(self) -> list[Profile]:
         """Return the merged profiles that are new since the last call, in the order of the windows.
 
-        On ranks other than 0, returns the profiles of this rank that could not be handed in.
+        On ranks other than 0, returns only the profiles that this rank could not send to rank 0.
         """
         profiles = []
         while self._jobs and not self._jobs[0].is_running:
@@ -307,9 +314,15 @@ class RankCollector:
             last.wait(seconds)
 
     def _let_collect(self, answers: int, seconds: float) -> None:
-        """Wait for the threads that collect reports, as long as the store answers their requests.
+        """Wait longer than the timeout, while the store still answers the collecting threads.
 
-        Otherwise, a busy machine would lose reports that are already in the store.
+        On a busy machine, these threads may be slow. Without the longer wait, reports that are
+        already in the store would be lost.
+
+        Args:
+            answers: Number of answers of the store before the normal wait. If the number has not
+                increased since, the wait ends.
+            seconds: The longest time to wait for another answer.
         """
         while any(job.is_running for job in self._jobs) and self._store.answers > answers:
             answers = self._store.answers
@@ -356,9 +369,11 @@ class _Job(threading.Thread):
     """A task on its own daemon thread.
 
     Args:
-        action: Returns the result.
-        wait: Runs before the action, and does not count as work.
-        instead: Returns the fallback profile if the action fails or is not done in time.
+        action: The task. It may return a profile, which becomes the result.
+        wait: Waits for other ranks. It runs before `action`, and the job is not `is_working` during
+            this time.
+        instead: Returns a fallback profile. It is called if `action` raises an error or is not done
+            in time.
         head_start: Seconds that the thread sleeps before it starts to work.
     """
 
@@ -390,9 +405,9 @@ class _Job(threading.Thread):
         self.join(max(seconds, 0.0))
 
     def results(self) -> list[Profile]:
-        """Return the result, if there is one.
+        """Return a list with the profile that the action returned; empty if it returned none.
 
-        If the action failed, return the fallback profile with a `gather_failed` note.
+        If the action failed, the list has the fallback profile with a `gather_failed` note.
         """
         if self._problem is None or self._instead is None:
             if self._result is None:

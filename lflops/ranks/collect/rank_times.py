@@ -1,7 +1,8 @@
 """Store the times of modules on all ranks as tensors, and make a table for straggler detection.
 
-There may be thousands of ranks, steps and modules, so their times are summed and compared as
-tensors. The table has only the most important places.
+A place is a module in a phase, such as `layers.3.mlp` in backward. There may be thousands of ranks,
+steps and places, so their times are summed and compared as tensors. The resulting `RankTable`
+consists of Python numbers, so it has only the most important places.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
@@ -35,11 +36,12 @@ FEWEST_PLACES = 64
 
 
 class _Group:
-    """The ranks that have the same places and steps.
+    """The times of all ranks that have the same places and the same steps, as one tensor.
 
     Attributes:
-        columns: The column of each place.
-        rows: The row of each rank.
+        at: The index of each step.
+        columns: The column of each place in the tensor.
+        rows: The row of each rank in the tensor.
     """
 
     def __init__(self, at: tuple[int, ...], places: PlacesOfTable, ranks: Sequence[int]) -> None:
@@ -50,18 +52,24 @@ class _Group:
         self._times = torch.zeros(len(ranks), len(at) + 1, len(self.columns))
 
     def set(self, rank: int, times: bytes) -> None:
-        """Set the times of a rank."""
+        """Store the times of a rank, which are packed as in `Packed.times`."""
         by_step = torch.frombuffer(bytearray(times), dtype=torch.float32)
         self._times[self.rows[rank]] = by_step.view(len(self.at) + 1, -1)
 
     def scaled(self, row: int) -> list[list[float]]:
-        """Return the scaled times of the rank in this row, by step and place."""
+        """Return the times of one rank without hook overhead, as a list of steps with all places.
+
+        `row` is the rank's row in the tensor.
+        """
         times = self._times[row].double()
         scaled: list[list[float]] = (times[:-1] * times[-1]).tolist()
         return scaled
 
     def steps(self, chosen: AbstractSet[int]) -> Tensor:
-        """Return the times in the chosen steps."""
+        """Return the times of all ranks in the steps with the given indices.
+
+        The shape is [ranks, steps, places]. The times include hook overhead.
+        """
         rows = [row for row, at in enumerate(self.at) if at in chosen]
         if len(rows) == len(self.at):
             return self._times[:, :-1]
@@ -69,7 +77,7 @@ class _Group:
 
 
 class RankTimes:
-    """Collects the times of each rank."""
+    """Collects the times of modules on all ranks."""
 
     def __init__(self, heads: Sequence[RankHeader], tables: Mapping[str, PlacesOfTable]) -> None:
         self._table_of_rank = {head.summary.rank: head.summary.table for head in heads}
@@ -101,14 +109,14 @@ class RankTimes:
         self._known_waits = known_waits(waiting)
 
     def add(self, rank: int, times: bytes) -> None:
-        """Add the times of a rank, if it has any."""
+        """Store the packed times of a rank. Does nothing if the rank has sent no times."""
         if rank in self._homes and times:
             self._homes[rank].set(rank, times)
 
     def of(self, rank: int) -> list[list[float]]:
-        """Return the scaled times of a rank by step and place.
+        """Return the times of a rank without hook overhead, as a list of steps with all places.
 
-        If the rank handed in no times, returns the times of a rank that did the same work.
+        If the rank has sent no times, returns the times of another rank that did the same work.
         """
         if rank in self._homes:
             group = self._homes[rank]
@@ -121,8 +129,9 @@ class RankTimes:
     def table(self, patterns: Mapping[str, str]) -> RankTable | None:
         """Make a table of all ranks, over the steps that all ranks have.
 
-        Disturbed steps are left out if there are other steps. Returns `None` if there is no common
-        step.
+        Steps that were disturbed on any rank are left out, unless no other steps are left. Returns
+        `None` if the ranks have no step in common, or if fewer than two ranks have sent times.
+        `patterns` is described in `RankTable`.
         """
         if len(self._homes) < 2:
             return None
@@ -136,7 +145,11 @@ class RankTimes:
 
 
 class _Selection:
-    """Selects the places that can show which rank is slow."""
+    """Makes a `RankTable` with only the places that best show which rank is slow.
+
+    Ranks are in the order of the groups. Within this class, a group is identified by its index in
+    `groups`.
+    """
 
     def __init__(
         self,
@@ -174,7 +187,10 @@ class _Selection:
         begins: AbstractSet[ModulePhase],
         known: Mapping[ModulePhase, Mapping[int, float]],
     ) -> RankTable:
-        """Make the table of the selected places."""
+        """Make the table of the selected places.
+
+        `begins` and `known` become `RankTable.begins` and `RankTable.known_waits`.
+        """
         chosen = self._chosen_places()
         busy = {}
         for interval in range(self._number_of_intervals):
@@ -193,13 +209,14 @@ class _Selection:
         )
 
     def _ranks_of(self, having: Iterable[int]) -> list[int]:
-        """Return the ranks of the given groups, in the order of their rows."""
+        """Return the ranks of the given groups, in the row order of their joined tensors."""
         return list(chain.from_iterable(self._groups[number].rows for number in having))
 
     def _summed(self, group: _Group, times: Tensor) -> Tensor:
-        """Return the busy time in each interval, followed by the total waiting time.
+        """Sum the times of a group's ranks over all places of an interval.
 
-        The result is [ranks, steps, intervals + 1].
+        An interval is the time between two collectives. The shape is [ranks, steps, intervals + 1].
+        The last column is the total time in the places where ranks wait for each other.
         """
         after_all = self._number_of_intervals
         intervals = [self._intervals.get(place, after_all) for place in group.columns]
@@ -212,9 +229,10 @@ class _Selection:
         return sums
 
     def _latest_ranks(self) -> set[int]:
-        """Return the latest ranks.
+        """Return the ranks that are latest, on average over the steps.
 
-        If ranks have different modules, the latest ranks are the ranks that wait least.
+        A rank is late if it is busy longer than the median rank before a collective. If ranks have
+        different modules, the ranks that wait least are returned instead.
         """
         if self._is_staged:
             late = -self._waiting.mean(1)
@@ -225,27 +243,34 @@ class _Selection:
         return {self._ranks[row] for row in rows}
 
     def _series(self, place: ModulePhase) -> RankSeries:
-        """Return the series of the ranks that have a place."""
+        """Return the times of all ranks that have this place."""
         having = self._having[place]
         seconds = self._stacked(having, [place])[:, :, 0].double()
         return _sorted_series(self._ranks_of(having), seconds)
 
     def _stacked(self, having: Sequence[int], places: Sequence[ModulePhase]) -> Tensor:
-        """Return the times of the given groups and places as [ranks, steps, places]."""
+        """Join the times of several groups in the given places.
+
+        `having` has the indices of the groups. The shape of the result is [ranks, steps, places].
+        """
         parts = []
         for number in having:
             parts.append(self._times[number][:, :, self._columns(number, places)])
         return torch.cat(parts)
 
     def _columns(self, number: int, places: Iterable[ModulePhase]) -> list[int]:
-        """Return the columns of places in the tensor of a group."""
+        """Return the columns of the given places in the tensor of one group.
+
+        `number` is the index of the group.
+        """
         columns = self._groups[number].columns
         return [columns[place] for place in places]
 
     def _chosen_places(self) -> set[ModulePhase]:
-        """Return the places where a late rank has the largest excess, and the longest places.
+        """Select as many places as fit into a table.
 
-        As many places are returned as fit into a table.
+        Half of them are the places where a late rank takes most extra time. The other half are the
+        places that usually take longest.
         """
         values_of_place = len(self._ranks) * self._times[0].shape[1]
         room = max(MOST_VALUES // values_of_place, FEWEST_PLACES)
@@ -268,7 +293,12 @@ class _Selection:
     def _excess(
         self, having: Sequence[int], places: Sequence[ModulePhase]
     ) -> tuple[list[float], list[float]]:
-        """Return two lists: each place's largest mean excess of a late rank, and its usual time."""
+        """Return two lists: the largest excess of a late rank in each place, and the usual times.
+
+        The usual time of a place is the median time over the ranks that have it. The excess of a
+        rank is its time beyond this median. Both are means over the steps. The ranks are those of
+        the groups with the indices `having`.
+        """
         times = self._stacked(having, places)
         ranks = self._ranks_of(having)
         rows = [row for row, rank in enumerate(ranks) if rank in self._candidates]
@@ -279,7 +309,10 @@ class _Selection:
         return excess.tolist(), usual.mean(0).tolist()
 
     def _repeated(self) -> dict[ModulePhase, Repeated]:
-        """Return the summed times of the repeated modules that a late rank has."""
+        """Return, for each rank, the summed times of repeated modules such as all `layers.*.mlp`.
+
+        The key is a place whose name is a pattern. Modules that no late rank has are left out.
+        """
         repeated = {}
         for pattern, members in repeated_places(self._intervals, self._patterns).items():
             having_all = set(self._having[members[0]])
@@ -299,7 +332,10 @@ class _Selection:
         return repeated
 
     def _sum_of_places(self, number: int, places: Sequence[ModulePhase]) -> Tensor:
-        """Return the sum of a group's times over the given places, as [ranks, steps]."""
+        """Return the times of one group of ranks, summed over the given places.
+
+        `number` is the index of the group. The shape is [ranks, steps].
+        """
         columns = self._columns(number, places)
         sums = []
         # Only a few ranks are copied at once.
@@ -309,6 +345,9 @@ class _Selection:
 
 
 def _sorted_series(ranks: Sequence[int], seconds: Tensor) -> RankSeries:
-    """Return the series of the ranks, in rank order; `seconds` is [ranks, steps]."""
+    """Convert a tensor of shape [ranks, steps] to a series in ascending order of ranks.
+
+    `ranks` has the rank of each row of the tensor.
+    """
     by_rank = dict(zip(ranks, map(tuple, seconds.tolist()), strict=True))
     return RankSeries((rank, by_rank[rank]) for rank in sorted(by_rank))

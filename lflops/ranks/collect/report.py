@@ -1,11 +1,14 @@
 """Pack and unpack the report of one rank on a window.
 
-The names of modules and all counts are equal on most ranks of a run. So they are packed as a
-separate blob, which is named by a hash of its content and is not handed in again by every rank. The
-rest of a report consists of the rank's steps, and the times of its modules as a table of float32
-values.
+The names of modules and all counts are the same on most ranks of a run. So they are packed
+separately, as a shared blob (`Table`) whose name is a hash of its content, and most ranks only
+refer to a blob that another rank has already sent. The rest of a report differs between ranks. It
+consists of the rank's steps and of the times of its modules, which are an array of float32 values.
 
-If the times of all ranks are too large for rank 0, only a sample of the ranks hands in times.
+A place is a module in a phase, or a phase of the step outside modules, such as `("", "data")`. Each
+time belongs to a place.
+
+If the times of all ranks are too large for rank 0, only a sample of the ranks sends times.
 """
 
 import hashlib
@@ -49,10 +52,11 @@ class RankReport(NamedTuple):
     """The report of a rank on a window.
 
     Attributes:
-        steps: The raw self times of modules in each module-timing step, in the order of the
-            profile's steps.
+        steps: For each module-timing step of the profile, in order, the self time of each module in
+            each phase. The times include hook overhead.
         node: The node that the rank runs on, if it has a name.
-        coordinates: The rank's coordinate in each kind of parallelism.
+        coordinates: The rank's coordinate in each kind of parallelism, such as `{"data": 3,
+            "tensor": 0}`.
     """
 
     rank: int
@@ -63,10 +67,10 @@ class RankReport(NamedTuple):
 
 
 class PlacesOfTable(Struct, frozen=True, kw_only=True):
-    """The part of a table that lists the places with times.
+    """The part of a `Table` that is needed to read times. It can be unpacked separately.
 
     Attributes:
-        places: The places that have times.
+        places: The places that have times, in the order of the packed times.
         waits: The places where ranks wait for each other.
         begins: The places where a collective begins but is awaited elsewhere.
     """
@@ -77,12 +81,14 @@ class PlacesOfTable(Struct, frozen=True, kw_only=True):
 
 
 class Table(PlacesOfTable, frozen=True, kw_only=True):
-    """The part of a report that is equal on ranks with equal work.
+    """The part of a report that is identical on all ranks that do the same work.
 
-    It has no times and no group names.
+    It has no times. It has numbers instead of the names of collective groups, because the names
+    differ between ranks.
 
     Attributes:
-        counted_waits: The `waits` of the profile.
+        counted_waits: `Profile.waits`, the waits that were counted. `waits` also has places that
+            `waits_in` adds.
     """
 
     modules: Mapping[str, ModuleProfile]
@@ -96,12 +102,14 @@ class RankHeader(Struct, frozen=True, kw_only=True, gc=False):
     """The part of a report that differs between ranks, without the times of modules.
 
     Attributes:
-        at: The step index of each row of times; empty if the rank hands in no times.
+        at: The step index of each packed module-timing step; empty if the rank sends no times.
         disturbed: The indices of the steps that are not typical of this rank.
-        memory: The name of the blob with the memory of the rank; `None` if it is unknown.
-        groups: The names of the groups of collectives; the table has only their numbers.
-        waiting: Exposed seconds of collectives, keyed by the number of the place where they are
-            awaited.
+        memory: The name of the shared blob with the rank's `Memory`; `None` if the memory is
+            unknown.
+        groups: The names of the collective groups. The `group` of a collective in the table is an
+            index into this tuple.
+        waiting: Exposed seconds of collectives per step. The key is the index of a place in
+            `PlacesOfTable.places`: the place where the collectives are awaited.
     """
 
     summary: RankSummary
@@ -116,7 +124,14 @@ ready_for_threads(RankHeader, Table, PlacesOfTable)
 
 
 class Packed(NamedTuple):
-    """A packed report: the header, the shared blobs by name, and the times row by row."""
+    """A packed report.
+
+    Attributes:
+        head: The `RankHeader`.
+        shared: The shared blobs by name: the `Table` and, if known, the `Memory`.
+        times: Float32 values with one row for each module-timing step and one column for each
+            place. A last row has the factors that remove hook overhead (see `_scales`).
+    """
 
     head: bytes
     shared: Mapping[str, bytes]
@@ -124,7 +139,7 @@ class Packed(NamedTuple):
 
 
 def pack(report: RankReport, *, ranks: int = 1) -> Packed:
-    """Pack the report of one of `ranks` ranks."""
+    """Pack the report of one rank of a run with `ranks` ranks."""
     profile = report.profile
     hooked = [step for step in profile.steps if step.kind == "module_timing"]
     steps = _timed_steps(report)
@@ -164,11 +179,11 @@ def pack(report: RankReport, *, ranks: int = 1) -> Packed:
 
 
 def ranks_with_times(ranks: int, bytes_of_rank: int) -> Collection[int]:
-    """Return the ranks that hand in the times of their modules.
+    """Return the ranks that send the times of their modules.
 
     `bytes_of_rank` is the size of the times of one rank. If the times of all ranks are too large,
-    returns a sample. All ranks compute the same sample, and it is spread evenly over hosts and
-    meshes.
+    returns a random sample, which covers hosts and meshes about evenly. All ranks compute the same
+    sample.
     """
     if ranks * bytes_of_rank <= MOST_BYTES:
         return range(ranks)
@@ -178,7 +193,10 @@ def ranks_with_times(ranks: int, bytes_of_rank: int) -> Collection[int]:
 
 
 def _timed_steps(report: RankReport) -> list[dict[ModulePhase, float]]:
-    """Return the seconds of each place in each module-timing step; empty if modules were not timed."""
+    """Return the times of all places in each module-timing step; empty if modules were not timed.
+
+    The times of modules include hook overhead.
+    """
     if not report.steps:
         return []
     hooked = [step for step in report.profile.steps if step.kind == "module_timing"]
@@ -217,14 +235,17 @@ def _groups(profile: Profile) -> tuple[str, ...]:
 
 
 def unpacked(blob: bytes, kind: type[Part]) -> Part:
-    """Unpack a blob as `kind`. To read only a part of a table, pass `PlacesOfTable`."""
+    """Unpack a blob as an instance of `kind`.
+
+    A packed `Table` can also be unpacked as `PlacesOfTable`, which is faster.
+    """
     return msgpack.decode(zlib.decompress(blob), type=kind)
 
 
 def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) -> Profile:
-    """Make the rows of a rank's profile from its table, header and times.
+    """Rebuild a rank's profile from its table and header, without steps, memory and notes.
 
-    `times` has a row for each step, with the seconds of each place.
+    `times` has the seconds of each place in each step, without hook overhead; empty if unknown.
     """
     communication = []
     seconds_of_calls = head.summary.communication_seconds
@@ -252,7 +273,7 @@ def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) ->
 def _places(
     profile: Profile, steps: Sequence[Mapping[ModulePhase, float]]
 ) -> tuple[ModulePhase, ...]:
-    """Return the places that have times, in the order of the profile's rows."""
+    """Return the places that have times, in the order of the profile's modules."""
     timed = set().union(*steps)
     places = [ModulePhase("", phase) for phase in OUTSIDE]
     for row in profile.modules:
@@ -268,7 +289,11 @@ def _is_timed(phase: str) -> bool:
 def _scales(
     profile: Profile, steps: Sequence[Mapping[ModulePhase, float]]
 ) -> dict[ModulePhase, float]:
-    """Return, for each place, the ratio of its median without hook overhead to its raw median."""
+    """Return, for each place, the factor that removes hook overhead from its times.
+
+    The factor is the median self time in the profile, which excludes hook overhead, divided by the
+    median of the measured times. It is 1 if one of them is unknown.
+    """
     scales = {}
     for place in set().union(*steps):
         scales[place] = 1.0

@@ -14,7 +14,7 @@ from lflops.torch_private.distributed import group_store
 # The module with the store classes, if torch was built with them.
 STORES: Any = distributed
 
-# Prefix of this run's keys in the store of the process group.
+# The key, in the store of the process group, of the random prefix that this run uses for its keys.
 RUN = "run"
 
 # torch gets this share of the timeout to open a connection. If the connection is refused, torch
@@ -35,12 +35,13 @@ def shared_store(name: str, *, timeout: float) -> Any:
     Returns `None` if the connection fails or the kind of store is unknown.
 
     A connection serves one caller at a time, and the process group must not wait for a background
-    thread. All ranks must call this function at a point where no rank is training. No collective is
-    run. Each store of a group needs a different name. Takes at most `timeout` seconds.
+    thread, so background threads need their own connection. All ranks must call this function at a
+    point where no rank is training. No collective is run. Each call for the same process group
+    needs a different `name`. Takes at most `timeout` seconds.
 
-    `clone` would wait for the connection as long as the group's timeout, usually half an hour.
-    Other threads rely on that timeout, so it cannot be changed. Instead, a new connection to the
-    store's address is opened.
+    The store's `clone` method cannot be used: it would wait for the connection as long as the
+    group's timeout, usually half an hour. Other threads rely on that timeout, so it cannot be
+    changed. Instead, a new connection to the store's address is opened.
     """
     group = group_store()
     # A custom store may raise any error, which must not end the training run.
@@ -69,7 +70,8 @@ def _innermost(store: Any) -> Any:
 def wait_for(store: Any, key: str, is_over: threading.Event) -> None:
     """Wait until a key exists, without a timeout.
 
-    If the store can only be polled, `is_over` also ends the wait.
+    `is_over` also ends the wait, but only if the store has to be polled (any store except
+    `TCPStore`).
     """
     if isinstance(_innermost(store), STORES.TCPStore):
         store.wait([key], FOREVER)
@@ -109,10 +111,11 @@ def poll(
 
 
 class RankStore:
-    """A store with values of any size.
+    """A key-value store that accepts values of any size.
 
     Attributes:
-        answers: Number of requests that the store has answered.
+        answers: Number of requests that the store has answered. While it increases, the store
+            works.
     """
 
     def __init__(self, store: Any) -> None:
@@ -133,8 +136,8 @@ class RankStore:
     def put(self, key: str, value: bytes) -> None:
         """Set a key.
 
-        A large value is split into parts. The first part is set last, because it marks the value as
-        complete.
+        A large value is split into parts, each with its own key. The first part is set last: once
+        it exists, the value is complete.
         """
         starts = range(0, max(len(value), 1), LARGEST_VALUE)
         parts = [value[start : start + LARGEST_VALUE] for start in starts]
@@ -153,7 +156,7 @@ class RankStore:
         return b"".join(found.values())
 
     def drop(self, key: str) -> None:
-        """Delete a key that has a single part, if it exists."""
+        """Delete a key, if it exists. The value must not have been split into parts."""
         self._store.delete_key(key)
 
     def has(self, key: str) -> bool:

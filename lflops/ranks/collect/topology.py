@@ -1,8 +1,9 @@
-"""Find the position of each rank in each kind of parallelism, and the work of the whole model.
+"""Find the coordinates of each rank, and the work of the whole model.
 
-A rank has a coordinate for each kind of parallelism, such as data or tensor parallelism, if it is
-known. If sharded tensors do not show the work of the whole model, the work is taken from a count of
-the unsharded model.
+A rank has one coordinate for each kind of parallelism that is known. For example, `{"data": 3,
+"tensor": 0}` is the fourth rank in data parallelism and the first in tensor parallelism. With
+tensor parallelism, a rank executes only a part of the model. If its sharded tensors do not show the
+work of the whole model, the work is taken from a profile of the unsharded model.
 """
 
 import math
@@ -23,9 +24,9 @@ from lflops.profile.profile import ModuleProfile, Profile, Run, Work, with_works
 from lflops.profile.records import PASS_PHASES, ModulePhase, Phase
 
 KINDS = ("data", "tensor", "pipeline", "expert")
-"""The kinds of parallelism with a size in `Run`.
+"""The kinds of parallelism whose size is a field of `Run`.
 
-Other kinds only have coordinates.
+Other kinds, such as context parallelism, have coordinates but no such field.
 """
 
 _NAMES = {
@@ -47,7 +48,10 @@ _NAMES = {
     "context": ("context", "cp"),
     "sequence": ("sequence", "sp"),
 }
-"""The names of mesh dimensions of each kind, without a final `_parallel`."""
+"""The names of mesh dimensions that stand for each kind of parallelism.
+
+A name may also end with `_parallel`, such as `data_parallel`.
+"""
 
 _NEEDED_FUNCTION = (
     'pass a function that takes a rank and returns its coordinates, such as {"data": 0, "tensor": 1}, '
@@ -56,12 +60,13 @@ _NEEDED_FUNCTION = (
 
 
 class Topology(Struct, frozen=True, kw_only=True):
-    """The coordinates of ranks by kind of parallelism, if this rank can find them.
+    """The coordinates of the ranks in each kind of parallelism, as far as this rank can find them.
 
     Attributes:
-        coordinates: Coordinates by rank, then by kind. A rank that is missing here may find its own
+        coordinates: The coordinates of each rank, by kind of parallelism. If this rank cannot find
+            the coordinates of a rank, the rank is missing here; it may still find its own
             coordinates.
-        sizes: The number of coordinates of each kind.
+        sizes: The number of different coordinates of each kind.
     """
 
     world_size: int
@@ -70,13 +75,13 @@ class Topology(Struct, frozen=True, kw_only=True):
     node: str | None = None
 
     def of(self, run: Run) -> Run:
-        """Add the known sizes to the facts of the run."""
+        """Return `run` with the world size, and with the known size of each kind of parallelism."""
         sizes = {f"{kind}_parallel_size": self.sizes[kind] for kind in KINDS if kind in self.sizes}
         return replace(run, world_size=self.world_size, **sizes)
 
 
 class _Mesh(NamedTuple):
-    """The size of each kind of parallelism in a mesh, and the coordinates of its ranks."""
+    """A device mesh: the size of each kind of parallelism, and the coordinates of each rank."""
 
     sizes: dict[str, int]
     coordinates: dict[int, dict[str, int]]
@@ -94,16 +99,17 @@ def topology_of(
 ) -> Topology:
     """Find the coordinates of the ranks from several sources.
 
-    A later source fills in the kinds that the earlier ones leave unknown.
+    The sources are read in the order of the arguments. A later source only adds kinds of
+    parallelism that no earlier source has.
 
     Args:
         world_size: Number of ranks.
         rank: This rank.
         function: A function that takes a rank and returns its coordinates, such as `{"data": 0,
             "tensor": 1}`. If it is passed, no other source is read.
-        mesh: The mesh of the strategy. Its dimensions have names such as `("data_parallel",
+        mesh: The device mesh of the strategy. Its dimensions have names such as `("data_parallel",
             "tensor_parallel")`.
-        model: The model. Its parameters may be distributed over meshes.
+        model: The model. Its parameters may be distributed over device meshes.
         sampler: The `num_replicas` and `rank` of the distributed sampler.
         node: The name of this rank's node.
     """
@@ -191,10 +197,10 @@ def _meshes(mesh: Any, model: nn.Module | None) -> Iterator[_Mesh]:
 
 
 def _kinds_of_parameters(model: nn.Module, mesh: Any) -> list[str]:
-    """Return the kind of parallelism of each dimension of a parameter mesh; empty if unknown.
+    """Return the kind of parallelism of each dimension of a parameter's mesh; empty if unknown.
 
-    `fully_shard` uses one or two dimensions for data parallelism, and their names do not matter. Any
-    other mesh with one dimension and no name is assumed to be for tensor parallelism.
+    `fully_shard` uses one or two dimensions for data parallelism, and their names do not matter.
+    Any other mesh with one dimension and no name is assumed to be for tensor parallelism.
     """
     names = list(mesh.mesh_dim_names or ())
     kinds = [_kind(name) for name in names]
@@ -213,10 +219,10 @@ def _kinds_of_parameters(model: nn.Module, mesh: Any) -> list[str]:
 
 
 def _mesh(mesh: Any, names: Iterable[str]) -> _Mesh:
-    """Return the sizes and coordinates of a mesh by kind.
+    """Return a device mesh's size in each kind of parallelism, and the coordinates of its ranks.
 
-    Dimensions of the same kind, such as `dp_replicate` and `dp_shard`, are flattened in row-major
-    order.
+    Dimensions of the same kind, such as `dp_replicate` and `dp_shard`, are joined into one in
+    row-major order.
     """
     shape = [int(size) for size in mesh.mesh.shape]
     kinds = [_kind(name) for name in names]
@@ -255,10 +261,11 @@ def check_logical(caller: str, logical: object) -> None:
 
 
 def with_logical(profile: Profile, whole: Profile) -> Profile:
-    """Fill in unknown logical MACs of a rank's profile from a profile of the unsharded model.
+    """Fill in the unknown logical MACs of a rank's profile.
 
-    If the two profiles contradict each other in a phase, that phase is left unchanged and a note is
-    added.
+    Logical MACs are the MACs of the whole model, not only of one rank. They are taken from `whole`,
+    a profile of the unsharded model. If the two profiles contradict each other in a phase, that
+    phase is left unchanged and a note is added.
     """
     works: dict[ModulePhase, Work] = {}
     notes = []
@@ -279,7 +286,11 @@ def with_logical(profile: Profile, whole: Profile) -> Profile:
 
 
 def _first_difference(known: Mapping[str, int | None], unsharded: Mapping[str, int]) -> str | None:
-    """Return the first row that contradicts the unsharded model, or `None`."""
+    """Return the name of the first module that contradicts the unsharded model, or `None`.
+
+    `known` has the self logical MACs of the rank's modules, and `unsharded` has the self MACs of
+    the unsharded model.
+    """
     for row, macs in known.items():
         if macs is None and row not in unsharded:
             return row
@@ -291,7 +302,10 @@ def _first_difference(known: Mapping[str, int | None], unsharded: Mapping[str, i
 def _logical_works(
     modules: Mapping[str, ModuleProfile], phase: Phase, unsharded: Mapping[str, int]
 ) -> dict[ModulePhase, Work]:
-    """Return the work of all rows in one phase, with the MACs of the unsharded model."""
+    """Return the work of all modules in one phase, with logical MACs from the unsharded model.
+
+    `unsharded` has the self MACs of each module of the unsharded model.
+    """
     inclusive = dict.fromkeys(modules, 0)
     for row in modules:
         for above in ancestry(row):

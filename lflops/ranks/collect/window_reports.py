@@ -1,4 +1,4 @@
-"""Hand in the reports of all ranks on one window, and merge them on rank 0."""
+"""Send the report of each rank on one window to rank 0, which merges the reports."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
@@ -22,12 +22,15 @@ from lflops.ranks.collect.store import RankStore, poll
 from lflops.ranks.collect.topology import Topology
 from lflops.ranks.merge.merge import RankSummary, merged
 
-# This many ranks hand in each shared blob, because a rank may be killed before it is done.
+# This many ranks upload the same shared blob, because one of them may be killed while it does.
 COPIES = 2
 
 
 class RankWindow:
-    """The keys of one window in the store."""
+    """Sends or collects the reports on one window, through keys in the store.
+
+    All keys start with `name`, which differs between windows.
+    """
 
     def __init__(self, store: RankStore, name: str, topology: Topology) -> None:
         self._store = store
@@ -35,7 +38,10 @@ class RankWindow:
         self._topology = topology
 
     def hand_in(self, report: RankReport) -> None:
-        """Put the report of this rank into the store, from which rank 0 reads it."""
+        """Put the report of this rank into the store, from which rank 0 reads it.
+
+        Raises a `ConnectionError` if rank 0 no longer waits for the report.
+        """
         if self._store.has(self._key("closed")) or self._store.has("left/0"):
             raise ConnectionError("rank 0 has stopped waiting for this report")
         self._store.put(self._key("begun", report.rank), b"")
@@ -44,7 +50,7 @@ class RankWindow:
     def deliver(self, rank: int, packed: Packed) -> None:
         """Upload a packed report.
 
-        The counter of complete reports is incremented last.
+        The counter of complete reports is incremented last, so it never includes a partial report.
         """
         store = self._store
         for name, blob in packed.shared.items():
@@ -55,7 +61,7 @@ class RankWindow:
         store.add(self._key("reported"))
 
     def wait_for_all(self, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
-        """Wait until every rank has reported or left, or until the wait is over."""
+        """Wait until every rank has reported or ended its run, or until `is_over` returns True."""
         others = range(1, self._topology.world_size)
 
         def has_reported_or_left(rank: int) -> bool:
@@ -72,7 +78,7 @@ class RankWindow:
         poll(is_complete, pause, is_over)
 
     def collected(self, report: RankReport) -> Profile:
-        """Merge the reports that are in the store with the report of rank 0."""
+        """Merge the report of rank 0 with all reports that are in the store."""
         packed = pack(report)
         heads = self._heads(unpacked(packed.head, RankHeader), packed.shared.keys())
 
@@ -116,12 +122,19 @@ class RankWindow:
         return profile
 
     def _summary(self, own_rank: int, packed: Packed, rank: int) -> RankSummary:
-        """Read a rank's summary again, this time with its steps, and remove it from the store."""
+        """Return the summary of a rank with its steps, and remove its header from the store.
+
+        `_heads` has already read the header, but did not keep the steps, which need much memory.
+        """
         head = packed.head if rank == own_rank else self._store.take(self._key("head", rank))
         return unpacked(head, RankHeader).summary
 
     def _heads(self, own: RankHeader, at_hand: AbstractSet[str]) -> dict[int, RankHeader]:
-        """Read the headers of the ranks with complete reports, without their steps."""
+        """Return the headers of all ranks whose reports are complete, but without their steps.
+
+        `at_hand` has the names of the shared blobs that rank 0 does not need to read from the
+        store.
+        """
         heads = {own.summary.rank: own}
         available: dict[str, bool] = dict.fromkeys(at_hand, True)
         for rank in range(1, self._topology.world_size):
@@ -156,7 +169,7 @@ class RankWindow:
         return absent
 
     def _close(self, heads: Mapping[int, RankHeader], at_hand: AbstractSet[str]) -> None:
-        """Delete the reports that were read, because the store keeps them in memory."""
+        """Mark the window as closed, and delete its reports to free the memory of the store."""
         self._store.put(self._key("closed"), b"")
         for rank in heads:
             self._store.drop(self._key("begun", rank))
@@ -172,7 +185,7 @@ class RankWindow:
 
 
 def _blobs(head: RankHeader) -> Iterable[str]:
-    """Return the names of the shared blobs of a rank."""
+    """Return the names of the shared blobs that a rank's report refers to."""
     if head.memory is None:
         return (head.summary.table,)
     return (head.summary.table, head.memory)

@@ -1,1 +1,1 @@
-"""Merge the profiles of many ranks into one profile: rows, steps, statistics over ranks."""
+"""Merge the profiles of many ranks into one profile: modules, steps, and statistics over ranks."""

@@ -30,8 +30,8 @@ Entry = TypeVar("Entry", bound=Any)
 def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
     """Merge the profiles of a step's batches.
 
-    Work and calls are added up. The facts of the run are from the last batch, and memory is from the
-    batch with the highest peak.
+    Work and calls are added up. The properties of the run are from the last batch, and memory is
+    from the batch with the highest peak.
     """
     if len(profiles) == 1:
         return profiles[0]
@@ -70,7 +70,7 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
 
 
 def _modules(profiles: Iterable[Profile]) -> dict[str, ModuleProfile]:
-    """Return the modules of all batches."""
+    """Merge the modules of all batches: add up the work of each module."""
     rows: dict[str, list[ModuleProfile]] = {}
     for profile in profiles:
         for name, module in profile.modules.items():
@@ -79,7 +79,10 @@ def _modules(profiles: Iterable[Profile]) -> dict[str, ModuleProfile]:
 
 
 def _module(rows: Sequence[ModuleProfile]) -> ModuleProfile:
-    """Merge the rows of one module, with the work of several batches."""
+    """Add up the work of one module over several batches.
+
+    `rows` has the module's profile in each batch.
+    """
     works: dict[str, Any] = {}
     for phase in PHASES:
         works[phase] = _work([row.work(phase) for row in rows])
@@ -88,7 +91,7 @@ def _module(rows: Sequence[ModuleProfile]) -> ModuleProfile:
 
 
 def _work(works: Sequence[Work]) -> Work:
-    """Return the sum of the counts, with the times of the first batch."""
+    """Add up the counts of all batches. The times are copied from the first batch."""
     return replace(
         works[0],
         **sums(works, *_WORK_COUNTS),
@@ -98,7 +101,10 @@ def _work(works: Sequence[Work]) -> Work:
 
 
 def _summed(entries: Iterable[Entry], key: tuple[str, ...], counts: Iterable[str]) -> list[Entry]:
-    """Merge the entries of all batches that have equal key fields, and add up their counts."""
+    """Merge entries that have the same values in all `key` fields.
+
+    The entries are, for example, the `OpCount`s of all batches. Their `counts` fields are added up.
+    """
     merged = []
     for same in grouped(entries, attrgetter(*key)).values():
         merged.append(replace(same[0], **sums(same, *counts)))
@@ -106,7 +112,10 @@ def _summed(entries: Iterable[Entry], key: tuple[str, ...], counts: Iterable[str
 
 
 def _notes(profiles: Iterable[Profile]) -> tuple[Note, ...]:
-    """Return each note once, and add up its integer values."""
+    """Merge the notes of all batches.
+
+    Each note is returned once, with the sum of its integer values.
+    """
     notes: dict[tuple[str, str], Note] = {}
     for profile in profiles:
         for note in profile.notes:

@@ -62,16 +62,18 @@ _FACTS_OF_RUN = (
 
 
 class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
-    """The facts and steps that a rank reports in addition to its rows.
+    """The results of a rank, except for its modules, operators and memory.
 
     Attributes:
-        table: The name of the rank's table of rows. Ranks with the same table have the same counts.
+        table: The name of the table with the rank's modules, operators and other counts. Ranks that
+            did the same work share a table.
         failed: Whether the run ended with an exception on this rank.
         model_macs: MACs of forward and backward.
         macs: MACs of all phases.
         flops: FLOPs of all phases.
-        memory_bytes: The memory peak of the rank, or `None`.
-        communication_seconds: Total and exposed seconds of each collective of the rank, in order.
+        memory_bytes: The memory peak of the rank, or `None` if unknown.
+        communication_seconds: Total and exposed seconds of each collective of the rank, in the
+            order of the collectives in the table.
     """
 
     rank: Count
@@ -95,31 +97,34 @@ class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
 def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     """Merge the profiles that the ranks of a run made with `count`, `counting` or `measure`.
 
-    The figures of a module come from one rank and are never sums over ranks. They come from the
-    leading rank, which is the first rank with the most FLOPs. The facts of the run are from the
-    leading rank too, including the samples and tokens of its batch.
+    The numbers of a module come from one rank and are never sums over ranks. They come from the
+    leading rank, which is the first rank with the most FLOPs. The properties of the run come from
+    the leading rank too, including the number of samples and tokens of its batch.
 
     Ranks may have different modules, such as the stages of a pipeline. A module that the leading
-    rank does not have is copied from another rank, and its work is added to the rows above it. Those
-    rows then contain the work of several ranks, which no clock measured together, so their seconds
-    are `None`. Modules with the same name are assumed to be the same module.
+    rank does not have is copied from another rank, and its work is added to all modules that
+    contain it. These containing modules then have the work of several ranks. No rank measured the
+    time of all this work, so their seconds are `None`. Modules with the same name are assumed to be
+    the same module.
 
     The other fields:
 
     * `ranks` lists, for each rank, the MACs of forward and backward, the peak memory, and the
       seconds of its unprofiled steps. A rank on which the run ended with an exception is `failed`;
       it becomes the leading rank only if all ranks failed. A rank without a profile is `missing`.
-      Both make the run partial.
+      If a rank is failed or missing, `run.partial` is true.
     * `rank_stats` has the median self time of each module on each rank, if it is known on at least
       two ranks.
     * `rank_comparison` shows which rank is late and where it takes longer. Profiles do not contain
-      the times of modules in single steps, so their quartiles are compared.
-    * The times of modules are from the rank that came last in most unprofiled steps. In those steps,
-      forward in `steps` is from the same rank.
-    * `steps` has, for each interval between two collectives, the phases of the rank that waited
-      least at the end of the interval. Marks are from all ranks. Samples and tokens are summed over
-      the ranks if `data_parallel_size` shows which ranks have a separate batch.
-    * `memory` is from the rank with the largest peak. The peak of a row is the largest on any rank.
+      the times of modules in single steps, so the quartiles of these times are compared.
+    * The times of modules are from the rank that came last in most unprofiled steps. In those
+      steps, the time of forward in `steps` is from the same rank.
+    * `steps` divides each step at its collectives into intervals. The phases of an interval come
+      from the rank that waited least at its end. A step has the marks of all ranks. Samples and
+      tokens are summed over the ranks if `data_parallel_size` shows which ranks have a separate
+      batch.
+    * `memory` is from the rank with the largest peak. The peak of a module is its largest peak on
+      any rank.
     * `unsupported` has all operators that any rank ran without a formula.
     * `notes` has each note once. Notes are added if ranks are missing, or if ranks did different
       work.
@@ -150,7 +155,10 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
 def _quartile_table(
     profiles: Mapping[int, Profile], waits: Collection[ModulePhase], patterns: Mapping[str, str]
 ) -> RankTable | None:
-    """Make a table of the ranks' times from quartiles instead of single steps."""
+    """Make a table of the ranks' times that has three quartiles instead of single steps.
+
+    Returns `None` if fewer than two ranks have timed modules.
+    """
     times = {}
     waiting = {}
     begins: set[ModulePhase] = set()
@@ -176,7 +184,7 @@ def summary_of_rank(
 ) -> RankSummary:
     """Make the summary of a rank's profile.
 
-    Without a `table` name, the rows are assumed to differ from the rows of other ranks.
+    If `table` is `None`, the rank's modules are treated as different from those of all other ranks.
     """
     root = profile.modules[""]
     memory = profile.memory
@@ -228,20 +236,22 @@ def merged(
     *,
     absent: Mapping[int, Rank] | None = None,
 ) -> Profile:
-    """Merge the ranks of a run from their summaries, and from rows and memory of single ranks.
+    """Merge the ranks of a run.
 
-    For most ranks, only the summary is needed.
+    The summaries of all ranks are needed, but the modules and the memory of only a few ranks. They
+    are requested by calling `rows_of` and `memory_of`.
 
     Args:
         summaries: Summaries in rank order.
-        rows_of: Returns a rank's rows, operators, unsupported operators and collectives. Called
-            once for each distinct table, and for the rank that came last.
-        memory_of: Called for the rank with the largest peak.
-        rank_table: Takes the name pattern of each module, and returns the table of the ranks' times
-            by place.
-        waits: The places where ranks wait for each other.
-        absent: Ranks without a summary. A rank that is neither in `absent` nor in `summaries` is
-            missing.
+        rows_of: Takes a rank; returns a profile with its modules, operators, unsupported operators
+            and collectives. Called for one rank of each distinct `RankSummary.table`, and for the
+            rank that came last in most unprofiled steps.
+        memory_of: Takes a rank and returns its memory. Called for the rank with the largest peak.
+        rank_table: Takes the name pattern of each module, such as `layers.*.mlp`, and returns the
+            times of all ranks, or `None` if they are unknown.
+        waits: The places where ranks wait for each other. A place is a module in a phase.
+        absent: Descriptions of ranks without a summary. A rank that is neither in `absent` nor in
+            `summaries` is missing.
 
     Raises:
         ProfileError: The ranks are from different runs.
@@ -301,13 +311,13 @@ def merged(
 
 
 class _StepsOfRanks:
-    """Merges and compares the steps of all ranks without keeping the single steps.
+    """Merges and compares the steps of all ranks, which are added rank by rank.
 
     Attributes:
-        merged: The steps of the run.
-        unprofiled: The unprofiled steps and the module-timing steps. A window has few unprofiled
-            steps. Module-timing steps can be compared too, because the cost of hooks is the same on
-            all ranks.
+        merged: Merges the ranks' steps into the steps of the run.
+        unprofiled: Compares the ranks in unprofiled steps and in module-timing steps. A window has
+            few unprofiled steps. Module-timing steps can be compared too, because the cost of hooks
+            is the same on all ranks.
         of_rank: The statistics of each rank's unprofiled steps.
     """
 
@@ -335,7 +345,10 @@ def _merged_rows(
     order: Iterable[int],
     rows_of: Callable[[int], Profile],
 ) -> tuple[MergedRows, dict[str, Sequence[Communication]]]:
-    """Merge the rows of each distinct table; also return the collectives of each table."""
+    """Merge the modules, operators and collectives of all ranks, one rank for each distinct table.
+
+    Also returns the collectives of each table, by its name.
+    """
     lowest: dict[str, int] = {}
     for rank, summary in summaries.items():
         lowest.setdefault(summary.table, rank)
@@ -353,7 +366,10 @@ def _merged_rows(
 def _timed_by(
     source: Mapping[str, ModuleProfile], modules: Mapping[str, ModuleProfile]
 ) -> dict[str, ModuleProfile]:
-    """Return the modules with the times of another rank, if that rank has times for them."""
+    """Replace the times of modules by their times on another rank, where that rank has times.
+
+    `source` has the modules of the other rank.
+    """
     works = {}
     for row, module in modules.items():
         if row not in source:
@@ -372,9 +388,9 @@ def _fitted(
 ) -> dict[str, ModuleProfile]:
     """Scale the times of modules so that they add up to the run's unprofiled steps.
 
-    The steps are from several ranks, but the times of modules are from one rank. If ranks only wait
-    at the end of backward (`at_end`), the difference is waiting time and is added to the self time
-    of the root.
+    The steps are merged from several ranks, but the times of modules are from one rank, so their
+    sums differ. If ranks only wait at the end of backward (`at_end`), the difference in backward is
+    waiting time, so it is added to the self time of the root instead.
     """
     unprofiled, scale = with_phases([step for step in steps if step.is_unprofiled])
     fitted = dict(modules)
@@ -425,7 +441,7 @@ def _with_least_seconds(
     summaries: Iterable[RankSummary],
     of_table: Mapping[str, Sequence[Communication]],
 ) -> tuple[Communication, ...]:
-    """Return the collectives, each with its shortest time on any rank.
+    """Return the collectives with `least_seconds`, the shortest time of a collective on any rank.
 
     The shortest time is known only if at least two ranks have times.
     """
@@ -445,7 +461,10 @@ def _with_least_seconds(
 
 
 def _key_on_all_ranks(each: Communication) -> tuple[object, ...]:
-    """Return a key that is equal on all ranks. It omits the group, whose name differs by rank."""
+    """Return a key that is the same on all ranks.
+
+    It omits the name of the group, which differs between ranks.
+    """
     return each.module, each.phase, each.collective, each.group_size, each.calls, each.bytes
 
 
@@ -527,7 +546,10 @@ def _check_one_run(runs: Mapping[int, Run]) -> None:
 
 
 def _facts(run: Run) -> dict[str, object]:
-    """Return the facts that must be equal on all ranks of a run, keyed by the names for messages."""
+    """Return the properties that must be the same on all ranks of a run.
+
+    The keys are the names that error messages use.
+    """
     facts: dict[str, object] = {}
     for field in _FACTS_OF_RUN:
         facts[f"run.{field}"] = getattr(run, field)
@@ -539,7 +561,7 @@ def _facts(run: Run) -> dict[str, object]:
 
 
 def _run(summaries: Mapping[int, RankSummary], leading: int, world: int) -> Run:
-    """Return the facts of the leading rank.
+    """Return the properties of the merged run, most of which are from the leading rank.
 
     If the ranks have different chips, `hardware` is `None`.
     """
@@ -592,9 +614,10 @@ def _ranks(
     slowest: Mapping[int, int],
     absent: Mapping[int, Rank],
 ) -> Iterator[Rank]:
-    """Yield the record of every rank of the run.
+    """Yield a `Rank` for every rank of the run.
 
-    `slowest` has the number of steps in which each rank was the slowest.
+    `slowest` has the number of steps in which each rank was the slowest. `absent` has the ranks
+    that sent no complete report.
     """
     for rank in range(world):
         if rank in summaries:
@@ -658,7 +681,7 @@ def _notes(
 
 
 def _difference(summaries: Mapping[int, RankSummary], leading: int, rows: MergedRows) -> Note:
-    """Make the note that ranks did different work."""
+    """Make a note which says that ranks did different work."""
     macs = [summary.macs for summary in summaries.values()]
     flops = [summary.flops for summary in summaries.values()]
     values = {

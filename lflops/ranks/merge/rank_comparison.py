@@ -1,10 +1,13 @@
 """Compare the ranks: find which ranks are late, by how much, and where they took longer.
 
-The result is the evidence, step by step. `ranks.stragglers` decides whether it is significant.
+A place is a module in a phase. An interval is the time between two collectives.
 
 The lateness of a rank in an interval is its busy time minus the median busy time of the other
 ranks. The excess of a rank in a place is its time in this place minus the median time of the other
 ranks. The other ranks wait only for the part of the excess that makes the rank late.
+
+This module only measures excess and lateness in each step. `ranks.stragglers` decides whether they
+are more than noise.
 """
 
 import bisect
@@ -27,7 +30,7 @@ from lflops.profile.series import robust_deviation
 from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus, total
 from lflops.ranks.merge.rank_table import OUTSIDE, RankTable
 
-# Only the ranks that are latest are compared place by place: this many.
+# Only this many ranks are compared place by place: the ranks that are latest.
 CANDIDATES = 32
 # A profile keeps this many of the most expensive excesses.
 KEPT = 256
@@ -40,7 +43,7 @@ WAITS_KEPT = 32
 # place.
 LEAST_SHARE = 0.3
 # If there is no similar module, the usual time of a module is estimated from its share of the work.
-# The estimate is multiplied by this factor.
+# The estimate is multiplied by this factor, so that an inaccurate estimate flags no rank.
 GENEROUS = 3.0
 # The standard deviation of the other ranks is computed only if there are at least this many.
 FEW_RANKS = 5
@@ -52,9 +55,12 @@ MANY_STEPS = 5
 JOLT_SIZES = 20
 
 EVERYTHING = ModulePhase("", "all")
-"""Everything that a rank's device does in a step."""
+"""The place that stands for everything that a rank's device does in a step."""
 STAGE = ModulePhase("", "stage")
-"""Everything that a rank does in a step, for ranks with different modules."""
+"""The place that stands for everything that a rank does in a step.
+
+It is used only if ranks have different modules, such as the stages of a pipeline.
+"""
 
 
 class SelfWork(NamedTuple):
@@ -65,10 +71,13 @@ class SelfWork(NamedTuple):
 
 
 class _Excess(NamedTuple):
-    """The time of a rank in a place, and the usual time in this place, step by step.
+    """The time that a rank took in a place, and the time that it usually takes, for each step.
 
     Attributes:
-        late: Lateness of the rank in the place's intervals, step by step.
+        usual: The usual time in the place: the median of the other ranks, or an estimate.
+        late: Lateness of the rank in the intervals that contain the place, for each step.
+        intervals: The intervals that contain the place.
+        modules: Number of modules that the place stands for.
     """
 
     place: ModulePhase
@@ -85,7 +94,7 @@ class _Excess(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """Mean part of the excess that makes the rank late, in seconds per step."""
+        """Mean seconds per step that the excess costs: the part of it that makes the rank late."""
         return mean_excess(list(map(min, self.excess, self.late)))
 
 
@@ -93,9 +102,10 @@ class _Usual(NamedTuple):
     """The usual time of each rank in each place.
 
     Attributes:
-        series: The usual times by place, for the ranks with a known usual time.
-        estimated: The places without a comparable place. Their usual times are estimated from
-            their work, or unknown.
+        series: The usual times by place and rank. A place or rank with an unknown usual time is
+            missing.
+        estimated: The places that only one rank has and that are like no other place. Their usual
+            times are estimated from their work, or unknown.
     """
 
     series: dict[ModulePhase, RankSeries]
@@ -105,14 +115,17 @@ class _Usual(NamedTuple):
 def compare_ranks(
     table: RankTable, work: Mapping[ModulePhase, SelfWork] | None = None, *, whole: bool = False
 ) -> RankComparison | None:
-    """Compare the ranks of a table; `None` for fewer than two ranks or without a timed step.
+    """Compare the ranks in the steps of a table.
+
+    Returns `None` if the table has fewer than two ranks or no steps.
 
     Args:
         table: The times of the ranks.
         work: The work of each module in each phase. It is used to estimate the usual time of a
             module that only one rank has.
-        whole: Whether to compare the whole step of each rank as well, for tables with too few
-            places to show that a rank is slower everywhere.
+        whole: Whether to find ranks that are slow everywhere by comparing their whole steps.
+            Otherwise, they are found by comparing many places. Pass `True` if the table has few
+            places.
     """
     if len(table.ranks) < 2 or not table.steps:
         return None
@@ -150,9 +163,9 @@ def compare_ranks(
 
 
 def times_last(table: RankTable) -> dict[int, int]:
-    """Count the steps in which each rank was busy longest.
+    """Return, for each rank, the number of steps in which it was busy longest.
 
-    Empty if ranks have different modules, or if single steps are unknown.
+    Empty if ranks have different modules, or if the times of single steps are unknown.
     """
     if table.staged or table.are_quartiles:
         return {}
@@ -163,9 +176,9 @@ def times_last(table: RankTable) -> dict[int, int]:
 
 
 class _Lateness:
-    """The lateness of the ranks in each interval, step by step.
+    """The lateness of the ranks in each interval, for each step.
 
-    If ranks have different modules, the lateness is the waiting time of the other ranks.
+    If ranks have different modules, the lateness of a rank is the waiting time of the other ranks.
     """
 
     def __init__(self, table: RankTable) -> None:
@@ -176,7 +189,10 @@ class _Lateness:
         self.ranks = self._least_waiting(table) if table.staged else self._latest()
 
     def within(self, rank: int, intervals: Iterable[int]) -> Steps:
-        """Return a rank's lateness over `intervals`; negative in steps in which it is early."""
+        """Return a rank's lateness, summed over several intervals.
+
+        It is negative in steps in which the rank is early.
+        """
         if self._waiting_of_others is not None:
             return self._waiting_of_others[rank]
         return total(self._by_interval[interval][rank] for interval in intervals)
@@ -196,8 +212,9 @@ class _Lateness:
 def _usual(table: RankTable, work: Mapping[ModulePhase, SelfWork]) -> _Usual:
     """Find the usual time of each rank in each place: the median of the other ranks.
 
-    A module that only one rank has is compared with similar modules, on other ranks if possible. If
-    there are no similar modules, its usual time is estimated from its share of the work.
+    Some modules exist on only one rank, for example in a pipeline. Such a module is compared with
+    similar modules, on other ranks if possible. If there are no similar modules, its usual time is
+    estimated from its share of the work.
     """
     series: dict[ModulePhase, RankSeries] = {}
     alone: dict[ModulePhase, tuple[int, Steps]] = {}
@@ -225,7 +242,10 @@ def _usual(table: RankTable, work: Mapping[ModulePhase, SelfWork]) -> _Usual:
 def _median_of(
     places: Iterable[ModulePhase], alone: Mapping[ModulePhase, tuple[int, Steps]]
 ) -> Steps:
-    """Return the median over the places, for each step."""
+    """Return the median time over the given places, for each step.
+
+    `alone` has the rank and the times of each place that only one rank has.
+    """
     seconds = [alone[place][1] for place in places]
     return tuple(statistics.median(step) for step in zip(*seconds, strict=True))
 
@@ -233,7 +253,10 @@ def _median_of(
 def _like_each_other(
     places: Iterable[ModulePhase], table: RankTable, work: Mapping[ModulePhase, SelfWork]
 ) -> Iterable[list[ModulePhase]]:
-    """Group places of repeated modules with equal work."""
+    """Group places whose modules do the same work and differ only in numbers in their names.
+
+    For example, `layers.0.mlp` and `layers.1.mlp` in backward are in one group.
+    """
     groups: dict[tuple[str, str, SelfWork | None], list[ModulePhase]] = defaultdict(list)
     for place in places:
         pattern = table.patterns.get(place.fqn, place.fqn)
@@ -246,7 +269,10 @@ def _comparable(
     group: Sequence[ModulePhase],
     alone: Mapping[ModulePhase, tuple[int, Steps]],
 ) -> list[ModulePhase]:
-    """Return the other places of the group, or only those on other ranks if there are any."""
+    """Return the places of the group that a place is compared with.
+
+    These are the places on other ranks. If there are none, they are all other places of the group.
+    """
     rank, _ = alone[place]
     on_other_ranks = [other for other in group if alone[other][0] != rank]
     return on_other_ranks or [other for other in group if other != place]
@@ -257,10 +283,10 @@ def _by_work(
     alone: Mapping[ModulePhase, tuple[int, Steps]],
     work: Mapping[ModulePhase, SelfWork],
 ) -> Steps | None:
-    """Estimate a place's seconds from the rate of the other modules.
+    """Estimate the time of a place, for each step, from the speed of the other modules.
 
-    The rate is in FLOPs or in bytes, whichever gives the longer time. Returns `None` if the work is
-    unknown.
+    The speed is measured both in FLOPs and in bytes per second, and the longer of the two resulting
+    times is returned. Returns `None` if the work is unknown.
     """
     others = [other for other in alone if other != place and other in work]
     if place not in work or not others:
@@ -290,7 +316,7 @@ def _in_places(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator
 
 
 def _in_repeated(table: RankTable, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the excess of each late rank in all modules of one pattern together."""
+    """Yield the excess of each late rank, summed over repeated modules such as `layers.*.mlp`."""
     for place, repeated in table.repeated.items():
         usual = repeated.seconds.median_of_others()
         for rank in lateness.ranks:
@@ -305,7 +331,10 @@ def _in_repeated(table: RankTable, lateness: _Lateness) -> Iterator[_Excess]:
 def _everywhere(
     table: RankTable, usual: _Usual, lateness: _Lateness, *, whole: bool
 ) -> Iterator[_Excess]:
-    """Yield the excess of each late rank in all its places together."""
+    """Yield the excess of each late rank in all places together.
+
+    If `whole` is true, the whole steps are compared, as described in `compare_ranks`.
+    """
     if whole:
         yield from _whole_steps(table, lateness, EVERYTHING)
         return
@@ -325,7 +354,7 @@ def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> I
 
 
 def _devices(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the excess of each late rank with a device that is slower in most places."""
+    """Yield the excess of each late rank whose device is slower in most places."""
     intervals = tuple(table.busy)
     for rank in lateness.ranks:
         own = {}
@@ -345,10 +374,14 @@ def _devices(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_
 def _slower_in_most_places(
     own: Mapping[ModulePhase, Steps], usual: Mapping[ModulePhase, Steps]
 ) -> list[float] | None:
-    """Return the factor by which a rank is slower everywhere, for each step.
+    """Return the factor by which a rank is slower than usual in most places, for each step.
 
-    The place with the largest excess is left out. `None` if the other places are too short for a
-    result.
+    The factor is the median over the places, without the place with the largest excess. Returns
+    `None` if the other places are too few or too short.
+
+    Args:
+        own: The times of the rank.
+        usual: The usual times in the same places.
     """
     if len(own) < 3:
         return None
@@ -374,7 +407,11 @@ def is_on_device(place: ModulePhase) -> bool:
 
 
 def _on_device(table: RankTable, places: Iterable[ModulePhase], *, whole: bool) -> RankSeries:
-    """Return each rank's seconds in all places on the device or, if `whole`, in all places."""
+    """Return each rank's summed time in the places on the device.
+
+    If `whole` is true, returns the summed time in all places. A rank that lacks any of the places
+    is left out.
+    """
     parts = [table.seconds[place] for place in places if whole or is_on_device(place)]
     if not parts:
         return RankSeries()
@@ -383,7 +420,7 @@ def _on_device(table: RankTable, places: Iterable[ModulePhase], *, whole: bool) 
 
 
 def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
-    """Return the first value at which half the total weight is reached; 1 without a value.
+    """Return the first value at which half the total weight is reached; 1 if there are no values.
 
     Args:
         weighted: Pairs of a value and its weight.
@@ -399,9 +436,10 @@ def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
 
 
 def _noise(beyond: RankSeries, rank: int) -> float | None:
-    """Return the standard deviation of the median excesses of the other ranks.
+    """Return how much the other ranks differ: the standard deviation of their median excesses.
 
-    Returns `None` if there are too few other ranks.
+    Returns `None` if there are too few other ranks. `beyond` has the excess of each rank in each
+    step.
     """
     medians = [median for other, median in beyond.medians().items() if other != rank]
     if len(medians) < FEW_RANKS:
@@ -412,9 +450,11 @@ def _noise(beyond: RankSeries, rank: int) -> float | None:
 def _large_excesses(
     table: RankTable, beyond: Mapping[ModulePhase, RankSeries]
 ) -> tuple[tuple[int, ...], float]:
-    """Count the excesses that reach each size.
+    """Count the large excesses of all ranks in all places and steps.
 
-    Also returns the observed seconds in which such an excess could occur.
+    Returns one count for each of `JOLT_SIZES` sizes: how many excesses have at least this size.
+    Also returns the total time of all ranks in these places. The counts divided by this time show
+    how likely a large excess is by chance. `beyond` has the excesses.
     """
     sizes = [table.step_seconds * LARGE_EXCESS_RATIO**number for number in range(JOLT_SIZES)]
     large = []
@@ -428,7 +468,7 @@ def _large_excesses(
 
 
 def _waits(table: RankTable) -> Iterator[RankWait]:
-    """Yield a record of each long wait, with the awaited rank and the waiting time."""
+    """Yield a `RankWait` for each place with long waits: the awaited rank and the waiting time."""
     for place in table.waits:
         series = table.seconds.get(place, RankSeries())
         if len(series) < 2:
@@ -473,7 +513,7 @@ def _awaited_rank(series: RankSeries) -> int:
 
 
 def _lost(table: RankTable) -> float:
-    """Return the seconds per step that are lost because the last rank exceeds the median."""
+    """Return the time that a step loses because the median rank waits for the last rank."""
     lost = 0.0
     for series in table.busy.values():
         lost += _usual_mean(series.beyond_median())
@@ -493,7 +533,7 @@ def _usual_mean(steps: Sequence[float]) -> float:
 
 
 def _delay(excess: _Excess, beyond: RankSeries, *, begins: bool) -> RankDelay:
-    """Make the record of an excess.
+    """Convert an excess to a `RankDelay`.
 
     `beyond` has the excess of all ranks in the same place.
     """

@@ -1,7 +1,7 @@
-"""Store the seconds of each rank, step by step, and calculate with them.
+"""Store the seconds of each rank in each step, and calculate with them.
 
-The seconds are plain tuples of numbers. There may be thousands of ranks, and Python's garbage
-collector does not track such tuples.
+The seconds are plain tuples of numbers, because there may be thousands of ranks, and Python's
+garbage collector does not track such tuples.
 """
 
 import statistics
@@ -31,12 +31,12 @@ def total(parts: Iterable[Sequence[float]]) -> Steps:
 
 
 def mean_excess(seconds: Sequence[float]) -> float:
-    """Return the mean over the steps, with 0 instead of negative values."""
+    """Return the mean over the steps. Negative values count as 0."""
     return statistics.fmean(max(each, 0.0) for each in seconds)
 
 
 class RankSeries(dict[int, Steps]):
-    """The seconds of each rank in the same steps, by rank."""
+    """The seconds of each rank in each step, by rank. All ranks have the same steps."""
 
     @classmethod
     def zeros(cls, steps: dict[int, int]) -> Self:
@@ -49,7 +49,7 @@ class RankSeries(dict[int, Steps]):
         return cls({rank: total(part[rank] for part in parts) for rank in ranks})
 
     def by_step(self) -> list[Steps]:
-        """Return the seconds of all ranks in each step."""
+        """Return one tuple for each step, with the seconds of all ranks."""
         return list(zip(*self.values(), strict=True))
 
     def add(self, other: "RankSeries") -> None:
@@ -80,7 +80,7 @@ class RankSeries(dict[int, Steps]):
         return self.minus(self.median_of_others())
 
     def beyond_median(self) -> list[float]:
-        """Return, for each step, the seconds by which the last rank exceeds the median."""
+        """Return, for each step, by how many seconds the slowest rank exceeds the median rank."""
         beyond = []
         for step in self.by_step():
             beyond.append(max(step) - statistics.median_low(step))
@@ -95,7 +95,7 @@ class RankSeries(dict[int, Steps]):
         return {rank: statistics.median(seconds) for rank, seconds in self.items()}
 
     def values_except(self, excluded: int) -> list[float]:
-        """Return the seconds of all other ranks in all steps."""
+        """Return one list with the seconds of all ranks except `excluded` in all steps."""
         values: list[float] = []
         for rank, seconds in self.items():
             if rank != excluded:

@@ -38,7 +38,7 @@ MOST_INTERVALS = 64
 FEWEST_INTERVALS = 4
 MOST_SUMS = 1 << 17
 
-# Only this many `rank_stats` keep the time of every rank.
+# Only this many `rank_stats` keep the time of every rank: those whose times differ most.
 WITH_ALL_RANKS = 32
 
 _PHASES = (*PHASES, *OUTSIDE)
@@ -51,7 +51,7 @@ class Repeated:
     Attributes:
         modules: Number of modules.
         intervals: The intervals that contain the modules.
-        seconds: The sum over the modules.
+        seconds: The time of each rank, summed over the modules.
     """
 
     modules: int
@@ -64,21 +64,23 @@ class RankTable:
     """Times of all ranks in the same steps.
 
     Attributes:
-        seconds: Times by place. If there are very many ranks and modules, only the most important
-            places are included.
-        repeated: Sums over repeated modules, by pattern.
-        busy: Time in all places where no rank waits, by interval.
-        waiting: The time in all places where ranks wait.
+        seconds: The times of the ranks in each place. If there are very many ranks and modules,
+            only the most important places are included.
+        repeated: Summed times of repeated modules. The key is a place whose name is a pattern, such
+            as `layers.*.mlp`.
+        busy: For each interval, the summed time in all places where no rank waits.
+        waiting: The summed time in all places where ranks wait.
         intervals: The interval of each place where no rank waits.
         waits: The places where ranks wait for each other.
         step_seconds: Median time of a step over ranks and steps.
         staged: Whether ranks have different modules, as in a pipeline.
-        patterns: The name of each module with `*` for the numbers of repeated modules.
+        patterns: The pattern of each module name. For example, `layers.0.mlp` has the pattern
+            `layers.*.mlp` if there are several such modules.
         are_quartiles: Whether the table has three quartiles instead of steps, because the times of
             single steps are unknown.
         begins: The places where a collective begins but is awaited elsewhere.
-        known_waits: Exposed seconds of collectives per step, by place and rank. Only the places in
-            `waits` for which the traces of all ranks have these times.
+        known_waits: Exposed seconds of collectives per step, by place and rank. It has only the
+            places in `waits` for which all ranks have traced times.
     """
 
     seconds: Mapping[ModulePhase, RankSeries]
@@ -116,7 +118,10 @@ class RankTable:
 def repeated_places(
     intervals: Mapping[ModulePhase, int], patterns: Mapping[str, str]
 ) -> dict[ModulePhase, list[ModulePhase]]:
-    """Group the places of repeated modules by the pattern of their names."""
+    """Group the places of repeated modules.
+
+    The key of a group is a place whose name is a pattern, such as `layers.*.mlp`.
+    """
 
     def pattern_of(place: ModulePhase) -> ModulePhase:
         return ModulePhase(patterns.get(place.fqn, place.fqn), place.phase)
@@ -128,10 +133,11 @@ def repeated_places(
 def intervals_of(
     places: Iterable[ModulePhase], waits: Collection[ModulePhase]
 ) -> dict[ModulePhase, int]:
-    """Return the interval of each place where no rank waits.
+    """Return the number of the interval that contains each place where no rank waits.
 
-    Places run in the order in which they are passed, but backward runs in reverse order. The last
-    interval continues in the next step, unless the step ends with a collective.
+    `places` has modules in the order of their forward pass. Backward is assumed to run in reverse
+    order. If a step does not end with a collective, its last interval continues in the next step,
+    so the places in it get the number of the first interval, 0.
     """
     ordered = _in_execution_order(places)
     intervals = {}
@@ -165,7 +171,7 @@ def _in_execution_order(places: Iterable[ModulePhase]) -> list[ModulePhase]:
 
 
 def few_intervals(intervals: Mapping[ModulePhase, int], ranks: int) -> dict[ModulePhase, int]:
-    """Join neighboring intervals if there are too many intervals for this number of ranks."""
+    """Join neighboring intervals if a table of this many ranks cannot have so many intervals."""
     number = max(intervals.values(), default=0) + 1
     most = max(min(MOST_INTERVALS, MOST_SUMS // max(ranks, 1)), FEWEST_INTERVALS)
     if number <= most:
@@ -221,7 +227,17 @@ def table_of_series(
     patterns: Mapping[str, str] | None = None,
     are_quartiles: bool = False,
 ) -> RankTable:
-    """Make a table from the series of each place and the number of steps of each rank."""
+    """Make a table from the times of all ranks in each place.
+
+    Args:
+        seconds: The times by place.
+        steps: The number of steps of each rank.
+        waits: See `RankTable.waits`.
+        begins: See `RankTable.begins`.
+        known: See `RankTable.known_waits`.
+        patterns: See `RankTable.patterns`.
+        are_quartiles: See `RankTable.are_quartiles`.
+    """
     waits = frozenset(waits)
     intervals = intervals_of(seconds, waits)
     waiting = RankSeries.zeros(steps)
@@ -269,9 +285,10 @@ def _repeated(
 
 
 def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
-    """Return the statistics of each place that several ranks have, in the order of `rows`.
+    """Return the statistics of each place that several ranks have.
 
-    If ranks are equally slow, the first of them is the slowest. For an even number of ranks, the
+    They are sorted by module, in the order of `rows`, and then by phase. If several ranks are
+    equally slow, the first of them is reported as the slowest. For an even number of ranks, the
     median is the lower of the two middle values.
     """
     order = positions(rows)
@@ -305,7 +322,8 @@ def _stat(place: ModulePhase, medians: dict[int, float], *, waits: bool) -> Rank
 def waits_in(profile: Profile) -> set[ModulePhase]:
     """Return the places in which this rank waits for other ranks.
 
-    If the profile does not list these places, returns the places of its collectives.
+    If the profile does not list these places, returns the places of its collectives. If no step was
+    counted, returns all places where ranks may wait.
     """
     if not profile.is_counted and profile.run.world_size > 1:
         return _possible_waits(profile)
@@ -325,7 +343,7 @@ def waits_in(profile: Profile) -> set[ModulePhase]:
 
 
 def _possible_waits(profile: Profile) -> set[ModulePhase]:
-    """Return the places where an uncounted step may wait.
+    """Return all places where ranks may wait, for a profile in which no step was counted.
 
     Under DDP, ranks wait at the end of backward. Otherwise, they may wait anywhere in the model.
     """
@@ -342,11 +360,11 @@ def begins_in(profile: Profile) -> set[ModulePhase]:
 
 
 def waiting_in(profile: Profile) -> dict[ModulePhase, float | None]:
-    """Return the exposed seconds of collectives per step, keyed by the place that awaits them.
+    """Return the exposed seconds of collectives per step, by the place where they are awaited.
 
-    The seconds include transfer and waiting; they are `None` if unknown. If a collective begins in a
-    module during backward and is not awaited there, it is awaited at the end of backward, in the
-    root.
+    The seconds include transfer and waiting. They are `None` if the time of any of the collectives
+    is unknown. If a collective begins in a module and is not awaited there, it is awaited at the
+    end of the phase, in the root.
     """
     waits = waits_in(profile)
     exposed: dict[ModulePhase, float | None] = {}
@@ -367,7 +385,14 @@ def waiting_in(profile: Profile) -> dict[ModulePhase, float | None]:
 def known_waits(
     waiting: Mapping[int, Mapping[ModulePhase, float | None]],
 ) -> dict[ModulePhase, dict[int, float]]:
-    """Return the exposed seconds of collectives by rank, for places with times from all ranks."""
+    """Keep the places for which all ranks know their exposed seconds.
+
+    Args:
+        waiting: Exposed seconds of collectives by rank and place; `None` if unknown.
+
+    Returns:
+        The exposed seconds by place and rank.
+    """
     by_place: dict[ModulePhase, dict[int, float]] = defaultdict(dict)
     for rank, places in waiting.items():
         for place, seconds in places.items():
@@ -377,9 +402,9 @@ def known_waits(
 
 
 def quartiles_in(profile: Profile) -> list[dict[ModulePhase, float]]:
-    """Return the lower quartile, the median and the upper quartile of each place's seconds.
+    """Return the lower quartile, the median and the upper quartile of the time in each place.
 
-    The quartiles replace the steps of a table if the times of single steps are unknown. Returns an
+    A table has these three instead of steps if the times of single steps are unknown. Returns an
     empty list if no module was timed.
     """
     stats: dict[ModulePhase, TimingStats] = {}

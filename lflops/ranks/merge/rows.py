@@ -1,4 +1,7 @@
-"""Merge the modules of several ranks: each row comes from the first rank that has the module."""
+"""Merge the modules of several ranks.
+
+A row is the `ModuleProfile` of one module. Each row comes from the first rank that has the module.
+"""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
@@ -40,12 +43,12 @@ Entry = TypeVar("Entry", OpCount, Communication)
 class MergedRows:
     """Merges the rows of ranks, which are added one after another, starting with the leading rank.
 
-    A rank adds only the rows that no earlier rank had. So a thousand ranks need no more memory than
-    their distinct rows.
+    Only rows that no earlier rank had are stored. So memory depends on the number of different
+    modules, not on the number of ranks.
 
     Attributes:
         sources: The rank that each row is from.
-        differ: Whether a rank did different work than the first rank.
+        differ: Whether any rank did different work than the leading rank.
         waits: The places where any rank waits for other ranks.
         unsupported: The operators that any rank ran without a formula, by module, operator and
             phase.
@@ -68,7 +71,11 @@ class MergedRows:
         self._communication: dict[int, list[Communication]] = {}
 
     def add(self, rank: int, profile: Profile, lowest: int) -> None:
-        """Add the next rank; `lowest` is the lowest rank with the same rows."""
+        """Add the next rank.
+
+        The rank may stand for several ranks with identical rows. `lowest` is the lowest of them,
+        which determines the order of the rows.
+        """
         if self._leading is None:
             self._leading = profile
         self.differ = self.differ or _differ(self._leading, profile)
@@ -91,11 +98,14 @@ class MergedRows:
             self.unsupported.setdefault((each.module, each.operator, each.phase), each)
 
     def _from(self, rank: int, entries: Iterable[Entry]) -> list[Entry]:
-        """Select the entries of modules whose rows are from this rank."""
+        """Select the operators or collectives of modules whose rows are from this rank."""
         return [each for each in entries if self.sources[each.module] == rank]
 
     def modules(self) -> dict[str, ModuleProfile]:
-        """Return the rows, each with the work of the modules below it that only other ranks have."""
+        """Return the merged rows.
+
+        If a module contains modules that only other ranks have, their work is added to its row.
+        """
         added_below: dict[str, list[ModuleProfile]] = {}
         for row, module in self._rows.items():
             above = ancestry(row)[1:]
@@ -111,7 +121,8 @@ class MergedRows:
     def only_on(self) -> Iterator[tuple[list[int], list[str]]]:
         """Group the rows that are missing on some ranks.
 
-        For each group, yields the ranks that have the rows, and the uppermost of the rows.
+        For each group, yields the ranks that have the rows, and the names of the rows. A row is
+        left out if the row of its parent module is in the same group.
         """
         all_ranks = (1 << len(self._added)) - 1
         uppermost: dict[int, list[str]] = {}
@@ -124,16 +135,16 @@ class MergedRows:
             yield self._ranks_in(bits), rows
 
     def _ranks_in(self, bits: int) -> list[int]:
-        """Return the ranks whose bits are set."""
+        """Return the ranks whose bits are set in `bits`. Each added rank has one bit."""
         return [rank for index, rank in enumerate(self._added) if bits >> index & 1]
 
     def op_counts(self) -> Iterator[OpCount]:
-        """Yield the operators of each row, from the row's source."""
+        """Yield the operators of each row, from the rank that the row is from."""
         for rank in sorted(self._op_counts):
             yield from self._op_counts[rank]
 
     def communication(self) -> Iterator[Communication]:
-        """Yield the collectives of each row, from the row's source."""
+        """Yield the collectives of each row, from the rank that the row is from."""
         for rank in sorted(self._communication):
             yield from self._communication[rank]
 
@@ -147,7 +158,10 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def _with_added(row: ModuleProfile, below: list[ModuleProfile]) -> ModuleProfile:
-    """Return the row with the parameters and the work of the modules that were added below it."""
+    """Return a module's row plus the parameters and the work of modules from other ranks.
+
+    `below` has the rows of these modules, which the module contains.
+    """
     if not below:
         return row
     fields: dict[str, Any] = sums((row, *below), *_PARAMETER_FIELDS)
@@ -164,9 +178,9 @@ def _with_added(row: ModuleProfile, below: list[ModuleProfile]) -> ModuleProfile
 
 
 def _with_added_work(work: Work, below: list[Work]) -> Work:
-    """Return the inclusive work of a row plus the work that was added below it.
+    """Return the inclusive work of a module plus the work of modules from other ranks.
 
-    If work was added, the times become `None`, because times of several ranks cannot be summed.
+    If work is added, the times become `None`, because times of several ranks cannot be summed.
     """
     if not any(sums(below, *COUNTS).values()):
         return work
@@ -205,6 +219,6 @@ def _unsupported(profile: Profile) -> Counter[Hashable]:
 
 
 def _collectives(profile: Profile) -> Counter[Hashable]:
-    """Count equal collectives. Group names are ignored, because they differ between ranks."""
+    """Count identical collectives. Group names are ignored, because they differ between ranks."""
     key = attrgetter("module", "phase", "collective", "group_size", "calls", "bytes")
     return Counter(map(key, profile.communication))

@@ -42,7 +42,7 @@ ALIGNED = 0.97
 
 
 class RankSteps(Struct, frozen=True, kw_only=True):
-    """Times of one rank's unprofiled steps: total, waiting for data, and CPU time."""
+    """Statistics of one rank's unprofiled steps: step time, time waiting for data, and CPU time."""
 
     step: TimingStats | None
     data: TimingStats | None
@@ -80,7 +80,10 @@ class MergedSteps:
         return _statistics(step for step in steps if step.is_unprofiled)
 
     def merged(self) -> Iterator[Step]:
-        """Yield the run's steps, with the marks of all ranks and the samples of all batches."""
+        """Yield the steps of the run.
+
+        A step has the marks of all ranks, and the samples and tokens of all batches.
+        """
         for _, step in sorted(self._steps.items(), key=lambda item: item[0][0]):
             yield replace(
                 step.joined(),
@@ -92,7 +95,7 @@ class MergedSteps:
 
     @property
     def last_rank(self) -> int | None:
-        """Return the rank that supplies forward in most of the merged unprofiled steps.
+        """Return the rank whose forward is used in most of the merged unprofiled steps.
 
         Returns `None` if there is no unprofiled step.
         """
@@ -133,11 +136,11 @@ class _Waits:
         return self._seconds(step, [phase for phase in step.phases if phase in self._phases])
 
     def in_interval(self, step: Step, phases: Iterable[str]) -> float:
-        """Return the seconds that a rank waited in an interval of a step."""
+        """Return the seconds that a rank waited in one interval, which consists of `phases`."""
         return self._seconds(step, [phase for phase in phases if phase in self.ends])
 
     def _seconds(self, step: Step, phases: Iterable[str]) -> float:
-        """Add up the waiting seconds.
+        """Add up the waiting time in the given phases, in which ranks wait for each other.
 
         If the waiting time in a phase is unknown, the whole phase counts as waiting.
         """
@@ -150,9 +153,10 @@ class _Waits:
         return seconds
 
     def intervals(self, step: Step) -> list[list[str]]:
-        """Return the phases of a step, divided at its collectives.
+        """Divide the phases of a step into intervals, each of which ends with a collective.
 
-        The last interval continues in the next step, so its phases are part of the first interval.
+        The last phases of a step, after its last collective, are part of the first interval,
+        because they continue in the next step.
         """
         phases = [phase for phase in ORDER if phase in step.phases]
         phases += [phase for phase in step.phases if phase not in ORDER]
@@ -169,7 +173,7 @@ class _Waits:
 
 
 class _Candidate(NamedTuple):
-    """The step of one rank, and how long the rank waited in it."""
+    """One rank's step, which may become the merged step, and how long the rank waited in it."""
 
     waited: float
     step: Step
@@ -177,10 +181,10 @@ class _Candidate(NamedTuple):
 
 
 class _MergedStep:
-    """One step of the run, merged from the steps of its ranks.
+    """One step of the run, merged from the steps of the ranks.
 
     Attributes:
-        marks: The marks of all ranks, in order, as keys of a dictionary.
+        marks: The marks of all ranks as keys of a dictionary, which keeps their order.
         samples: Number of samples of each batch.
         tokens: Number of tokens of each batch.
     """
@@ -237,7 +241,8 @@ class _MergedStep:
     def joined(self) -> Step:
         """Join the intervals into one step.
 
-        If the intervals overlap, return the step of the rank that waited least.
+        If their sum is shorter than the step of any rank, the intervals overlap. In this case,
+        returns the step of the rank that waited least.
         """
         step = self._joined_intervals()
         if (step.seconds or 0.0) < ALIGNED * (self._shortest or 0.0):
@@ -274,12 +279,16 @@ class _MergedStep:
 
 
 def _disjoint_seconds(phases: Mapping[str, float]) -> float:
-    """Add up the phases that are not part of another phase."""
+    """Add up the times of the phases, except for phases that are part of another phase."""
     return sum(seconds for phase, seconds in phases.items() if phase not in WITHIN_FORWARD)
 
 
 class _Batches:
-    """The ranks that have a separate batch: the first rank at each data coordinate."""
+    """Finds the ranks that have a separate batch.
+
+    Ranks with the same data-parallel coordinate have the same batch, and only the first of them
+    counts.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = defaultdict(int)
@@ -287,7 +296,7 @@ class _Batches:
         self._is_known = True
 
     def add(self, rank: int, run: Run, coordinates: Mapping[str, int]) -> bool:
-        """Add a rank, and return whether no earlier rank has the same batch."""
+        """Add a rank, and return whether its batch differs from those of all earlier ranks."""
         is_alone = run.world_size == 1
         self._expected = run.data_parallel_size
         if self._expected is None and is_alone:
@@ -304,7 +313,7 @@ class _Batches:
         return self._seen[coordinate] == 1
 
     def total(self, units: Sequence[int | None]) -> int | None:
-        """Return the sum over all batches; `None` if any value is unknown."""
+        """Return the sum of the samples (or tokens) of all batches; `None` if it is not known."""
         known = [each for each in units if each is not None]
         if not self._is_known or not len(known) == len(units) == self._expected:
             return None

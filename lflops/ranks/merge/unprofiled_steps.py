@@ -3,9 +3,10 @@
 Unprofiled steps have no module times, but there are many of them. So they also show delays that
 occur only in every tenth step, or that begin late in the run.
 
-A rank also takes longer while the system gives its core to another thread. Such a wait has nothing
-to do with the phase in which it happens. If each rank has measured its waits for a core in each
-phase, phases are compared without the waits, and the waits are compared as a separate place:
+A rank also takes longer while the operating system gives its core to another thread. Such a wait
+has nothing to do with the phase in which it happens. If each rank has measured its waits for a core
+in each phase, the phases are compared without the waits, and the waits are compared separately, as
+a phase called `preempted`:
 
     forward 30 ms (5 ms of it waiting), backward 40 ms (10 ms)   →   25 ms, 30 ms, preempted 15 ms
 """
@@ -44,11 +45,11 @@ FEWEST_STEPS = 16
 
 # A comparison keeps this many delays, because each delay has two numbers per step.
 KEPT = 6
-# The waits for a core are kept for this many ranks.
+# The waits for a core are kept for this many ranks: the ranks that wait longest.
 PREEMPTIONS_KEPT = 2
 
 WAIT = "wait"
-"""The end of backward, in which ranks wait for the gradients of other ranks."""
+"""The name of the end of backward, in which ranks wait for the gradients of other ranks."""
 
 _PHASES = (
     "data",
@@ -90,15 +91,15 @@ class _Record(NamedTuple):
 
 
 class UnprofiledSteps:
-    """Keeps the last unprofiled steps of each rank, as rows of numbers."""
+    """Keeps the last unprofiled steps of each rank."""
 
     def __init__(self) -> None:
         self._records: dict[int, deque[_Record]] = {}
 
     def add(self, rank: int, steps: Iterable[Step], *, ranks: int) -> None:
-        """Add steps of one of `ranks` ranks.
+        """Add steps of one rank of a run with `ranks` ranks.
 
-        Steps without phases are left out.
+        Steps without the times of phases are left out.
         """
         if rank not in self._records:
             self._records[rank] = deque(maxlen=most_steps(ranks))
@@ -159,7 +160,10 @@ class UnprofiledSteps:
         return sorted(set.intersection(*indices))
 
     def _columns(self, indices: Iterable[int]) -> dict[str, RankSeries]:
-        """Return the series of all ranks, by column name."""
+        """Return the values of all ranks in each of `_COLUMNS`.
+
+        `indices` has the indices of the steps.
+        """
         columns = {name: RankSeries() for name in _COLUMNS}
         for rank, records in self._records.items():
             by_index = dict(records)
@@ -170,7 +174,7 @@ class UnprofiledSteps:
 
 
 def _packed(step: Step) -> bytes:
-    """Pack a step into a row of `_COLUMNS`; unknown values are NaN."""
+    """Pack a step into one float32 value for each column in `_COLUMNS`; unknown values are NaN."""
     seconds = _by_column(step, step.phases)
     seconds["backward"] -= step.waiting or 0.0
     seconds[WAIT] = _or_nan(step.waiting)
@@ -183,14 +187,21 @@ def _packed(step: Step) -> bytes:
 
 
 def _waits_of(step: Step) -> list[float]:
-    """Return the time that the thread waited for a core in each phase; NaN if unknown."""
+    """Return how long the thread waited for a core in each phase, in the order of `_PHASES`.
+
+    The values are NaN if they are unknown.
+    """
     if step.waited_by_phase is None:
         return [math.nan] * len(_PHASES)
     return list(_by_column(step, step.waited_by_phase).values())
 
 
 def _by_column(step: Step, by_phase: Mapping[str, float]) -> dict[str, float]:
-    """Convert seconds by phase to seconds by `_PHASES`."""
+    """Return the time of each phase in `_PHASES`.
+
+    The time of a phase that is not in `_PHASES` is added to `other`. If the step is marked with an
+    event such as `validation`, the time of `other` belongs to the event.
+    """
     seconds = dict.fromkeys(_PHASES, 0.0)
     for phase, each in by_phase.items():
         column = phase if phase in seconds else "other"
@@ -254,8 +265,8 @@ def _contended(
 ) -> dict[ModulePhase, RankSeries] | None:
     """Return the time that each rank waited for a core in each compared phase.
 
-    Returns `None` if a wait is unknown on any rank. A rank that waits for other ranks needs no core,
-    so the phases in which ranks wait for each other are left out.
+    Returns `None` if such a wait is unknown on any rank. A rank that waits for other ranks needs no
+    core, so the phases in which ranks wait for each other are left out.
     """
     if any(_has_unknown(columns[_waited_in(phase)]) for phase in _PHASES):
         return None
@@ -285,7 +296,12 @@ def _without(
 
 
 def _preemptions(waited: RankSeries, table: RankTable) -> list[RankDelay]:
-    """Return the excess of the waits for a core, for the ranks that waited longest."""
+    """Return the delays of the ranks that waited longest for a core.
+
+    Args:
+        waited: The time that each rank waited for a core in each step.
+        table: The times of the ranks, including these waits.
+    """
     if _has_unknown(waited):
         return []
     beyond = waited.beyond_others()
@@ -331,9 +347,10 @@ def _awaited(waits: Iterable[ModulePhase], *, is_wait_known: bool) -> set[Module
 def _activity(
     ranks: Collection[int], columns: Mapping[str, RankSeries], busy: RankSeries
 ) -> tuple[RankActivity, ...]:
-    """Return the activity of the given ranks compared with the other ranks.
+    """Return what the processes of the given ranks did more than the processes of the other ranks.
 
-    Each step is weighted by how late the rank is in the step.
+    For example, their threads waited longer for a core, or their batches were larger. Steps in
+    which a rank is later have a larger weight.
     """
     late = busy.beyond_others()
     waited = columns["waited"].beyond_others()
@@ -363,7 +380,7 @@ def _weighted_mean(values: Steps, weights: Sequence[float]) -> float | None:
 
 
 def _ratio_to_others(means: Mapping[int, float], rank: int) -> float | None:
-    """Return a rank's value divided by the median of the other ranks; `None` if unknown."""
+    """Return a rank's mean divided by the median of the other ranks; `None` if unknown."""
     usual = statistics.median(mean for other, mean in means.items() if other != rank)
     if not usual:
         return None
@@ -373,7 +390,8 @@ def _ratio_to_others(means: Mapping[int, float], rank: int) -> float | None:
 def _lengths_explain(units: RankSeries, busy: RankSeries) -> float | None:
     """Return the correlation between the lateness of a rank and the size of its batch.
 
-    Both are relative to the other ranks. Returns `None` if the sizes are unknown or all equal.
+    Both are differences from the other ranks. Returns `None` if the sizes are unknown or all the
+    same.
     """
     more = list(chain.from_iterable(units.beyond_others().values()))
     late = list(chain.from_iterable(busy.beyond_others().values()))

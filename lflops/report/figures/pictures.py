@@ -1,4 +1,4 @@
-"""Draw the roofline and the live memory of a profile, in the same way as on the page.
+"""Draw the roofline and the live memory of a profile, in the same way as on the HTML page.
 
 Each figure has a separate canvas, so the global state of matplotlib does not change.
 """
@@ -38,7 +38,11 @@ _COLOURS = msgspec.toml.decode(
 PHASES = _COLOURS["phases"]
 
 CATEGORIES = _COLOURS["categories"]
-"""Colours of the categories of memory, from the bottom of the stack: lasting tensors first."""
+"""Colours of the categories of memory.
+
+The categories are drawn as stacked areas, the first at the bottom. Categories of tensors that live
+long, such as parameters, come first.
+"""
 
 
 def drawn_on(width: float, height: float) -> tuple[Figure, Axes]:
@@ -67,7 +71,10 @@ class Picture(NamedTuple):
 
 
 def pictures(analysis: Analysis) -> Iterator[Picture]:
-    """Yield the roofline, if the chip's peak is known, and live memory, if it was counted."""
+    """Yield the figures that can be drawn for a profile.
+
+    These are the roofline if the chip's peak is known, and live memory if memory was counted.
+    """
     memory = analysis.profile.memory
     if analysis.roofline.ceilings:
         yield _picture("roofline", roofline_figure(analysis.roofline, analysis.patterns))
@@ -85,22 +92,28 @@ def _picture(name: str, figure: Figure) -> Picture:
 
 
 _BAND = (1.02, 1.07)
-"""Bottom and top of the band of phases, as fractions of the height of the axes."""
+"""Bottom and top of the coloured band that shows the phases, as fractions of the axes' height."""
 
 _NARROWEST_LABELLED = 0.08
-"""Minimum width of a phase with a label, as a share of the figure's width."""
+"""A phase has a label if it is at least this wide, as a share of the width of the axes."""
 
 _TICKS = 6
 
 _AFTER_OPERATOR = 0.5
-"""Position of the peak, between the operator that reached it and the next operator."""
+"""Distance on the x-axis from an operator to the peak that was reached while it ran.
+
+The x-axis counts operators, so the peak is drawn halfway between this operator and the next one.
+"""
 
 _LATE = 0.75
-"""The label is to the left of the peak if the peak is after this share of the step."""
+"""If the peak comes after this share of the step, its label is drawn to the left of it.
+
+On the right, it would not fit into the figure.
+"""
 
 
 def memory_figure(analysis: Analysis) -> Figure:
-    """Draw the peak, and the live bytes before each operator, by category if it is known.
+    """Draw the live bytes before each operator, as stacked categories, and mark the peak.
 
     Raises:
         ProfileError: Memory was not counted.
@@ -136,9 +149,10 @@ def memory_figure(analysis: Analysis) -> Figure:
 
 
 def _areas(axes: Axes, memory: Memory, operators: Sequence[float], reached: int | None) -> None:
-    """Draw the categories as a stack, lasting tensors at the bottom.
+    """Draw the live bytes of each category as stacked areas, long-lived tensors at the bottom.
 
-    `reached` is the number of the moment before the peak.
+    `reached` is the index in `memory.timeline` of the operator that reached the peak. `None` if the
+    operator is unknown.
     """
     positions = list(operators)
     parts = [moment.by_category for moment in memory.timeline]
@@ -168,7 +182,7 @@ def _areas(axes: Axes, memory: Memory, operators: Sequence[float], reached: int 
 
 
 def _phases(axes: Axes, memory: Memory, operators: Sequence[float]) -> None:
-    """Draw the phases as a band above the axes."""
+    """Draw the phases of the step as a coloured band above the axes."""
     phases = [moment.phase for moment in memory.timeline]
     number = 0
     for phase, moments in groupby(phases):
@@ -197,7 +211,14 @@ def _phases(axes: Axes, memory: Memory, operators: Sequence[float]) -> None:
 
 
 def _mark_peak(axes: Axes, nbytes: int, at: float | None, last: float) -> None:
-    """Draw the peak as a point with a label, or as a line if the moment of the peak is unknown."""
+    """Mark the peak as a point with a label, or as a horizontal line if its position is unknown.
+
+    Args:
+        axes: The axes of the figure.
+        nbytes: The peak in bytes.
+        at: The position of the peak on the x-axis, or `None` if it is unknown.
+        last: The position of the last operator on the x-axis.
+    """
     label = f"peak {units.size(nbytes)}"
     style: dict[str, Any] = {
         "fontsize": 9,
@@ -241,7 +262,7 @@ def save_memory_figure(profile: Profile, path: Path) -> None:
 FORMATS = ("svg", "png", "pdf")
 
 _NAMED = 8
-"""Maximum number of points with a name."""
+"""Maximum number of points in the roofline figure that have a name next to them."""
 
 # In pixels: width of a character, height of a line, distance from a point to its name, and the
 # margin around a point that no name may cover.
@@ -285,9 +306,11 @@ def save_roofline_figure(roofline: LazyRoofline, path: Path, patterns: Mapping[s
 
 
 def roofline_figure(roofline: LazyRoofline, patterns: Mapping[str, str]) -> Figure:
-    """Draw modules without their submodules as points, with areas in proportion to their seconds.
+    """Draw a point for each module, below the rooflines of the chip.
 
-    If nothing was timed, draws operators at their roofline limit.
+    A point shows the work of the module without its submodules. Its area is in proportion to the
+    module's time. If nothing was timed, the points are operators, drawn at the FLOP/s that they can
+    reach at most.
     """
     figure, axes = drawn_on(9, 6)
     timed = []
@@ -326,7 +349,10 @@ def _intensity(point: Point) -> float:
 
 
 def _height(point: Point, *, timed: bool) -> float:
-    """Return the FLOP/s of a point or of its roofline limit; 0 if the point cannot be drawn."""
+    """Return the height of a point in FLOP/s, or 0 if it cannot be drawn.
+
+    This is the measured rate if the point was timed, and otherwise the rate at its roofline limit.
+    """
     if not point.intensity:
         return 0.0
     return (point.flops_per_second if timed else point.roof_flops_per_second) or 0.0
@@ -335,7 +361,11 @@ def _height(point: Point, *, timed: bool) -> float:
 def _scatter(
     axes: Axes, points: Sequence[Point], colour: str, longest: float, *, timed: bool
 ) -> Line2D:
-    """Draw the points of a phase, and return their entry in the legend."""
+    """Draw the points of a phase, and return their entry in the legend.
+
+    `longest` is the time of the slowest point in the figure, which is drawn largest. If nothing was
+    timed, it is 0 and all points have the same size.
+    """
     sizes = [30.0] * len(points)
     if longest:
         sizes = [20 + 180 * (point.seconds or 0.0) / longest for point in points]
@@ -404,7 +434,10 @@ def _annotate(axes: Axes, point: Point, name: str, aligned: str) -> None:
 
 
 def _roofline(axes: Axes, ceiling: Ceiling, intensities: Iterable[float]) -> Line2D:
-    """Draw a roofline that extends a decade beyond all points and typical ridge points."""
+    """Draw the roofline of one dtype, and return its entry in the legend.
+
+    It extends a factor of ten beyond all points, so that the ridge is usually visible.
+    """
     values = [0.1, 1000.0, *intensities]
     left = min(values) / _DECADE
     right = max(values) * _DECADE

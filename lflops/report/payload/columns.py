@@ -1,8 +1,9 @@
 """Define the format of the payload: its version, and its tables, which are stored by column.
 
-Counts that JavaScript's numbers would round are strings of digits. Unknown values are null. If
-every row of a column has the same value, the column is stored as this value. So a page with 20,000
-modules is small enough to be sent by mail.
+The payload is the JSON that the page draws. JavaScript would round large integers, so large counts
+are stored as strings of digits. Unknown values are null. If all rows have the same value in a
+column, this single value is stored instead of a list. So a page with 20,000 modules is small enough
+to be sent by mail.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,12 +34,21 @@ def column(values: Iterable[Value]) -> list[Value] | Value:
 
 
 def table(rows: Sequence[object], fields: Iterable[str], *, prefix: str = "") -> Columns:
-    """Make a column for each attribute, such as `work.macs`; column names start with the prefix."""
+    """Return a table with a column for each attribute of the rows.
+
+    Args:
+        rows: The objects whose attributes are stored.
+        fields: The attributes, such as `work.macs`.
+        prefix: Text that is put before the name of each column.
+    """
     return {prefix + field: column(map(attrgetter(field), rows)) for field in fields}
 
 
 def lists(rows: Sequence[object], fields: Iterable[str]) -> Columns:
-    """Make a table of the given fields in which every column is a list."""
+    """Return a table with a column for each field of the rows.
+
+    Every column is a list, even if all rows have the same value.
+    """
     return {field: [exact(getattr(row, field)) for row in rows] for field in fields}
 
 

@@ -1,4 +1,4 @@
-"""Build the data that the page needs to compare two windows, and the payload of a comparison."""
+"""Build the data with which the page compares two windows, and the data of each comparison."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
@@ -29,11 +29,12 @@ _TIME = ("before", "after", "ratio", "per_mac", "low", "high", "lost", "verdict"
 
 
 class ComparedFigures(RunFigures, frozen=True, kw_only=True):
-    """The data for comparisons of a window, in addition to its table of modules.
+    """The data of a window that is needed for comparisons and is not in its table of modules.
 
     Attributes:
-        times: Columns of operator calls and of the errors of median times, for each phase with
-            times, inclusive and `self_`. The rows are in the order of the table of modules. Errors
+        times: For each phase with times, the number of operator calls and the error of the median
+            time of each module. Each has a column with submodules and a column without them, whose
+            name has the prefix `self_`. The rows are in the order of the table of modules. Errors
             are rounded to four digits to keep the page small.
     """
 
@@ -46,12 +47,12 @@ class ComparisonShown(Struct, frozen=True, kw_only=True):
     Attributes:
         headline: The verdict on the step, and the other sentences about the changes.
         is_news: Whether anything changed beyond noise.
-        figures: Figures of the whole runs, before and after, keyed by their names in `Diff`.
-        modules: Columns with a value for each module: `before`, `after`, `kind` and `pattern`; the
-            fields of the shown time, such as `time.before`; `own`, which is true if the shown time
-            is self time; the self work, such as `macs.before` and `macs.after`; `peak_bytes`; and
-            the seconds and MACs of each phase, such as `forward.seconds.before`, which are self
-            figures if `own` is true, and otherwise inclusive.
+        figures: Numbers about the whole step, before and after, keyed by their names in `Diff`.
+        modules: Columns with a value for each module. `before`, `after`, `kind` and `pattern`
+            identify the module. Names such as `time.before` are the fields of the time that the
+            page shows, and `own` is true if this time is self time. Names such as `macs.before` are
+            self work. Names such as `forward.seconds.before` are the seconds and MACs in a phase.
+            They exclude submodules if `own` is true, and otherwise include them.
     """
 
     headline: tuple[str, ...]
@@ -73,7 +74,7 @@ ready_for_threads(_Window)
 
 
 def compared_figures(analysis: Analysis) -> ComparedFigures:
-    """Extract the data that `lflops.diff` needs in addition to the table of modules."""
+    """Return the data that `lflops.diff` needs in addition to the table of modules."""
     figures = run_figures(analysis.profile, analysis.step_times, analysis.utilization.mfu)
     times: Columns = {}
     for name, values in time_columns(analysis.profile).items():
@@ -95,9 +96,10 @@ def _rounded(error: float | None) -> float | None:
 def compared_pairs(
     analyses: Sequence[Analysis], *, all_pairs: bool = True
 ) -> Iterator[tuple[int, int, ComparisonShown]]:
-    """Yield the positions of each ordered pair of runs, and the comparison of the pair.
+    """Yield the comparison of each ordered pair of profiles, after their positions in `analyses`.
 
-    Without `all_pairs`, runs are compared with their neighbours and with the last run.
+    If `all_pairs` is false, each profile is only compared with its neighbours and with the last
+    one.
     """
     runs = [analysis.compared for analysis in analyses]
     last = len(runs) - 1
@@ -109,7 +111,11 @@ def compared_pairs(
 
 
 def compared_windows(before: bytes, after: bytes) -> bytes:
-    """Compare two payloads, and return a `ComparisonShown` as JSON.
+    """Compare two windows, and return a `ComparisonShown` as JSON.
+
+    Args:
+        before: The payload of the first window as JSON.
+        after: The payload of the second window as JSON.
 
     Raises:
         ValueError: A payload lacks data that a comparison needs.
@@ -172,7 +178,10 @@ def _modules(comparison: Comparison) -> Columns:
 def _in_phase(
     modules: Iterable[ModuleSide | None], is_own: Sequence[bool], phase: Phase, field: str
 ) -> list[Value] | Value:
-    """Return the seconds or MACs of each module in a phase; self figures where `is_own` is true."""
+    """Return a column with the seconds or MACs of each module in a phase.
+
+    The value of a module includes its submodules, unless `is_own` is true for the module.
+    """
     figures: list[Value] = []
     for module, own in zip(modules, is_own, strict=True):
         figures.append(None if module is None else module.in_phase(phase, field, own=own))

@@ -19,21 +19,23 @@ from lflops.report.payload.columns import Columns, Value, exact, lists
 from lflops.report.text import savings
 
 POINTS: Final = 2_000
-"""Maximum number of points that are drawn."""
+"""Maximum number of points in a chart of memory over time."""
 
 
 class LiveMemoryShown(Struct, frozen=True, kw_only=True):
-    """Live bytes over time, and by category at a marked moment.
+    """A chart of live bytes over time, and the live bytes by category at one marked point.
+
+    The chart shows either the operators of a step or the entries of an allocator's record.
 
     Attributes:
-        operators: Number of all moments: operators of a step, or entries of an allocator's record.
-        peak_bytes: Bytes at the marked moment.
-        peak: Index of the marked moment in `points`.
+        operators: Number of all operators or entries, including those without a point.
+        peak_bytes: Live bytes at the marked point, which is the peak.
+        peak: Index of the marked point in `points`. `None` if it is not among them.
         chip: Name of the chip, if its memory is known.
-        points: At most `POINTS` moments with their live bytes, and a column for each category that
-            ever has bytes.
-        categories: Names of the columns of categories, from the bottom of the stack.
-        by_category: Bytes at the marked moment.
+        points: At most `POINTS` operators or entries with their live bytes. There is also a column
+            for each category that ever has bytes.
+        categories: Names of the columns of categories. The first is drawn at the bottom.
+        by_category: Live bytes of each category at the marked point.
     """
 
     operators: int
@@ -56,23 +58,30 @@ def chip_memory(chip: Hardware | None) -> tuple[str, float] | tuple[None, None]:
 
 _HOLDERS = 24
 _STACKED = ("parameters", "optimizer_state", "other", "gradients", "activations", "temporary")
-"""The categories from the bottom of the stack: lasting tensors first."""
+"""The categories of memory in the order in which they are stacked, the first at the bottom.
+
+Categories of tensors that live long come first.
+"""
 
 
 class MemoryShown(LiveMemoryShown, frozen=True, kw_only=True):
-    """A step's live memory before each operator.
+    """The Memory view: the live bytes before each operator of a step.
 
-    The step is divided into equal buckets, and the points are the smallest and largest values of
-    each bucket. The peak is drawn half an operator after the operator that reached it.
+    In a long step, groups of consecutive operators are combined. Of each group, only the operators
+    with the fewest and the most live bytes have points. The peak is reached while an operator runs,
+    so it is drawn halfway between this operator and the next one.
 
     Attributes:
-        rank: The rank that is shown: the rank with the largest peak; `None` for a single rank.
-        modules: Modules that hold the peak, most bytes first. Repeated modules are one entry.
-        more: Number of other modules that hold bytes of the peak, and their bytes.
-        largest: Number of storages in `alive`, before those of repeated modules are combined.
-        alive: Largest storages at the peak. Storages of repeated modules are one entry, and
-            `pattern` is the name of these modules with `*` for the number.
-        savings: Ways to lower the peak, each with the maximum bytes that it saves, and its cost.
+        rank: The rank with the largest peak, which is shown. `None` if no rank reported this peak.
+        modules: Modules that hold bytes at the peak, most bytes first. Identical modules, such as
+            the layers of a transformer, are one entry.
+        more: Number of modules that are left out of `modules`, and their bytes.
+        largest: Number of storages in `alive` before storages of identical modules are combined.
+        alive: The largest storages that are alive at the peak. The storages of identical modules
+            are one entry, and its `pattern` is the name of these modules with `*` for the index,
+            such as `layers.*`.
+        savings: Ways to lower the peak. Each has a name, the maximum bytes that it saves, and its
+            cost.
     """
 
     source: str
@@ -94,7 +103,7 @@ class _Point(Struct, frozen=True):
 
 
 def memory(analysis: Analysis) -> MemoryShown | None:
-    """Build the view, or return `None` if memory was not counted."""
+    """Return the data of the Memory view, or `None` if memory was not counted."""
     profile = analysis.profile
     counted = profile.memory
     if counted is None or not counted.timeline:
@@ -140,7 +149,10 @@ def _rank_of_peak(profile: Profile, peak_bytes: int) -> int | None:
 
 
 def _index_of_peak(points: Sequence[_Point]) -> int | None:
-    """Return the index of the peak, the only point between two operators, or `None`."""
+    """Return the index of the peak in the points, or `None` if it is not among them.
+
+    The peak is the only point whose position is not a whole number.
+    """
     for index, point in enumerate(points):
         if point.at % 1:
             return index
@@ -148,9 +160,9 @@ def _index_of_peak(points: Sequence[_Point]) -> int | None:
 
 
 def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
-    """Yield the points in the order of the operators.
+    """Yield the points of the chart in the order of the operators.
 
-    The peak lies between the operator that reached it and the next operator.
+    `reached` is the operator that reached the peak. The peak gets an additional point after it.
     """
     peaks = [index for index, moment in enumerate(counted.timeline) if moment is reached]
     live = [moment.live_bytes for moment in counted.timeline]
@@ -176,13 +188,15 @@ def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
 
 
 class RankTimeline(Struct, frozen=True, kw_only=True):
-    """A step of a rank; times are nanoseconds since it began.
+    """The timeline of one step of a rank. All times are nanoseconds since the step began.
 
     Attributes:
-        step: Number of the step; for a traced step, its number among the traced steps.
-        names: Names of modules, operators and kernels. The columns `name` have indices into this
-            list.
-        left_out: How many slices, operators and kernels are too short to be listed.
+        step: Number of the step. If the step was traced, its number among the traced steps.
+        names: Names of modules, operators and kernels. To save space, the tables have a column
+            `name` with indices into this list.
+        slices: Spans of time in which a module ran.
+        left_out: Numbers of slices, of operators and of kernels that are left out because they are
+            too short.
     """
 
     rank: int
@@ -197,12 +211,12 @@ class RankTimeline(Struct, frozen=True, kw_only=True):
 
 
 class TimelineShown(Struct, frozen=True, kw_only=True):
-    """The Timeline view, which is stored next to the payload of its window.
+    """The data of the Timeline view, which is stored separately from the payload of the window.
 
     Attributes:
-        ranks: The steps of each rank; the step with the median length comes first.
-        memory_at: Time of each point of the Memory view, in nanoseconds since the first step in
-            `ranks` began; `None` if unknown.
+        ranks: One or several steps of each rank. The step with the median duration comes first.
+        memory_at: Estimated time of each point of the Memory view, in nanoseconds since the first
+            step in `ranks` began. `None` if unknown.
     """
 
     ranks: tuple[RankTimeline, ...]
@@ -210,7 +224,7 @@ class TimelineShown(Struct, frozen=True, kw_only=True):
 
 
 def timeline(analysis: Analysis, memory: MemoryShown | None) -> TimelineShown | None:
-    """Build the view, or return `None` if no step has a timeline."""
+    """Return the data of the Timeline view, or `None` if no step has a timeline."""
     steps = analysis.profile.timelines
     if not steps:
         return None
@@ -249,7 +263,12 @@ _UPDATE = ("", "optimizer")
 
 
 class _Anchor(NamedTuple):
-    """An operator of the counted step with a known moment in the timed step."""
+    """An operator of the counting step, and the time when the timed step reached it.
+
+    Attributes:
+        number: The number of the operator in the counting step.
+        at: The time in nanoseconds since the timed step began.
+    """
 
     number: int
     at: int
@@ -258,10 +277,11 @@ class _Anchor(NamedTuple):
 def _memory_at(
     analysis: Analysis, step: StepTimeline, memory: MemoryShown | None
 ) -> list[int] | None:
-    """Estimate when a timed step with the same modules reached each point of the Memory view.
+    """Estimate the time of each point of the Memory view, in nanoseconds since a timed step began.
 
-    The step with counted memory was not timed. So modules that ran equally often in both steps are
-    used as anchors, and the operators between two anchors are spaced evenly.
+    Memory is counted in a step that is not timed, so the times come from another step. If a module
+    ran equally often in both steps, its starts and ends are known in both and serve as anchors. The
+    operators between two anchors are spaced evenly.
     """
     counted = analysis.profile.memory
     if memory is None or counted is None:
@@ -290,7 +310,10 @@ def _memory_at(
 
 
 def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]:
-    """Yield starts and ends of modules that ran equally often in the counted and the timed step."""
+    """Yield the starts and ends of modules that ran equally often in both steps.
+
+    `moments` are the operators of the counting step, and `step` is the timed step.
+    """
     counted: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for key, moments_of_key in groupby(moments, lambda moment: _key(moment.module, moment.phase)):
         run = list(moments_of_key)
@@ -312,15 +335,18 @@ def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]
 
 
 def _key(row: str, phase: str) -> tuple[str, str]:
-    """Return a key for a module and phase.
+    """Return a key that identifies a module and phase in both steps.
 
-    The time of the optimizer's step is not divided between modules, so it has one key.
+    The time of the optimizer step is not divided among modules, so all its operators have one key.
     """
     return _UPDATE if phase == "optimizer" else (row, phase)
 
 
 def _innermost(slices: Sequence[ModuleSlice]) -> Iterator[ModuleSlice]:
-    """Yield the slices that contain no other slices; `slices` must be sorted by lane and time."""
+    """Yield the slices that contain no other slices.
+
+    `slices` must be sorted by lane (the number of the thread) and by time.
+    """
     for each, following in pairwise(slices):
         if following.lane != each.lane or following.depth <= each.depth:
             yield each
@@ -328,9 +354,9 @@ def _innermost(slices: Sequence[ModuleSlice]) -> Iterator[ModuleSlice]:
 
 
 def _increasing(anchors: Sequence[_Anchor]) -> Iterator[_Anchor]:
-    """Yield the longest chain of anchors that have the same order in both steps.
+    """Yield the longest sequence of anchors that have the same order in both steps.
 
-    Modules may have run in a different order in the two steps.
+    The other anchors are dropped, because modules may run in a different order in the two steps.
     """
     # For each length of a chain, the anchor that ends such a chain at the earliest time, and that
     # time.

@@ -35,10 +35,11 @@ _TIMES = ("seconds", "self_seconds", "device_seconds")
 
 
 def modules(analysis: Analysis) -> Columns:
-    """Build the columns of the modules, then of their work in each phase, inclusive and `self_`.
+    """Build the table of modules, with their work and times in each phase.
 
-    The column of names is always a list. If two modules have the same number in `identical`, they
-    have the same counts, and so do all modules below them.
+    Each count has a column with submodules and a column without them, whose name has the prefix
+    `self_`. The column of names is always a list. If two modules have the same number in the column
+    `identical`, they and all their submodules do the same work.
     """
     profile = analysis.profile
     rows = list(profile.modules.values())
@@ -59,7 +60,10 @@ def modules(analysis: Analysis) -> Columns:
 
 
 def _rank_spreads(profile: Profile) -> dict[str, float]:
-    """Return the largest delay of a rank in each module, as a share of the median rank's time."""
+    """Return how much slower the slowest rank is than the median rank, keyed by module.
+
+    The value is a share of the median rank's time, in the phase in which this share is largest.
+    """
     spreads: dict[str, float] = {}
     for stat in profile.rank_stats:
         if stat.median and not stat.waits and stat.phase in PASS_PHASES:
@@ -69,7 +73,10 @@ def _rank_spreads(profile: Profile) -> dict[str, float]:
 
 
 def _counts(profile: Profile, rows: Sequence[ModuleProfile], phase: str) -> Columns:
-    """Build the columns with the counts of a phase, including the FLOPs that masks skip."""
+    """Build the columns with the counts of a phase.
+
+    They include the FLOPs of attention that masks let the kernel skip.
+    """
     root = profile.modules[""].work(phase)
     works = [module.work(phase) for module in rows]
     columns: Columns = {}
@@ -108,17 +115,19 @@ _OF_TORCH = "aten::"
 
 
 class Kernels(Struct, frozen=True, kw_only=True):
-    """The kernels of compiled code. Figures are per traced batch, on average.
+    """The kernels of compiled code. All numbers are means per traced batch.
 
     Attributes:
-        table: The kernels, most time first. The columns `name`, `module` (a row of the table of
-            modules) and `phase` are always lists. A kernel that is fused from several modules has a
-            row for each module, with a part of the time and the bytes.
+        table: The kernels, most time first. The columns `name`, `module` and `phase` are always
+            lists. `module` is the index of a row in the table of modules. A kernel that is fused
+            from several modules has a row for each of them, and its time and bytes are divided
+            among these rows.
         left_out: Number of kernels that are not in the table.
         timed_on: Where the seconds were measured: `device` or `host`.
         graphs: Number of compiled graphs that ran.
-        assigned: Share of the time in compiled code that belongs to a known module.
-        fused: Share of that time in kernels that are fused from several modules.
+        assigned: Share of the time in compiled code that could be assigned to modules.
+        fused: Share of the time in compiled code that was spent in kernels that are fused from
+            several modules.
     """
 
     table: Columns
@@ -130,17 +139,17 @@ class Kernels(Struct, frozen=True, kw_only=True):
 
 
 class Operators(Struct, frozen=True, kw_only=True):
-    """Work and time by operator.
+    """The Operators view: work and time by operator.
 
     Attributes:
-        table: The operators. The columns `operator` and `phase` are always lists. The phase `all`
-            means all phases together. Seconds are per traced batch, on average, over all phases,
-            because a trace does not separate phases. A traced operator that was not counted has
-            only seconds.
-        within: Modules of each operator. The columns `row` (a row of `table`) and `module` (a row
-            of the table of modules) are always lists.
-        unsupported: Number of operators without a formula that ran.
-        kernels: Kernels of compiled code; `None` if none were recorded.
+        table: A row for each operator in each phase, and a row with the phase `all` for all phases
+            together. The columns `operator` and `phase` are always lists. A trace does not separate
+            phases, so only the rows of the phase `all` have seconds, which are means per traced
+            batch. If an operator was traced but not counted, its row only has seconds.
+        within: The work of each operator in each module. The columns `row` and `module` are always
+            lists of indices into `table` and into the table of modules.
+        unsupported: Number of operators that ran, but have no formula.
+        kernels: Kernels of compiled code. `None` if none were recorded.
     """
 
     table: Columns
@@ -153,7 +162,8 @@ class _Row(NamedTuple):
     """A row of the table of operators.
 
     Attributes:
-        times: The columns of `_TRACED`, or nothing if the operator was not traced.
+        times: The seconds from the trace, keyed by the names in `_TRACED`. Empty if the operator
+            was not traced, or if the row is about a single phase.
     """
 
     operator: str
@@ -172,7 +182,7 @@ class _Row(NamedTuple):
 
 
 def operators(analysis: Analysis) -> Operators | None:
-    """Build the view, or return `None` if nothing was counted and nothing was traced."""
+    """Return the data of the Operators view, or `None` if no operators were counted or traced."""
     profile = analysis.profile
     rows = operator_rows(profile) if profile.is_counted else ()
     listed = [*_counted_rows(profile, rows), *_traced_only(profile, rows)]
@@ -237,7 +247,10 @@ def _traced_by_name(profile: Profile) -> dict[str, TracedOperator]:
 
 
 def _short_name(operator: str) -> str:
-    """Return the name without torch's namespace, because some traces and counts do not have it."""
+    """Return an operator's name without the namespace `aten::`.
+
+    Some names in traces and counts have this namespace and others do not, so it cannot be compared.
+    """
     return operator.removeprefix(_OF_TORCH)
 
 
@@ -250,7 +263,10 @@ def _traced_seconds(
 
 
 def _intensity(row: OperatorRow) -> float | None:
-    """Return FLOPs per byte, without the work that a mask skips, as in the roofline."""
+    """Return the FLOPs of an operator per byte that it moves, as in the roofline.
+
+    FLOPs that a mask skips are left out. Return `None` if the intensity is unknown.
+    """
     figures = row.figures
     if not row.is_counted or not figures.bytes_moved:
         return None
@@ -259,7 +275,7 @@ def _intensity(row: OperatorRow) -> float | None:
 
 
 def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
-    """Build the table with the work of each operator in its modules."""
+    """Build a table with the work of each operator in each module."""
     numbers = _module_numbers(profile)
     operators: list[Value] = []
     modules: list[Value] = []
@@ -273,12 +289,15 @@ def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
 
 
 def _module_numbers(profile: Profile) -> Mapping[str, int]:
-    """Return the row of each module in the table of modules."""
+    """Return the index of each module's row in the table of modules, keyed by module name."""
     return positions(profile.modules)
 
 
 def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | None:
-    """Return the kernels with the most time, or `None` if no kernel belongs to a known module."""
+    """Return the kernels of compiled code whose modules are known, or `None` if there are none.
+
+    If there are too many, only the kernels with the most time are in the table.
+    """
     numbers = _module_numbers(profile)
     known = [kernel for kernel in code.kernels if kernel.module in numbers]
     if not known:

@@ -1,6 +1,7 @@
 """Join the JavaScript modules of the page into one script.
 
-A page from disk cannot load other modules, and a server sends one file faster than many files.
+A page that is opened from disk cannot load other files. A server can send one file faster than many
+files.
 """
 
 import posixpath
@@ -27,7 +28,10 @@ def page_script(entry: str) -> str:
 
 
 def _functions(name: str, seen: set[str]) -> Iterator[str]:
-    """Yield the functions of a module and its imports that are not in `seen`, the imports first."""
+    """Yield a JavaScript function for each module that a module imports, and then for the module.
+
+    Modules in `seen` are left out, because they already have a function.
+    """
     seen.add(name)
     source = _source(name)
 
@@ -35,7 +39,7 @@ def _functions(name: str, seen: set[str]) -> Iterator[str]:
         return posixpath.normpath(posixpath.join(posixpath.dirname(name), imported))
 
     def assignment(statement: re.Match[str]) -> str:
-        """Convert `import { a as b }` to an assignment of `{ a: b }` from a function's result."""
+        """Convert `import { a as b }` to an assignment that destructures a function's result."""
         names = _RENAMED.sub(r"\1: \2", statement[1])
         return f"const {names} = {_variable(path_of(statement[2]))};"
 

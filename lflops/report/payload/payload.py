@@ -29,21 +29,22 @@ from lflops.report.text import joined
 
 
 class TraceFile(Struct, frozen=True, kw_only=True):
-    """The trace of one rank."""
+    """The file with the trace of one rank."""
 
     rank: str
     file: str
 
 
 class WindowHeader(Struct, frozen=True, kw_only=True):
-    """The data of a window that lists of windows show.
+    """The data of a window that is shown in lists of windows.
 
     Attributes:
         step: The step of the training run.
-        when: Window and step as text.
-        kind: The stage, or a description of how the profile was made.
-        figures: Known facts of the report that change from window to window, keyed by name.
-        ranges: The quartiles of these facts, if known.
+        when: Numbers of the window and step as text.
+        kind: The stage, such as `train`. If there is no stage, how the profile was made.
+        figures: Numbers that change from window to window, such as MFU, keyed by their names in the
+            report. Unknown numbers are left out.
+        ranges: Lower and upper quartile of some of these numbers, with the same keys.
     """
 
     step: int | None
@@ -59,17 +60,18 @@ class WindowHeader(Struct, frozen=True, kw_only=True):
 
 
 class RanksShown(Struct, frozen=True, kw_only=True):
-    """The ranks of a run.
+    """The Ranks view: the ranks of a run and the differences between their times.
+
+    A place is a module in a phase.
 
     Attributes:
-        said: Labels and texts of the report's lines.
+        said: Labels and texts of the lines about ranks in the report.
         ranks: The ranks with their status (`ok`, `late`, `missing` or `failed`) and median times.
-        slowest_first: The ranks by their delay after the median rank, largest first.
+        slowest_first: Numbers of the ranks, the slowest rank first.
         compared: Whether at least one module has times from two ranks.
-        places: Modules and phases, with the seconds of the median rank, the extra seconds of the
-            slowest rank, and whether ranks wait for each other in this place. The largest
-            differences come first.
-        seconds: For each entry of `places`, the seconds of each rank.
+        places: The places, the largest differences first. Each has the seconds of the median rank,
+            the extra seconds of the slowest rank, and whether ranks wait for each other there.
+        seconds: The seconds of each rank in each place, in the order of `places`.
     """
 
     said: list[tuple[str, str]]
@@ -81,19 +83,19 @@ class RanksShown(Struct, frozen=True, kw_only=True):
 
 
 class Payload(Struct, frozen=True, kw_only=True):
-    """The data of one page about one profile, with a field for each view.
+    """The data of a page about one profile, with a field for each view of the page.
 
-    A field is `None` if there is nothing to show.
+    A field is `None` if its view has nothing to show.
 
     Attributes:
         lflops: The version of this format. It is the first field.
-        head: The data for lists of windows. It is the second field, so that a server can read it
-            without the other fields.
+        head: The data that is shown in lists of windows. It is the second field, so that a server
+            can read it without the other fields.
         title: Description of the profiled model.
-        partial: Whether the run ended before the window did.
-        has_timeline: Whether there is a timeline of a step, which is a separate value.
+        partial: Whether the training run ended before the window was complete.
+        has_timeline: Whether a step has a timeline, which is stored separately.
         peak_flops_per_second: The peak that MFU is relative to.
-        window: The window's part of the first screen.
+        window: The data of the window that the first screen needs.
     """
 
     lflops: int
@@ -114,9 +116,11 @@ class Payload(Struct, frozen=True, kw_only=True):
 
 
 def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
-    """Build the data of the page for a profile.
+    """Return the data of the page for a profile.
 
-    Paths of traces are relative to `folder`, if it is passed.
+    Args:
+        analysis: The analysis of the profile.
+        folder: If passed, the paths of trace files are relative to this folder.
     """
     made = _MADE.get(analysis)
     if made is None:
@@ -132,11 +136,14 @@ def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
 
 
 _MADE: WeakKeyDictionary[Analysis, Payload] = WeakKeyDictionary()
-"""The payload of each analysis that is still in use, shared by the tab and the page."""
+"""The payload of each analysis that is still in use.
+
+It is built only once, even if both the TensorBoard tab and the page need it.
+"""
 
 
 def _payload(analysis: Analysis) -> Payload:
-    """Build the payload without the paths of traces."""
+    """Build the payload, but without the paths of trace files."""
     profile = analysis.profile
     root = profile.modules[""].class_name or "a script"
     return Payload(
@@ -207,7 +214,7 @@ def _relative(folder: Path, file: str) -> str:
 
 
 def _ranks(analysis: Analysis) -> RanksShown | None:
-    """Build the view, or return `None` for a run with one rank."""
+    """Return the data of the Ranks view, or `None` for a run with one rank."""
     profile = analysis.profile
     if len(profile.ranks) < 2:
         return None
@@ -246,9 +253,9 @@ class LedgerShown(Struct, frozen=True, kw_only=True):
     """The data of a ledger that the page shows.
 
     Attributes:
-        title: Duration of the run, and the rank that measured it.
-        categories: Labels of categories.
-        causes: Labels of the causes of slow steps.
+        title: The duration, starts and steps of the run, and the rank that measured them.
+        categories: Labels of the ledger's categories, keyed by name.
+        causes: Labels of the causes of slow steps, keyed by name.
     """
 
     title: str
@@ -262,9 +269,9 @@ class RunShown(Struct, frozen=True, kw_only=True):
 
     Attributes:
         screen: The first screen.
-        steps: The steps of the window if there is no ledger. With a ledger, all steps are in the
-            ledger.
-        ledger: The ledger, or `None` without one.
+        steps: The timed steps of the window. Empty if there is a ledger, because the ledger has the
+            times of all steps.
+        ledger: The ledger, or `None` if there is none.
     """
 
     screen: FirstScreen
@@ -289,9 +296,9 @@ def ledger_shown(ledger: Ledger) -> LedgerShown:
 
 
 def _groups(profile: Profile) -> Iterator[StepGroup]:
-    """Yield the steps of a window with known times.
+    """Yield the timed steps of a window, each as a group of one step.
 
-    The step that counts work is never timed.
+    The counting step is left out, because its time is never used.
     """
     for step in profile.steps:
         if step.seconds is None or step.kind == "counting":
@@ -314,9 +321,11 @@ ready_for_threads(_Payload)
 
 
 def encoded_run(payload: bytes, folder: Path) -> bytes:
-    """Return the data of a window's run as JSON.
+    """Return the data of a run as JSON.
 
-    The data comes from the window's payload and from the ledger in the run's folder.
+    Args:
+        payload: The payload of the run's last window, as JSON.
+        folder: The folder of the run, which may contain a ledger.
 
     Raises:
         ValueError: The payload does not have the data of the first screen, or the ledger cannot be
@@ -332,7 +341,7 @@ def encoded_run(payload: bytes, folder: Path) -> bytes:
 
 
 def ledger_in(folder: Path) -> Ledger | None:
-    """Load the ledger of the last run in a folder; `None` if there is no ledger.
+    """Load the ledger of the last run in a folder, or return `None` if there is no ledger.
 
     Raises:
         ProfileError: The ledger cannot be read.

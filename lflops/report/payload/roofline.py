@@ -1,4 +1,8 @@
-"""Build the page's Roofline view: rooflines, and points by module, repeated module and operator."""
+"""Build the data of the page's Roofline view.
+
+A point is a module, a group of identical modules, or an operator. The rooflines show the FLOP/s
+that a point can reach at most.
+"""
 
 from collections.abc import Sequence
 from heapq import nlargest
@@ -16,10 +20,7 @@ from lflops.report.text import OVER, saved_by_fusion, why_no_limit
 Timed = TypeVar("Timed", RooflinePart, Repeats, Point)
 
 MAX_POINTS = 2000
-"""Maximum number of points in a table.
-
-More points would be too many for a chart and for the size of the page.
-"""
+"""Maximum number of points in a table. More points make a chart unreadable and the page large."""
 
 _FIGURES = (
     "flops",
@@ -37,14 +38,15 @@ _FIGURES = (
 
 
 class Points(Struct, frozen=True, kw_only=True):
-    """The points with the most time, or, without times, with the largest roofline-bound time.
+    """The points with the most time, or if nothing was timed, the most time at the roofline.
 
     Attributes:
-        table: Columns of the points: `phase`, always a list; `module`, a row of the table of
-            modules; `label`, if the name is not the module's; `times`, the number of modules that
-            the point stands for; `has_below`, true if there are submodules, which the point does
-            not include; figures in SI units; and `over`, the reason in words if the point is above
-            its roofline limit.
+        table: Columns with a value for each point. `phase` is always a list. `module` is the index
+            of a row in the table of modules. `label` is the name of the point if it differs from
+            the name of this module. `times` is the number of modules that the point stands for.
+            `has_below` is true if the module has submodules, whose work the point does not include.
+            `over` explains why a point is above its roofline limit. All other columns are numbers
+            in SI units.
         left_out: Number of points that are not in the table.
     """
 
@@ -53,15 +55,15 @@ class Points(Struct, frozen=True, kw_only=True):
 
 
 class Roofs(Struct, frozen=True, kw_only=True):
-    """A roofline.
+    """The Roofline view.
 
     Attributes:
-        ceilings: The rooflines; the roofline that limits the points comes first.
-        why_unknown: Reason why the points have no limit. Empty if they have a limit.
-        modules: Modules by phase, without submodules.
-        repeats: Modules by phase, with repeated modules as one point.
-        operators: Operators by phase and dtype, over all modules; their times are known only from a
-            trace.
+        ceilings: The rooflines. The roofline that limits the points comes first.
+        why_unknown: Reason why the points have no roofline limit. Empty if they have a limit.
+        modules: A point for each module and phase, without the work of submodules.
+        repeats: The same points, but identical modules are combined into one point.
+        operators: A point for each operator, phase and dtype, over all modules. Their times are
+            only known if the step was traced.
         fusion: A sentence about the bytes that compiled code moves. Empty if they are unknown.
     """
 
@@ -74,9 +76,9 @@ class Roofs(Struct, frozen=True, kw_only=True):
 
 
 class _PointRow(NamedTuple):
-    """A point and the row of its module in the table of modules.
+    """A point, and the row of its module in the table of modules.
 
-    For repeated modules, it is the row of the first module.
+    If the point stands for several identical modules, it is the row of the first of them.
     """
 
     point: Point
@@ -87,7 +89,7 @@ class _PointRow(NamedTuple):
 
 
 def roofs(analysis: Analysis) -> Roofs | None:
-    """Build the view, or return `None` if nothing was counted."""
+    """Return the data of the Roofline view, or `None` if nothing was counted."""
     profile = analysis.profile
     overview = analysis.roofline
     if not profile.is_counted or not overview.self_work:
@@ -136,7 +138,10 @@ def _seconds(item: RooflinePart | Repeats | Point) -> float:
 
 
 def _points(rows: Sequence[_PointRow], number: int) -> Points:
-    """Make a table of the given rows; `number` is the number of all points."""
+    """Make a table of the points that are shown.
+
+    `number` is the number of all points, including those that are left out.
+    """
     points = [row.point for row in rows]
     columns: Columns = {
         "phase": [point.phase for point in points],

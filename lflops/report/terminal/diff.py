@@ -15,7 +15,10 @@ from lflops.report.text import phase_label
 _LONG_NAME = 40
 
 _RELATIVE = "relative to all modules"
-"""Heading of the intervals relative to the change of all modules together."""
+"""Heading of a column with the interval of each change.
+
+If all modules became slower or faster by about the same ratio, the intervals are relative to it.
+"""
 
 
 def render_diff(
@@ -29,8 +32,8 @@ def render_diff(
 
     Args:
         diff: The comparison.
-        limits: Limits of the second run, with their results.
-        issues: Labels and sentences about issues of both runs.
+        limits: The limits that the second run was checked against, with the results.
+        issues: A label and a sentence about each issue that at least one of the runs has.
         everything: Whether to list unchanged modules too.
     """
     rows: list[tuple[str, RenderableType]] = []

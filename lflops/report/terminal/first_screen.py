@@ -8,5 +8,5 @@ from lflops.report.terminal.tables import margin, prose
 
 
 def render_rows(rows: Iterable[tuple[str, str]]) -> RenderableType:
-    """Draw the rows of a first screen, each with its label in the margin."""
+    """Draw the lines of a first screen, each with its label in the margin."""
     return margin((label, prose(text)) for label, text in rows)

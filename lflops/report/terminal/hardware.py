@@ -1,4 +1,4 @@
-"""Draw chips on a terminal: a table of chips, and the figures of a chip and of this machine."""
+"""Draw chips on a terminal: a table of all chips, or the peaks of one chip and of this machine."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,10 @@ _NAME_WIDTH = 40
 
 
 def listing(chips: Mapping[str, tuple[Hardware, ...]]) -> RenderableType:
-    """Draw the chips of each vendor."""
+    """Draw a table of chips.
+
+    `chips` has the chips of each vendor, keyed by the vendor's name.
+    """
     headings = ("memory", "bandwidth", *DTYPES)
     rows = []
     for vendor, of_vendor in chips.items():
@@ -33,9 +36,14 @@ def listing(chips: Mapping[str, tuple[Hardware, ...]]) -> RenderableType:
 
 
 def figures(chip: Hardware | None, measured: Hardware | None = None) -> RenderableType:
-    """Draw the figures of a chip, of a machine, or of both.
+    """Draw the memory, bandwidth and peaks of a chip, of this machine, or of both.
 
-    If the machine has this chip, the table includes the shares that the machine reaches.
+    If the machine has this chip, the table also shows which share of each value the machine
+    reached.
+
+    Args:
+        chip: The values from the chip's data sheet.
+        measured: The values that were measured on this machine.
     """
     devices = [device for device in (chip, measured) if device is not None]
     rows = []

@@ -32,7 +32,7 @@ _BLOCKS = 5
 
 
 def render_memory(analysis: Analysis) -> Group:
-    """Draw the peak: by category, by module, and its largest storages."""
+    """Draw the memory peak: its bytes by category and by module, and its largest storages."""
     memory = analysis.profile.memory
     if memory is None:
         return Group(text("memory was not counted", "dim"))
@@ -65,7 +65,7 @@ def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableT
 
 
 def _when(analysis: Analysis, memory: Memory) -> str:
-    """Describe the phase, operator and module of the peak."""
+    """Describe when memory reached its peak: the phase, the operator and the module."""
     at = analysis.peak_moment
     if at is None:
         return ""
@@ -111,7 +111,7 @@ def _reserved(reserved: Reserved) -> str:
 
 
 def memory_fit_lines(fit: MemoryFit) -> Iterable[str]:
-    """Yield the verdict and its parts."""
+    """Yield two lines: whether the step fits into memory, and which parts the needed memory has."""
     yield (
         f"{fit.verdict}: {units.size(fit.needed_bytes)} of the {units.size(fit.usable_bytes)} "
         f"that a process has on {fit.chip} "
@@ -131,7 +131,10 @@ def memory_fit_lines(fit: MemoryFit) -> Iterable[str]:
 
 
 def _listed(parts: Mapping[str, int], total: int) -> Iterable[Text]:
-    """Yield lines for the largest parts, and a line for the rest."""
+    """Yield a line for each of the largest parts of memory, and one line for the rest.
+
+    `parts` has the bytes of each part, and `total` the bytes of all parts together.
+    """
     largest = sorted(filter(parts.get, parts), key=lambda name: -parts[name])
     for name in largest[:_LISTED]:
         yield _part(parts[name], total, name)
@@ -145,7 +148,10 @@ def _part(nbytes: int, total: int, name: str) -> Text:
 
 
 def render_checkpointed(blocks: Sequence[Checkpointed]) -> Group:
-    """Draw the blocks that save most when they are checkpointed, and all blocks together."""
+    """Draw how much memory checkpointing saves and how much work it adds.
+
+    There is a line for each of the blocks that save most, and a line for all blocks together.
+    """
     rows = []
     for block in blocks[:_BLOCKS]:
         saving = _saving(block.saved_bytes, block.macs)
@@ -163,7 +169,7 @@ def _saving(saved: int, macs: int) -> str:
 
 
 def render_sharded(strategies: Sequence[Sharded]) -> Group:
-    """Draw the memory of a rank under each strategy: in total, by part, and whether it fits."""
+    """Draw the memory that a rank needs under each sharding strategy, and whether it fits."""
     headings = ["in all", "parameters", "gradients", "optimizer state", "gathered", "rest"]
     if any(strategy.memory_fit is not None for strategy in strategies):
         headings += ["needs", "verdict"]

@@ -24,10 +24,10 @@ from lflops.report.verdict import verdict_lines
 
 
 def header(analysis: Analysis, *, of_run: bool = False) -> Group:
-    """Draw lines about the verdict, the run, its speed, its totals and its caveats.
+    """Draw the lines above the table: the verdict, the run, its speed, totals, memory and remarks.
 
-    If the first screen of the run is shown above (`of_run`), the verdict is left out, and figures
-    of the window are labelled.
+    If `of_run` is true, the first screen of the run is shown above. Then the verdict is left out,
+    and the numbers of the window are labelled as such.
     """
     report = report_of(analysis)
     blocks: list[RenderableType] = []
@@ -75,7 +75,7 @@ def _step_breakdown(parts: tuple[Part, ...]) -> Table:
 
 
 def _totals(analysis: Analysis) -> FittedTable:
-    """Draw the work of each phase and of all phases."""
+    """Draw a table with the work of each phase, and of all phases together."""
     ran: dict[str, WorkCounts] = {
         phase: counts for phase, counts in analysis.totals.items() if counts != WorkCounts()
     }
@@ -125,10 +125,11 @@ def render(
 
     Args:
         analysis: The analysis of the profile.
-        depth: Levels of the tree below the model; -1 for all.
-        sort: Column to sort by. Default: the model's order for a tree, MACs for a flat list.
-        flat: Whether to draw a flat list by self work.
-        phase: The phase of times, work and shares; `None` for all phases together.
+        depth: Number of levels of the tree below the model, or -1 for all levels.
+        sort: Column to sort by. By default, a tree has the order of the model, and a flat list is
+            sorted by MACs.
+        flat: Whether to draw a flat list, in which the numbers of a module exclude its submodules.
+        phase: The phase whose times, work and shares are shown, or `None` for all phases together.
         of_run: Whether the first screen of the run is shown above the profile.
 
     Raises:
@@ -142,13 +143,13 @@ def render(
 
 
 class _Layout(NamedTuple):
-    """The layout of the table at a width.
+    """The layout of the table of modules for a given terminal width.
 
     Attributes:
         columns: The columns that are shown.
-        room: Width of the names.
-        indent: Indent of each level.
-        deepest: The deepest level that is shown.
+        room: Width of the column of names.
+        indent: Number of spaces by which each level of the tree is indented.
+        deepest: The deepest level of the tree that is shown.
     """
 
     columns: list[ModuleColumn]
@@ -158,7 +159,7 @@ class _Layout(NamedTuple):
 
 
 class _Modules:
-    """The table of modules, with as many columns as leave room for the names."""
+    """The table of modules. On a narrow terminal, its last columns are left out."""
 
     def __init__(self, analysis: Analysis, rows: Iterable[ModuleRow], phase: Phase | None) -> None:
         listed = list(module_lines(rows))
@@ -209,7 +210,10 @@ class _Modules:
         return _GAP + max(map(len, [*column.heading.split("\n"), *self._cells[column]]))
 
     def _fitting(self, width: int) -> list[ModuleColumn]:
-        """Return the columns that leave room for the names; the last columns are left out first."""
+        """Return the columns that can be shown without shortening names too much.
+
+        If there is too little room, the last columns are left out.
+        """
         kept = list(self._columns)
         longest = max(map(_full_width, self._lines), default=0)
         deepest = max(map(_level, self._lines), default=0)
@@ -243,15 +247,15 @@ class _Modules:
 
 
 def _is_listed(row: ModuleRow) -> bool:
-    """Return whether to list a row.
+    """Return whether to list a module.
 
-    Rows of a flat list without work and parameters are left out.
+    A flat list leaves out modules that have no parameters and run no operators themselves.
     """
     return not row.is_self or bool(row.parameters) or bool(row.one(None).calls)
 
 
 def _level(line: ModuleLine) -> int:
-    """Return the level of a line; all lines of a flat list have the same level."""
+    """Return the level of a line in the module tree. In a flat list, all lines have level 0."""
     return 0 if line.row.is_self else line.row.depth
 
 
@@ -278,9 +282,9 @@ def _kind(line: ModuleLine) -> str:
 
 
 def _name(line: ModuleLine, indent: int, room: int) -> Text:
-    """Return the indented label and, if there is room, the class.
+    """Return the text in the column of names: the indented name and, if there is room, the class.
 
-    A long label is shortened in the middle.
+    A long name is shortened.
     """
     kind = _kind(line)
     label = shortened_name(_label(line), max(room - indent, 1))
@@ -297,7 +301,10 @@ _KERNELS = 20
 
 
 def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> RenderableType:
-    """Draw the operators of a phase, most work first; `None` for all phases together."""
+    """Draw the operators of a phase, or of all phases for `None`, the most work first.
+
+    If operators were traced, a second table has their times.
+    """
     rows = analysis.operators(phase)
     if not rows:
         return Group(header(analysis), "", text(f"no operators in {phase or 'any phase'}", "dim"))
@@ -331,9 +338,10 @@ def _operator(row: Operator, *, by_flops: bool) -> dict[str, str]:
 
 
 def _traced(trace: Trace) -> FittedTable:
-    """Draw the operators with the most self time, per recorded batch on average.
+    """Draw a table of traced operators with their times, the longest self time first.
 
-    Device time is attributed to the operator that launched it.
+    All values are means per traced batch. If an operator launches a kernel, the time of this kernel
+    on the device is attributed to the operator.
     """
 
     def time(seconds: float) -> str:
@@ -354,9 +362,10 @@ def _traced(trace: Trace) -> FittedTable:
 
 
 def _compiled(trace: Trace, code: CompiledCode) -> FittedTable:
-    """Draw the kernels of compiled code with the most time, per recorded batch on average.
+    """Draw a table of the kernels of compiled code with the most time.
 
-    A fused kernel has a row for each of its modules.
+    All values are means per traced batch. A kernel that is fused from several modules has a row for
+    each of them.
     """
     rows = []
     for kernel in code.kernels[:_KERNELS]:

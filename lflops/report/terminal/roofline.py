@@ -23,8 +23,12 @@ _SIGNS = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
 def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
     """Draw the rooflines, and the modules and operators with the largest potential speed-up.
 
-    `top` is the maximum number of modules, and also of operators. Without times, those with the
-    largest roofline-bound times come first.
+    If nothing was timed, the modules and operators that need the most time at the roofline come
+    first.
+
+    Args:
+        analysis: The analysis of the profile.
+        top: Maximum number of modules. It also limits the number of operators.
     """
     overview = analysis.roofline
     modules = _modules(analysis)
@@ -46,7 +50,7 @@ def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
 
 
 def _modules(analysis: Analysis) -> list[tuple[str, Point]]:
-    """Return the names and points of the modules; repeated modules are one point."""
+    """Return a name and a point for each module. Identical modules are combined into one point."""
     named = []
     for repeats in fold_parts(analysis.roofline.modules, analysis.patterns):
         name = plain(repeats.label) or "(model)"
@@ -55,7 +59,7 @@ def _modules(analysis: Analysis) -> list[tuple[str, Point]]:
 
 
 def _operators(points: Iterable[Point]) -> list[tuple[str, Point]]:
-    """Return the names and points of the operators."""
+    """Return a name and a point for each operator, the largest potential speed-up first."""
 
     def key(point: Point) -> tuple[float, ...]:
         return (*_most_seconds_first(point), -point.flops, -point.bytes_moved)
@@ -146,7 +150,10 @@ def _remarks(
 
 
 def render_lower_bound(bound: LowerBound) -> Group:
-    """Draw the bounds of the step, its phases, and the longest modules directly below the root."""
+    """Draw the least time of a step, of each phase, and of the modules directly below the root.
+
+    Only the modules with the longest times are shown.
+    """
     sentence = (
         f"{units.duration(bound.seconds)} per step, with every operator at the peak or the "
         f"bandwidth of {bound.hardware}"
@@ -169,9 +176,14 @@ def render_lower_bound(bound: LowerBound) -> Group:
 def render_prediction(
     predicted: Prediction | None, reason: str | None, more: Iterable[tuple[str, str]] = ()
 ) -> Group:
-    """Draw the predicted time of a step, its interval and its parts, or why it is not predicted.
+    """Draw the predicted time of a step with its interval and its parts.
 
-    `more` has labels and texts of further lines.
+    If there is no prediction, draw the reason.
+
+    Args:
+        predicted: The prediction, or `None`.
+        reason: The reason why there is no prediction.
+        more: Labels and texts of lines that come below the prediction.
     """
     if predicted is None:
         return Group(margin([("not predicted", prose(reason or ""))]))

@@ -15,7 +15,7 @@ from lflops.profile.module_names import plain
 from lflops.report.text import shortened, shortened_name
 
 MARGIN = 16
-"""Width of the labels in the lines above a table."""
+"""Width of the column of labels in the lines above a table."""
 
 _WITH_UNIT = re.compile(
     r"(?<=\d) (?=(?:%|[nµm]?s|[KMGT]?i?B|[kMGTP]?(?:FLOP/s|B/s)?)(?:[^\w%]|$))|(?<=±) "
@@ -28,12 +28,12 @@ _NOTHING = {"0", "0 B", "0 %", units.UNKNOWN}
 
 
 def text(content: str, style: str = "") -> Text:
-    """Return a line without markup or control characters."""
+    """Return a rich `Text` without markup or control characters."""
     return Text(plain(content), style=style)
 
 
 def figure(number: str) -> Text:
-    """Return a number as text; it is dimmed if it is 0 or unknown."""
+    """Return a number as a rich `Text`. It is dimmed if it is 0 or unknown."""
     return text(number, "dim" if number in _NOTHING else "")
 
 
@@ -41,7 +41,7 @@ class prose:  # noqa: N801 - used like the function `text`
     """Sentences that wrap between words, but not between a number and its unit."""
 
     def __init__(self, content: str, style: str = "", indent: int = 0) -> None:
-        """Store a text, a rich style, and the number of columns by which every line is indented."""
+        """Store a text, its rich style, and the number of spaces by which lines are indented."""
         self._content = plain(content)
         self._style = style
         self._indent = " " * indent
@@ -66,14 +66,14 @@ class prose:  # noqa: N801 - used like the function `text`
 
 
 def one_line(heading: str) -> str:
-    """Join a heading of two lines into one line."""
+    """Return a heading without its line break."""
     return heading.replace("-\n", "-").replace("\n", " ")
 
 
 def margin(rows: Iterable[tuple[str, RenderableType]]) -> Table:
-    """Draw lines with a label in the margin.
+    """Draw lines with their labels in a column on the left.
 
-    Consecutive lines with the same label show it once.
+    If consecutive lines have the same label, only the first of them shows it.
     """
     table = Table.grid(padding=(0, 2, 0, 0))
     above = ""
@@ -87,9 +87,9 @@ def margin(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 
 
 class FittedTable:
-    """A table of names with figures.
+    """A table whose first column has names and whose other columns have numbers.
 
-    If the terminal is too narrow, columns are left out, but digits are never cut off.
+    On a narrow terminal, columns are left out. Digits are never cut off.
     """
 
     def __init__(
@@ -101,16 +101,18 @@ class FittedTable:
         room: int | None = None,
         first: Sequence[str] = (),
     ) -> None:
-        """Store the cells of each column by heading.
+        """Store the cells of the table.
 
         Args:
-            heading: Heading of the names.
-            names: Names of the rows.
-            columns: Cells by heading. A heading can have two lines.
-            room: Width that names keep as long as columns can be left out. By default, the length
-                of the longest name, up to 40 characters.
-            first: Headings of the columns to leave out first. After them, columns are left out from
-                the last to the first.
+            heading: Heading of the column of names.
+            names: The names, one for each row.
+            columns: The cells of each column, keyed by its heading. A heading may contain one line
+                break.
+            room: Width of the column of names. On a narrow terminal, columns are left out before
+                names become narrower than this. By default, the length of the longest name, up to
+                40 characters.
+            first: Headings of the columns that are left out first. If this is not enough, the other
+                columns are left out, starting with the last one.
         """
         if room is None:
             longest = max(map(len, names), default=0)
@@ -132,7 +134,7 @@ class FittedTable:
     ) -> Self:
         """Make a table from rows instead of columns.
 
-        Each row has a name, and its cells by heading.
+        Each row consists of its name and of its cells, keyed by the heading of their column.
         """
         names = []
         columns: dict[str, list[str]] = {}
@@ -164,7 +166,7 @@ class FittedTable:
             yield prose(f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)", "dim")
 
     def _fitting(self, width: int) -> list[str]:
-        """Return the headings of the columns that leave enough room for the names."""
+        """Return the headings of the columns that are shown at this terminal width."""
         kept = list(self._columns)
         for heading in self._left_out_first:
             if len(kept) == 1 or self._room + self._width(kept) <= width:

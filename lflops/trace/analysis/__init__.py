@@ -1,4 +1,4 @@
-"""Reads, merges, explains and draws traces of torch.profiler, for `lflops trace`.
+"""Read, merge, explain and draw torch.profiler traces, for `lflops trace`.
 
 This package does not import torch.
 """

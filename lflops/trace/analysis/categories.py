@@ -1,8 +1,9 @@
 """Classify operators and kernels by category, precision and use of tensor cores.
 
-A kernel has the category of the operator that launched it, if the operator is known, because a
-layout conversion inside a convolution is convolution. Otherwise the kernel's name determines the
-category. `categories.toml` has the names.
+A category is, for example, `gemm`, `convolution` or `communication`. If the operator that launched
+a kernel is known, the kernel has the category of that operator. So a layout conversion that a
+convolution launches counts as convolution. Otherwise, the kernel's name determines the category.
+`categories.toml` lists the names of operators, and patterns for the names of kernels.
 """
 
 import functools
@@ -35,7 +36,7 @@ Meaning = TypeVar("Meaning")
 
 
 class _Tables(Struct, forbid_unknown_fields=True):
-    """The tables of `categories.toml`, which explains them."""
+    """The content of `categories.toml`. Comments in that file explain each table."""
 
     operators: dict[Category, str]
     operator_patterns: dict[str, Category]
@@ -54,7 +55,7 @@ def _compiled(
 
 
 def _first_match(patterns: _Patterns[Meaning], name: str) -> Meaning | None:
-    """Return the meaning of the first pattern that a name matches."""
+    """Return the category or precision that belongs to the first pattern that matches a name."""
     for pattern, meaning in patterns:
         if pattern.search(name):
             return meaning
@@ -113,16 +114,23 @@ CUDA's `float4` does not match, because it is four numbers of 32 bits.
 """
 
 _BITS = {"2m1": "4", "2m3": "6", "3m2": "6", "4m3": "8", "5m2": "8"}
-"""Number of bits of a format, keyed by the sizes of its exponent and mantissa."""
+"""Number of bits of a format, keyed by the sizes of its exponent and mantissa.
+
+For example, `4m3` is a 4-bit exponent and a 3-bit mantissa. With the sign, these are 8 bits.
+"""
 
 _OPERANDS = re.compile(r"^(?:bmm|gemm)_[A-Za-z0-9]+_([A-Za-z0-9]+)_")
-"""The operands in the names of TensorRT-LLM's matmuls. The result comes before the operands."""
+"""Matches the names of TensorRT-LLM's matmul kernels. The group has the formats of the operands.
+
+The format of the result comes before the operands.
+"""
 
 
 def narrow_formats(name: str) -> str | None:
     """Return the formats of at most 8 bits in a kernel's name, such as `mxfp4 × mxfp8`.
 
-    If the name distinguishes the operands from the result, only the operands count.
+    If the name shows the formats of the operands and of the result separately, the format of the
+    result is ignored.
     """
     operands = _OPERANDS.match(name)
     found = set()

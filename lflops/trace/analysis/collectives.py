@@ -54,7 +54,9 @@ class Occurrence(NamedTuple):
 
 
 class CollectiveTimes(Struct, frozen=True, kw_only=True):
-    """Nanoseconds and bytes of all calls of one kind in one group; `None` if unknown.
+    """Times and sizes of all calls of one kind of collective in one process group.
+
+    Times are in nanoseconds; `None` means unknown.
 
     Attributes:
         group: The ranks, or the group's name if the ranks are unknown; empty if both are unknown.
@@ -164,11 +166,11 @@ class CollectiveSkew(Struct, frozen=True, kw_only=True):
     """Waiting times in all calls of one kind and group that at least two ranks recorded.
 
     Attributes:
-        transfer: Nanoseconds of the shortest kernel of each call, summed over the calls.
-        waiting: Nanoseconds that each rank waited for the last rank.
+        transfer: Nanoseconds of transfer: the shortest kernel of each call, summed over the calls.
+        waiting: For each rank, the nanoseconds that it waited for the last rank.
         skew_median: Median time between the first and the last arrival at a call.
         skew_longest: Longest time between the first and the last arrival at a call.
-        last: Number of calls at which each rank arrived last.
+        last: For each rank, the number of calls at which it arrived last.
     """
 
     kind: str
@@ -182,7 +184,7 @@ class CollectiveSkew(Struct, frozen=True, kw_only=True):
 
 
 class RankSkew(Struct, frozen=True, kw_only=True):
-    """Waiting times in all collectives together, with fields as in `CollectiveSkew`.
+    """Waiting times in all collectives together. `CollectiveSkew` describes the other fields.
 
     Attributes:
         unmatched: Number of calls that only one rank recorded.
@@ -247,7 +249,10 @@ def rank_skew(by_rank: Mapping[int, Sequence[Occurrence]]) -> RankSkew | None:
 
 
 def _skew(kind: str, group: str, calls: Sequence[Mapping[int, int]]) -> CollectiveSkew:
-    """Compare the kernel times of each rank in calls of one kind and group."""
+    """Compute how long ranks wait for each other in the calls of one kind and group.
+
+    `calls` has the kernel time of each rank for each call.
+    """
     waiting: Counter[int] = Counter()
     last: Counter[int] = Counter()
     skews = []

@@ -29,13 +29,14 @@ class TimeChange(Struct, frozen=True, kw_only=True):
 
 
 class TraceDiff(Struct, frozen=True, kw_only=True):
-    """Changes from one trace to another, the largest change of each group first.
+    """Changes from one trace to another.
 
-    Pairs are the values before and after; `None` if unknown.
+    A pair is the value in the first trace and the value in the second trace; `None` means unknown.
+    Fields with several changes, such as `operators`, have the largest change first.
 
     Attributes:
         per_step: Whether times are per step rather than for the whole window.
-        window: Time of the step or the window.
+        window: Duration of a step or, if `per_step` is false, of the window.
         step: Median and quartiles of the step times, or `None` without steps.
         is_beyond_noise: Whether the quartile ranges of the step times do not overlap; `None` with
             fewer than two steps.
@@ -82,7 +83,10 @@ def compare(before: TraceSummary, after: TraceSummary) -> TraceDiff:
 
 
 class _Times:
-    """Nanoseconds of a trace by name, per step or in the window."""
+    """Times of a trace, each table by name: states, causes of idle time, operators and so on.
+
+    All times are nanoseconds, either per step or for the whole window.
+    """
 
     def __init__(self, summary: TraceSummary, *, per_step: bool) -> None:
         """Collect the times of a trace."""
@@ -160,8 +164,8 @@ def trace_limits(
 ) -> tuple[Limit, ...]:
     """Check the second trace against limits.
 
-    A longer step breaks no limit if the change is within the spread of the steps. The memory limit
-    applies to the allocator's peak.
+    A slowdown does not exceed `max_regress` if it is within the noise: the quartile ranges of the
+    step times overlap. The memory limit applies to the allocator's peak.
     """
     limits = []
     if max_regress is not None:

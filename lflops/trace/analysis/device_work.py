@@ -1,4 +1,7 @@
-"""Sum device work by stream, kernel, category and precision."""
+"""Sum device work by stream, kernel, category and precision.
+
+Device work is everything that a device runs: kernels, copies and fills.
+"""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,10 +29,11 @@ Key = TypeVar("Key")
 
 
 class StreamTimes(Struct, frozen=True, kw_only=True):
-    """Busy nanoseconds and numbers of kernels and copies on one stream of a device.
+    """Busy time, and numbers of kernels and copies, of one stream of a device.
 
     Attributes:
-        busy: Time with work; overlapping kernels of a stream count once.
+        busy: Nanoseconds in which the stream runs work. Time in which several kernels run counts
+            once.
     """
 
     device: int
@@ -60,7 +64,10 @@ class KernelTimes(Struct, frozen=True, kw_only=True):
 
 
 class CategoryTimes(Struct, frozen=True, kw_only=True):
-    """Nanoseconds of the device work of one category. Overlapping work counts more than once."""
+    """Time of the device work of one category, in nanoseconds.
+
+    Time in which several kernels run counts once for each of them.
+    """
 
     category: Category
     device: int
@@ -68,10 +75,11 @@ class CategoryTimes(Struct, frozen=True, kw_only=True):
 
 
 class PrecisionTimes(Struct, frozen=True, kw_only=True):
-    """Nanoseconds of the computing kernels of one precision.
+    """Time of the computing kernels of one precision, in nanoseconds.
 
     Attributes:
-        precision: The precision, or `None` if neither inputs nor kernel names show it.
+        precision: The precision, or `None` if neither the operators' inputs nor the names of the
+            kernels show it.
         tensor_cores: Time in kernels that run on tensor or matrix cores, judged by their names.
     """
 
@@ -106,10 +114,10 @@ def classified(work: Iterable[DeviceEvent], host: HostWalk) -> list[ClassifiedWo
 
 
 def _by_inputs(operator: OperatorSums, category: Category) -> str | None:
-    """Return the precision of an operator's inputs.
+    """Return the precision of an operator's inputs, or `None` if it is unknown.
 
-    For a custom matmul, the precision is unknown, because its operands may be packed and it may
-    have inputs with other dtypes.
+    It is unknown for a matmul that is not one of torch's operators: its operands may be packed into
+    tensors of another dtype, and other inputs may have other dtypes.
     """
     is_custom_matmul = category == "gemm" and not operator.name.startswith("aten::")
     if is_custom_matmul:
@@ -120,8 +128,9 @@ def _by_inputs(operator: OperatorSums, category: Category) -> str | None:
 def _precision(kernel: str, category: Category, by_inputs: str | None) -> str | None:
     """Return a kernel's precision.
 
-    Inputs are more reliable than kernel names. But only kernel names show that fp32 is multiplied
-    in TF32, or that a matmul has operands of at most 8 bits.
+    The precision of the operator's inputs, `by_inputs`, is more reliable than the kernel's name.
+    The name is used if the precision of the inputs is unknown, and in two cases that only the name
+    shows: fp32 inputs are multiplied in TF32, or the operands of a matmul have at most 8 bits.
     """
     by_name = precision_by_name(kernel)
     is_tf32 = by_name == "tf32" and by_inputs == "fp32"
@@ -134,7 +143,7 @@ _MATMULS = {"gemm", "convolution", "attention"}
 
 
 def streams(work: Iterable[DeviceEvent], start: int, end: int) -> tuple[StreamTimes, ...]:
-    """Sum the work of each stream between two moments, the busiest stream of a device first."""
+    """Sum the work of each stream between two times, the busiest stream of each device first."""
     inside = [each for each in work if each.end > start and each.start < end]
     by_stream: dict[tuple[int, int], list[DeviceEvent]] = grouped(
         inside, attrgetter("device", "stream")

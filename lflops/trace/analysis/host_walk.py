@@ -4,8 +4,10 @@
     device                                          kernel     self time of addmm, inclusive time of
                                                                linear and of the scope
 
-The times of a thread's host items show how the items are nested. A launch and its kernel share a
-number, the `correlation`.
+A host item is anything that the trace records on the host: a span (a module or scope), an operator
+or a call of the device's runtime. An item is inside another item of the same thread if its time is
+inside the other item's time. The runtime call that launches a kernel and the kernel itself have the
+same number, the `correlation`.
 """
 
 from collections import Counter, defaultdict
@@ -43,7 +45,7 @@ _OperatorKey = tuple[str, Inputs | None]
 
 @dataclass(slots=True)
 class OperatorSums(SliceTimes):
-    """All calls of an operator with equal inputs.
+    """Totals of all calls of an operator whose inputs have the same shapes, dtypes and values.
 
     A call is counted if its cost is known and it is not part of another counted call.
 
@@ -51,7 +53,8 @@ class OperatorSums(SliceTimes):
         inputs: The inputs, or `None` if shapes were not recorded.
         counted_calls: Number of counted calls.
         counted_device: Inclusive device time of the counted calls.
-        unsupported_device: Device self time outside all counted calls.
+        unsupported_device: Device self time of the calls that are neither counted nor part of a
+            counted call. No FLOPs are known for this time.
         has_operators: Whether the operator called another operator.
         has_tf32: Whether the name of a kernel in the counted calls contains TF32. The inputs only
             show fp32.
@@ -67,20 +70,20 @@ class OperatorSums(SliceTimes):
 
 @dataclass(slots=True)
 class SpanSums(SliceTimes):
-    """All spans of a module or scope in one phase."""
+    """Totals of all calls of one module, or of all uses of one scope, in one phase."""
 
     kind: str = "scope"
     phase: str = "forward"
 
 
 class Launch(NamedTuple):
-    """The origin of some device work.
+    """What launched a piece of device work; fields are `None` if unknown.
 
     Attributes:
-        call: The runtime call.
-        operator: The innermost operator around the call.
-        counted: The counted operator around the call.
-        collective: The collective around the call.
+        call: The runtime call that launched it.
+        operator: The innermost operator around the runtime call.
+        counted: The counted operator around the runtime call.
+        collective: The collective around the runtime call.
     """
 
     call: RuntimeCall | None = None
@@ -93,7 +96,13 @@ NOT_RECORDED = Launch()
 
 
 class CountedCall(NamedTuple):
-    """A counted call of an operator, and whether activation checkpointing recomputes it."""
+    """A counted call of an operator.
+
+    Attributes:
+        start: Start of the call.
+        operator: Totals of the operator.
+        is_recompute: Whether activation checkpointing made this call, to recompute forward.
+    """
 
     start: int
     operator: OperatorSums
@@ -102,14 +111,15 @@ class CountedCall(NamedTuple):
 
 @dataclass(slots=True)
 class HostWalk:
-    """Sums over the host items of a trace, and the launches of its device work.
+    """The results of `walk`: totals of the host items, and the launch of each piece of work.
 
     Attributes:
-        operators: Sums by operator name and inputs.
-        spans: Sums by kind, name and phase of a module or scope.
-        launches: Launches by the work's `correlation`.
+        operators: Totals of operators, keyed by name and inputs.
+        spans: Totals of modules and scopes, keyed by kind, name and phase.
+        launches: Launches, keyed by `DeviceEvent.correlation`.
         counted: The counted calls.
-        by_external: Origins of work without a recorded launch, by the work's `external`.
+        by_external: Operators of the work whose runtime call was not recorded, keyed by
+            `DeviceEvent.external`.
     """
 
     operators: dict[_OperatorKey, OperatorSums] = field(default_factory=dict)
@@ -119,7 +129,7 @@ class HostWalk:
     by_external: dict[int, Launch] = field(default_factory=dict)
 
     def launch(self, work: DeviceEvent) -> Launch:
-        """Return the origin of a piece of work, or `NOT_RECORDED` if the trace does not show it."""
+        """Return what launched a piece of work, or `NOT_RECORDED` if the trace does not show it."""
         found = self.launches.get(work.correlation)
         if found is not None:
             return found
@@ -132,17 +142,19 @@ class HostWalk:
 
 @dataclass(slots=True)
 class _Open:
-    """A host item around the current position of the walk.
+    """A host item that the walk has entered but not left.
 
     Attributes:
         operator: The innermost operator, which may be this item.
         operator_end: End time of that operator.
         is_within_counted: Whether this item or an item around it is a counted operator.
-        is_backward: Whether this item is inside a backward node with a known forward module.
-        module: The innermost module; in backward, the module of the node's forward.
+        is_backward: Whether this item is inside a backward node, and the module that created the
+            node in forward is known.
+        module: The innermost module. In backward, the module that created the node in forward.
         node: The outermost backward node around this item.
-        again: The outermost forward operator inside that node.
-        span: Sums of this item, if it is a module or scope.
+        again: The outermost operator inside that node that runs like in forward, and may therefore
+            be recomputed.
+        span: Totals of this item, if it is a module or scope.
         is_counted: Whether this item is a counted operator.
     """
 
@@ -200,7 +212,10 @@ def walk(
 def _items_by_thread(
     trace: RecordedTrace, launching: Mapping[int, int]
 ) -> Iterator[Sequence[HostItem]]:
-    """Iterate over the items of each thread, threads with spans first."""
+    """Yield the host items of each thread.
+
+    Threads with modules come first, because backward on other threads is assigned to these modules.
+    """
     threads_of_slices = _slice_threads(trace)
     calls = (call for call in trace.runtime if call.correlation in launching)
     items: Iterator[HostItem] = chain(trace.spans, trace.operators, calls)
@@ -211,9 +226,10 @@ def _items_by_thread(
 
 
 def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
-    """Return the recorded thread of each track of lflops' module slices.
+    """Return, for each track of module slices that lflops added, the thread that ran the modules.
 
-    A track that no backward node identifies belongs to the thread that runs the steps.
+    Backward nodes that begin at the same time as a slice show the thread. For a track without such
+    nodes, it is the thread that runs the steps.
     """
     nodes = {call.start: call.thread for call in trace.operators if call.name.startswith(NODE)}
     slices = [(span.thread, span.start) for span in trace.spans if span.kind == "slice"]
@@ -226,7 +242,14 @@ def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
 
 
 class _Counted(NamedTuple):
-    """A counted call, the backward node around it, and the forward operator inside that node."""
+    """A counted call, with the values that show whether it is recomputation.
+
+    Attributes:
+        call: The call.
+        operator: Totals of the operator.
+        node: The outermost backward node around the call, or `None`.
+        again: The outermost operator inside that node that runs like in forward, or `None`.
+    """
 
     call: OperatorCall
     operator: OperatorSums
@@ -235,7 +258,7 @@ class _Counted(NamedTuple):
 
 
 class _Walker:
-    """Walks through threads and adds to a `HostWalk`."""
+    """Walks through the host items of each thread, and adds the results to a `HostWalk`."""
 
     def __init__(
         self,
@@ -292,9 +315,10 @@ class _Walker:
         return found
 
     def _thread_numbers(self) -> dict[int, int]:
-        """Return torch's number of each thread.
+        """Return the number by which torch identifies each thread.
 
-        A backward node records this number for the thread that ran its forward.
+        The trace contains this number only in backward nodes, for the thread that ran their
+        forward. So it is found by matching nodes with forward operators.
         """
         votes: defaultdict[int, Counter[int]] = defaultdict(Counter)
         for call in self._forward:
@@ -303,12 +327,13 @@ class _Walker:
         return {thread: numbers.most_common(1)[0][0] for thread, numbers in votes.items()}
 
     def _is_recompute(self, counted: _Counted, thread_numbers: Mapping[int, int]) -> bool:
-        """Return whether a call inside a backward node is recomputed by activation checkpointing.
+        """Return whether a call inside a backward node recomputes forward for checkpointing.
 
-        Inside a node, only operators that autograd records have a sequence number. They are
-        recomputed by checkpointing or, with `create_graph`, belong to backward itself. The nodes of
-        operators that belong to backward run later, outside this node. Sequence numbers are
-        separate for each thread.
+        If autograd records an operator inside a backward node, there are two possible reasons:
+        checkpointing recomputes forward, or backward itself is differentiated (`create_graph`).
+        Recomputed operators get their own backward nodes, which run before this node ends. In the
+        second case, these nodes run after this node has ended. Operators and their nodes have the
+        same sequence number. Each thread has its own sequence numbers.
         """
         node = counted.node
         again = counted.again
@@ -326,7 +351,10 @@ class _Walker:
         return True
 
     def add_without_launch(self, work: DeviceEvent, call: OperatorCall) -> None:
-        """Add work with an unrecorded launch to the operator that its `external` identifies."""
+        """Add work to its operator if the trace does not contain the runtime call that launched it.
+
+        `DeviceEvent.external` identifies the operator.
+        """
         sums = self._operator_sums(call)
         sums.device += work.duration
         sums.self_device += work.duration
@@ -374,7 +402,7 @@ class _Walker:
             self._module_of[call.sequence] = inside.module
 
     def _enter_backward(self, node: OperatorCall, inside: _Open) -> None:
-        """Attribute a backward node to the module of its forward, if that is known."""
+        """Attribute a backward node to the module that created it in forward, if that is known."""
         module = self._module_of.get(node.sequence)
         if module is not None:
             inside.span = self._span_sums("module", module, "backward")
@@ -409,9 +437,10 @@ class _Walker:
             inside.module = name
 
     def _add_launch(self, call: RuntimeCall, opened: Sequence[_Open]) -> None:
-        """Add the work of a launch to every operator, module and scope around it.
+        """Add the device time of a launch to every operator, module and scope around it.
 
-        A recursive operator or span receives the work only once.
+        If an operator, module or scope occurs more than once around the launch, because it is
+        recursive, the time is added to it only once.
         """
         took = self._nanoseconds[call.correlation]
         innermost: OperatorSums | None = None

@@ -84,7 +84,7 @@ _LOADERS = (
 
 
 class LaunchDelays(Struct, frozen=True, kw_only=True):
-    """Nanoseconds from the start of launch calls to the start of their work.
+    """Delays from the start of a launch call to the start of the launched work, in nanoseconds.
 
     Attributes:
         calls: Number of launches.
@@ -195,7 +195,7 @@ class _Launched(NamedTuple):
 def launch_delays(work: Iterable[DeviceEvent], launch_of: _LaunchOf) -> LaunchDelays | None:
     """Return the delays of launches, or `None` if no launch was recorded.
 
-    A graph is launched once, so only the first work of the graph counts.
+    One launch of a CUDA graph starts many kernels, so only the first kernel of the graph counts.
     """
     first: dict[int, _Launched] = {}
     for each in work:

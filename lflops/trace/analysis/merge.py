@@ -29,20 +29,24 @@ _SMALLEST_NUMBERS = {
     "Sequence number": 0,
     "wait_on_cuda_event_record_corr_id": 0,
 }
-"""Smallest valid value of each argument that connects events of one trace with each other."""
+"""Arguments with numbers that connect events, and the smallest valid value of each of them.
+
+The same numbers occur in the traces of all ranks, so merging replaces valid values. Smaller values
+mean that there is no connection, and stay as they are.
+"""
 
 _DEVICE_ARGUMENTS = ("device", "Device Id")
 
 
 class Clock(Struct, frozen=True, kw_only=True):
-    """Shift of a rank's times to the common clock.
+    """The clock of one rank, and how its times are shifted to the common clock.
 
     Attributes:
         rank: The rank, or `None` if neither the trace nor its file name has it.
         moved: Nanoseconds added to the rank's times, or `None` if the rank shares no collective
             with earlier ranks.
-        collectives: Number of shared collectives. `moved` is the median of the shifts that they
-            require.
+        collectives: Number of collectives that the rank shares with earlier ranks. Each of them
+            would need a slightly different shift; `moved` is the median.
     """
 
     rank: int | None
@@ -165,7 +169,7 @@ def _clocks(sources: Iterable[_Source]) -> list[Clock]:
 
 
 def _ends(source: _Source) -> dict[Key, int]:
-    """Return the end times of the collectives that end together on all ranks of a group."""
+    """Return the end times of all collectives that end at the same time on all their ranks."""
     trace = read_trace(source.path)
     host = walk(trace, trace.work, lambda _: False)
     calls = numbered(occurrences(trace.work, host, trace))
@@ -173,7 +177,9 @@ def _ends(source: _Source) -> dict[Key, int]:
 
 
 class _Merger:
-    """Rewrites events so that numbers of processes, devices and launches are unique.
+    """Rewrites the events of several traces so that they can be in one file.
+
+    Processes, devices and launches get new numbers, because the traces use the same ones.
 
     Attributes:
         properties: Properties of the devices that have events, with their new numbers.

@@ -1,6 +1,7 @@
-"""Compute the cost of a recorded operator, from its input shapes and the formulas for live calls.
+"""Compute the cost of an operator in a trace from the shapes of its inputs.
 
-A cost is exact, or it is `None` because the inputs do not determine it.
+The formulas are the same as for operators that are counted while they run (`lflops.formulas`). A
+cost is either exact, or `None` if the recorded inputs do not determine it.
 """
 
 import ast
@@ -23,7 +24,7 @@ load_families()
 
 
 class _Tables(Struct, forbid_unknown_fields=True):
-    """The tables of `operator_cost.toml`, which explains them."""
+    """The content of `operator_cost.toml`. Comments in that file explain each table."""
 
     comparing: str
     selecting: str
@@ -47,7 +48,7 @@ for _names, _places in _TABLES.products.items():
 
 _DTYPES = {name: precision for name, (precision, _) in _TABLES.types.items() if precision}
 BYTES = {name: size for name, (_, size) in _TABLES.types.items()}
-"""Bytes of an element, keyed by the type's name in traces."""
+"""Size of an element in bytes, keyed by the name that traces use for the dtype, such as `float`."""
 
 _LARGEST = 1 << 48
 """Sizes of tensor dimensions must be below this limit."""
@@ -152,18 +153,30 @@ _FAILURES = (
     NotImplementedError,
     RecursionError,
 )
-"""Errors of formulas and parsers for unexpected inputs. Any program may have written the trace."""
+"""Errors that formulas and parsers may raise for unexpected inputs. The cost is then unknown.
+
+Any program may have written the trace, so its inputs may be arbitrary.
+"""
 
 
 class _Call(NamedTuple):
-    """A call to which a formula is applied."""
+    """A call to which a formula is applied.
+
+    Attributes:
+        name: Name of the operator.
+        arguments: The arguments.
+        has_values: Whether the trace has the values of arguments that are not tensors.
+    """
 
     name: str
     arguments: Sequence[Argument]
     has_values: bool
 
     def value(self, place: int) -> Any:
-        """Return an argument's shape or value, or `None` if the argument was not passed."""
+        """Return the shape of the tensor at this argument index, or the value of another argument.
+
+        Returns `None` if the argument was not passed.
+        """
         argument = self.arguments[place]
         if argument.shape is not None:
             return argument.shape
@@ -242,7 +255,10 @@ def _traced_cost(cost: Cost, bytes_moved: int | None) -> TracedCost:
 
 
 def _result_shape(call: _Call, places: Mapping[str, int]) -> Shape | None:
-    """Return the shape of the result, or `None` if the inputs do not determine it."""
+    """Return the shape of the result, or `None` if the inputs do not determine it.
+
+    `places` has the index of each argument that the formula accepts as a keyword.
+    """
     base = call.name.removeprefix("aten::").rstrip("_")
     shapes = [argument.shape for argument in call.arguments]
     if base in _PRODUCTS:
@@ -268,7 +284,7 @@ def _convolution_result(
     dimensions = len(sizes)
 
     def option(name: str, default: int) -> list[int]:
-        """Return the value of an option for each dimension."""
+        """Return one value of an option such as `stride` for each spatial dimension."""
         if name not in places:
             return [default] * dimensions
         value = call.value(places[name])
@@ -305,9 +321,9 @@ def _first_tensor(given: Iterable[Argument]) -> Argument | None:
 
 
 def _bytes_moved(given: Sequence[Argument], out: Shape | None) -> int | None:
-    """Return the bytes of all tensors and the result together.
+    """Return the size of all input tensors and of the result together, in bytes.
 
-    The result has the type of the first tensor.
+    The result is assumed to have the dtype of the first tensor.
     """
     read = _bytes_read(given)
     first = _first_tensor(given)
@@ -327,7 +343,10 @@ def _bytes_read(given: Iterable[Argument]) -> int | None:
 
 
 def _cost_by_convention(base: str, given: Sequence[Argument]) -> TracedCost | None:
-    """Count pointwise operators and reductions, with a fixed number of FLOPs per element."""
+    """Return the cost of a pointwise operator or a reduction.
+
+    By convention, such an operator has a fixed number of FLOPs per element.
+    """
     plain = base.rstrip("_")
     first = _first_tensor(given)
     if first is None:

@@ -45,7 +45,9 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
 
 
 class ShapeTimes(Struct, frozen=True, kw_only=True):
-    """All counted calls of one operator with equal inputs; `None` if unknown.
+    """All counted calls of one operator whose inputs have the same shapes, dtypes and values.
+
+    `None` means unknown.
 
     Attributes:
         shapes: Shape of each input: a list of shapes for a list of tensors, `None` for other
@@ -80,7 +82,7 @@ class ShapeTimes(Struct, frozen=True, kw_only=True):
 
 
 class UnsupportedTraceOperator(Struct, frozen=True, kw_only=True):
-    """A multiplying operator that is not counted, because the trace does not show its cost."""
+    """An operator that multiplies matrices but is not counted: the trace does not show its cost."""
 
     name: str
     calls: int
@@ -88,10 +90,11 @@ class UnsupportedTraceOperator(Struct, frozen=True, kw_only=True):
 
 
 class SpanTimes(Struct, frozen=True, kw_only=True):
-    """Nanoseconds of the modules or scopes with names that differ only in numbers.
+    """Times of modules or scopes whose names differ only in numbers, in nanoseconds.
 
     Attributes:
-        name: The name, with a star instead of each number if there are several instances.
+        name: The name. If there are several instances, a star replaces each number, for example
+            `layers.*.mlp`.
         phase: Phase of the spans; `forward` if the trace does not show it.
         instances: Number of different names.
         device: Inclusive time of the kernels launched inside.
@@ -185,7 +188,10 @@ def _memory_seconds(moved: int | None, chip: Hardware | None) -> float | None:
 
 
 def unsupported(host: HostWalk) -> tuple[UnsupportedTraceOperator, ...]:
-    """Return the multiplying operators that no total includes, the most time first."""
+    """Return the operators that multiply matrices but are not counted, the most time first.
+
+    No total of FLOPs includes them.
+    """
     has_device = any(each.device for each in host.operators.values())
     missing = [
         each for each in host.operators.values() if _is_unsupported(each, has_device=has_device)

@@ -46,7 +46,7 @@ _STRIPED = (
 _CAUSE_COLOURS: Mapping[str, str] = {
     cause: _STRIPED.format(f"var(--class-{place})") for place, cause in enumerate(CAUSES)
 }
-"""Idle time is striped, so that no cause looks like a kind of work."""
+"""Colour of each cause of idle time. It is striped, so that no cause looks like a kind of work."""
 
 _CATEGORY_COLOURS = {
     "communication": "var(--part-communication)",
@@ -189,5 +189,5 @@ def _row(name: str, *cells: str) -> str:
 
 
 def _text(content: str) -> str:
-    """Return content as HTML text, because names come from a file and may contain any characters."""
+    """Return text escaped for HTML, because names from a file may contain any character."""
     return html.escape(plain(content))

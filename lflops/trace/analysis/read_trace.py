@@ -73,14 +73,23 @@ _SKIPPED = frozenset(
         "async_task",
     }
 )
-"""Arrows, copies of host events, and other categories that are drawn but not measured."""
+"""Categories of events that are skipped, because a trace viewer draws them but no time needs them.
+
+They are, for example, arrows between events, and copies of host events on the track of a device.
+"""
 
 _NAMED = frozenset("XBi")
-"""Types of events that need a name and a thread."""
+"""Types of events (`ph`) that are damaged if they have no name, process or thread.
+
+`X` is a complete event, `B` is the beginning of an event, and `i` is an instant.
+"""
 
 _Shapes = list[list[int | list[int]]]
 _Texts = list[str | list[str]]
-"""JSON types of an operator's input types and values."""
+"""JSON types of the lists in which a trace has the dtypes and the values of an operator's inputs.
+
+`_Texts` contains a list of texts for an input that is a list of tensors.
+"""
 
 _ASCEND = "Ascend Hardware"
 """Name of the process with the work of an Ascend device.
@@ -288,7 +297,10 @@ class _Reader:
         return self._threads.setdefault((event.pid, event.tid), len(self._threads))
 
     def _times(self, event: _Event) -> tuple[int, int]:
-        """Return start and end. A negative duration, from a clock that was set back, becomes 0."""
+        """Return start and end of an event.
+
+        A duration is negative if the system's clock was set back; it is then treated as 0.
+        """
         start, end = span(event.ts, event.dur)
         if end < start:
             self._trace.negative += 1
@@ -366,7 +378,7 @@ class _Reader:
         self._trace.operators.append(call)
 
     def _shared_inputs(self, args: _OperatorArgs) -> Inputs | None:
-        """Return the inputs of an operator. All calls with equal inputs share one value."""
+        """Return the inputs of an operator. All calls with the same inputs share one object."""
         if args.shapes is _ABSENT:
             return None
         if args.types is _ABSENT:
@@ -422,7 +434,10 @@ class _Reader:
 
 
 def _number(recorded: int | None, viewer: int | str | None) -> int:
-    """Return the recorded number of a device or stream, or its number in the viewer if missing."""
+    """Return the number of a device or stream.
+
+    If the event does not record it, the number of its process or thread in the viewer is used.
+    """
     if recorded is not None:
         return recorded
     return viewer if isinstance(viewer, int) else 0
@@ -433,7 +448,10 @@ def _is_module_slice(item: object) -> bool:
 
 
 def _collective_of_scope(name: str, args: _OperatorArgs) -> Collective | None:
-    """Return the collective of a scope, if the shapes and types of its inputs show the message."""
+    """Return the collective that a scope runs, or `None` if the size of its message is unknown.
+
+    The size of the message follows from the shapes and dtypes of the scope's inputs.
+    """
     if args.shapes is _ABSENT:
         return None
     try:

@@ -77,14 +77,21 @@ CAUSES: dict[Cause, IdleCause] = {
 }
 
 _HOST: frozenset[Cause] = frozenset({"launching", "operators", "python"})
-"""Causes that the verdict sums up as "the host prepares launches"."""
+"""Causes of idle time for which the verdict says "the host prepares launches"."""
 
 _SMALL = 0.01
-"""States below this share of the window are not mentioned."""
+"""Device states that take less than this share of the window are not mentioned."""
 _LARGE = 0.05
-"""Losses and late starts above this share of the window get a sentence."""
+"""The verdict gives advice about a device state that takes more than this share of the window.
+
+It also mentions the time before the first device work if that is more than this share of the
+recording. Only states in which the device does not compute count.
+"""
 _MOST = 0.6
-"""If one cause has at least this share of the idle time, only this cause is named."""
+"""If one cause has at least this share of the idle time, the verdict names this cause.
+
+Otherwise, it may sum up the causes in `_HOST`.
+"""
 
 _SHORT_NAME = 24
 """Maximum width of operator and group names outside the first column of a table."""
@@ -168,7 +175,7 @@ def _largest_cause(summary: TraceSummary) -> Cause:
 
 
 def _states_sentence(summary: TraceSummary, device: DeviceTimeline) -> str:
-    """Return a sentence with the states of the device, the largest loss first."""
+    """Return a sentence with the share of each device state. Computing comes last."""
     number = len(summary.devices)
     gpus = "the GPU's" if number == 1 else f"the {number} GPUs'"
     of_whole = f" of {gpus} {nanoseconds(device.window)}"
@@ -192,7 +199,10 @@ _LOSSES = {
 
 
 def _losses(device: DeviceTimeline) -> list[tuple[str, int]]:
-    """Return the longer states in which nothing is computed, the longest state first."""
+    """Return the states in which the device does not compute, the longest state first.
+
+    States below `_SMALL` of the window are left out.
+    """
     times = [(state, getattr(device, state)) for state in _LOSSES]
     long = [(state, time) for state, time in times if time > _SMALL * device.window]
     return sorted(long, key=lambda loss: -loss[1])
@@ -385,7 +395,7 @@ class TraceTable:
     notes: list[str] = field(default_factory=list)
 
     def add(self, name: str, cells: dict[str, str]) -> None:
-        """Append a row. All rows of a table have the same cells."""
+        """Append a row. `cells` must have a text for each column heading of the table."""
         self.names.append(name)
         for heading, cell in cells.items():
             self.columns.setdefault(heading, []).append(cell)

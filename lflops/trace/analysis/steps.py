@@ -12,7 +12,10 @@ from lflops.trace.device_states import DeviceTimeline, states, timeline, total
 from lflops.trace.recorded import DeviceEvent, RecordedTrace
 
 AHEAD_SHARE = 0.05
-"""If the device lags behind the host by more than this share of a step, device times are used."""
+"""Share of a step. If the device lags behind the host by more than this, device times are used.
+
+See `StepTimes` for these times.
+"""
 
 
 class StepTimes(Struct, frozen=True, kw_only=True):
@@ -113,7 +116,7 @@ def _on_device(launched: Sequence[Sequence[DeviceEvent]]) -> list[tuple[int, int
 def _launched_work(
     work: Sequence[DeviceEvent], host: HostWalk, step: _StepSpan
 ) -> list[DeviceEvent]:
-    """Return the work that was launched in a step."""
+    """Return the device work that was launched in a step."""
     found = []
     for each in work:
         call = host.call(each)

@@ -65,7 +65,10 @@ from lflops.trace.recorded import DeviceEvent, MemoryPeak, OperatorCall, Recorde
 
 
 class LeftOut(Struct, frozen=True, kw_only=True):
-    """Device work that started before the window and was launched before the recording began."""
+    """Device work that is left out because it was launched before the recording began.
+
+    It started before the window, which begins with the first work that has a known launch.
+    """
 
     calls: int
     device: int
@@ -90,14 +93,14 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
     Attributes:
         events: Number of events in the file.
         recorded: Time from the first to the last moment on the host.
-        before_device: Time from the start of the first step to the first device work; from the
-            start of the recording if there are no steps; `None` without a device.
+        before_device: Time until the first device work, measured from the start of the first step
+            or, if there are no steps, from the start of the recording; `None` without a device.
         device: States of all devices together, or `None` without a device.
         idle: Idle time of all devices by cause.
         step: Median and quartiles of the step times, or `None` without a step.
-        shapes: Counted operators, by name and inputs.
+        shapes: Counted operators, summed by name and inputs.
         hardware: The chip, if known. Rates are compared with its peaks.
-        left_out: Device work that started before the window.
+        left_out: Device work that is left out, because it was launched before the recording began.
         has_stack: Whether Python frames were recorded, which slows the host.
         negative: Number of events with a negative duration, which is treated as 0.
         unread: Number of events of unknown categories, by category.

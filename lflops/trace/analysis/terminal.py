@@ -1,4 +1,4 @@
-"""Draw traces on a terminal: one trace, several ranks, a roofline, and a comparison of two traces."""
+"""Draw traces on a terminal: a trace, several ranks, a roofline, and a comparison of traces."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -29,14 +29,17 @@ from lflops.trace.analysis.summary import TraceSummary
 
 _NAME_WIDTH = 28
 _OVER_ROOFLINE = 1.05
-"""Shares of the roofline above this are explained in a note."""
+"""If an operator reaches more than this share of its roofline, a note explains how this can be."""
 
 _LISTED = 3
 """Maximum number of operators that the headline of a comparison names."""
 _SMALL = 0.01
 """The headline of a comparison leaves out changes below this share of the step."""
 _TIMES = 9
-"""An increase by more than this many times is shown as a factor instead of a percentage."""
+"""If an increase is more than this many times the old value, it is shown as a factor such as ×12.
+
+Other changes are shown as a percentage.
+"""
 
 _MarginRow = tuple[str, RenderableType]
 

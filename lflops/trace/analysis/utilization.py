@@ -15,7 +15,7 @@ from lflops.trace.analysis.steps import StepTimes
 
 
 class TraceUtilization(Struct, frozen=True, kw_only=True):
-    """FLOP/s of the counted matmuls, and their share of the peak; `None` if unknown.
+    """MFU and HFU of a trace, and the values from which they are computed; `None` if unknown.
 
     Attributes:
         seconds: Time of all steps, or of the window if there is no step, times the number of
@@ -99,7 +99,10 @@ def trace_utilization(
 def _executed_share(
     executed: Mapping[str | None, int], peaks: Mapping[str, float], seconds: float
 ) -> float | None:
-    """Return the share of the time that the executed MACs need at the peaks of their precisions."""
+    """Return the time that the executed MACs would need at peak rate, divided by `seconds`.
+
+    Each precision has its own peak.
+    """
     needed = []
     for dtype, macs in executed.items():
         peak = peaks.get(dtype or "")

@@ -1,4 +1,4 @@
-"""Runs torch.profiler over a few steps, and reads the recorded events.
+"""Run torch.profiler over a few steps, and read the recorded events.
 
 The results are operators, device work by module, and the idle time of the device.
 """

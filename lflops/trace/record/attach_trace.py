@@ -1,4 +1,9 @@
-"""Adds the results of the traced steps to a profile."""
+"""Add the results of the traced steps to a profile.
+
+The profile comes from a counting step, and has the collectives but not their times. The traced
+steps have the kernels and their times. Both know the module and phase that launched a collective,
+so this is how they are matched.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,16 +18,16 @@ from lflops.trace.record.tracer import Recording
 
 _ROOTS_BACKWARD = ModulePhase("", "backward")
 _OTHER = ModulePhase("", "other")
-"""Module and phase of work that runs after the last backward node of a traced step.
+"""Where a traced step records work that runs after the last backward node.
 
-A counting step counts this work as backward of the root module.
+A counting step records the same work as backward of the root module.
 """
 
 _SENT_AND_RECEIVED = frozenset({"all_to_all", "send", "recv", "gather", "scatter"})
 """Collectives that NCCL may run as kernels that send and receive."""
 
 _Place = tuple[ModulePhase, str]
-"""Module and phase that launched a collective, and the kind of its kernel."""
+"""A place in the trace: the module and phase that launched a collective, and its kernel's kind."""
 
 
 def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str]) -> Profile:
@@ -56,8 +61,12 @@ def _with_times(
 ) -> tuple[Communication, ...]:
     """Return the collectives with their times.
 
-    If two collectives have the same module, phase and kind, their kernels cannot be distinguished,
-    so their times are unknown.
+    If two collectives were launched by the same module in the same phase and use the same kind of
+    kernel, their kernels cannot be distinguished, so their times are unknown.
+
+    Args:
+        rows: The collectives.
+        seconds: For each place in the trace, the total and the exposed time.
     """
     places = _places_in_trace(rows, seconds)
     numbers = Counter(place for of_row in places for place in of_row)
@@ -76,7 +85,7 @@ def _with_times(
 def _places_in_trace(
     rows: Sequence[Communication], seconds: Mapping[_Place, tuple[float, float]]
 ) -> list[set[_Place]]:
-    """Return, for each collective, the places in the trace where its kernels may be."""
+    """Return, for each collective, the places in the trace to which its kernels may belong."""
     places: list[set[_Place]] = []
     counted: set[_Place] = set()
     number_of_kind: Counter[str] = Counter()
@@ -100,6 +109,6 @@ def _places_in_trace(
 
 
 def _kernel_kinds(collective: str) -> set[str]:
-    """Return the kinds of kernels that a collective may run as."""
+    """Return the kinds of kernels by which the trace may show a collective."""
     kind = collective_kind(collective)
     return {kind, "send_recv"} if kind in _SENT_AND_RECEIVED else {kind}

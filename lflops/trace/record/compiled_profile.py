@@ -1,6 +1,8 @@
-"""Divides the unprofiled time of compiled modules among the modules inside them.
+"""Divide the time of compiled modules among the modules inside them.
 
-The shares come from traced steps.
+Hooks do not run inside compiled code, so module-timing steps only measure the compiled module as a
+whole. Traced steps show how its time is divided among the modules inside. These shares are applied
+to the time in unprofiled steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,8 +28,8 @@ def with_compiled(
 
     Args:
         profile: The profile.
-        times: Times of the compiled regions.
-        called: For each batch, self nanoseconds of the calls of each module and phase.
+        times: Times of the compiled regions. A region is one run of a compiled graph.
+        called: For each batch, the self time of each module and phase in nanoseconds.
     """
     modules = _Modules(profile.modules)
     running_modules = dict.fromkeys(running for batch in times.host for running in batch)
@@ -66,9 +68,9 @@ def _share(seconds: float, whole: float) -> float:
 def _median_batch(
     running: ModulePhase, batches: Sequence[Mapping[ModulePhase, Mapping[ModulePhase, float]]]
 ) -> int:
-    """Return the batch in which a module's compiled code took its median time.
+    """Return the index of the batch in which a module's compiled code took its median time.
 
-    The mean would be distorted by batches that were interrupted.
+    The shares of this batch are used instead of means, because interruptions distort means.
     """
     times = []
     for number, batch in enumerate(batches):
@@ -83,7 +85,7 @@ class _Modules:
     """The modules of a profile while times are moved between them.
 
     Attributes:
-        works: The changed work, by module and phase.
+        works: The modules and phases whose times have changed, with their new times.
     """
 
     def __init__(self, modules: Mapping[str, ModuleProfile]) -> None:
@@ -97,9 +99,9 @@ class _Modules:
         """Divide a compiled module's self time among the modules below it.
 
         Args:
-            running: The compiled module and the phase that ran.
-            by_module: Traced nanoseconds by the module and phase that they belong to.
-            whole: Traced nanoseconds of the compiled module.
+            running: The compiled module and its phase.
+            by_module: The time of each module and phase inside it in a traced step, in nanoseconds.
+            whole: The time of the compiled module in the same step, in nanoseconds.
         """
         if running.fqn not in self._modules or running.phase not in _PASSES or not whole:
             return
@@ -130,9 +132,9 @@ class _Modules:
         return self.works.get(key) or self._modules[key.fqn].work(key.phase)
 
     def _add(self, key: ModulePhase, time: TimingStats, share: float, *, below: str) -> None:
-        """Add a share of a time to a module's self time and inclusive time.
+        """Add a share of the given time to the self time and inclusive time of a module.
 
-        The share is also added to the inclusive times of the module's ancestors inside `below`.
+        It is also added to the inclusive times of all modules between this module and `below`.
         """
         self._add_self(key, time, share)
         for name in ancestry(key.fqn):
@@ -150,7 +152,7 @@ class _Modules:
         self.works[key] = replace(work, seconds=_plus(work.seconds, time, share))
 
     def _move_to_recompute(self, name: str, time: TimingStats, share: float) -> None:
-        """Move time from a module's backward to its recompute."""
+        """Move a share of the given time from a module's backward time to its recompute time."""
         backward = ModulePhase(name, "backward")
         if self._work(backward).seconds is not None:
             self._add_inclusive(backward, time, -share)
@@ -158,10 +160,9 @@ class _Modules:
 
 
 def _plus(time: TimingStats | None, other: TimingStats, share: float) -> TimingStats:
-    """Return a time plus a share of another time.
+    """Return the statistics of a time after a share of another time has been added.
 
-    Both times are from the same steps. A share of a median has the same relative error as the
-    median.
+    The median and both quartiles are added, because both times come from the same steps.
     """
     if time is None:
         return other.times(share)

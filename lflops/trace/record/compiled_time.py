@@ -1,17 +1,23 @@
 """Divide the time of compiled regions among modules.
 
-The kernels of each region are matched with the kernel calls in the generated code of its graph.
+torch.compile turns the operators of several modules into a graph, and generates code that calls a
+few kernels. A region is one run of such a graph. The trace shows the kernels of a region, but not
+their modules. The modules are known for each kernel call in the generated code. So each kernel in
+the trace is matched with a call in the generated code.
 
-On the host, a call lasts from the end of the previous call to its own end. This includes the
-generated code that prepares the call, and the kernel. On a device, only the kernel counts.
+On the host, the time of a call lasts from the end of the previous call to its own end. This
+includes the generated code that prepares the call, and the kernel itself if it runs on the CPU. On
+a device, only the time of the kernel counts.
 
     region     |                                                    |
     events         cpp_fused_gelu_1      aten::addmm
     belongs to |    gelu's modules   |     addmm's module   | none  |
 
-The n-th event of a name is matched with the n-th call of that name, if there are as many calls as
-events. Otherwise, all events of the name stay unassigned. The record of a graph contains the nodes
-that each kernel computes:
+The n-th event with a certain name in the trace is matched with the n-th call of that name in the
+generated code. If the numbers of events and calls differ, all events of that name stay unassigned.
+
+The record of a graph is made when the graph is compiled. It contains the operators of the graph
+(its nodes) that each kernel computes:
 
     cpp_fused_gelu_1:3        mul_2, erf, mul_4     nodes of `blocks.0`
     extern_kernels.addmm:4    addmm_1               a node of `blocks.0.b`
@@ -38,13 +44,15 @@ _GRAPH_PREFIX = re.compile(r"^graph_\d+_")
 
 
 class Share(NamedTuple):
-    """A module's share of a kernel.
+    """The share of a kernel's time that belongs to one module.
 
     Attributes:
-        module: Index of the module in its graph; -1 for code of the compiled function itself.
-        is_of_forward: Whether the nodes belong to forward. A backward graph recomputes such nodes.
-        share: Share of the kernel's time, in proportion to the bytes that the nodes move. The
-            shares of a kernel add up to 1.
+        module: Index of the module in the graph's list of modules; -1 for code of the compiled
+            function itself.
+        is_of_forward: Whether the module's nodes in the kernel belong to forward. In a backward
+            graph, such nodes are recomputed.
+        share: The share, in proportion to the bytes that the nodes move. The shares of a kernel add
+            up to 1.
     """
 
     module: int
@@ -87,11 +95,13 @@ class GraphKernels:
         """Parse the record of a graph; return `None` if there is no record.
 
         Args:
-            calls: The kernel calls in order, with their numbers, for example `extern_kernels.mm:7`.
-            nodes: Names of the nodes of each call.
-            record: Mapping with the keys `modules`, `nodes` and `kernels`. `nodes` has the module,
-                the bytes and torch's tag of the pass for each node. `kernels` has the bytes and
-                the nodes of each kernel, and whether it is a library kernel.
+            calls: The kernel calls in the generated code in order, for example
+                `extern_kernels.mm:7`. The number distinguishes calls of the same kernel.
+            nodes: For each call, the names of the graph's nodes that it computes.
+            record: Mapping with the keys `modules`, `nodes` and `kernels`. For each node, `nodes`
+                has the index of its module, the bytes that it moves, and torch's tag that shows
+                whether it belongs to forward. For each kernel, `kernels` has the bytes that it
+                moves, the names of its nodes, and whether it is a library kernel.
         """
         if not record or not calls:
             return None
@@ -108,11 +118,15 @@ class GraphKernels:
 
 
 UNKNOWN = GraphKernels(modules=(), calls=())
-"""A graph without a record."""
+"""Stands for a graph without a record, for example because it was compiled before recording."""
 
 
 def _shares(nodes: Sequence[Sequence[Any]]) -> tuple[Share, ...]:
-    """Divide a kernel among modules in proportion to bytes, or to nodes if bytes are unknown."""
+    """Divide a kernel among the modules of its nodes.
+
+    The shares are in proportion to the bytes that the nodes move or, if these are unknown, to the
+    number of nodes.
+    """
     sizes = [moved for _, moved, _ in nodes]
     has_bytes = None not in sizes and any(sizes)
     parts: defaultdict[tuple[int, bool], int] = defaultdict(int)
@@ -129,9 +143,14 @@ def _shares(nodes: Sequence[Sequence[Any]]) -> tuple[Share, ...]:
 def _bytes_of_calls(
     nodes: Mapping[str, frozenset[str]], kernels: Sequence[tuple[int | None, Sequence[str], bool]]
 ) -> dict[str, int]:
-    """Return the bytes that each call reads and writes, if they are known.
+    """Return the bytes that each call reads and writes; calls without known bytes are left out.
 
-    One call may run several kernels of Inductor's scheduler.
+    Inductor's scheduler reports the bytes of its kernels, and one call may run several of them.
+
+    Args:
+        nodes: For each call, the names of its nodes.
+        kernels: For each kernel of the scheduler, its bytes, the names of its nodes, and whether it
+            is a library kernel.
     """
     sums: dict[str, int] = {}
     unknown: set[str] = set()
@@ -149,10 +168,11 @@ def _bytes_of_calls(
 def _call_of_kernel(
     kernel: frozenset[str], nodes: Mapping[str, frozenset[str]], *, is_library: bool
 ) -> str | None:
-    """Find the call that runs a kernel of the scheduler, by comparing nodes.
+    """Find the call in the generated code that runs a kernel of Inductor's scheduler.
 
-    A call with exactly the kernel's nodes fits best. The second choice, only for a library kernel,
-    is a call without some of the nodes, because the call may lack views. The third choice is a call
+    The call and the kernel are compared by their nodes, the operators of the graph that they
+    compute. A call with exactly the kernel's nodes fits best. Next, for library kernels only, comes
+    a call that lacks some of the nodes, because its list of nodes may lack views. Last comes a call
     with additional nodes, because one call may run several kernels.
     """
     equal = []
@@ -172,7 +192,7 @@ def _call_of_kernel(
 
 
 def _event(name: str) -> str:
-    """Return Kineto's name of a kernel in generated code."""
+    """Return the name under which Kineto records a kernel, from its name in the generated code."""
     parts = name.removeprefix("torch.ops.").split(".")
     if parts[0] == "extern_kernels":
         return f"aten::{parts[1]}"
@@ -247,11 +267,12 @@ def recorded_graphs(keys: Iterable[str]) -> dict[str, GraphKernels]:
 
 @dataclass(slots=True)
 class RegionEvent:
-    """A kernel or operator that a region calls directly.
+    """A kernel or operator that a region calls directly, as the trace records it on the host.
 
     Attributes:
-        start: Nanoseconds since 1970, like `end`.
-        device: Nanoseconds of the device work that it launched.
+        start: Start in nanoseconds since 1970.
+        end: End in nanoseconds since 1970.
+        device: Total time of the device work that it launched, in nanoseconds.
     """
 
     name: str
@@ -267,10 +288,11 @@ class Region:
     Attributes:
         key: Key of the graph.
         batch: Index of the recorded batch.
-        running: The module and phase that ran the graph; for a backward graph, the module that
-            built it.
-        events: Kernels and operators that the region called directly, in order.
-        kernels: Names and nanoseconds of device kernels that none of `events` launched, in order.
+        running: The module and phase that ran the graph. For a backward graph, it is the module
+            whose forward built the graph's autograd node.
+        events: Kernels and operators that the region called directly on the host, in order.
+        kernels: Names and durations (nanoseconds) of the device kernels that the region launched
+            itself, without one of `events`, in order.
     """
 
     key: str
@@ -283,7 +305,11 @@ class Region:
 
 
 _Times = dict[ModulePhase, dict[ModulePhase, float]]
-"""Nanoseconds by running module and phase, and then by the module and phase of the work."""
+"""How the time of each compiled module is divided, in nanoseconds.
+
+The first key is the compiled module that ran and its phase. The second key is the module inside it
+to which the time belongs, and the phase of its work.
+"""
 
 
 @dataclass(kw_only=True)
@@ -291,9 +317,9 @@ class CompiledTimes:
     """Times of all compiled regions.
 
     Attributes:
-        code: Sums over all batches.
-        host: Host times of each batch.
-        device: Device times of each batch.
+        code: Totals over all batches, for the profile.
+        host: For each batch, how the host time is divided among modules.
+        device: For each batch, how the device time is divided among modules.
     """
 
     code: CompiledCode
@@ -303,7 +329,7 @@ class CompiledTimes:
 
 @dataclass(slots=True)
 class _Kernel:
-    """The calls and times of a kernel that belong to one module and phase."""
+    """The calls of a kernel, and its times (nanoseconds) and bytes that belong to one module."""
 
     calls: int = 0
     host: float = 0.0
@@ -312,7 +338,11 @@ class _Kernel:
 
 
 Rows = Callable[[GraphKernels, str], Sequence[str | None]]
-"""Function that takes a graph and the running module, and returns names of the graph's modules."""
+"""Function that finds the names in the profile for the modules of a graph.
+
+It is called with the graph and the name of the module that runs it. A name is `None` if it is
+unknown.
+"""
 
 
 def divided_among_modules(
@@ -322,7 +352,10 @@ def divided_among_modules(
     *,
     device: bool,
 ) -> CompiledTimes:
-    """Divide compiled regions among modules, and also move the device times of each batch.
+    """Divide the time of compiled regions among modules.
+
+    `device_times` contains the time of a region as time of the module that ran it. This function
+    moves it to the modules inside.
 
     Args:
         regions: The compiled regions.
@@ -352,7 +385,7 @@ def times_of(
     batches: int,
     device: bool,
 ) -> CompiledTimes:
-    """Divide compiled regions among modules."""
+    """Divide the time of compiled regions among modules, using the records of their graphs."""
     sums = _Sums(batches)
     keys: set[str] = set()
     for region in regions:
@@ -364,13 +397,13 @@ def times_of(
 
 
 class _Side:
-    """Nanoseconds of the host or of the device.
+    """Totals of the host times or of the device times, in nanoseconds.
 
     Attributes:
-        times: Times by batch and module.
-        all: Time of all regions.
-        unassigned: Time that belongs to no module.
-        divided: Time of kernels that several modules share.
+        times: For each batch, how the time is divided among modules.
+        all: Total time of all regions.
+        unassigned: Time that is assigned to no module.
+        divided: Time of kernels that compute nodes of several modules.
     """
 
     def __init__(self, batches: int) -> None:
@@ -385,7 +418,7 @@ class _Side:
 
 
 class _Sums:
-    """Sums over compiled regions."""
+    """Adds up the host and device times of compiled regions by module."""
 
     def __init__(self, batches: int) -> None:
         self._host = _Side(batches)
@@ -394,10 +427,15 @@ class _Sums:
         self._regions = 0
 
     def add(self, region: Region, graph: GraphKernels, rows: Sequence[str | None]) -> None:
-        """Add a region.
+        """Add the times of a region.
 
-        Host time between two kernels belongs to the second kernel; time after the last kernel
-        belongs to no kernel.
+        Host time between two kernels belongs to the second kernel. Host time after the last kernel
+        is not assigned to any module.
+
+        Args:
+            region: The region.
+            graph: The record of its graph.
+            rows: For each module of the graph, its name in the profile.
         """
         self._regions += 1
         self._host.all += region.end - region.start
@@ -452,7 +490,13 @@ class _Sums:
                 kernel.moved += call.bytes_moved * share
 
     def times(self, graphs: int, unrecorded: int, *, device: bool) -> CompiledTimes:
-        """Return the sums, given the numbers of graphs and of graphs without a record."""
+        """Return the results.
+
+        Args:
+            graphs: Number of graphs that ran.
+            unrecorded: Number of these graphs that have no record.
+            device: Whether a device was recorded.
+        """
         timed_on: Literal["device", "host"] = "host"
         side = self._host
         if device and self._device.all:
@@ -491,9 +535,10 @@ class _Sums:
 def _matched(
     names: Sequence[str], calls: Sequence[KernelCall], field: Literal["name", "event"]
 ) -> list[KernelCall | None]:
-    """Match the n-th event of each name with the n-th call of that name.
+    """Return the call for each event: the n-th event of a name belongs to its n-th call.
 
-    If a name has different numbers of events and calls, all its events are matched with `None`.
+    If the numbers of events and calls of a name differ, the result is `None` for all its events.
+    `field` selects the name of the calls: in the generated code, or as Kineto records it.
     """
     calls_by_name: dict[str, list[KernelCall]] = grouped(calls, attrgetter(field))
     numbers = Counter(names)
@@ -509,10 +554,12 @@ def _matched(
 def _owners(
     call: KernelCall | None, running: ModulePhase, rows: Sequence[str | None]
 ) -> Mapping[tuple[str | None, str], float]:
-    """Return the modules and phases that a call's time belongs to, with their shares.
+    """Return the modules and phases to which a call's time belongs, with their shares.
 
-    Code of the compiled function itself belongs to the running module. A forward graph may contain
-    backward nodes, which the compiler computes early to save memory; they run in forward.
+    The module is `None` if the call or its module is unknown. Code of the compiled function itself
+    belongs to the module that runs the graph. In a backward graph, nodes of forward count as
+    recompute. A forward graph may contain nodes of backward, because the compiler computes them
+    early to save memory. Their time counts as forward.
     """
     if call is None or not call.shares:
         return {(None, running.phase): 1.0}

@@ -2,8 +2,12 @@
 
 Operators call other operators, so the events of a thread are nested. Device work belongs to the
 operator that launched it, even if the work runs later, and to the module that ran the operator.
-Operators are summed by name, as in torch's table, which also has rows for runtime calls. In
-contrast, `trace/analysis/host_walk.py` sums the operators of a trace file by name and inputs.
+Calls are summed by the name of the operator, as in torch's `key_averages()`. This table also
+contains calls of the device's runtime, such as `cudaLaunchKernel`. `trace/analysis/host_walk.py` is
+different: it reads a trace file, and sums operators by name and inputs.
+
+An event's key is a number that connects events: it is stored in the event of an operator, and in
+the events of the device work that the operator launched.
 
     host     aten::linear [ aten::addmm [ launch ] ]     self time of linear is without addmm
     device                                    kernel     belongs to addmm
@@ -40,11 +44,14 @@ from lflops.trace.recorded import (
 )
 
 REGION = "## Call CompiledFxGraph "
-"""Prefix of the names of compiled regions, before the graph's key."""
+"""Prefix of the name of an event that records a run of a compiled graph, before the graph's key."""
 LAUNCHES = "c10d::"
 """Prefix of the names of operators that launch collectives."""
 MAX_TABLE_ROWS = 20
-"""The table has up to this many operators by device self time, and as many by host self time."""
+"""Maximum number of operators that the table lists by device self time.
+
+It also lists as many operators by host self time.
+"""
 
 _WORK: dict[str, Literal["copy", "fill"]] = {"Memcpy": "copy", "Memset": "fill"}
 """Kind of device work by the first six characters of its name. All other work is a kernel."""
@@ -61,7 +68,7 @@ NO_OPERATORS = frozenset(
         "profiler::_record_function_exit",
     }
 )
-"""Events that are left out, as in torch's table."""
+"""Names of events that are not operators. torch's table leaves out the same events."""
 
 _RawEvent = tuple[str, int, int, int, int, int, bool, bool, bool, int, int]
 """Fields of an event, in the order that `recorded` documents."""
@@ -180,7 +187,8 @@ class Communicated(NamedTuple):
     """The time of a collective.
 
     Attributes:
-        nanoseconds: Time of the collective's kernel.
+        kind: Kind of the collective, for example `all_reduce`.
+        nanoseconds: Duration of the collective.
         exposed: Part of `nanoseconds` in which nothing was computed.
     """
 
@@ -191,7 +199,13 @@ class Communicated(NamedTuple):
 
 @dataclass(slots=True)
 class _Times(SliceTimes):
-    """Times of all events with the same name, and the kind of event that the name implies."""
+    """Times of all events with the same name. The other fields show what these events are.
+
+    Attributes:
+        is_node: They are backward nodes.
+        is_region: They are runs of a compiled graph.
+        launches: They are operators that launch collectives.
+    """
 
     is_node: bool = False
     is_region: bool = False
@@ -200,7 +214,7 @@ class _Times(SliceTimes):
 
 @dataclass(slots=True)
 class _Open(RegionEvent):
-    """An event of a thread that is still open while the walk attributes the events inside it."""
+    """An event that the walk has entered but not left, because it may contain the next events."""
 
     times: _Times = field(kw_only=True)
     children: int = 0
@@ -212,13 +226,13 @@ class AttributedTrace:
     """Kineto's events, attributed to modules by the module log.
 
     Attributes:
-        device: Device nanoseconds of each step, by the module and phase that launched the work;
-            work of unknown origin belongs to the root.
-        batch_at: Returns the index of the step at a moment inside a step.
-        calls: Calls of modules and scopes inside steps, on all threads.
-        operators: Table of operators over all steps.
-        communication: Total and exposed nanoseconds of collectives over all steps, by the module
-            and phase that launched the collectives and by their kind.
+        device: For each batch, the device time in nanoseconds, keyed by the module and phase that
+            launched the work. If these are unknown, the work belongs to the root module.
+        batch_at: Function that returns the index of the batch that contains a given time.
+        calls: Calls of modules and scopes inside batches, on all threads.
+        operators: The operators with the most time, over all batches.
+        communication: Total and exposed time of collectives over all batches, in nanoseconds. The
+            keys are the module and phase that launched the collectives, and the kind of collective.
         regions: Runs of compiled graphs.
     """
 
@@ -239,15 +253,17 @@ def join(
     *,
     on_host: Mapping[int, Communicated] | None = None,
 ) -> AttributedTrace:
-    """Attribute each event to the module that ran.
+    """Attribute each event to the module that ran at that time.
 
     Args:
         trace: Kineto's events.
-        logs: Module logs by Python's thread number.
+        logs: The module log of each thread, keyed by Python's number of the thread.
         home: Python's number of the training thread.
         tree: The modules.
-        communicated: Collectives by the key of the operator that launched them.
-        on_host: Collectives that ran on the host, by the start of the operator that launched them.
+        communicated: Collectives that ran on the device, keyed by the key of the operator that
+            launched them.
+        on_host: Collectives that ran on the host, keyed by the start time of the operator that
+            launched them.
     """
     begun = steps_of(trace)
     steps = _StepIntervals(begun)
@@ -330,7 +346,7 @@ class _StepIntervals:
         return bisect.bisect_right(self._changes, moment) // 2
 
     def change(self, moment: int) -> float:
-        """Return the next moment at which a step begins or ends."""
+        """Return the next time after `moment` at which a step begins or ends."""
         index = bisect.bisect_right(self._changes, moment)
         return self._changes[index] if index < len(self._changes) else inf
 
@@ -350,8 +366,8 @@ class _Walk:
         Args:
             steps: The recorded steps.
             work: Device work by the key of the operator that launched it.
-            communicated: Collectives by the key of the operator that launched them.
-            on_host: Collectives on the host by the start of the operator that launched them.
+            communicated: Collectives on the device by the key of the operator that launched them.
+            on_host: Collectives on the host by the start time of the operator that launched them.
         """
         self.found = AttributedTrace(device=[{} for _ in range(steps.number)], batch_at=steps.index)
         self._steps = steps
@@ -367,7 +383,7 @@ class _Walk:
         self._doubles: list[tuple[_Open, _Open]] = []
 
     def count(self, item: HostItem) -> _Times:
-        """Count a call, and return the sums of its name."""
+        """Add a call to the totals of its name, and return these totals."""
         table = self._spans if isinstance(item, Span) else self._operators
         times = table.get(item.name)
         if times is None:
@@ -411,7 +427,7 @@ class _Walk:
         self.found.calls += replay.finish()
 
     def add_device_time(self, step: int, running: ModulePhase, nanoseconds: int) -> None:
-        """Add device work that a module launched."""
+        """Add the device time of work to the module and phase that launched it, in one step."""
         device = self.found.device[step]
         if nanoseconds:
             device[running] = device.get(running, 0) + nanoseconds
@@ -451,10 +467,10 @@ class _Walk:
         opened.append(event)
 
     def result(self) -> AttributedTrace:
-        """Return the attributed events of all threads.
+        """Return the results of all threads.
 
-        If the only child of an operator has the same name as the operator, both count as one call,
-        as in torch's table.
+        If an operator calls only one operator, and this one has the same name, both count as one
+        call. torch's table does the same.
         """
         for outer, inner in self._doubles:
             if outer.children == 1:
@@ -467,7 +483,7 @@ class _Walk:
 
 
 def _table(times: Iterable[SliceTimes]) -> tuple[TracedOperator, ...]:
-    """Return the operators with the most self time on the device and on the host."""
+    """Return the operators with the most self time on the device, and the same for the host."""
     called = [each for each in times if each.calls]
     with_device = [each for each in called if each.self_device]
     with_device.sort(key=lambda each: -each.self_device)

@@ -1,9 +1,10 @@
 """Record when modules, scopes and optimizer steps run, and assign traced operators to them.
 
-`ModuleLog` only records times and the sequence numbers of autograd nodes, so that a recorded step
-runs as usual. `Replay` reads the log together with Kineto's events, in chronological order. In
-forward, the times show which module runs. In backward, the number of a node shows which module
-built the node. A module that is entered while a backward node runs is recomputed.
+While a step is recorded, `ModuleLog` only stores times and the sequence numbers of autograd nodes,
+so it hardly slows down the step. Later, `Replay` reads the log together with Kineto's events, in
+chronological order. In forward, the times show which module runs. In backward, the sequence number
+of a node shows which module built the node in forward. If a module is entered while a backward node
+runs, the module is being recomputed.
 
     entries         enter q (node 5)   leave q (node 7)
     events                   aten::addmm                          node 6
@@ -32,10 +33,14 @@ from lflops.torch_private.autograd import NO_BACKWARD, backward_id, next_sequenc
 from lflops.torch_private.dispatch_modes import without_modes
 
 THREAD = "lflops: thread "
-"""Prefix of the event that connects a thread's log with its Kineto events."""
+"""Prefix of the name of an event that is recorded once on each thread.
+
+Kineto and Python number threads differently. The name of this event ends with Python's number, so
+it shows which log belongs to which thread of Kineto.
+"""
 
 SCOPE = "part:"
-"""Prefix of the name of a scope that is entered."""
+"""Prefix of a log entry's event if a scope is entered. The name of the scope follows."""
 
 OPTIMIZER = "step of"
 CLOSURE = "closure"
@@ -43,10 +48,12 @@ LEAVE = "leave"
 STEP = "step"
 
 LogEntry = tuple[int, int, int, str | nn.Module]
-"""Nanoseconds since 1970, the number of the next autograd node, the key of a frame, and the event.
+"""One entry of the log: the time, the number of the next autograd node, a key, and the event.
 
-The event is a module or a scope that is entered, `OPTIMIZER`, `CLOSURE`, `LEAVE`, `STEP`, or a
-phase.
+The time is in nanoseconds since 1970. The event shows what is entered: it is the module, the name
+of the scope after `SCOPE`, `OPTIMIZER` or `CLOSURE`. `LEAVE` means that what was entered with the
+same key is left. `STEP` is the start of a step. Any other event is the phase of work outside all
+modules from then on.
 """
 
 
@@ -56,7 +63,7 @@ class ModuleLog:
     Attributes:
         tree: The names of the modules.
         home: Python's number of the training thread.
-        threads: Log entries by Python's thread number.
+        threads: The log of each thread, keyed by Python's number of the thread.
     """
 
     def __init__(self, tree: ModuleTree) -> None:
@@ -72,11 +79,14 @@ class ModuleLog:
         install_hooks(undo, self, self, guard=guard)
 
     def step(self) -> None:
-        """Log the start of a training step, which ends all frames that an exception left open."""
+        """Log the start of a training step.
+
+        Modules that an exception has left without a log entry end here.
+        """
         self._write(0, STEP)
 
     def outside(self, phase: Phase) -> None:
-        """Log the phase of work outside all modules. It applies until a module or backward runs."""
+        """Log the phase of work outside all modules, until the next module or backward pass."""
         self._write(0, phase)
 
     def follows_this_thread(self) -> bool:
@@ -122,13 +132,13 @@ class ModuleLog:
 
 @dataclass(slots=True)
 class _Run:
-    """Successive backward nodes of one module.
+    """A series of consecutive backward nodes that belong to the same module.
 
     Attributes:
         fqn: The module.
-        start: Nanoseconds since 1970.
-        end: Nanoseconds since 1970.
-        device: Nanoseconds of the kernels that these nodes launched.
+        start: Start of the first node in nanoseconds since 1970.
+        end: End of the last node in nanoseconds since 1970.
+        device: Total time of the kernels that these nodes launched, in nanoseconds.
     """
 
     fqn: str
@@ -138,21 +148,24 @@ class _Run:
 
 
 NODE = 0
-"""Key of the frames of autograd nodes. No Python object has this id."""
+"""Key of all frames of autograd nodes.
+
+The keys of other frames are the ids of Python objects, and no object has the id 0.
+"""
 
 
 @dataclass(slots=True)
 class _ReplayFrame(Frame):
-    """A running module, scope, optimizer step, closure or node.
+    """A module, scope, optimizer step, closure or backward node that is running.
 
     Attributes:
-        module_phase: The module and phase of its operators; `None` for a closure, which is outside
-            all modules.
-        start: Nanoseconds since 1970.
+        module_phase: The module and phase to which its operators belong; `None` for a closure,
+            which is outside all modules.
+        start: Start in nanoseconds since 1970.
         is_call: Whether it is a call of a module or scope.
-        innermost: Whether it contains no other call.
-        device: Nanoseconds of the kernels launched in it.
-        run: The run of backward nodes that a node belongs to.
+        innermost: Whether no other module or scope is called inside it.
+        device: Total time of the kernels that were launched inside it, in nanoseconds.
+        run: For a backward node, the series of nodes of the same module; otherwise `None`.
     """
 
     module_phase: ModulePhase | None
@@ -167,9 +180,8 @@ class Replay:
     """Replays the log of one thread in chronological order.
 
     Attributes:
-        module_phase: The module and phase that are running.
-        due: Time of the next log entry or of the next end of a node, whichever is earlier. Nothing
-            changes before this time.
+        module_phase: The module and phase that are running at the current time of the replay.
+        due: Time of the next change: the next log entry, or the end of the running backward node.
     """
 
     def __init__(
@@ -187,10 +199,10 @@ class Replay:
             tree: The names of the modules.
             entries: The log of the thread.
             thread: Number of the thread in the result.
-            segments: For each thread, keyed by Kineto's thread number, the modules of the autograd
-                nodes that the thread built. Threads that have already been replayed have complete
-                segments.
-            own: The segments of this thread, which the replay fills.
+            segments: For each thread, the modules that built its autograd nodes. The key is
+                Kineto's number of the thread. The training thread must be replayed first, because
+                backward on other threads runs its nodes.
+            own: The segments of this thread. They are filled by the replay.
         """
         self._tree = tree
         self._entries = entries
@@ -212,7 +224,7 @@ class Replay:
         self._update()
 
     def go_on(self, now: float) -> None:
-        """Process all log entries and node ends up to a moment."""
+        """Process everything in the log until the time `now`, and the ends of backward nodes."""
         while self.due <= now:
             if self.due == self._node_ends[-1]:
                 self._end(self._frames.cut(NODE), self.due)
@@ -224,14 +236,14 @@ class Replay:
     def begin_node(self, number: int, built_on: int, start: int, end: int) -> None:
         """Begin a backward node.
 
-        A node that no thread built writes `.grad`. It runs right after the node that computed the
-        gradient, so it belongs to the same module.
+        If no thread is recorded for the node, it is a node that writes `.grad`. It runs right after
+        the node that computed the gradient, so it belongs to the same module.
 
         Args:
-            number: The node's number.
-            built_on: Kineto's number of the thread that built it; 0 if no thread did.
-            start: Nanoseconds since 1970.
-            end: Nanoseconds since 1970.
+            number: The node's sequence number.
+            built_on: Kineto's number of the thread that built it; 0 if none is recorded.
+            start: Start in nanoseconds since 1970.
+            end: End in nanoseconds since 1970.
         """
         if built_on:
             segments = self._segments.get(built_on)
@@ -252,7 +264,7 @@ class Replay:
         self._update()
 
     def on_device(self, nanoseconds: int) -> None:
-        """Add the device time of the current operator to all running frames."""
+        """Add the device time of the current operator to everything that is running."""
         for frame in self._frames:
             frame.device += nanoseconds
         top = self._top
@@ -260,7 +272,10 @@ class Replay:
             top.run.device += nanoseconds
 
     def finish(self) -> list[Call]:
-        """Read the rest of the log, and return all calls and all runs of backward nodes."""
+        """Read the rest of the log, and return all calls.
+
+        The calls in backward are series of consecutive nodes that belong to the same module.
+        """
         while self.due < inf:
             self.go_on(self.due)
         for run in self._runs:
@@ -334,7 +349,7 @@ class Replay:
         self._frames.append(_ReplayFrame(key, module_phase, moment, is_call=True))
 
     def _end(self, frames: Sequence[_ReplayFrame], moment: float) -> None:
-        """Add the calls of frames that have ended, the inner frames first."""
+        """Store the calls of frames that have ended. The first of `frames` is the outermost."""
         for frame in reversed(frames):
             if frame.run is not None:
                 self._node_ends.pop()

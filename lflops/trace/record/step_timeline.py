@@ -1,5 +1,6 @@
 """Compute the timelines of traced steps, the device states, and the times of collectives.
 
+A timeline has lanes, the horizontal tracks on which module calls, operators and kernels are drawn.
 `trace/device_states.py` defines the states of a device.
 """
 
@@ -38,11 +39,18 @@ from lflops.trace.recorded import (
 _NO_PHASE = frozenset({"other", ""})
 
 PhaseMark = tuple[int, str]
-"""A moment in nanoseconds since 1970, and the phase that the step enters at this moment."""
+"""The time of a phase change in nanoseconds since 1970, and the phase that begins."""
 
 
 class _Step(NamedTuple):
-    """A complete step: begin and end in nanoseconds since 1970, and the training thread."""
+    """A complete step.
+
+    Attributes:
+        number: Index of the step.
+        begin: Start in nanoseconds since 1970.
+        end: End in nanoseconds since 1970.
+        thread: The training thread.
+    """
 
     number: int
     begin: int
@@ -57,7 +65,7 @@ class _Step(NamedTuple):
         return self.begin <= moment < self.end
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """Return the part of a span inside the step, relative to the beginning of the step."""
+        """Return start and end relative to the start of the step, cut off at the step's borders."""
         return max(start, self.begin) - self.begin, min(end, self.end) - self.begin
 
 
@@ -67,13 +75,13 @@ def timelines_of(
     ends: Sequence[bool],
     marks: Sequence[PhaseMark] = (),
 ) -> Iterator[StepTimeline]:
-    """Yield the timeline of each complete step, the step of median length first.
+    """Yield the timeline of each complete step. The step whose duration is the median comes first.
 
     Args:
         trace: The trace.
         calls: Calls of modules and scopes.
-        ends: For each batch, whether a step ended with it.
-        marks: The moments at which the steps enter a phase, in order.
+        ends: For each batch, whether it is the last batch of a step.
+        marks: The phase changes of all steps, in order.
     """
     steps = list(_steps(trace, ends))
     if not steps:
@@ -113,7 +121,7 @@ def _timeline(
 def _calls_by_thread(step: _Step, calls: Iterable[Call]) -> dict[int, list[SelfTime]]:
     """Return the calls that begin in a step, by thread.
 
-    Thread 0 is the training thread, and is always included.
+    Thread 0 is the training thread. It is included even if it has no calls.
     """
     by_thread: dict[int, list[SelfTime]] = {0: []}
     for call in calls:
@@ -136,7 +144,13 @@ def _phases(step: _Step, marks: Sequence[PhaseMark]) -> list[SelfTime]:
 def _works(
     found: Iterable[tuple[int, OperatorCall | DeviceEvent]], begin: int, lanes: dict[int, int]
 ) -> Iterator[TimedWork]:
-    """Yield operators or kernels, with a lane for each thread or stream."""
+    """Yield operators or kernels; those of the same thread or stream are in the same lane.
+
+    Args:
+        found: Operators with their threads, or kernels with their streams.
+        begin: Start of the step.
+        lanes: Lanes that are already assigned to threads or streams. More are added here.
+    """
     for place, each in found:
         lane = lanes.setdefault(place, len(lanes))
         yield TimedWork(each.name, each.start - begin, each.end - each.start, lane)
@@ -177,7 +191,7 @@ def _steps(trace: RecordedTrace, ends: Sequence[bool]) -> Iterator[_Step]:
 
 
 def _self_times(calls: Iterable[SelfTime]) -> list[SelfTime]:
-    """Return the intervals in which each nested call was the innermost call, sorted by start."""
+    """Return the intervals in which each call was the innermost running call, sorted by start."""
     running: list[SelfTime] = []
     # For each running call, the intervals in which other calls were inside it.
     inside: list[Intervals] = []
@@ -201,7 +215,7 @@ def _self_times(calls: Iterable[SelfTime]) -> list[SelfTime]:
 def _outermost(calls: Iterable[OperatorCall]) -> Iterator[OperatorCall]:
     """Yield the operators that are inside no other operator.
 
-    A backward node is not an operator: it only calls operators.
+    Backward nodes are not operators. They are skipped, and the operators inside them are yielded.
     """
     last_end: defaultdict[int, int] = defaultdict(int)
     for call in sorted(calls, key=lambda each: (each.start, -each.end)):
@@ -219,7 +233,10 @@ WITH_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
 """Namespaces of operators that launch collectives, or wait for them."""
 
 AUTOGRAD = frozenset({"autograd", "torch"})
-"""Namespaces of nodes that run operators, such as `torch::autograd::AccumulateGrad`."""
+"""Namespaces of backward nodes such as `torch::autograd::AccumulateGrad`.
+
+Nodes call operators, but are not operators themselves.
+"""
 
 
 def _states(work: Sequence[DeviceEvent]) -> Timeline | None:
@@ -232,9 +249,10 @@ def _states(work: Sequence[DeviceEvent]) -> Timeline | None:
 
 
 def device_seconds(work: Sequence[DeviceEvent]) -> dict[str, float]:
-    """Return the fields of `DeviceTimeline` in seconds, from the first to the last device work.
+    """Return how long the device was in each state, between the first and the last device work.
 
-    The result is empty if there is no work.
+    The keys are the fields of `DeviceTimeline`, and the values are in seconds. The result is empty
+    if there is no work.
     """
     found = _states(work)
     if found is None:
@@ -244,7 +262,10 @@ def device_seconds(work: Sequence[DeviceEvent]) -> dict[str, float]:
 
 
 def communication(work: Sequence[DeviceEvent]) -> dict[int, list[Communicated]]:
-    """Return the kernels of collectives, by the key of the operator that launched them."""
+    """Return the times of all collectives on the device.
+
+    They are keyed by the key of the operator that launched them (`DeviceEvent.external`).
+    """
     device = _states(work)
     computing = device.computing if device else []
     found: dict[int, list[Communicated]] = {}
@@ -258,11 +279,14 @@ def communication(work: Sequence[DeviceEvent]) -> dict[int, list[Communicated]]:
 
 
 def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
-    """Return the collectives that ran on the host, by the start of the operator that launched them.
+    """Return the times of the collectives that ran on the host, for example with Gloo.
 
-    A collective is exposed while no operator computes. Collectives run in the order in which
-    operators launch them. If the recording missed a launch, its collective is assigned to the next
-    launch of the same kind.
+    They are keyed by the start time of the operator that launched them. A collective is exposed
+    while no operator computes.
+
+    The events do not show which operator launched a collective. But collectives run in the order in
+    which they are launched, so each collective is assigned to the next launch of the same kind.
+    This is the wrong launch if the recording missed the right one.
     """
     collectives = [each for each in trace.on_host() if each.name.startswith(ON_HOST)]
     if not collectives:
@@ -306,9 +330,11 @@ def _computing_on_host(trace: RecordedTrace) -> Intervals:
 
 
 def _launch_of(ran: HostItem, launches: Sequence[OperatorCall]) -> OperatorCall:
-    """Return the first launch of the collective's kind before it ran, or else the first launch.
+    """Return the operator that launched a collective, from the launches that are not yet assigned.
 
-    Gloo runs a reduce-scatter as an all-reduce.
+    It is the first launch of the same kind before the collective ran or, if there is none, the
+    first launch. For an all-reduce, a reduce-scatter is accepted as well, because Gloo runs a
+    reduce-scatter as an all-reduce.
     """
     kind = collective_kind(ran.name)
     kinds = {kind, "reduce_scatter"} if kind == "all_reduce" else {kind}

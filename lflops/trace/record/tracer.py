@@ -1,10 +1,14 @@
-"""Runs torch.profiler over a few consecutive steps, and reads the recording.
+"""Run torch.profiler over a few consecutive steps, and read the recording.
 
-A process can have only one Kineto session. Preparing a session while another session records cuts
-off the other session, and sometimes crashes. If a prepared session starts after another session has
-ended, the process crashes. So `Tracer` starts no session while another profiler runs, and it starts
-a session right after preparing it, so that no other profiler can run in between. If another
-profiler is prepared during a recording, the recording ends first.
+torch.profiler records with Kineto, and a process can have only one Kineto session. A session is
+first prepared and then started. Two profilers in one process can disturb each other:
+
+* If a session is prepared while another session records, the other session is cut off, and the
+  process sometimes crashes.
+* If another session runs between preparing a session and starting it, the process crashes.
+
+Therefore, `Tracer` does not record while another profiler runs. It starts its session immediately
+after preparing it. If another profiler is prepared during a recording, the recording ends first.
 """
 
 import atexit
@@ -57,7 +61,7 @@ Refusal = Literal[
 
 * `other_profiler`: Another profiler runs.
 * `not_known`: The search for other profilers took too long.
-* `own_trace`: Another recording of lflops runs.
+* `own_trace`: Another recording by lflops runs.
 * `cut_off`: Another profiler began during the recording.
 * `no_activity`: This version of torch can record none of the activities.
 * `not_written`: The trace file could not be written.
@@ -65,31 +69,37 @@ Refusal = Literal[
 
 
 UNANNOTATED: set[Path] = set()
-"""Raw traces of Kineto that no annotation process has received yet."""
+"""Traces that Kineto has written and that no process annotates yet.
+
+If Python exits now, they are removed.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     """Results of the traced steps.
 
-    Fields with seconds per step are empty if the recording ends within a step.
+    `kernels` and `communication` are totals divided by the number of steps. They are empty if the
+    recording ends in the middle of a step, because the totals then include an incomplete step.
 
     Attributes:
         raw: Path of the raw trace that Kineto wrote. Trace readers ignore this file name. `None` if
             the trace could not be written.
-        path: Path of the trace once it is annotated and compressed.
+        path: Path that the trace gets when it is annotated and compressed.
         events: Number of Kineto's events.
-        trace: Totals, without the trace files.
+        trace: The trace's entry in the profile, such as operators and idle time; its list of files
+            is still empty.
         device_seconds: Inclusive device time of each module and phase over complete steps; `None`
             without a device.
-        kernels: Self seconds of kernels per step, by module and phase. Collectives are left out,
-            because they wait for other ranks.
+        kernels: Time of the kernels that each module and phase launched itself, in seconds per
+            step. Collectives are left out, because they include the wait for other ranks.
         communication: Total and exposed seconds of collectives per step, by the module and phase
             that launched the collectives and by their kind.
         calls: Calls of modules and scopes, for annotating the trace.
         compiled: Times inside compiled graphs; `None` if they were not requested or no graph ran.
-        call_times: Self nanoseconds of module calls by batch; empty without `compiled`.
-        timelines: Timelines of complete steps, the step of median length first.
+        call_times: For each batch, the self time of each module and phase in nanoseconds; empty if
+            `compiled` is `None`.
+        timelines: Timelines of complete steps. The step whose duration is the median comes first.
     """
 
     raw: Path | None
@@ -132,10 +142,10 @@ class Tracer:
         Args:
             tree: The modules.
             device: The device of the model, if it has one.
-            activities: Record the host, the device, or both.
-            record_shapes: Option of torch.profiler.
-            profile_memory: Option of torch.profiler.
-            with_stack: Option of torch.profiler.
+            activities: What to record: the host, the device, or both.
+            record_shapes: Passed to torch.profiler.
+            profile_memory: Passed to torch.profiler.
+            with_stack: Passed to torch.profiler.
             inside_compiled: Whether to divide the time of compiled graphs among modules.
             guard: Wraps the hooks so that their errors do not reach the training run.
         """
@@ -169,7 +179,9 @@ class Tracer:
         self._phases: list[PhaseMark] = []
 
     def warm_up(self) -> bool:
-        """Record an empty session, so that torch loads device tracing before the first step.
+        """Record for a moment, so that torch loads its support for device tracing now.
+
+        Otherwise, the first recorded step would take longer.
 
         Returns whether recording is possible; if not, `refusal` has the reason.
         """
@@ -208,9 +220,9 @@ class Tracer:
         return len(self._ends)
 
     def batch(self) -> None:
-        """Begin a batch, unless a batch has begun.
+        """Begin a batch, unless a batch is already running.
 
-        Events between two batches belong to no batch.
+        What runs between two batches, for example validation, is recorded but belongs to no batch.
         """
         if self._profile is not None and self._step is None:
             self._step = record_function(f"{STEP}{len(self._ends)}")
@@ -220,9 +232,12 @@ class Tracer:
             self._log.step()
 
     def step(self, *, whole: bool = True, batch: bool = True) -> None:
-        """End a batch. With `batch`, begin the next batch.
+        """End the current batch.
 
-        With `whole`, a step ends with the batch. Times are averaged over steps.
+        Args:
+            whole: Whether this is the last batch of an optimizer step. With gradient accumulation,
+                a step has several batches.
+            batch: Whether to begin the next batch immediately.
         """
         if self._step is not None:
             self._end_step(whole=whole)
@@ -235,7 +250,7 @@ class Tracer:
             self._log.outside(phase)
 
     def phase(self, phase: str) -> None:
-        """Set the innermost phase of the step."""
+        """Record that a phase of the step begins now, for its timeline."""
         if self._profile is not None:
             self._phases.append((time.time_ns(), phase))
 
@@ -245,12 +260,12 @@ class Tracer:
         Args:
             folder: Folder of the trace, which is created.
             worker: Machine and global rank, for example `host_3`.
-            whole: Whether the last batch ends a step; `None` if no batch has begun since the
-                previous batch ended.
+            whole: Whether the current batch is the last batch of an optimizer step; `None` if no
+                batch is running.
 
         Returns:
-            The recording, or `None` if another profiler began during it. `refusal` and `error` have
-            the reason why there is no recording or no file.
+            The recording, or `None` if there is none, for example because another profiler began
+            during it. `refusal` and `error` show why there is no recording or no trace file.
         """
         call_each([self._hooks.close, partial(self._end_step, whole=whole)])
         # Reading creates several objects for each event.
@@ -281,7 +296,7 @@ class Tracer:
         call_each([self._hooks.close, partial(self._end_step, whole=None), self._stop_recording])
 
     def leave_to_parent(self) -> None:
-        """Stop this recording in a forked process, because it belongs to the parent process."""
+        """Forget this recording in a forked process. The parent process continues it."""
         self._recording.discard(self)
         self._step = None
         self._profile = None
@@ -386,7 +401,7 @@ class Tracer:
 def _kernel_seconds(
     kernel_times: Mapping[ModulePhase, float], found: AttributedTrace, steps: int
 ) -> dict[ModulePhase, float]:
-    """Return the seconds of kernels per step, without collectives."""
+    """Return the kernel time of each module and phase in seconds per step, without collectives."""
     if not steps:
         return {}
     communicated: defaultdict[ModulePhase, float] = defaultdict(float)
@@ -430,9 +445,9 @@ def other_profiler_runs() -> bool:
 
 
 def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
-    """Return Kineto's events.
+    """Return the recorded events as Kineto's objects.
 
-    Converting them to torch's events would take a hundred times as long.
+    torch could convert them to its own events, but this would take a hundred times as long.
     """
     results = None
     if profiler.profiler is not None:
@@ -441,10 +456,11 @@ def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
 
 
 def _is_over(begun: torch.profiler.profile) -> bool:
-    """Return whether a profiler was stopped while it recorded, so that its last cycle has results.
+    """Return whether a profiler was stopped during a warm-up or a recording.
 
-    torch 2.8 and 2.11 have no flag for this. A profiler that was stopped while it waited looks the
-    same as a profiler that is still waiting.
+    torch 2.8 and 2.11 have no flag for this, so it is deduced: the profiler is still in one of
+    these phases of its schedule, but already has results. If a profiler was stopped while it
+    waited, the result is wrongly false, because it looks the same as a profiler that still waits.
     """
     action = begun.current_action.name
     is_in_cycle = action in {"WARMUP", "RECORD", "RECORD_AND_SAVE"} and not begun.acc_events
@@ -458,7 +474,8 @@ def _with_subclasses(kind: type) -> set[type]:
 def _export(recorder: profile, into: Path) -> str | None:
     """Write the trace, and return the error if it could not be written.
 
-    If the disk is full, Kineto raises nothing and writes a line to stderr.
+    If the disk is full, Kineto raises no exception and only writes a line to stderr. So the
+    function checks that the file exists.
     """
     try:
         into.parent.mkdir(parents=True, exist_ok=True)
@@ -493,7 +510,13 @@ def remove_raw(path: Path) -> None:
 def _stats_of_steps(
     batches: Iterable[Mapping[ModulePhase, float]], ends: Sequence[bool]
 ) -> dict[ModulePhase, TimingStats]:
-    """Return inclusive seconds per step. Batches after the last complete step are left out."""
+    """Return statistics of the inclusive times per step, in seconds.
+
+    Args:
+        batches: For each batch, the self times in nanoseconds. Batches after the last complete step
+            are ignored.
+        ends: For each batch, whether it is the last batch of a step.
+    """
     steps: list[dict[ModulePhase, float]] = []
     step: defaultdict[ModulePhase, float] = defaultdict(float)
     for batch, ends_step in zip(batches, ends, strict=False):
@@ -508,7 +531,7 @@ def _stats_of_steps(
 def call_times(
     calls: Iterable[Call], batch_at: Callable[[int], int], batches: int
 ) -> tuple[dict[ModulePhase, float], ...]:
-    """Return, for each batch, the self nanoseconds of each module and phase in its calls."""
+    """Return, for each batch, the self time of each module and phase in nanoseconds."""
     times: list[defaultdict[ModulePhase, float]] = [defaultdict(float) for _ in range(batches)]
     for calls_of_thread in grouped(calls, attrgetter("thread")).values():
         opened: list[Call] = []
@@ -526,8 +549,8 @@ def call_times(
 def _end_at_exit() -> None:
     """Stop recordings that still run, for example if a monitor was entered and never left.
 
-    torch crashes if the interpreter exits during a recording. Traces that no process annotates, for
-    example after Ctrl-C, are removed.
+    torch crashes if the interpreter exits during a recording. Traces that are not annotated yet,
+    for example after Ctrl-C, are removed.
     """
     for each in list(Tracer._recording):  # noqa: SLF001 - same file
         with contextlib.suppress(Exception):
@@ -537,9 +560,9 @@ def _end_at_exit() -> None:
 
 
 def _forget_in_child() -> None:
-    """Leave recordings and files to the parent process.
+    """Forget all recordings and trace files in a forked process. They belong to the parent process.
 
-    In the child process, Kineto's threads do not exist.
+    The child process cannot continue the recordings, because it has none of Kineto's threads.
     """
     for each in tuple(Tracer._recording):  # noqa: SLF001 - same file
         each.leave_to_parent()

@@ -1,4 +1,4 @@
-"""The figures of DeepSpeed's summary, as labels and values."""
+"""The lines that DeepSpeed's summary also has, as labels and values."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,14 +13,24 @@ from lflops.units import UNKNOWN
 
 
 class _Flops(NamedTuple):
-    """FLOPs, and the words for them in a label."""
+    """A number of FLOPs, and how it is described in labels.
+
+    Attributes:
+        words: The description, such as "3 * fwd flops per GPU".
+        flops: The number of FLOPs, or `None` if it is unknown.
+    """
 
     words: str
     flops: float | None
 
 
 def figure_lines(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, str]]:
-    """Yield the label and the value of each line."""
+    """Yield the label and the value of each line that DeepSpeed's summary also has.
+
+    Args:
+        analysis: The profile with its results.
+        latencies: The times of the steps.
+    """
     run = analysis.profile.run
     world = run.world_size
     data_parallel = _group_size(run.data_parallel_size, run.tensor_parallel_size, world)
@@ -49,9 +59,14 @@ def figure_lines(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str
 
 
 def _group_size(size: int | None, other: int | None, world: int) -> int | None:
-    """Return the size of a parallel group.
+    """Return the size of the data parallel or tensor parallel group.
 
-    An unknown size is 1 if there is only one rank, or if the other group has all ranks.
+    If `size` is unknown, it must be 1 if there is only one rank or the other group has all ranks.
+
+    Args:
+        size: The size of the group, if known.
+        other: The size of the other group, if known.
+        world: The number of ranks.
     """
     if size is None and world in {1, other}:
         return 1
@@ -59,9 +74,9 @@ def _group_size(size: int | None, other: int | None, world: int) -> int | None:
 
 
 def _work_of_stages(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Yield the parameters and the forward work of all pipeline stages together.
+    """Yield the lines with the parameters and the forward work of all pipeline stages together.
 
-    They are not given per GPU, because no GPU has the whole model.
+    There are no lines per GPU, because no GPU has the whole model.
     """
     root = analysis.profile.modules[""]
     macs = analysis.unsharded_macs
@@ -95,7 +110,7 @@ def _parameters(profile: Profile, tensor_parallel: int | None) -> Iterator[tuple
 
 
 def _work(analysis: Analysis, tensor_parallel: int | None) -> Iterator[tuple[str, str]]:
-    """Yield the MACs and the FLOPs of forward."""
+    """Yield the lines with the MACs and the FLOPs of forward."""
     if not analysis.profile.is_counted:
         yield "fwd MACs per GPU", UNKNOWN
         yield "fwd flops per GPU", UNKNOWN
@@ -109,9 +124,9 @@ def _work(analysis: Analysis, tensor_parallel: int | None) -> Iterator[tuple[str
 def _flops_of_model(analysis: Analysis, tensor_parallel: int | None) -> tuple[str, str]:
     """Return the line with the FLOPs of the unsharded model.
 
-    With torch's tensor parallelism, the ranks divide some of the work and repeat the rest. The
-    model's work is then not the work of a rank times the number of ranks, and is computed from the
-    unsharded MACs.
+    With torch's tensor parallelism, the ranks divide some of the work and all do the rest. The work
+    of the model is then less than the work of a rank times the number of ranks. It is computed from
+    the MACs of the unsharded model instead.
     """
     root = analysis.profile.modules[""]
     macs = analysis.unsharded_macs
@@ -127,7 +142,10 @@ def _double(macs: int | None) -> tuple[str, str]:
 
 
 def _speed(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, str]]:
-    """Yield the latencies of forward, backward, optimizer and step, with their FLOPs per second."""
+    """Yield the lines with the latencies of forward, backward, optimizer and step.
+
+    They are followed by the achieved FLOPs per second.
+    """
     root = analysis.profile.modules[""]
     forward = latencies.phases.get("forward")
     if forward is None and root.forward.seconds is not None:
@@ -185,7 +203,10 @@ def _flops_of_step(analysis: Analysis) -> _Flops:
 
 
 def _assumed_factor(profile: Profile) -> float | None:
-    """Return the assumed cost of backward in forward passes, if backward was not counted."""
+    """Return how many times as many FLOPs as forward backward is assumed to have.
+
+    Returns `None` if backward was counted, so that nothing is assumed.
+    """
     for note in notes_with("backward_assumed", profile.notes):
         return float(note.values["forwards"])
     return None

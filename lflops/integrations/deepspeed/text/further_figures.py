@@ -1,4 +1,4 @@
-"""The figures that DeepSpeed's summary does not have, as labels and values."""
+"""The lines that DeepSpeed's summary does not have, as labels and values."""
 
 from collections.abc import Iterator, Mapping
 
@@ -26,7 +26,15 @@ _SHORT_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
 def further_lines(
     analysis: Analysis, report: Report, latencies: StepTimes
 ) -> Iterator[tuple[str, str]]:
-    """Yield the label and the value of each line. An empty label continues the line above."""
+    """Yield the label and the value of each line that DeepSpeed's summary does not have.
+
+    If the label is empty, the value belongs to the label of the previous line.
+
+    Args:
+        analysis: The profile with its results.
+        report: The report about the profile.
+        latencies: The times of the steps.
+    """
     profile = analysis.profile
     yield from _work(analysis)
     yield from _generation(profile, latencies)
@@ -65,9 +73,9 @@ def _work(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _generation(profile: Profile, latencies: StepTimes) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a generation.
+    """Yield the lines about text generation, if `generate` was profiled.
 
-    Prefill is the call for the prompt, and decode is all further calls.
+    Prefill is the call of the model for the prompt. Decode is all further calls.
     """
     for note in notes_with("generated", profile.notes):
         yield from _part_of_generation("prefill", note.values, latencies)
@@ -92,7 +100,11 @@ def _part_of_generation(
 
 
 def _latencies(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, str]]:
-    """Yield the latency of each phase, the source of the latencies, and the cost of counting."""
+    """Yield the lines about time.
+
+    They show the latency of each phase, from which steps the latencies come, and how much longer
+    the pass took because operators were counted.
+    """
     for name, seconds in latencies.phases.items():
         text = units.duration(seconds)
         if latencies.mean:
@@ -122,7 +134,7 @@ def _latencies(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, 
 
 
 def _trace(trace: Trace) -> Iterator[tuple[str, str]]:
-    """Yield the files of the traces, and the operators with the most self time."""
+    """Yield the lines with the files of the traces, and the operators with the most self time."""
     for rank, file in trace.files.items():
         label = "trace" if len(trace.files) == 1 else f"trace of rank {rank}"
         yield label, plain(file)
@@ -138,9 +150,9 @@ def _trace(trace: Trace) -> Iterator[tuple[str, str]]:
 
 
 def _remarks(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield the remarks of the report.
+    """Yield the lines with the remarks of the report, such as its notes.
 
-    If consecutive remarks have the same label, only the first of them shows it.
+    If consecutive remarks have the same label, only the first of them shows the label.
     """
     above = ""
     for fact in report.remarks:

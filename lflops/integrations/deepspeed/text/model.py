@@ -1,4 +1,4 @@
-"""The model as torch prints it, with the figures of each module."""
+"""Print the model as torch does, with the parameters, MACs and latency of each module."""
 
 from collections.abc import Iterator
 
@@ -25,9 +25,11 @@ _FOLDED = (
 
 
 def detailed(analysis: Analysis, *, fold: bool) -> str:
-    """Return the legend and the lines of the model.
+    """Return the text that lists the model, module by module, with a legend.
 
-    With `fold`, modules with the same counts share their lines.
+    Args:
+        analysis: The profile with its results.
+        fold: Whether modules with the same counts are listed only once, such as "12 x Block".
     """
     modules = analysis.profile.modules
     identical = analysis.identical_subtrees
@@ -43,7 +45,7 @@ def detailed(analysis: Analysis, *, fold: bool) -> str:
 
 
 def _module(analysis: Analysis, row: ModuleRow) -> Iterator[str]:
-    """Yield the lines of a module and of the modules below it."""
+    """Yield the lines about a module and the modules below it."""
     name = plain(row.class_name)
     if row.repeat:
         name = f"{row.times} x {name}"
@@ -62,10 +64,10 @@ def _module(analysis: Analysis, row: ModuleRow) -> Iterator[str]:
 
 
 def _label(row: ModuleRow) -> str:
-    """Return the last part of the module's name.
+    """Return the last part of a module's name, such as `mlp`.
 
-    For repeated modules, it is the range of their numbers, as torch prints it, or a list of their
-    names.
+    For repeated modules that are listed only once, returns the range of their numbers, such as
+    `0-11`, or a list of their names.
     """
     labels = [name.rpartition(".")[2] for name in row.names]
     if row.repeat and all(label.isdecimal() for label in labels):

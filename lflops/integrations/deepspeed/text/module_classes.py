@@ -19,9 +19,10 @@ class ModuleClass(Struct, frozen=True, kw_only=True):
     Attributes:
         name: Name of the class.
         modules: Number of modules.
-        parameters: Parameters on this rank.
+        parameters: Number of their parameters on this rank.
         macs: MACs of forward.
-        seconds: Sum of the median times of forward; `None` if one is unknown, or no module ran.
+        seconds: Seconds of forward, as the sum of the modules' median times. `None` if one of these
+            times is unknown, or if no module ran.
     """
 
     name: str
@@ -32,11 +33,13 @@ class ModuleClass(Struct, frozen=True, kw_only=True):
 
 
 def by_depth(profile: Profile, depth: int = -1) -> list[list[ModuleClass]]:
-    """Return the classes at depth 0 (the root alone), at depth 1, and so on, in the model's order.
+    """Return the module classes at each depth: at depth 0 (only the root), at depth 1, and so on.
+
+    Classes are in the order in which they first occur in the model.
 
     Args:
         profile: The profile.
-        depth: The last depth; -1 for all depths.
+        depth: The largest depth; -1 for all depths.
 
     Raises:
         ValueError: The depth is below -1.
@@ -66,7 +69,10 @@ def _module_class(name: str, modules: list[ModuleProfile]) -> ModuleClass:
 
 
 def _forward_seconds(modules: list[ModuleProfile]) -> float | None:
-    """Return the seconds of all modules that ran; `None` if a time is unknown, or no module ran."""
+    """Return the total forward seconds of the modules that ran.
+
+    Returns `None` if one of the times is unknown, or if no module ran.
+    """
     total = None
     for module in modules:
         if not module.calls and not module.forward.calls:
@@ -80,9 +86,9 @@ def _forward_seconds(modules: list[ModuleProfile]) -> float | None:
 def most(
     classes: Iterable[ModuleClass], metric: Literal["parameters", "macs", "seconds"], number: int
 ) -> dict[str, float]:
-    """Return the classes with the largest values of a metric, largest first.
+    """Return the `number` classes with the largest values of a metric, largest first.
 
-    Unknown values are left out.
+    The result maps the name of a class to its value. Classes with an unknown value are left out.
     """
     values: dict[str, float] = {}
     for each in classes:
@@ -94,7 +100,15 @@ def most(
 
 
 def aggregated(profile: Profile, *, module_depth: int = -1, top_modules: int = 1) -> str:
-    """Return a text with the `top_modules` largest classes at each depth, for each metric."""
+    """Return the table of module classes as text.
+
+    For each depth, it lists the classes with the most parameters, MACs and time.
+
+    Args:
+        profile: The profile.
+        module_depth: The largest depth; -1 for all depths.
+        top_modules: Number of classes that are listed for each depth and metric.
+    """
     number = f"Top {top_modules} modules"
     lines = [f"{number} in terms of params, MACs or fwd latency at different model depths:"]
     for depth, classes in enumerate(by_depth(profile, module_depth)):

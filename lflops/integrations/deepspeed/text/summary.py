@@ -1,9 +1,9 @@
 """Write a profile as text in the format of DeepSpeed's profiler.
 
-The text has a summary, the module classes at each depth, and the model in detail. The headings, the
-labels and their order are the same as in DeepSpeed, so that two reports can be compared line by
-line. A label differs only if the number has a different meaning. Lines that DeepSpeed does not have
-come after the lines that it has.
+The text has a summary, a table of the module classes at each depth, and a list of all modules. The
+headings, the labels and their order are the same as in DeepSpeed's text, so that the two texts can
+be compared line by line. A label differs only if the number has a different meaning. Lines that
+DeepSpeed's text does not have come after the lines that it has.
 """
 
 from collections.abc import Iterable
@@ -43,12 +43,11 @@ def summary(
 
     Args:
         analysis: The profile with its results.
-        step: The step number in the first line. Default: the step of the run.
-        module_depth: The deepest level at which module classes are listed, as in
-            `get_model_profile`.
+        step: The step number in the first line. By default, the step at which the profile was made.
+        module_depth: The largest depth at which module classes are listed; -1 for all depths.
         top_modules: Number of module classes to list at each depth.
         detailed: Whether to list the model, module by module.
-        fold: Whether repeated modules share their lines in the detailed list.
+        fold: Whether the list has repeated modules only once, such as "12 x Block".
 
     Raises:
         ValueError: `module_depth` is below -1.
@@ -84,7 +83,7 @@ def _heading(title: str, dashes: int) -> str:
 
 
 def _lines(figures: Iterable[tuple[str, str]]) -> list[str]:
-    """Return lines with labels and values. An empty label continues the line above."""
+    """Format labels and values as lines. An empty label means the label of the previous line."""
     lines = []
     for label, value in figures:
         heading = f"{label}: " if label else ""
@@ -93,7 +92,7 @@ def _lines(figures: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _latencies(analysis: Analysis) -> StepTimes:
-    """Return the times of the unprofiled steps, or of the counting steps if there are none."""
+    """Return the times of the unprofiled steps or, if there are none, of the counting steps."""
     if analysis.step_times.steps:
         return analysis.step_times
     steps = []

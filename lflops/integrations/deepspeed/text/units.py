@@ -1,8 +1,8 @@
-"""Format numbers like DeepSpeed's profiler, so that two reports can be compared.
+"""Format numbers like DeepSpeed's profiler, so that its report can be compared with that of lflops.
 
-Numbers have two decimals without trailing zeros. `K` is a thousand and `u` is a millionth. For
-parameters, a billion is `B`. An unknown value is a dash. 0 is `0`, and no other value is rounded to
-0.
+Numbers have at most two decimals. `K` is a thousand and `u` is a millionth. For parameters, a
+billion is `B`. An unknown value is shown as a dash. Only 0 is shown as `0`; small numbers keep one
+significant digit.
 """
 
 from functools import partial
@@ -14,7 +14,7 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"), (1.0, ""), (1e-3, 
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """Format a number with a prefix, such as `1.43 G`."""
+    """Format a number with an SI prefix, such as `1.43 G`."""
     if value is None:
         return UNKNOWN
     size, prefix = _prefix_of(value)
@@ -22,7 +22,7 @@ def number(value: float | None, unit: str = "") -> str:
 
 
 def _prefix_of(value: float) -> tuple[float, str]:
-    """Return the factor and the name of the largest prefix that the value reaches."""
+    """Return the prefix for a value, as its factor and its name: `(1e9, "G")` for 1.43 billion."""
     if value == 0:
         return 1.0, ""
     for size, prefix in _PREFIXES:
@@ -37,20 +37,20 @@ def params(value: float | None) -> str:
 
 
 macs = partial(number, unit="MACs")
-"""MACs, such as `10.74 GMACs`."""
+"""Formats a number of MACs, such as `10.74 GMACs`."""
 
 flops = number
-"""FLOPs, such as `2.86 G`."""
+"""Formats a number of FLOPs, such as `2.86 G`."""
 
 rate = partial(number, unit="FLOPS")
-"""FLOPs per second, such as `117.74 TFLOPS`."""
+"""Formats a number of FLOPs per second, such as `117.74 TFLOPS`."""
 
 duration = partial(number, unit="s")
-"""Seconds, such as `182.39 us`."""
+"""Formats a number of seconds, such as `182.39 us`."""
 
 
 def percent(part: float | None, total: float | None) -> str:
-    """Format a part of a total, such as `0.31%`. It is unknown if the total is 0."""
+    """Format a part of a total, such as `0.31%`. If the total is 0, the result shows a dash."""
     share = ratio(part, total)
     return f"{UNKNOWN}%" if share is None else f"{_short(100 * share)}%"
 
