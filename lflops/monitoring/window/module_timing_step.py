@@ -110,13 +110,16 @@ class ModuleTimingStep:
             return {}
         first = self._marked[0][0]
         last = self._marked[2]
-        # Hooks are installed after the batch is fetched. So waiting time that the hooks did not
-        # measure is part of fetching the batch.
+        # A step begins with the callbacks that run after the previous step, and with fetching the
+        # batch. The hooks are installed later, so waiting time that they did not measure is part of
+        # this beginning.
         before_hooks = self._clock.seconds(step[0][0], first.before)
         waited_before_hooks = max(waited - self._uncontended_clock.waited(first, last), 0.0)
+        begin = max(before_hooks - waited_before_hooks, 0.0)
         phases = self._uncontended_phases.seconds(self._marked)
-        data = max(before_hooks - waited_before_hooks, 0.0) + phases.get("data", 0.0)
-        return {**phases, "data": min(data, fetching)}
+        data = min(begin + phases.get("data", 0.0), fetching)
+        other = max(begin - fetching, 0.0) + phases.get("other", 0.0)
+        return {**phases, "data": data, "other": other}
 
     def pass_times(self) -> dict[str, PassTimes]:
         """Return the times of modules in forward and backward, summed over the batches of the step.

@@ -20,9 +20,16 @@ from lflops.monitoring.window.module_timing_step import ModuleTimingStep
 from lflops.profile.profile import Profile
 from lflops.schedule import Schedule
 from lflops.timing import clock as module_clock
+from lflops.timing.clock import ThreadSchedule, UncontendedClock
 from lflops.timing.module_hooks import ModuleTimer
 from tests.support.fake_clock import StillClock, use_clock
-from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, fit, loader, watching
+from tests.support.lightning_runs import (
+    LIGHTNINGS_WARNINGS,
+    Classifier,
+    fit,
+    loader,
+    watching,
+)
 from tests.support.process_state import Facts, differences, global_hooks
 from tests.support.timed_modules import Part, Takes
 
@@ -552,3 +559,24 @@ def test_a_hook_that_is_left_on_a_graph_is_seen(
     """The check above can fail: each of the two modules has one, and the work behind them."""
     monkeypatch.setattr(ModuleTimer, "_release", lambda _: None)
     assert looks_behind(clock) >= 2
+
+
+class Counting(Callback):
+    """A callback of the user that takes its time after each batch."""
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        """Count to a million."""
+        sum(range(1_000_000))
+
+
+def test_beside_busy_programs_callbacks_keep_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run when the hooks of the step are gone. Nothing waited for a core here."""
+    monkeypatch.setattr(UncontendedClock, "is_needed", True)
+    monkeypatch.setattr(ThreadSchedule, "read", lambda _: b"0 0 1")
+    monitor = watching()
+    fit(Classifier(), monitor, Counting())
+    hooked = [step for step in monitor.profiles[0].steps if step.kind == "module_timing"]
+    assert hooked
+    for step in hooked:
+        # What is missing are the moments in which the hooks are removed.
+        assert step.uncontended_phases["other"] > 0.8 * step.phases["other"]
