@@ -27,7 +27,24 @@ SECONDS_PER_BYTE_ON_DEVICE = 1 / 50e9
 SECONDS_PER_FLOP = 1e-9
 """Upper bound of the time per FLOP of a pointwise operator on a CPU."""
 
-RUNS_AS = {"relu": "clamp_min", "relu_": "clamp_min_"}
+RUNS_AS = {
+    "relu": ("clamp_min",),
+    "relu_": ("clamp_min_",),
+    "convolution": (
+        "mkldnn_convolution",
+        "_slow_conv2d_forward",
+        "slow_conv3d_forward",
+        "slow_conv_transpose2d",
+        "slow_conv_transpose3d",
+        "_conv_depthwise2d",
+        "conv_depthwise3d",
+        "cudnn_convolution",
+        "cudnn_convolution_transpose",
+        "miopen_convolution",
+        "miopen_convolution_transpose",
+        "mps_convolution",
+    ),
+}
 """Names under which a trace records operators that call another operator to do their work."""
 
 LEAST_SHOWN = 1e-6
@@ -117,10 +134,11 @@ class OperatorTimes:
         it. Returns `None` if the operator is not in the trace.
         """
         name = _name(count)
-        seconds = self._known.get(name, self._known.get(RUNS_AS.get(name, name)))
+        recorded = [each for each in (name, *RUNS_AS.get(name, ())) if each in self._known]
         moved = self._moved[name]
-        if seconds is None or not moved:
+        if not recorded or not moved:
             return None
+        seconds = sum(self._known[each] for each in recorded)
         share = count.bytes_moved / moved
         macs = self._macs[name]
         if macs:

@@ -296,6 +296,30 @@ def test_a_sleep_is_no_operator() -> None:
     assert "sleep" == explain(given).cause
 
 
+@pytest.mark.parametrize(("traced_as", "sleeps"), [("mkldnn_convolution", True), ("mm", False)])
+def test_a_convolution_sleeps_too(traced_as: str, *, sleeps: bool) -> None:
+    """A trace has it under the name of its kernel. Without a time of it, it may need all of this."""
+    given = trained(
+        own={("b", "forward"): 80e-3},
+        cells=[product("b", "convolution", "forward", macs=500, bytes_moved=500)],
+        operators={traced_as: 5e-3},
+        forward=100e-3,
+        on_core=104e-3,
+    )
+    found = findings(given)
+    assert sleeps == ("sleep" in found)
+    if sleeps:
+        assert found["sleep"].module == "b"
+
+
+def test_a_sleep_around_the_model_may_be_behind_it() -> None:
+    """A loop may fetch its next batch between forward and backward."""
+    found = findings(trained(own={("", "forward"): 80e-3}, forward=100e-3, on_core=104e-3))
+    assert found["sleep"].module == ""
+    assert "Net itself, outside its layers, or between it and backward" in found["sleep"].sentence
+    assert "between forward and backward" in found["sleep"].fix
+
+
 def test_a_thread_that_computes_does_not_sleep() -> None:
     """The twin: the same time, on a core."""
     found = findings(trained(own={("b", "forward"): 70e-3}, forward=90e-3, on_core=159e-3))

@@ -10,7 +10,7 @@ def test_the_page_of_findings_has_every_rule() -> None:
     for name, rules in all_rules().items():
         _, _, section = page.partition(f"## `{name}`\n")
         section = section.partition("\n## ")[0]
-        assert "**Issue**: " in section
+        assert "**Counts as an issue**: " in section
         for rule in rules:
             assert (type(rule).__doc__ or "").strip().splitlines()[0] in section
         assert any(rule.fix for rule in rules) == ("**What to do**: " in section)

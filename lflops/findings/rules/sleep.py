@@ -25,8 +25,31 @@ class SleepingThread(ModuleRule):
         "and in its hooks"
     )
 
+    sentence_of_custom_loop = (
+        "{Cost} passes in {where}, or between it and backward, while the training thread uses no "
+        "CPU."
+    )
+    fix_of_custom_loop = (
+        "Look for time.sleep, locks, and access to files or the network in the model's forward, in "
+        "hooks, and between forward and backward"
+    )
+
+    def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        return self.sentence_of_custom_loop if _is_around_model(candidate, step) else self.sentence
+
+    def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        return self.fix_of_custom_loop if _is_around_model(candidate, step) else self.fix
+
     def detect_modules(
         self, step: StepEvidence, earlier: Sequence[Candidate]
     ) -> Iterable[Candidate]:
         if step.sleep is not None and step.sleep.module not in modules_of(earlier):
             yield Candidate(rule=self, seconds=step.sleep.seconds, module=step.sleep.module)
+
+
+def _is_around_model(candidate: Candidate, step: StepEvidence) -> bool:
+    """Return whether the time may also be spent between the model and backward.
+
+    Lightning's hooks show where forward ends; in other loops, it ends when backward begins.
+    """
+    return not candidate.module and not step.is_lightning
