@@ -23,7 +23,10 @@ Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function unchanged, as a guard for direct calls by users, who must see errors."""
+    """Return the function unchanged, so that its errors are raised.
+
+    This `Guard` is for functions that users call directly, because users must see the errors.
+    """
     return function
 
 
@@ -70,7 +73,7 @@ class ErrorGuard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """End the block, and suppress its error."""
+        """End the block. `contains` handles its error, and usually suppresses it."""
         return error is not None and self.contains(error)
 
     def contains(self, error: BaseException) -> bool:
@@ -193,7 +196,7 @@ _ABSENT = object()
 
 
 class _Wrapper:
-    """An instance attribute that replaces a method of the instance.
+    """An instance attribute that replaces a method of the instance, to run code around each call.
 
     A call of the wrapper calls `around` with the original method and the arguments of the call. In
     all other respects, such as comparison and pickling, the wrapper behaves like the method.

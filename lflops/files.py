@@ -31,7 +31,7 @@ Up to `MOST_INFLATED` decompressed bytes are always allowed.
 """
 
 _ACCESS_LIST = "system.posix_acl_access"
-"""The attribute of a file on Linux that has its access list."""
+"""Name of the extended attribute in which Linux stores the access list of a file."""
 
 _NOT_REGULAR = "is a folder, a pipe or a device"
 
@@ -137,7 +137,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that replaces `path` when it is complete.
 
     If `path` is a link, the link is replaced, and its target does not change. If the replaced file
-    belongs to this user, nobody else can read the new file who could not read the replaced file.
+    belongs to this user, other users who could not read it cannot read the new file either.
 
     Raises:
         OSError: The file cannot be written, or `path` is a folder, a pipe or a device.
@@ -179,12 +179,18 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def owner_text() -> bytes:
-    """Return text for a file that belongs to this process, for `has_ended`."""
+    """Return text that identifies this process.
+
+    It is written to a file that belongs to the process, and `has_ended` reads it.
+    """
     return f"{platform.node()} {os.getpid()}".encode()
 
 
 def has_ended(owner: bytes) -> bool:
-    """Check whether a process of this machine wrote `owner_text` and has ended."""
+    """Return whether the process that an `owner_text` identifies has ended.
+
+    For a process of another machine, this is unknown, and the result is false.
+    """
     node, _, process = owner.decode(errors="replace").rpartition(" ")
     return node == platform.node() and process.isdecimal() and not _is_running(process)
 
@@ -226,9 +232,10 @@ def open_for_append(path: Path, *, new: bool) -> int:
 
 @contextmanager
 def folder_opened(folder: Path) -> Iterator[Path]:
-    """Provide a path of a folder that contains only ASCII, for code that cannot handle other paths.
+    """Provide a path to a folder, for code that supports only paths in ASCII.
 
-    The path goes through `/proc`. On systems without `/proc`, the real path is provided.
+    The path contains only ASCII characters, because it goes through `/proc`. On systems without
+    `/proc`, the real path is provided.
     """
     number = os.open(folder, os.O_RDONLY)
     try:
@@ -288,7 +295,8 @@ def _replaced(path: Path) -> os.stat_result | None:
 def _permissions(path: Path, before: os.stat_result, new: Path) -> int:
     """Give a new file the group of the file that it replaces, and return the permissions to set.
 
-    The group gets none if the group cannot be set, or if an access list applied to it.
+    The group gets no permissions if the new file cannot be given to it, or if the old file has an
+    access list, which may limit the group.
     """
     permissions = stat.S_IMODE(before.st_mode) & 0o777
     is_limited = False

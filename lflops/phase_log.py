@@ -96,14 +96,14 @@ Event = tuple[int, str, Any, Any]
 
 
 class Reader(Protocol):
-    """A reader of the log."""
+    """An object that receives the events of a `PhaseLog`."""
 
     def take(self, events: Sequence[Any], /) -> None:
         """Handle the events since the last call, in order."""
 
 
 class PhaseLog:
-    """The log of one training loop.
+    """The log of the phase transitions in one training loop.
 
     Attributes:
         clock: Function that returns the current moment in nanoseconds.

@@ -37,7 +37,10 @@ class Schedule:
 
 
 class Position(NamedTuple):
-    """The phase of a step, and the number of the step's window. Windows are numbered from 0."""
+    """The position of a step in a schedule: its phase, and the number of its window.
+
+    A phase is, for example, `wait` or `warmup`. Windows are numbered from 0.
+    """
 
     phase: Literal["wait", "warmup", "count", "traced", "module_timing", "over"]
     window: int
@@ -45,7 +48,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule in optimizer steps.
+    """A schedule that has been converted from batches to optimizer steps and fitted to the run.
 
     With gradient accumulation, an optimizer step consists of several batches.
 
@@ -171,7 +174,9 @@ class ScheduleCursor:
 
 
 def _shortened(length: int, excess: int, least: int, times: int = 1) -> tuple[int, int]:
-    """Shorten a part of the schedule, which occurs `times` times, to remove excess steps.
+    """Shorten a part of the schedule to remove excess steps.
+
+    `times` is how often the schedule contains this part.
 
     Returns the new length of the part and the excess that remains.
     """

@@ -26,7 +26,7 @@ TIMES = 9
 
 LEAST_RATIO = 0.5
 MOST_RATIO = 1.25
-"""Largest accepted ratio of the measured forward time to the forward time on the host's clock.
+"""Maximum accepted value of the measured forward time divided by the host's forward time.
 
 The host waits for the device, so its time includes the launch latency.
 """

@@ -56,9 +56,10 @@ from lflops.ranks.stragglers import stragglers
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """All results that can be computed from a profile and the chip that it is compared with.
+    """All results that can be computed from a profile, such as its step breakdown and roofline.
 
-    Each result is computed when it is first read, and then kept. `chip` is `None` if it is unknown.
+    Each result is computed when it is first read, and then kept. `chip` is the chip whose peaks the
+    profile is compared with, or `None` if the chip is unknown.
     """
 
     profile: Profile
@@ -125,7 +126,7 @@ class Analysis:
 
     @cached_property
     def compared(self) -> ComparedRun:
-        """The data of this run that a comparison with another run needs."""
+        """The data of this run for comparing it with another run."""
         figures = run_figures(self.profile, self.step_times, self.utilization.mfu)
         return compared_run(self.profile, figures)
 

@@ -13,7 +13,10 @@ from lflops.profile.records import PHASES, Phase
 from lflops.profile.series import grouped, ratio, sums
 
 MODULES = 20
-"""Maximum number of modules that are listed for an operator: those with the most work."""
+"""Maximum number of modules that are listed for an operator.
+
+The modules in which the operator does the most work are listed.
+"""
 
 
 class Operator(Struct, frozen=True, kw_only=True):
@@ -69,9 +72,9 @@ class UnsupportedOperator(Struct, frozen=True, kw_only=True):
 
 
 def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operator, ...]:
-    """Return the operators of a phase, or of all phases for `None`, the most work first.
+    """Return the operators of a phase, or of all phases for `None`.
 
-    They are sorted by MACs, then by FLOPs, then by bytes.
+    They are sorted by MACs, then by FLOPs, then by bytes, in descending order.
     """
     phases = phases_of(phase)
     cells = [cell for cell in profile.op_counts if cell.phase in phases]
@@ -84,11 +87,17 @@ def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operat
 
 
 def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
-    """Return the rows of the table of operators, with two kinds of rows for each operator.
+    """Return the rows of the table of operators.
 
-    There is one row for all phases together, and one row for each phase and dtype. Operators
-    without a formula come before all others. In both groups, the rows for all phases come first,
-    and rows of the same kind are sorted by work, the most work first.
+    Each operator has one row for all phases together, and one row for each phase and dtype. The
+    rows are in this order:
+
+    1. Operators without a formula, all phases together.
+    2. Operators without a formula, each phase and dtype.
+    3. Operators with a formula, all phases together.
+    4. Operators with a formula, each phase and dtype.
+
+    Within each of these groups, the rows are sorted by work in descending order.
     """
     unsupported = list(map(_as_op_count, profile.unsupported))
     twice = _calls_in_two_phases(profile.op_counts)
@@ -113,11 +122,11 @@ def _as_op_count(entry: UnsupportedCall) -> OpCount:
 
 
 def _calls_in_two_phases(cells: Sequence[OpCount]) -> dict[tuple[str, str], int]:
-    """Return how many calls were counted in two phases although they are the same calls.
+    """Return how many calls appear in two phases, so that the total can count them only once.
 
     For example, the backward of fused attention recomputes a matmul. This matmul is counted in the
-    phase `recompute`, where it moves no bytes, and the rest of the call in `backward`. Over all
-    phases, this must be one call. The result is keyed by operator and module.
+    phase `recompute`, where it moves no bytes. The rest of the same call is counted in `backward`.
+    The result is keyed by operator and module.
     """
     recomputed = [cell for cell in cells if cell.phase == "recompute" and not cell.bytes_moved]
     if not recomputed:
@@ -134,7 +143,7 @@ def _calls_in_two_phases(cells: Sequence[OpCount]) -> dict[tuple[str, str], int]
 
 
 def unsupported_operators(profile: Profile) -> tuple[UnsupportedOperator, ...]:
-    """Return the operators without a formula, the operators that move the most bytes first."""
+    """Return the operators without a formula, sorted by the bytes that they move, descending."""
     seconds = traced_seconds(profile, own=True)
     by_operator = grouped(profile.unsupported, attrgetter("operator"))
     rows = []
@@ -208,7 +217,8 @@ def _by_module(
 ) -> list[_ModuleCounts]:
     """Return the work of one operator in each module.
 
-    `twice` has the calls that were counted in two phases, so they are subtracted once.
+    `twice` has the number of calls that appear in two phases, as `_calls_in_two_phases` returns
+    it. These calls are counted only once.
     """
     counted: list[_ModuleCounts] = []
     modules = set()

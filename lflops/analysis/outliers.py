@@ -202,10 +202,10 @@ class _Circumstances:
 
 
 def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
-    """Return the time of each module, summed over the phases that were timed in all of the modules.
+    """Return the time of each module in forward and backward, so that modules can be compared.
 
-    For example, recomputed fused attention has no time of its own, because it is a part of
-    backward.
+    If a phase was not timed in one of the modules, it is left out for all of them. For example,
+    recomputation in fused attention is a part of the backward kernel, so it is not timed.
     """
     phases = []
     for phase in PASS_PHASES:
@@ -256,10 +256,10 @@ def _noise(time: _Time, others: Sequence[_Time]) -> float:
 
 
 def explaining(excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the slow modules that explain all others.
+    """Return the modules that cause the excess time, without modules that only contain a slow one.
 
-    If a slow module is inside another slow module, only one of the two is returned: the submodule
-    if it explains most of the excess time, and otherwise the module around it.
+    If a slow module is inside another slow module, only one of the two is returned. This is the
+    inner module if it explains most of the excess time, and otherwise the outer module.
     """
     found: dict[str, None] = {}
     for name in excesses:

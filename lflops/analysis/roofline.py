@@ -120,7 +120,8 @@ class Roofline(Struct, frozen=True, kw_only=True):
 
     Attributes:
         ceilings: The roof of each chip for each dtype. The chip that points are compared with comes
-            first. Then come the chip of the run and its data sheet, if their roofs differ.
+            first. The chip of the run comes next, with the values that the run used and then with
+            the values from the table of chips. Identical roofs are listed only once.
         modules: A point for each module and phase, with submodules, in the model's order.
         operators: A point for each operator, phase and dtype, over all modules. If an operator was
             traced, it has a single point with its time.
@@ -411,12 +412,12 @@ def _total(costs: Sequence[tuple[_Cost, int]]) -> Total:
 
 
 class RooflinePart(Struct, frozen=True, gc=False):
-    """The sums over several cells, and their time. A `Point` can be made from it.
+    """The work and the time of a module or an operator, from which a `Point` can be made.
 
-    The other fields have the same meaning as in `Point`.
+    Fields that are not listed here have the same meaning as in `Point`.
 
     Attributes:
-        total: The sums over the cells.
+        total: The sums over all cells of the module or the operator.
     """
 
     total: Total
@@ -448,7 +449,7 @@ class RooflinePart(Struct, frozen=True, gc=False):
 
 
 def point_of(part: RooflinePart) -> Point:
-    """Make a point from a part. All other values of the point follow from its sums and its time."""
+    """Make a point from a part, and compute the values that only a point has, such as its share."""
     flops = part.total.flops
     moved = part.total.bytes_moved
     roof = part.total.seconds
@@ -603,8 +604,10 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
     The bytes of submodules are not included. A value is `None` if the bytes of a kernel are
     unknown.
 
-    The compiler may recompute cheap operators in backward. If the module itself recomputes nothing,
-    their bytes count as backward, so that they can be compared with the bytes of eager code.
+    The compiler may recompute cheap operators in backward. Eager code does not recompute these
+    operators unless the module uses activation checkpointing. So for a module without
+    checkpointing, the bytes of kernels that recompute are added to the bytes of backward. Then they
+    can be compared with the bytes of eager code.
     """
     trace = profile.trace
     steps = profile.traced_steps

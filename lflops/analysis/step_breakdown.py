@@ -46,14 +46,14 @@ class StepBreakdown(Struct, frozen=True, kw_only=True):
 
     Attributes:
         seconds: Mean duration of an unprofiled step, in seconds.
-        parts: The share of each part, keyed by name. They add up to 1. The parts are the names in
-            `IN_MODULES`, each phase outside modules and, if a device was traced, what it did, such
-            as `idle`. `forward` and `backward` are the time of these phases that belongs to no
-            module.
+        parts: The share of each part, keyed by name. They add up to 1. The names are those in
+            `IN_MODULES`, the phases outside modules and, if a device was traced, activities of the
+            device such as `idle` or `copy`. `forward` and `backward` are the time of these phases
+            that belongs to no module.
         modules: The parts of the self time of each module. `parts` has their sums over all modules.
         idle: Share of the step in which a traced device computed nothing, for forward and backward.
-        inside_rest: Parts that are unknown, `idle` or `memory_bound`. Their time is included in
-            `inefficient_kernels`.
+        inside_rest: Names of parts (`idle`, `memory_bound`) that could not be computed. The time of
+            these parts is included in `inefficient_kernels`.
     """
 
     seconds: float
@@ -79,7 +79,7 @@ class _Need(NamedTuple):
 
 
 class _StepParts(NamedTuple):
-    """The times of a step before the time of each module is divided.
+    """The times of the phases and modules of a step, which the step breakdown is computed from.
 
     Attributes:
         seconds: Seconds of each phase, and of each activity of a traced device, such as `idle`.
@@ -200,15 +200,16 @@ def _by_module(
     needs: Mapping[tuple[str, str], _Need],
     own: Mapping[tuple[str, str], float],
 ) -> Iterator[tuple[str | None, float, _Need]]:
-    """Divide a phase among the modules, and yield each module with its seconds and needs.
+    """Divide the time of a phase among the modules.
 
-    The needs are the seconds that the module's operators need. The time that belongs to no module
-    comes last, with `None` as its module.
+    Each item has a module, the seconds that it took, and the seconds that its operators need at the
+    chip's peak and bandwidth. The last item is the time that belongs to no module, with `None`
+    instead of a module.
 
     Args:
         name: The phase.
         seconds: The time of the phase.
-        needs: The needs of the operators of each module in each pass.
+        needs: The seconds that the operators of each module need in each pass.
         own: The self time of each module in each pass.
     """
     times: dict[str, float] = {}
@@ -232,7 +233,7 @@ def _by_module(
 
 
 def _phase_parts(profile: Profile, times: StepTimes) -> _StepParts:
-    """Return the times of a step without a device trace.
+    """Return the times of the phases and modules of a step, for a profile without a device trace.
 
     Communication is a separate part, and its time is subtracted from the modules that communicate.
     """
@@ -265,12 +266,15 @@ def move(parts: dict[str, float], seconds: float, to: str, *sources: str) -> flo
 
 
 def _device_parts(profile: Profile, times: StepTimes) -> _StepParts | None:
-    """Return the times of a step, divided by what a traced device did.
+    """Return the times of the phases and modules of a step, for a profile with a device trace.
+
+    Idle time, communication, and copies outside the phase `transfer` become separate parts. Their
+    time is subtracted from the parts that contained it. Copies and communication only count if the
+    device did nothing else at the same time.
 
     Tracing slows down the host, but not the device. So the idle time of a phase is the time of the
-    phase in unprofiled steps, minus the time in which the traced device computed. Copies and
-    communication are separate parts if the device did nothing else at the same time. Their time is
-    subtracted from the parts that contain them. Return `None` if no device was traced.
+    phase in unprofiled steps, minus the time in which the traced device computed. Return `None` if
+    no device was traced.
     """
     trace = profile.trace
     if trace is None or trace.device_compute_seconds is None:
@@ -330,9 +334,10 @@ def _computing_by_pass(profile: Profile) -> dict[tuple[str, str], float]:
 
 
 def _seconds_by_pass(profile: Profile, field: str) -> dict[tuple[str, str], float]:
-    """Return the median of a time of each module in each pass.
+    """Return the median time of each module in each pass.
 
-    `field` is the name of the time in `Work`. Modules with an unknown median are left out.
+    `field` is the kind of time, as a field of `Work` such as `self_seconds`. Modules with an
+    unknown median are left out.
     """
     medians = []
     for phase in PHASES:

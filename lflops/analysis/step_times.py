@@ -226,8 +226,8 @@ def uncontended_phases(profile: Profile) -> dict[str, float]:
     """Return the median seconds of each phase, without the time that the training thread lost.
 
     The training thread loses time while another thread uses its CPU core. The times come from the
-    module-timing steps. The result is empty if they are unknown. If they are known, module times
-    also exclude the lost time.
+    module-timing steps. The result is empty if the lost time is unknown. If it is known, it is also
+    excluded from module times.
     """
     phases = []
     for step in profile.steps:
@@ -243,8 +243,8 @@ def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None)
 
     Args:
         steps: The steps.
-        units: The number of samples or tokens in each step.
-        usual: The number for steps whose number is unknown.
+        units: The number of samples or tokens in each step. `None` if it is unknown for a step.
+        usual: The number that is used for steps with an unknown number.
     """
     total = 0
     total_seconds = 0.0

@@ -252,8 +252,9 @@ def tree(
     def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[ModuleRow, ...]:
         """Build the rows of siblings.
 
-        Each tuple starts with a sibling. If the row above stands for several identical modules, the
-        same module inside each of them follows.
+        Each tuple has the name of one sibling. If the parent row stands for several identical
+        modules, the tuple has a name for each of them. For example, the children of `layers.0` and
+        `layers.1` are `(layers.0.attn, layers.1.attn)` and `(layers.0.mlp, layers.1.mlp)`.
         """
         made = []
         for _, group in groupby(siblings, key=lambda sibling: groups[sibling[0]]):
@@ -364,9 +365,10 @@ def _sorted(rows: list[ModuleRow], sort: str | None, phase: Phase | None) -> tup
 
 
 class _RowBuilder:
-    """Makes the rows of a profile.
+    """Makes the rows of the table of modules.
 
-    Shares of work and time are relative to the root in a phase, or in all phases for `None`.
+    A row has the module's share of the root's work and time in a phase, or in all phases for
+    `None`.
     """
 
     def __init__(self, profile: Profile, phase: Phase | None, *, own: bool) -> None:
@@ -382,8 +384,8 @@ class _RowBuilder:
 
         Args:
             names: Names of the siblings that the row stands for.
-            folded: Names of all modules that the time is averaged over. If the row above stands for
-                several identical modules, these include the siblings inside each of them.
+            folded: Names of all modules that the time is averaged over. If the parent row stands
+                for several identical modules, these are the siblings inside all of these modules.
         """
         module = self._profile.modules[names[0]]
         labels = [name.rpartition(".")[2] for name in names]
@@ -420,7 +422,7 @@ class _RowBuilder:
         )
 
     def _work(self, phases: Mapping[Phase, WorkCounts]) -> int:
-        """Return the MACs or FLOPs that shares refer to."""
+        """Return the work that shares are computed from: MACs, or FLOPs if the root has no MACs."""
         work: int = 0
         for name in phases_of(self._phase):
             work += getattr(phases[name], self._metric)
@@ -518,7 +520,7 @@ def busiest(
     patterns: Mapping[str, str],
     communicating: Mapping[tuple[str, str], float] | None = None,
 ) -> tuple[BusyModules, ...]:
-    """Group the modules by their place in the model, the group with the most self time first.
+    """Group the modules by their place in the model, and sort the groups by self time, descending.
 
     Modules are in the same place if their names only differ in an index, such as `layers.0.mlp` and
     `layers.1.mlp`. Places without a time are left out.
@@ -584,10 +586,10 @@ def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> 
 
 
 def numbered(below: Mapping[str, Sequence[str]], key: Callable[[str], Hashable]) -> dict[str, int]:
-    """Give each module a number, so that modules with equal subtrees have the same number.
+    """Give each module a number, so that modules with identical subtrees have the same number.
 
-    Two subtrees are equal if their modules have the same keys and, except for the topmost module,
-    the same names.
+    Two subtrees are identical if their modules have the same keys and, except for the topmost
+    module, the same names.
 
     Args:
         below: Names of the modules directly below each module.

@@ -218,8 +218,8 @@ class _ChangedStep:
     def caveats(self, *, is_resized: bool) -> Iterator[WhatIfCaveat]:
         """Yield the reasons why the prediction is unreliable.
 
-        `is_resized` says whether a change affects the host's share of the time, such as another
-        batch size.
+        `is_resized` is true if a change may also change how long the device is idle, such as
+        another batch size or another chip.
         """
         if lost_share(self._profile) >= VERY_BUSY:
             yield "busy"
@@ -231,7 +231,10 @@ class _ChangedStep:
                 yield "idle"
 
     def repeat(self, factor: float, error: float) -> None:
-        """Multiply the times of all phases that run for each batch or grow with its size."""
+        """Multiply the times of all phases that are repeated for each batch, or grow with its size.
+
+        Other phases run once per step, for example the optimizer, and keep their times.
+        """
         for name, phase in self.phases.items():
             if name not in _ONCE:
                 self.phases[name] = phase.times(factor, error * abs(factor - 1))

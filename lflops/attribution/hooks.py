@@ -158,7 +158,7 @@ def _hook(
 
 @contextlib.contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Name a part of a step, which then appears below the running module.
+    """Name a part of a step. Reports then show it below the module that was running.
 
     Does nothing while torch.compile compiles the code, or if nothing is being profiled.
 
@@ -200,10 +200,9 @@ HOOKS = {"_forward_pre_hooks", "_forward_hooks"}
 
 
 class _ModelHook(partial[None]):
-    """A hook on a user's module.
+    """A hook on a user's module. Copies and pickles of the module do not contain the hook.
 
-    Copying or pickling the module would also copy or pickle this hook. In that case, the hook is
-    replaced by a function that does nothing. So the module can be loaded without lflops.
+    They contain a function that does nothing instead. So the module can be loaded without lflops.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -90,7 +90,10 @@ class AutogradSegments:
         self._end = number
 
     def extend(self, number: int, fqn: str) -> None:
-        """Assign the nodes that were built since the last call, before `number`, to a module."""
+        """Assign the nodes that were built since the last call to a module.
+
+        `number` is the number that the next node will get.
+        """
         if number > self._end:
             self.mark(self._end, fqn)
             self._end = number
@@ -121,7 +124,9 @@ class Claims:
         self._claimed: list[dict[Any, Any]] = []
 
     def claim(self, nodes: Iterable[Any], segments: AutogradSegments) -> None:
-        """Record that a thread with these `segments` built `nodes` and the nodes that they lead to.
+        """Record that a thread built `nodes`, and all nodes that backward reaches from `nodes`.
+
+        `segments` are the segments of this thread.
 
         Nodes that are already claimed do not change.
         """
@@ -136,7 +141,7 @@ class Claims:
         return segments
 
     def release(self) -> None:
-        """Remove the entries from all nodes. The user may keep the autograd graph."""
+        """Remove the entries from all nodes, because the user may keep the autograd graph."""
         for metadata in self._claimed:
             metadata.pop(self, None)
         self._claimed.clear()
@@ -484,7 +489,7 @@ class ModuleTracker:
     def _is_mine(self) -> bool:
         """Return whether this tracker may follow the current thread.
 
-        It may not follow the home thread of another tracker, unless that is also its own.
+        It may not follow the home thread of another tracker, unless both have the same home thread.
         """
         thread = threading.get_ident()
         return thread == self.home or all(thread != listener.home for listener in LISTENERS)
@@ -576,7 +581,10 @@ class ModuleTracker:
         return fqn, "recompute"
 
     def _built_by(self, node: Any, number: int) -> str:
-        """Return the module that built a node, in the case that several threads build nodes."""
+        """Return the module that built a node.
+
+        This method is used if several threads build nodes.
+        """
         # A nested pass on the same thread, inside the recomputing pass, runs the recomputed nodes.
         if self._local.state.recomputed_round == self._round and in_inner_backward():
             return self._segments().name_of(number)

@@ -1,4 +1,4 @@
-"""Read facts from the Python frames of this thread.
+"""Find out from the Python stack of this thread which code is running.
 
 The frames show which code called a hook, and in which of torch's functions an operator runs.
 """
@@ -27,8 +27,9 @@ BUCKET: Any = getattr(distributed, "GradBucket", None)
 ENGINE = "_engine_run_backward"
 """Name of torch's Python function that calls autograd's engine.
 
-The engine runs the backward pass of the CPU on the calling thread, so this function is on its
-stack. It is not on the stacks of the engine's own threads, for example for a GPU.
+The engine runs the backward pass of the CPU on the thread that called this function, so the
+function is on the stack of that thread. The engine has its own threads for other devices, for
+example for a GPU. The function is not on the stacks of these threads.
 """
 
 MODE = "__torch_dispatch__"

@@ -128,7 +128,8 @@ def diff(
 def refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
     """Raise an error if it is unknown whether a limit is broken, for example without an MFU.
 
-    `reasons` has the error text for each limit. Its key is `unknown_` followed by the limit's name.
+    `reasons` has the error text for each limit, under the key `unknown_` and the limit's name, such
+    as `unknown_min_mfu`.
     """
     for limit in checked:
         if limit.is_broken is None and limit.caveat is None:

@@ -638,8 +638,8 @@ def builder_for(
 ) -> Iterator[Callable[[int], Any]]:
     """Provide a function that builds the target's model and a batch with a given number of samples.
 
-    A function of the user can import modules in the current folder. A configuration cannot, and
-    transformers downloads nothing for it. Errors name the target.
+    If the target is a function, it can import modules in the current folder. If the target is a
+    configuration, transformers downloads nothing. Errors name the target.
     """
     from lflops.estimation.from_config import is_config, offline
 

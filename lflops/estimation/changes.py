@@ -62,14 +62,16 @@ SCALE = 2.0
 QUANTIZED = ("nf4", "nf4-dq")
 """Formats of 4-bit weights in bitsandbytes.
 
-Every 64 weights share a scale, in float32 (`nf4`) or quantized to 8 bits (`nf4-dq`).
+Every 64 weights share a scale. The scale is stored in float32 for `nf4`, and in 8 bits for
+`nf4-dq`.
 """
 
 
 class FourBit(nn.Module):
-    """A frozen linear layer, quantized to a format in `QUANTIZED` as bitsandbytes does.
+    """A stand-in for a frozen linear layer that bitsandbytes has quantized to 4 bits.
 
-    The tensors have the shapes of the real ones, so the memory is right. Their values are not set.
+    Its tensors have the same sizes as in bitsandbytes, so the estimated memory is right. The values
+    of the tensors are not set.
     """
 
     def __init__(self, layer: nn.Linear, kind: str) -> None:
@@ -92,7 +94,10 @@ class FourBit(nn.Module):
         self.values = nn.Buffer(torch.empty(values, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply by the dequantized weight, which is created in forward and again in backward."""
+        """Multiply the input by the dequantized weight.
+
+        The dequantized weight is not kept for backward. Backward creates it again.
+        """
         with saved_tensors_hooks(_free, _fetch):
             return linear(x, x.new_empty(self.shape), self.bias)
 
@@ -159,7 +164,7 @@ def _has_submodule(block: nn.Module) -> bool:
 
 
 def recompute(block: nn.Module, policy: Policy) -> None:
-    """Change a block so that backward recomputes its forward according to the policy."""
+    """Change a block so that backward recomputes the block's forward, as the policy says."""
     if policy == "none":
         return
     recomputed: Callable[..., Any] = partial(checkpoint, block.forward, use_reentrant=False)
@@ -268,10 +273,10 @@ LEAST_OFFLOADED = 1024
 
 
 def offload_activations(model: nn.Module) -> None:
-    """Make a model free the tensors that forward saves, until backward needs them.
+    """Change a model so that it uses as little memory as with activation offloading.
 
-    This simulates the copies to and from the host. Parameters of the model and their views stay on
-    the chip.
+    Each tensor that forward saves for backward is freed, as if it were copied to the host. Backward
+    allocates it again. Parameters of the model, and views of parameters, stay on the chip.
     """
     forward = model.forward
 
@@ -335,7 +340,7 @@ def mixed_precision(compute: str | None, reduce: str | None) -> MixedPrecisionPo
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """The changes to a model. The defaults change nothing.
+    """The changes that are made to a model before it is estimated. The defaults change nothing.
 
     Attributes:
         dtype: Name of the dtype of parameters and floating-point arguments.
@@ -345,7 +350,7 @@ class Changes:
         policy: Activation checkpointing policy of every block, one of `EVERY_POLICY`.
         chunks: Number of chunks into which the sequence is divided to compute logits and loss.
         compiled_loss: Whether to estimate the loss as if it were compiled. The rest of the model is
-            not.
+            estimated as code that is not compiled.
         offload: Whether to keep activations on the host between forward and backward.
     """
 

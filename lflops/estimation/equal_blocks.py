@@ -156,7 +156,11 @@ def _are_equal(block: nn.Module, following: nn.Module) -> bool:
 
 
 def _make(module: nn.Module) -> tuple[Any, ...]:
-    """Return the class of a module, and the shapes and dtypes of its parameters and buffers."""
+    """Return a value that is the same for equal modules, to compare the modules of two blocks.
+
+    The value has the class of a module, its training mode, and the name, shape and dtype of each of
+    its own parameters and buffers.
+    """
     tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     shapes = [(name, each.shape, each.dtype, each.requires_grad) for name, each in tensors]
     return type(module), module.training, shapes
@@ -251,12 +255,11 @@ class _UnknownStructureError(Exception):
 
 
 class _BlockCall(NamedTuple):
-    """A call of a block.
+    """A call of a block, described so that it can be compared with the calls of other blocks.
 
     Attributes:
         number: The block's position in its run.
-        inputs: The shapes and origins of the inputs. They are equal for calls with the same kind of
-            inputs.
+        inputs: The shape of each input, and where the input comes from (see `_origin`).
         operators: The operators that ran outside the blocks since the previous call.
     """
 
@@ -370,9 +373,10 @@ def _described(value: Any) -> Any:
 
 
 def _origin(value: Any, inputs: list[Any], output: Any) -> str:
-    """Return where an input comes from.
+    """Return a word for where the input `value` of a block comes from.
 
-    This is the output of the previous block, the inputs of the previous block, or elsewhere.
+    `output` means the output of the previous block, and `input` means an input of the previous
+    block. `inputs` and `output` are the inputs and the output of that previous block.
     """
     if not isinstance(value, Tensor):
         return "no tensor"

@@ -58,9 +58,9 @@ The second number is `None` while it is unknown. In the last call, both numbers 
 """
 
 KEPT = (3, 5)
-"""Numbers of blocks to keep in a run of equal blocks, in the order in which they are tried.
+"""How many blocks of a run of equal blocks to keep: first three, and if that fails, five.
 
-Some models need five blocks, because with three the results for more blocks cannot be derived.
+It fails if the results for the whole run cannot be derived from the results with three blocks.
 """
 
 # Number of operators between two reports of progress.
@@ -290,8 +290,8 @@ class Estimator:
         mixed: The dtypes in which FSDP2 computes and reduces.
         offload: Whether FSDP2 keeps shards, gradients and the optimizer's state on the host.
         progress: Whether to write the progress to stderr, or a function that receives it.
-        watch: A function that is called with the profile of each step. If it is set, the timeline
-            has every operator, and the allocator is not simulated.
+        watch: A function that is called with the profile of each step. If it is set, the memory
+            timeline of the profile has every operator, and the allocator is not simulated.
         unrolls: Whether to run only a few of many equal blocks. The result is the same and takes
             less time.
     """
@@ -378,7 +378,7 @@ class Estimator:
         return subject
 
     def _whole(self, subject: Subject, setup: "_Setup") -> Profile:
-        """Run the steps of the whole model."""
+        """Run the steps of the whole model, with all its blocks, and return the profile."""
         steps = self._steps(subject, None, setup)
         profiles = [step.profile for step in steps.records]
         requests = None

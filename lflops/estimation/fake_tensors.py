@@ -250,8 +250,8 @@ class Fakes:
     The same real tensor always gives the same fake tensor. Small integer tensors are not made fake:
     they are copied with their values, because code often needs them, for example as indexes.
 
-    Set `on_host` for a step that runs on this CPU instead of a GPU. LSTMs need a workspace whose
-    size is known only on a CPU.
+    `on_host` is whether the estimated step would run on a CPU. If so, the workspace that the CPU's
+    kernel needs for an LSTM is included in the memory. On a GPU, the workspace's size is unknown.
     """
 
     def __init__(self, *, on_host: bool = True) -> None:
@@ -265,8 +265,8 @@ class Fakes:
     def running(self) -> Iterator[None]:
         """Make new tensors fake inside a context.
 
-        Fake tensors have no values. Only values that can be computed from Python numbers and small
-        integer tensors are known.
+        Fake tensors have no values. The exceptions are small tensors that are computed from Python
+        numbers and small integer tensors. These tensors stay real.
         """
         known = KnownValues(on_host=self._on_host)
         log = logging.getLogger(FakeTensor.__module__)
@@ -432,11 +432,11 @@ _CALLERS = (
     torch.autograd.backward,
     torch.autograd.grad,
 )
-"""Functions of torch that may run attention inside them, but hide it from a mode.
+"""Functions of torch that may call attention, without a mode seeing the inner call.
 
-They pass the whole call to the mode instead. Backward is one of them, because it runs attention
-again in checkpointed code. The mode therefore calls a copy of the function made by `_body`, so that
-it sees the attention inside.
+A mode sees only the call of the outer function, because torch turns the mode off while the mode
+handles that call. To see the inner call as well, the mode runs a copy of the outer function, made
+by `_body`. The list includes backward because backward of checkpointed code runs attention again.
 """
 
 
@@ -628,7 +628,10 @@ def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
 
 
 class _AttentionMode(TorchFunctionMode):
-    """Runs attention and dropout with the kernels of a chip, and counts the calls."""
+    """Runs attention and dropout with the kernels of a chip.
+
+    It also counts how often each attention kernel was called, for a note in the profile.
+    """
 
     def __init__(self, chip: Hardware) -> None:
         super().__init__()

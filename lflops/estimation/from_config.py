@@ -56,7 +56,11 @@ MOST_LABELS = 100_000
 
 _REPEATED = re.compile(r"layer|depth|block|stage|repeat|expert")
 _SIZE = re.compile(r"size|dim|width|capacity|channel|length|position|inter|freq|step|_id|index")
-"""A number with such a word in its name is no number of layers, such as `block_size`."""
+"""Pattern of the names of settings that are sizes, such as `block_size`.
+
+`block_size` contains the word `block`, but it is not a number of blocks, so it is not limited by
+`DEEPEST`.
+"""
 
 _IMPLEMENTATION = "_implementation"
 """Ending of a key that selects the code of attention or of experts.
@@ -173,7 +177,10 @@ def _check_settings(target: str, settings: Mapping[str, Any]) -> None:
 
 
 def _check_number(target: str, name: str, value: Any) -> None:
-    """Raise an error for a number, or a list of numbers, that stands for too many modules."""
+    """Raise an error if a setting asks for too many layers, experts or labels.
+
+    `value` is the value of the setting: a number, or a list of numbers whose sum is checked.
+    """
     numbers = value if isinstance(value, list) else [value]
     number = sum(each for each in numbers if isinstance(each, int))
     if name == "num_labels" and number > MOST_LABELS:

@@ -206,10 +206,11 @@ def _to_host(parameter: Any) -> None:
 
 
 class _Collective:
-    """Runs a collective of FSDP2 whose buffers are allocated on the same streams as on CUDA.
+    """Runs an FSDP2 collective, and allocates its buffers on the same streams as on CUDA.
 
-    The allocator cannot share memory between streams. FSDP2 calls `allocate` for each buffer, and
-    the buffers are allocated on the given streams in turn.
+    The streams matter because the CUDA allocator does not reuse the memory of one stream on another
+    stream, so it reserves more memory. FSDP2 calls `allocate` for each buffer. The first buffer is
+    allocated on the first of the given streams, the second buffer on the next one, and so on.
 
     With offloading, FSDP2 first copies this rank's shard from the host to the device. Pass the
     number of ranks that share the weights as `copy_for`, to allocate memory for this copy as well.

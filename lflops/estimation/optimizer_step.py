@@ -57,7 +57,7 @@ def makes_optimizer(
 IN_8_BITS = ("adam8bit", "adamw8bit")
 """Names of the optimizers whose state is in 8 bits, as in bitsandbytes.
 
-Both names stand for `AdamIn8Bits`, because their states have the same size.
+Both names stand for `AdamIn8Bits`, because Adam and AdamW have states of the same size.
 """
 
 SCALED_TOGETHER = 256

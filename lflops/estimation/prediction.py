@@ -64,8 +64,8 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         chips: Names of the chips.
-        not_fitted: Names of those chips for which no step time was measured. They use the rates of
-            the others.
+        not_fitted: Names of the chips in `chips` for which no step time was measured. The rates
+            that were fitted for the other chips are used for them.
         product: Share of the peak FLOP/s that matmuls reach.
         attention: Share of the peak FLOP/s that fused attention reaches.
         network_bytes_per_second: Bandwidth from a device to other hosts, in the vendor's reference
@@ -82,13 +82,14 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
 class Widening(Struct, frozen=True, forbid_unknown_fields=True):
     """How much wider the interval of a prediction becomes for steps unlike the fitted ones.
 
-    The fitted steps are the published measurements to which the rates were fitted. Each factor is
-    an exponent: the ends of the interval, as ratios to the predicted time, are raised to the
-    product of all factors that apply.
+    The fitted steps are the published measurements to which the rates were fitted. The two ends of
+    the interval are ratios to the predicted time, such as 0.8 and 1.25. All factors that apply are
+    multiplied, and both ratios are raised to this power. For example, a factor of 2 turns 0.8 and
+    1.25 into 0.64 and 1.56.
 
     Attributes:
-        source: Factor for all user's steps, because they run other code and other versions than the
-            published measurements.
+        source: Factor for every step that a user predicts, because the user's code and versions
+            differ from the published measurements.
         chip: Factor for a chip without a measured step time.
         setting: Factor for a step without FSDP2, and for a model that is smaller or larger than all
             fitted models.
@@ -376,7 +377,10 @@ class _Step:
             yield f"all fitted models had {sizes} parameters", widening.setting
 
     def _device(self, op: OpCount) -> tuple[str, float]:
-        """Return the kind of an operator, and its seconds on the device."""
+        """Return the kind of an operator, and the seconds that it takes on the device.
+
+        The kind is `matmuls`, `attention`, or `memory` for operators that only move bytes.
+        """
         bandwidth = (self.chip.bandwidth_bytes_per_second or 1.0) * self.rates.bandwidth
         seconds = op.bytes_moved / bandwidth
         kind = "memory"
@@ -460,10 +464,10 @@ def _sharded(
     """Compute how much of FSDP2's communication overlaps with computation.
 
     A unit is a module that FSDP2 gathers at once, such as a block. FSDP2 gathers the next unit
-    while a unit computes. In backward, hooks of other modules start the collectives, so their
-    module does not show which unit they are for. Their time is therefore divided among the units in
-    proportion to the time of each unit's gathers in forward. The parameters outside the blocks stay
-    gathered.
+    while a unit computes. In backward, hooks of other modules start the collectives, so the
+    module of a collective does not show which unit it gathers or reduces. The total time of these
+    collectives is therefore divided among the units, proportionally to the time of each unit's
+    gathers in forward. The parameters outside the blocks stay gathered.
 
     Args:
         gathers: Seconds of gathers in forward, keyed by unit, in the order of forward.

@@ -36,7 +36,10 @@ class NotPeriodicError(Exception):
 
 
 class Copy(NamedTuple):
-    """An element of the larger model's sequence, as a copy of an element of the folded model's.
+    """A reference to an element of the folded model's sequence, for the larger model's sequence.
+
+    Each element of the larger model's sequence is a copy of an element of the folded model's
+    sequence.
 
     Attributes:
         item: The index of the original in the folded model's sequence.
@@ -95,7 +98,7 @@ class StepRecord:
 class Unrolling:
     """Computes the results of a larger model from the results of a folded model.
 
-    For this, it inserts copies of a middle block.
+    To do this, it inserts copies of a middle block.
 
     Args:
         fold: The equal blocks, and how many of them the folded model keeps.
@@ -145,9 +148,9 @@ class Unrolling:
         return f"{self._prefix}{number + shift}{rest}"
 
     def order(self, blocks: Sequence[int | None]) -> list[Copy]:
-        """Return the sequence of the larger model, given the block of each element.
+        """Return the sequence of the larger model, as references to the folded model's sequence.
 
-        In backward, the copies are inserted in reverse order.
+        In backward, the copies of the middle block are inserted in reverse order.
 
         Args:
             blocks: The block of each element of the folded model's sequence; `None` outside the
@@ -265,8 +268,8 @@ class Unrolling:
     def _memory_tokens(self, record: MemoryRecord) -> tuple[list[Token], dict[int, int]]:
         """Convert a memory record to tokens.
 
-        Also returns the operator's number in the record for each token of an operator, keyed by the
-        index of the token.
+        Also returns a dictionary to find the operator of a token in the record. The keys are the
+        indexes of tokens that are operators. The values are the numbers of operators in the record.
         """
         tokens: list[Token] = []
         operators: dict[int, int] = {}
@@ -340,7 +343,9 @@ class Unrolling:
                 raise NotPeriodicError(f"the {name} of one more block differ")
 
     def check_requests(self, log: AllocationLog, longer: AllocationLog) -> None:
-        """Check that the computed requests to the allocator are identical to the measured `longer`.
+        """Check that the computed requests to the allocator are identical to the measured requests.
+
+        `log` is from the folded model. `longer` has the measured requests of the larger model.
 
         Raises:
             NotPeriodicError: The requests differ.
@@ -454,7 +459,7 @@ def _runs(blocks: Sequence[int | None]) -> list[_Run]:
 
 
 def _neighbour(runs: Iterable[_Run], block: int) -> int | None:
-    """Return the block of the first run in a block other than `block`, or `None`."""
+    """Return the first block in `runs` that is not `block`, or `None` if there is none."""
     for run in runs:
         if run.block is not None and run.block != block:
             return run.block
@@ -462,10 +467,10 @@ def _neighbour(runs: Iterable[_Run], block: int) -> int | None:
 
 
 def _absorbed(blocks: Sequence[int | None]) -> list[int | None]:
-    """Return the block of each token, and assign tokens between neighbouring blocks to a block.
+    """Return the block of each token, with tokens between two blocks assigned to a block.
 
-    These tokens belong to no block, but they repeat with the blocks. They are assigned to the block
-    that ran before.
+    Tokens that run between two neighbouring blocks belong to no block, but each copy of a block
+    needs a copy of them. They are therefore assigned to the block that ran before them.
     """
     absorbed = list(blocks)
     runs = _runs(blocks)
@@ -513,11 +518,12 @@ def _places(
 def _with_blocks_of_frees(
     tokens: Iterable[Token], born_in: Mapping[int, int | None]
 ) -> list[Token]:
-    """Change the block of some frees from the block that was running to the block that allocated.
+    """Return the tokens, with each free assigned to the block whose copies must repeat the free.
 
-    A block usually frees its own allocations and those of its neighbours. A list with a tensor for
-    each block, however, is freed tensor by tensor while no block or a distant block runs. Such a
-    free belongs to the block that allocated the tensor.
+    Usually, this is the block that was running, because it frees tensors of itself or of a
+    neighbouring block. The exception is a list with a tensor for each block, which is freed tensor
+    by tensor while no block or a distant block runs. Each of these frees is assigned to the block
+    that allocated the tensor.
     """
     found: list[Token] = []
     for (is_free, running), group in groupby(tokens, _kind):
@@ -540,7 +546,7 @@ def _kind(token: Token) -> tuple[bool, int | None]:
 
 
 def _is_linear(row: Any) -> bool:
-    """Return whether the work of an operator outside the blocks grows linearly with the blocks.
+    """Return whether an operator outside the blocks has work linear in the number of blocks.
 
     This is known only for the operator that unscales all gradients. The work of any other operator
     may depend on the number of blocks in a different way.

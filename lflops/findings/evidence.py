@@ -43,17 +43,23 @@ A loop that only logs the loss waits less often.
 """
 
 SLEEP_IN_ONE_PLACE = 0.6
-"""The time without CPU use is attributed to a module that has at least this share of it."""
+"""Minimum share of the sleeping time that a module must have, so that a finding names it.
+
+Sleeping time is time in which the training thread uses no CPU. If no module has this share, the
+times of repeated modules are added up. If their sum is also too small, nothing is reported.
+"""
 
 UNCERTAIN_WAIT = 0.1
 """Maximum error of the time that a thread waited for a core, as a share of this time.
 
-The kernel reports too short a wait. In steps that took twice as long because of other programs, 2
-to 7 % of the wait was missing.
+The operating system reports a time that is too short: in steps that took twice as long because of
+other programs, 2 to 7 % of the waiting time was missing.
 """
 
 BATCH_HANDOVER_SECONDS = 0.0015
-"""Maximum seconds to receive a finished batch from a worker process, without the CPU time for it.
+"""Maximum waiting time to receive a finished batch from a worker process, in seconds.
+
+The CPU time of the training thread for receiving the batch is added to this time.
 """
 
 
@@ -187,9 +193,10 @@ class StepEvidence:
 
     @cached_property
     def sleep(self) -> Sleep | None:
-        """The module in which the training thread uses no CPU, with this time.
+        """The module in which the training thread sleeps (uses no CPU), and for how long it sleeps.
 
-        `None` if there is no such time, or if it is not mostly in one module or pattern.
+        `None` if the thread does not sleep, or if it does not mostly sleep in one module or in
+        modules with one pattern.
         """
         seconds = sleeping_seconds(self.profile)
         if not seconds or self.are_module_times_unreliable:
@@ -257,12 +264,12 @@ class StepEvidence:
 
     @cached_property
     def uncontended_mean(self) -> float:
-        """Seconds of the mean step, without the time that other programs took if that is known."""
+        """Seconds of the mean step, minus the time that other programs took (if it is known)."""
         return sum(self.times.uncontended.values()) if self.times.uncontended else self.mean
 
     @cached_property
     def _uncontended_share_of_passes(self) -> float:
-        """Share of forward and backward that other programs did not take."""
+        """Share of the forward and backward time that is not a delay by other programs."""
         if not self.pass_seconds:
             return 1.0
         return sum(self.times.uncontended.get(phase, 0.0) for phase in PASSES) / self.pass_seconds
@@ -284,8 +291,8 @@ class StepEvidence:
     def at_most_median(self, phase: str, seconds: float) -> float:
         """Return `seconds`, limited to the median time of the phase.
 
-        Other programs delay some steps a lot and others not at all. The mean time may therefore be
-        too high.
+        If `seconds` is a mean, it may be too high, because other programs delay some steps a lot
+        and others not at all. The median is not affected by a few delayed steps.
         """
         spread = self.times.spreads.get(phase)
         return seconds if spread is None else min(seconds, spread.median)
@@ -315,7 +322,8 @@ def sleeping_seconds(profile: Profile) -> float:
 def _sleep_of(step: Step) -> float | None:
     """Seconds of a step without CPU use, minus the waits for a core or a batch.
 
-    The result may be too small, because `UNCERTAIN_WAIT` is added to the wait for a core.
+    The wait for a core is increased by `UNCERTAIN_WAIT`, because the measured wait is too short.
+    The result may therefore be too small.
     """
     if step.seconds is None or step.thread_cpu is None:
         return None

@@ -26,9 +26,9 @@ class Finding(Struct, frozen=True, kw_only=True):
             goes, and any training run spends time there.
         is_overhead: Whether the model computes nothing during this time. Such a finding comes
             before issues that cost less, even if it is not an issue.
-        right: How reliable the rule was in CPU training runs with known issues. The second number
-            counts the runs in which this finding was reported first. The first number counts those
-            of them in which it named the known issue. `None` if not measured.
+        right: How reliable the rule was in CPU training runs with known issues: a pair
+            `(right, total)`. This finding was reported first in `total` runs, and in `right` of
+            these runs it named the known issue. `None` if not measured.
     """
 
     cause: str
@@ -46,12 +46,15 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def track_record(self) -> str:
-        """Say how often such findings were right, as a lower bound. Empty if not measured."""
+        """Return text such as "at least 80 % of such findings were right, in 20 training runs".
+
+        Returns the empty string if this was not measured.
+        """
         return "" if self.right is None else track_record(*self.right)
 
 
 def track_record(right: int, total: int) -> str:
-    """Say how often a finding was right, as a lower bound.
+    """Return text such as "at least 80 % of such findings were right, in 20 training runs".
 
     Args:
         right: Number of runs in which the finding came first and was right.
@@ -97,8 +100,9 @@ LAST = {"busiest", "peak"}
 def leading(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings at the top of a report, sorted by cost.
 
-    These are all issues, and each overhead finding that costs more than the most expensive issue.
-    Issues with unknown cost come first. The list is empty if there is no issue.
+    The list contains all issues. It also contains the findings about overhead (time in which the
+    model computes nothing) that cost more than the most expensive issue. Issues with unknown cost
+    come first. If there is no issue, the list is empty.
     """
     found = list(findings)
     issues = [finding for finding in found if finding.is_issue]

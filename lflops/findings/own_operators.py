@@ -45,7 +45,10 @@ RUNS_AS = {
         "mps_convolution",
     ),
 }
-"""Names under which a trace records operators that call another operator to do their work."""
+"""For some operators, the names of the other operators that they call to do their work.
+
+A trace may contain only the name of the other operator.
+"""
 
 LEAST_SHOWN = 1e-6
 """The sentence of a finding shows the time of an operator only if it is at least this many seconds.
@@ -146,7 +149,7 @@ class OperatorTimes:
         return seconds * share
 
     def _most_seconds(self, count: OpCount) -> float:
-        """Upper bound of the seconds that an operator without matmuls needs."""
+        """Upper bound on the seconds of an operator without matmuls that is not in the trace."""
         if not self._is_on_cpu:
             return count.bytes_moved * SECONDS_PER_BYTE_ON_DEVICE
         return count.bytes_moved * SECONDS_PER_BYTE + count.flops * SECONDS_PER_FLOP

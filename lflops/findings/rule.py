@@ -75,8 +75,8 @@ class Rule(ABC):
         fix: Template of the advice on how to reduce the cost.
         is_overhead: Whether the model computes nothing during this time.
         right: How reliable the rule was in the training runs of `benchmarks/faults` that no rule
-            was tuned on. The second number counts the runs in which this finding was reported
-            first. The first number counts those of them in which it named the known issue.
+            was tuned on: a pair `(right, total)`. The rule's finding was reported first in `total`
+            runs, and in `right` of these runs it named the known issue.
     """
 
     name: str
@@ -100,7 +100,7 @@ class StepRule(Rule):
         """
 
     def is_reported(self, candidate: Candidate, step: StepEvidence) -> bool:
-        """Return whether the cost is unknown, or large enough to be reported."""
+        """Return whether the candidate is reported: its cost is large enough or unknown."""
         if candidate.seconds is None:
             return True
         return candidate.seconds >= self.threshold.reported * step.mean
@@ -108,7 +108,10 @@ class StepRule(Rule):
     # Judging a candidate.
 
     def is_issue(self, candidate: Candidate, step: StepEvidence) -> bool:
-        """Return whether the candidate costs enough to be an issue and `is_confirmed` agrees."""
+        """Return whether the candidate is an issue.
+
+        It is an issue if it costs enough and `is_confirmed` returns true.
+        """
         share = self.issue_share(step)
         if share is None:
             return False

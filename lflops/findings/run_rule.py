@@ -19,7 +19,7 @@ NOT_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
 """Ledger categories for the time before and after training, and for the work of lflops itself."""
 
 LARGE_SHARE = 0.1
-"""An uncertain cost is reported if it takes at least this share of the training time."""
+"""The cost of an `UncertainRule` is reported if it takes at least this share of training time."""
 
 REPEATED_COMPILATION_SHARE = 0.05
 """Compilation is repeated if it takes at least this share of the second half of a run's steps."""
@@ -130,8 +130,8 @@ class RunRule(Rule):
             the verb and the phrase: "12 % of the run after its start-up is spent on validation".
         phrase: Noun phrase for the work that takes the time, such as "validation".
         same_as: Names of the rules about the step that report the same time. If one of these rules
-            found an issue in the last window, this rule reports nothing. If empty, this is the rule
-            about the step with the same name.
+            found an issue in the last window, this rule reports nothing. If `same_as` is empty,
+            only the rule about the step with the same name is considered.
     """
 
     is_overhead: ClassVar[bool] = True

@@ -90,7 +90,7 @@ def _shares(step: StepEvidence) -> dict[str, float]:
 def _shares_of_phases(step: StepEvidence) -> dict[str, float]:
     """Shares of the phases outside modules, and of communication.
 
-    They replace the step breakdown if the chip's peak is unknown.
+    They are used instead of the step breakdown, which is not known without the chip's peak.
     """
     seconds = step.times.parts
     seconds.pop("backward", None)
@@ -108,9 +108,10 @@ def _collectives_after_backward(step: StepEvidence) -> float:
 
 
 def _allocating(step: StepEvidence) -> float:
-    """Seconds of waiting for the device's driver, if this wait is long enough for a separate part.
+    """Return how many seconds per step the host waits until the driver has allocated memory.
 
-    Otherwise returns 0, and the wait remains part of the device's idle time.
+    If this wait is too short to be a separate part of the step, returns 0. The wait then remains in
+    the idle time of the device.
     """
     if step.breakdown is None:
         return 0.0
@@ -121,7 +122,7 @@ def _allocating(step: StepEvidence) -> float:
 
 
 def _explained_by_modules(step: StepEvidence, in_modules: Sequence[Candidate]) -> float:
-    """Seconds of inefficient kernels that rules about modules explain."""
+    """Seconds of inefficient kernels that findings of rules about modules already report."""
     explained = 0.0
     for candidate in in_modules:
         seconds = candidate.seconds or 0.0

@@ -49,10 +49,13 @@ The results of these matmuls are too large to keep until backward.
 """
 
 STRIDES = object()
-"""Marker in a call's signature that precedes the strides of a non-contiguous tensor."""
+"""Marker that precedes the strides of a non-contiguous tensor in a call's signature.
+
+The signature is the key under which the cost of a call is cached, see `_signature`.
+"""
 
 SHAPED = frozenset((*PLAIN, FakeTensor))
-"""Tensor classes that affect a cost only through shape, dtype and strides."""
+"""Tensor classes for which shape, dtype and strides are enough to determine a call's cost."""
 
 NUMBERS = frozenset(
     (
@@ -73,7 +76,7 @@ EMBEDDING = "embedding"
 """The operator that looks up ids in a table."""
 
 MOST_KNOWN_COSTS = 1_000
-"""Maximum number of call signatures to keep for one operator.
+"""Maximum number of costs to cache for one operator, one cost for each call signature.
 
 The number is limited because shapes may change in every step of a training run.
 """
@@ -145,7 +148,9 @@ class CountOptions:
 
 
 class OperatorAccumulator:
-    """Adds up the calls that the dispatch modes of all threads report, by module and phase.
+    """Adds up the work of all operators, by module and phase.
+
+    A dispatch mode on each thread reports the calls of operators to the accumulator.
 
     Attributes:
         scopes: Tracks which module and phase are running.
@@ -156,8 +161,8 @@ class OperatorAccumulator:
         counts_traffic: Whether bytes are counted.
         regions: Records the calls of compiled graphs, or `None` if they are not recorded.
         partial_tensors: The plain tensors that hold one rank's part of a sharded tensor.
-        lookups: The sizes and strides of the tensors of ids (such as tokens) that embeddings
-            received.
+        lookups: The sizes and strides of the tensors of ids that embeddings received. They show
+            which input contains the tokens.
     """
 
     def __init__(self, scopes: ModuleTracker, options: CountOptions) -> None:
@@ -452,18 +457,27 @@ class OperatorAccumulator:
             self._add(totals, operator, owner, "optimizer", one_call)
 
     def record_view(self, args: Any) -> None:
-        """Record which module owns the tensor of which an optimizer creates a view.
+        """Set the module to which the next operators of the optimizer belong.
 
-        The next operators work on this view, and their work is added to the same module.
+        Call this when an optimizer's step creates a view, for example of a parameter. The next
+        operators work on this view, so their work is added to the module of the viewed tensor.
+
+        Args:
+            args: The arguments of the operator that creates the view.
         """
         owners = self._owners()
         if owners is not None:
             owners.one(args)
 
     def record_free(self, args: Any) -> None:
-        """Record which module owns the tensors of a call that costs nothing in an optimizer's step.
+        """Set the module to which the next operators of the optimizer belong.
 
-        If the next operators receive only unknown tensors, their work is added to the same module.
+        Call this when an operator that costs nothing, such as `zeros_like`, runs in an optimizer's
+        step. If the next operators receive only tensors with an unknown owner, their work is added
+        to the module of this operator's arguments.
+
+        Args:
+            args: The arguments of the operator that costs nothing.
         """
         owners = self._owners()
         if owners is not None:
@@ -511,7 +525,7 @@ class OperatorAccumulator:
 
 
 def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) -> tuple[Any, ...]:
-    """Return a key for a call. Calls with the same key have the same cost.
+    """Return a key under which the cost of a call is cached. Calls with the same key cost the same.
 
     The key contains the shapes, dtypes and strides of all tensors, and the values of all other
     arguments. If a tensor is passed more than once, the key contains its position instead. The key
@@ -549,7 +563,7 @@ def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) 
 
 
 def _sizes(first: Any, values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return a key for a call whose cost depends only on the sizes of its tensors in bytes.
+    """Return a cache key for a call whose cost depends only on the sizes of its tensors in bytes.
 
     The key contains the bytes and dtypes of contiguous tensors, but no other arguments. If an
     argument is neither a contiguous tensor nor a number, `_signature` computes the key instead.
@@ -575,7 +589,7 @@ def _sizes(first: Any, values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _shapes(operator: Operator, args: Any) -> tuple[Any, ...]:
-    """Return a key for a matmul: the operator's name and the shapes of its tensors."""
+    """Return a key that identifies a matmul: the operator's name and the shapes of its tensors."""
     shapes = [tuple(value.shape) for value in args if isinstance(value, Tensor)]
     return (operator.name, *shapes)
 
@@ -599,7 +613,11 @@ def _dtype(first: Any, second: Any) -> torch.dtype | None:
 
 
 def _element(value: Any, index: int) -> Any:
-    """Return the value, but keep only the tensor at `index` if the value is a list of tensors."""
+    """Return an argument of a call on lists of tensors, reduced to the list elements at `index`.
+
+    A list of tensors is reduced to a list with only the tensor at `index`. Any other value is
+    returned unchanged.
+    """
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
         return [value[index]] if index < len(value) else []
     return value

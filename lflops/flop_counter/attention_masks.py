@@ -38,15 +38,16 @@ MOST_READ = 1 << 24
 """Maximum number of elements of a dense mask. The values of a larger mask are not read."""
 
 COUNTS_DIMENSIONS = 3
-"""Number of dimensions of a tensor that contains the number of blocks in each row of blocks.
+"""Number of dimensions of a block mask's tensors that count the blocks in each row of blocks.
 
-Its shape is `[batch, heads, rows of blocks]`.
+Their shape is `[batch, heads, rows of blocks]`. The tensors of a block mask are recognized by their
+number of dimensions.
 """
 
 INDICES_DIMENSIONS = 4
-"""Number of dimensions of a tensor that contains the column of each block.
+"""Number of dimensions of a block mask's tensors that contain the column of each block.
 
-Its shape is `[batch, heads, rows of blocks, blocks]`.
+Their shape is `[batch, heads, rows of blocks, blocks]`.
 """
 
 MOST_EVALUATED = 1 << 26
@@ -69,15 +70,15 @@ class MaskedScores(NamedTuple):
 
 
 def squares(first: Tensor, last: Tensor, undivided: int) -> int:
-    """Return the number of scores after the mask has separated sequences.
+    """Return the number of scores that are needed if the mask separates packed sequences.
 
-    Queries that see the same keys are one group (one sequence). The result is the sum of
-    queries × keys over all groups.
+    Queries whose ranges of keys overlap belong to the same sequence. The result is queries × keys
+    of each sequence, summed over all sequences.
 
     Args:
         first: The first key that each query sees.
         last: The last key that each query sees, or -1 if the query sees none.
-        undivided: The number to return if there is at most one group.
+        undivided: The number to return if the mask does not separate sequences.
     """
     spans = []
     for begin, end in zip(first.tolist(), last.tolist(), strict=True):
@@ -173,7 +174,7 @@ class _Blocks(NamedTuple):
 
 @cost_of_call("flex_attention")
 def flex_attention(args: Any, kwargs: Any, out: Any) -> Cost:
-    """Forward pass of flex attention. The score modification costs nothing."""
+    """Return the cost of flex attention's forward pass. A `score_mod` function counts as free."""
     query, key, value = (tuple(operand.shape) for operand in args[:3])
     scores = _scores(query, key, _blocks(args, kwargs, 4))
     return attention_of_scores(scores, query[-1], value[-1])
@@ -181,7 +182,7 @@ def flex_attention(args: Any, kwargs: Any, out: Any) -> Cost:
 
 @cost_of_call("flex_attention_backward")
 def flex_attention_backward(args: Any, kwargs: Any, out: Any) -> Cost:
-    """Backward pass of flex attention, which recomputes the scores."""
+    """Return the cost of flex attention's backward pass, which recomputes the scores."""
     query, key, value = (tuple(operand.shape) for operand in args[:3])
     scores = _scores(query, key, _blocks(args, kwargs, 9))
     return attention_backward_of_scores(scores, query[-1], value[-1])
@@ -211,8 +212,8 @@ def _blocks(args: Any, kwargs: Any, position: int) -> _Blocks:
 def _scores(query: Any, key: Any, blocks: _Blocks) -> Scores:
     """Return the number of scores to count, and the number that the kernel executes.
 
-    The counted scores are the squares that the mask leaves. The executed scores are in the blocks
-    that run.
+    The scores to count are queries × keys of each sequence that the mask separates. The kernel
+    executes only the scores in the blocks that it does not skip.
     """
     heads = prod(query[:2])
     rows = query[-2]
@@ -236,9 +237,10 @@ def _scores(query: Any, key: Any, blocks: _Blocks) -> Scores:
 
 
 def _divided(blocks: _Blocks, rows: int, columns: int) -> int:
-    """Return the number of scores after the mask has separated sequences.
+    """Return the number of scores that are needed, given the sequences that the mask separates.
 
-    The result is summed over the batches and heads of the mask.
+    The result is summed over the batches and heads of the mask. For a mask that separates no
+    sequences, it is the number of all queries × keys.
 
     Raises:
         ValueError: The mask would have to be evaluated for too many (query, key) pairs.

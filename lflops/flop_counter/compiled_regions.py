@@ -185,11 +185,16 @@ class CompiledRegions:
             call.decisions[place] = decision
 
     def begins(self, graph: "CapturedGraph | None", args: tuple[Any, ...]) -> Any:
-        """Record the start of a call, and return the argument for `ends`."""
+        """Record the start of a graph call. Pass the result to `ends` after the call."""
         return self._guard(self._begins)(graph, args)
 
     def ends(self, begun: Any, out: Any = None) -> None:
-        """Record the end of a call. `out` is its result, or `None` after an exception."""
+        """Record the end of a graph call.
+
+        Args:
+            begun: The value that `begins` returned.
+            out: The result of the graph call, or `None` after an exception.
+        """
         self._guard(self._ends)(begun, out)
 
     def _begins(
@@ -197,6 +202,7 @@ class CompiledRegions:
     ) -> tuple[RegionCall, int] | None:
         """Record a call, and return it with the sequence number of the next autograd node.
 
+        When the call ends, the sequence number shows which autograd nodes the call has created.
         Return `None` if the call is not recorded.
         """
         if not self._scopes.follows_this_thread():
@@ -362,10 +368,11 @@ _REPLACED = _Replaced()
 
 
 def _nodes_since(nodes: Iterable[Any], first: int) -> list[Any]:
-    """Return the autograd nodes that were created since the node with sequence number `first`.
+    """Return the autograd nodes whose sequence number is at least `first`.
 
-    The search starts at `nodes` and follows the edges that backward follows. It does not continue
-    behind the single node of a compiled graph.
+    These are the nodes that a call of a compiled graph has created. The search starts at `nodes`
+    and follows the edges that backward follows. It stops at a node that runs the whole backward of
+    a compiled graph (`ONE_NODE`).
     """
 
     def is_new(node: Any) -> bool:

@@ -122,8 +122,9 @@ class Counting:
     partial.
 
     Attributes:
-        inputs: The name of each integer input, which may hold tokens, with the `Lookup` that an
-            embedding would make of it.
+        inputs: For each integer input of the model, its name and its sizes and strides (a
+            `Lookup`). If an embedding looks up a tensor with the same sizes and strides, the input
+            contains the tokens.
     """
 
     def __init__(
@@ -302,7 +303,10 @@ class Counting:
             yield parameter
 
     def _hold(self) -> None:
-        """Add the tensors that exist before the count to the live memory."""
+        """Record the tensors that exist before the count as live memory.
+
+        They are parameters, gradients, buffers and the batch.
+        """
         memory = self._counter.memory
         if memory is None:
             return
@@ -317,7 +321,10 @@ class Counting:
         memory.hold_survivors()
 
     def _label(self) -> None:
-        """Label gradients and optimizer states, and stop following memory."""
+        """Set the memory category of gradients and optimizer states, and stop following memory.
+
+        Which tensors are gradients is known only after the counted code has run.
+        """
         memory = self._counter.memory
         if memory is None:
             return
@@ -365,8 +372,8 @@ class Counting:
     def _positions(self, profile: Profile) -> Iterator[int]:
         """Yield, for each layer with weight matrices, the number of positions in one call.
 
-        A position is one row of the layer's input, such as one token. Its MACs are the number of
-        elements of the weight matrices.
+        A position is one row of the layer's input, such as one token. Each position needs one MAC
+        per element of the weight matrices, so the number follows from the layer's MACs.
         """
         for fqn, module in self._tree.modules.items():
             row = profile.modules[fqn]

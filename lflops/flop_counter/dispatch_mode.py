@@ -74,10 +74,16 @@ class RealParameterError(Exception):
 
 
 class OperatorCounter(OperatorAccumulator):
-    """An accumulator that puts a dispatch mode on a thread."""
+    """Counts the operators that run on one or more threads.
+
+    For each thread, it starts a dispatch mode that reports operators. It adds up their work.
+    """
 
     def mode(self) -> "CountingMode":
-        """Return a mode that counts on a thread while it is on the thread's stack."""
+        """Return a new dispatch mode that reports operators to this counter.
+
+        The mode counts on a thread while it is on the thread's stack of dispatch modes.
+        """
         return CountingMode(self)
 
     def follow(self) -> Callable[[], None]:

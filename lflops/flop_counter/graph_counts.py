@@ -98,10 +98,10 @@ def count_graph(
 
 @contextlib.contextmanager
 def _settings_of(call: RegionCall) -> Iterator[None]:
-    """Return a context with the settings under which a graph ran: gradients and autocast.
+    """Return a context manager that sets grad mode and autocast as they were in a graph call.
 
-    In the context, torch's dispatch modes are off. At the end, the state of the random number
-    generator is restored.
+    It also turns torch's dispatch modes off. On exit, it restores all settings and the state of the
+    random number generator.
     """
     generator = torch.get_rng_state()
     with contextlib.ExitStack() as undo:
@@ -174,10 +174,10 @@ def _names_of_modules(call: RegionCall, tree: ModuleTree) -> dict[str, str | Non
 
 
 def _stacks(graph: Any) -> Iterator[tuple[tuple[str, str, str], ...]]:
-    """Yield, for each node of a graph and its subgraphs, the modules that were running.
+    """Yield, for each node of a graph and its subgraphs, the modules that the node came from.
 
-    The outermost module comes first. For each module, yield the key of the call, the module's name
-    in the graph, and its class name.
+    The modules are nested, and the outermost module comes first. Each module is a tuple: a key that
+    identifies the module call, the module's name in the graph, and its class name.
     """
     for node in graph.graph.nodes:
         yield node.meta[MODULES]
@@ -187,7 +187,9 @@ def _stacks(graph: Any) -> Iterator[tuple[tuple[str, str, str], ...]]:
 
 
 class _GraphRun:
-    """Runs a graph node by node, and marks the node's module as running.
+    """Runs a graph node by node, and marks each node's module as running.
+
+    In this way, the work of each node is added to the module that the node came from.
 
     Attributes:
         calls: The number of calls of each module so far.
@@ -371,9 +373,9 @@ def resolve(
 
 @dataclass
 class _Difference:
-    """The MACs of graph calls for which the dispatch mode saw more MACs than `count_graph` counted.
+    """Two sums of MACs that contradict each other, for a note in the profile.
 
-    A note lists both numbers, because they contradict each other.
+    They cover the graph calls for which the dispatch mode saw more MACs than `count_graph` counted.
 
     Attributes:
         seen: The MACs that the dispatch mode saw while the graphs ran.
@@ -458,9 +460,10 @@ def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
 
 
 def _add_recompute(counted: Totals, seen: Totals, fqn: str) -> None:
-    """Add the MACs that the dispatch mode saw in backward beyond those that `count_graph` counted.
+    """Add recomputed matmuls of a compiled graph to the counted work.
 
-    The compiler decided to recompute these matmuls, so they are added as recompute.
+    If the dispatch mode saw more MACs in backward than `count_graph` counted, the compiler decided
+    to recompute matmuls. The difference is added as recompute.
     """
     macs = _macs(seen, of_backward=True) - _macs(counted, of_backward=True)
     if macs <= 0:

@@ -175,10 +175,11 @@ class KnownValues(InternalMode):
         return not self._stale or storage_key(tensor)[1] not in self._stale
 
     def _receive_values(self, tensors: list[Tensor]) -> None:
-        """Handle tensors that a real step would receive from another rank, which does not exist.
+        """Handle tensors that a real step would receive from another rank.
 
-        The stages of a pipeline vote on whether their shapes are known. For a received vote, write
-        1, so that the stages agree. Mark the values of all other received tensors as unknown.
+        With fake tensors, there is no other rank, so nothing is received. The stages of a pipeline
+        vote on whether their shapes are known. For a vote, write 1, so that the stages agree. Mark
+        the values of all other tensors as unknown.
         """
         for tensor in tensors:
             if type(tensor) is not Tensor:
@@ -230,9 +231,9 @@ def _is_small(function: OpOverload, given: list[Tensor], out: Any) -> bool:
 def _only_changes_shape(function: Any, args: Any, given: list[Tensor]) -> bool:
     """Return whether the operator changes the shape of real tensors in place.
 
-    Fake mode rejects such operators on real tensors, so they run without it. They do not change any
-    value, so known values stay known and unknown values stay unknown. A `resize_` to more than
-    `LARGEST` elements is excluded, because it would allocate real memory.
+    Fake mode rejects such operators on real tensors, so they run outside fake mode. They do not
+    change any value, so known values stay known and unknown values stay unknown. A `resize_` to
+    more than `LARGEST` elements is excluded, because it would allocate real memory.
     """
     if not isinstance(function, OpOverload) or torch.Tag.inplace_view not in function.tags:
         return False

@@ -307,6 +307,9 @@ def packed_convolution_with_addition(args: Any, kwargs: Any, out: Any) -> Cost:
     "quantized::conv_transpose3d_dynamic",
 )
 def packed_transposed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
-    """Quantized transposed convolution: one MAC per position of the input and weight element."""
+    """Quantized transposed convolution.
+
+    Each position of the input needs one MAC per element of the weight.
+    """
     weight, _ = args[1].unpack()
     return Cost(args[0].numel() // args[0].shape[1] * weight.numel())

@@ -77,8 +77,9 @@ class StepOwners:
     def follow(self, args: Any) -> None:
         """Set `last` to the module of an operator that costs nothing, such as `zeros_like`.
 
-        The optimizer may be creating its state with such operators. The state is not registered
-        here, because it may be incomplete, and the rest of it would never be registered.
+        The operator may be one of several with which the optimizer creates its state. This method
+        does not register the state, because the state may still be incomplete. The complete state
+        is registered when the next operator with a cost receives an unknown tensor (see `one`).
         """
         for value in args:
             owner = self._known(value)

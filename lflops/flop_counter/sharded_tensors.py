@@ -42,10 +42,11 @@ def is_sharded(kind: type) -> bool:
 def logical_cost(
     operator: Operator, function: Any, args: Any, kwargs: Any, out: Any
 ) -> Cost | None:
-    """Return the cost of a call on whole tensors, with the shapes of its DTensors.
+    """Return the cost that a call on DTensors would have on the whole (unsharded) tensors.
 
-    If the operator is one that decomposes into others, it runs a second time on the meta device.
-    Return `None` if the cost is unknown.
+    A DTensor has the shape of the whole tensor, so a formula gives this cost directly. An operator
+    that decomposes into other operators has no formula. It runs once more on the meta device, and
+    the MACs of the other operators are added up. Return `None` if the cost is unknown.
     """
     if operator.kind is Kind.COUNTED:
         try:
@@ -69,7 +70,7 @@ def _unsharded_meta(tensor: Tensor) -> Tensor:
 
 
 class _Macs(InternalMode):
-    """Adds up the MACs of all operators that run under it."""
+    """A dispatch mode that adds up the MACs of all operators that run while it is active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +149,11 @@ class PartialTensors:
                 self.add_local_parts(parameter)
 
     def in_any(self, values: Any) -> bool:
-        """Return whether a partial tensor is in any of the sequences and dicts of values."""
+        """Return whether any argument of a call is or contains a partial tensor.
+
+        Args:
+            values: Sequences and dicts of arguments, for example `(args, kwargs)`.
+        """
         for value in values:
             parts = value.values() if isinstance(value, dict) else value
             for tensor in tensors_of(parts):

@@ -35,7 +35,10 @@ class Sums(Struct, gc=False):
 
 
 class Counts(Sums, gc=False):
-    """The total work of several calls. The fields have the same names as `COUNTS` of a profile."""
+    """The total work of several calls.
+
+    The fields have the names in `lflops.profile.profile.COUNTS`, as in a profile.
+    """
 
     calls: int = 0
     macs: int = 0
@@ -195,9 +198,9 @@ class Totals:
             totals.add_difference(ModulePhase(*place), macs)
 
     def moved(self, target_of: Callable[[str, Phase], tuple[str, Phase]]) -> "Totals":
-        """Return a copy of the sums under other modules and phases.
+        """Return a copy in which the sums are assigned to other modules and phases.
 
-        `target_of` takes a module and a phase, and returns the new module and phase.
+        `target_of` takes the module and phase of a sum, and returns the new module and phase.
         """
         moved = Totals()
         moved.merge_without_modules(self)
@@ -219,8 +222,8 @@ class Resolved:
         totals: The work by module and phase.
         calls: The number of calls of each module in compiled graphs.
         notes: Notes for the profile about the compiled graphs.
-        is_memory_known: Whether every allocation of the step was seen. It is not if a compiled
-            graph ran generated kernels.
+        is_memory_known: Whether every allocation of the step was seen. This is false if a compiled
+            graph ran generated kernels, because the dispatch mode does not see their allocations.
     """
 
     totals: Totals

@@ -189,7 +189,7 @@ def _moved_by_rule(operator: "Operator", name: str, args: Any, kwargs: Any, out:
 
 
 def _read(operator: "Operator", args: Any, kwargs: Any) -> int:
-    """Return the bytes of all tensors in the arguments, except the outputs, such as `out=`.
+    """Return the number of bytes that a call reads: all arguments except outputs such as `out=`.
 
     A tensor that is passed more than once counts once.
     """
@@ -202,7 +202,7 @@ def _read(operator: "Operator", args: Any, kwargs: Any) -> int:
 
 
 def _written(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
-    """Return the bytes of the results.
+    """Return the number of bytes that a call writes: the bytes of its results.
 
     If the operator returns nothing, return the bytes of the arguments that it writes to.
     """
@@ -289,7 +289,8 @@ def collective_of(name: str, args: Any, kwargs: Any, out: Any) -> Collective:
 def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
     """Return whether a collective in backward is an asynchronous gradient all-reduce, as in DDP.
 
-    Ranks wait for the result only after all autograd nodes have run.
+    Ranks do not wait for it in the module that starts it, but only after all autograd nodes have
+    run.
     """
     if name.rpartition("::")[2] != "allreduce_":
         return False
@@ -298,9 +299,10 @@ def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
 
 
 def _group(value: Any) -> Any:
-    """Return the process group for an argument of a collective, or `None` if there is none.
+    """Return the process group that an argument of a collective stands for.
 
-    The argument may be the name of a process group or torch's script object of one.
+    The argument may be the name of a process group, or a `torch.ScriptObject` that wraps a process
+    group. For any other argument, return `None`.
     """
     if isinstance(value, str):
         return group_named(value)

@@ -1,6 +1,7 @@
-"""Compute the cost of operators without multiply-accumulates and without a formula.
+"""Compute the cost of operators that have no formula, such as pointwise operators and reductions.
 
-`conventions.toml` explains the convention and lists the operators.
+These operators have no multiply-accumulates. By convention, each costs a fixed number of operations
+per element. `conventions.toml` explains the convention and lists the operators.
 """
 
 from pathlib import Path

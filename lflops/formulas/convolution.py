@@ -30,13 +30,17 @@ GradientMask = tuple[bool, bool, bool]
 def convolution(
     x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None, transposed: bool = False
 ) -> Cost:
-    """Cost of the kernel at each output position, or at each input position if `transposed`."""
+    """Cost of a convolution.
+
+    The kernel is applied at each position of the output. If `transposed`, it is applied at each
+    position of the input instead.
+    """
     has_bias = bias is not None
     return Cost(_products(x, weight, out, transposed=transposed), other_flops=prod(out) * has_bias)
 
 
 def _products(x: Shape, weight: Shape, out: Shape, *, transposed: bool) -> int:
-    """Return the MACs of the kernel at all positions."""
+    """Return the MACs of a convolution, summed over all positions of the kernel."""
     scanned = x if transposed else out
     batch = x[0]
     positions = prod(scanned[2:])
@@ -56,7 +60,7 @@ def convolution_relu(
 ) -> Cost:
     """Cost of a convolution and a ReLU.
 
-    If there is a `z`, it is scaled and added before the ReLU.
+    `z` is an optional tensor that the operator scales and adds to the result before the ReLU.
     """
     plain = convolution(x, weight, out=out, bias=bias)
     operations = 1
@@ -74,7 +78,7 @@ def convolution_relu(
 def transposed_convolution(
     x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None
 ) -> Cost:
-    """Cost of the kernel at each position of the input."""
+    """Cost of a transposed convolution, which applies the kernel at each position of the input."""
     return convolution(x, weight, out=out, bias=bias, transposed=True)
 
 
@@ -82,7 +86,7 @@ def transposed_convolution(
 def convolution_backward(
     grad: Shape, x: Shape, weight: Shape, *, output_mask: GradientMask, transposed: bool = False
 ) -> Cost:
-    """Cost of the requested gradients.
+    """Cost of the requested gradients of a convolution.
 
     The gradients of the input and of the weight each cost the MACs of forward. The gradient of the
     bias is a sum.

@@ -38,7 +38,7 @@ _THIRD = Fraction(1, 3)
 
 
 def _per_matrix(a: Shape, operations: Fraction | int) -> Cost:
-    """Cost of a number of operations, rounded down, for each matrix of a batch."""
+    """Cost of a batch of matrices, given the number of operations for one matrix."""
     batch = prod(a[:-2])
     return Cost(other_flops=batch * int(operations))
 
@@ -70,7 +70,7 @@ def triangular_solve(
 
 
 def _cubic(factor: Fraction | int) -> Formula:
-    """Make the formula for a factor times n³."""
+    """Return a formula that counts `factor` × n³ operations for each [n, n] matrix."""
 
     def cost(a: Shape) -> Cost:
         return _per_matrix(a, factor * a[-1] ** 3)
@@ -100,14 +100,14 @@ def lu(a: Shape) -> Cost:
 
 
 def _two_triangles(a: Shape, solutions: Shape) -> int:
-    """Count the operations of solving with two triangular factors."""
+    """Count the operations of solving linear systems whose matrix has two triangular factors."""
     n = a[-1]
     return 2 * prod(solutions) * n
 
 
 @formula("_linalg_solve_ex")
 def solve(a: Shape, b: Shape, *, out: Sequence[Shape]) -> Cost:
-    """Cost of an LU and two triangular solves.
+    """Cost of solving linear systems: an LU factorisation and two triangular solves.
 
     The right-hand sides are [..., n, k] or [..., n].
     """
@@ -116,13 +116,13 @@ def solve(a: Shape, b: Shape, *, out: Sequence[Shape]) -> Cost:
 
 @formula("linalg_lu_solve", "linalg_ldl_solve")
 def solve_by_factors(a: Shape, pivots: Shape, b: Shape, *, out: Shape) -> Cost:
-    """Cost of two triangular solves."""
+    """Cost of solving linear systems with known LU or LDL factors: two triangular solves."""
     return Cost(other_flops=_two_triangles(a, out))
 
 
 @formula("_cholesky_solve_helper", "cholesky_solve")
 def cholesky_solve(b: Shape, a: Shape, *, out: Shape) -> Cost:
-    """Cost of two triangular solves."""
+    """Cost of solving linear systems with a known Cholesky factor: two triangular solves."""
     return Cost(other_flops=_two_triangles(a, out))
 
 
@@ -143,7 +143,7 @@ def _columns_of_q(m: int, columns: int, reflections: int) -> Fraction:
 
 @formula("linalg_qr")
 def qr(a: Shape, *, out: Sequence[Shape], mode: str = "reduced") -> Cost:
-    """Cost of R, and of Q unless `mode` is "r"."""
+    """Cost of a QR factorisation, which computes Q and R, or only R if `mode` is "r"."""
     if mode == "r":
         return _per_matrix(a, _householder(a))
     q = out[0]
@@ -180,7 +180,10 @@ def multiply_by_reflections(a: Shape, tau: Shape, other: Shape, *, left: bool = 
 
 @formula("linalg_lstsq")
 def least_squares(a: Shape, b: Shape) -> Cost:
-    """Cost of a QR, of its reflections times the right-hand sides, and of a triangular solve."""
+    """Cost of solving a least-squares problem by a QR factorisation.
+
+    The reflections of the QR are multiplied by the right-hand sides. A triangular solve follows.
+    """
     m, n = _tall(a)
     has_several_sides = len(b) == len(a)
     sides = b[-1] if has_several_sides else 1
@@ -189,7 +192,10 @@ def least_squares(a: Shape, b: Shape) -> Cost:
 
 @formula("_linalg_eigh")
 def symmetric_eigenvalues(a: Shape, *, compute_v: bool = True) -> Cost:
-    """Cost of reducing the matrix to tridiagonal form, and of implicit QR steps on that form."""
+    """Cost of the eigenvalues of a symmetric matrix, and of the eigenvectors if `compute_v`.
+
+    The matrix is reduced to tridiagonal form, on which implicit QR steps are iterated.
+    """
     n = a[-1]
     if compute_v:
         return _per_matrix(a, 9 * n**3)

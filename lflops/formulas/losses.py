@@ -62,18 +62,18 @@ def ctc_loss_backward(
 def ctc_loss_and_gradient(
     log_probs: Shape, targets: Shape, *, input_lengths: Lengths, target_lengths: Lengths
 ) -> Cost:
-    """Cost of the loss and its gradient, which one kernel computes."""
+    """Cost of a CTC loss and its gradient, which one kernel computes."""
     states = _ctc_states(input_lengths, target_lengths)
     operations = CTC_FORWARD + CTC_BACKWARD
     return Cost(other_flops=operations * states + SOFTMAX_BACKWARD * prod(log_probs))
 
 
 def _margin_pairs(x: Shape, target: Values | Shape) -> int:
-    """Count the (label, other class) pairs of a sample, summed over all samples.
+    """Count the (label, other class) pairs of all samples, for the multilabel margin loss.
 
-    The other classes are those that are not a label of the sample.
-    The labels of a sample end at the first -1. If the labels are unknown, the result is the largest
-    possible number of pairs. The number is largest if half of the classes are labels.
+    The other classes of a sample are the classes that are not its labels. The labels of a sample
+    end at the first -1. If the labels are unknown, the result is the largest possible number of
+    pairs. The number is largest if half of the classes are labels.
     """
     classes = x[-1] if x else 1
     if not isinstance(target, Values):
@@ -89,17 +89,21 @@ def _margin_pairs(x: Shape, target: Values | Shape) -> int:
 
 @formula("multilabel_margin_loss_forward", reads="target")
 def multilabel_margin_loss(x: Shape, *, target: Values | Shape) -> Cost:
-    """Cost of two subtractions and an addition per (label, other class) pair."""
+    """Cost of a multilabel margin loss.
+
+    Each pair of a label and another class needs two subtractions and an addition.
+    """
     is_known = isinstance(target, Values)
     return Cost(other_flops=3 * _margin_pairs(x, target), is_upper_bound=not is_known)
 
 
 @formula("multilabel_margin_loss_backward", reads="target")
 def multilabel_margin_loss_backward(grad: Shape, x: Shape, *, target: Values | Shape) -> Cost:
-    """Cost of four operations per (label, other class) pair, and one multiplication per element.
+    """Cost of the gradient of a multilabel margin loss.
 
-    Two subtractions decide whether the pair violates the margin. Two additions add to the gradients
-    of the label and of the other class.
+    Each pair of a label and another class needs four operations: two subtractions decide whether
+    the pair violates the margin, and two additions add to the gradients of both classes. Each
+    element of the gradient needs one multiplication.
     """
     is_known = isinstance(target, Values)
     return Cost(other_flops=4 * _margin_pairs(x, target) + prod(x), is_upper_bound=not is_known)

@@ -34,7 +34,10 @@ def mm(a: Shape, b: Shape) -> int:
 
 @formula("_sparse_mm_reduce_impl")
 def reduced_mm(a: Shape, b: Shape, reduce: str) -> Cost:
-    """Cost of a sparse matrix times a dense one, with a sum, mean, maximum or minimum."""
+    """Cost of a sparse matrix times a dense matrix, with a choice of reduction.
+
+    The products for one element of the result are reduced by a sum, mean, maximum or minimum.
+    """
     rows = a[0]
     columns = b[-1]
     pairs = _stored(a) * columns
@@ -50,7 +53,7 @@ def reduced_mm(a: Shape, b: Shape, reduce: str) -> Cost:
 def reduced_mm_backward(
     a: Shape, grad: Shape, weight: Shape, reduce: str, *, output_mask: Sequence[bool]
 ) -> Cost:
-    """Cost of the requested gradients of both matrices.
+    """Cost of the requested gradients of the two matrices in `reduced_mm`.
 
     If the products were reduced by a maximum or minimum, only the largest or smallest product has a
     gradient.
@@ -79,7 +82,10 @@ formula("mkldnn_linear_backward_input")(adapted(matmul, "size"))
 def packed_linear_backward_weights(
     grad: Shape, x: Shape, weight: Shape, *, bias_defined: bool
 ) -> Cost:
-    """Cost of [m, ...] x [..., k], and of a sum for the bias."""
+    """Cost of the gradients of a linear layer's weight and bias.
+
+    The gradient of the weight is a matmul [m, ...] x [..., k]. The gradient of the bias is a sum.
+    """
     return Cost(prod(grad) * x[-1], other_flops=prod(grad) * bias_defined)
 
 
@@ -187,18 +193,24 @@ def grouped_mm(a: Shape, b: Shape, *, offs: Values | Shape | None = None) -> Cos
 
 @formula("transformers::grouped_mm_fallback_backward")
 def grouped_mm_fallback_backward(x: Shape, weights: Shape) -> int:
-    """MACs of the gradients of the rows and of the weights; both are always computed."""
+    """MACs of both gradients of a grouped matmul: the gradients of the rows and of the weights."""
     return 2 * matmul(x, weights)
 
 
 @formula("affine_grid_generator")
 def affine_grid(theta: Shape, *, out: Shape) -> int:
-    """MACs of [positions, k] x [k, dimensions] per sample, where k is the dimensions plus one."""
+    """MACs of an affine grid: for each sample, a matmul [positions, k] x [k, dimensions].
+
+    k is the number of dimensions plus one.
+    """
     return prod(out) * theta[-1]
 
 
 def _distances(pairs: int, width: int) -> Cost:
-    """Cost of a difference and a multiply-accumulate per element, and a root per pair."""
+    """Cost of the Euclidean distances between pairs of rows.
+
+    Each element of a pair costs a difference and a multiply-accumulate. Each pair costs a root.
+    """
     return Cost(pairs * width, other_flops=pairs * (width + 1))
 
 

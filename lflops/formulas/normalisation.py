@@ -1,6 +1,7 @@
 """Formulas for normalisations.
 
-By the convention, a normalisation costs 5 operations per element, or 2 if the statistics are known.
+A normalisation counts as 5 operations per element, or 2 if the statistics (mean and variance) are
+known. This convention is explained in `conventions.toml`.
 A weight and a bias cost one more operation each. Backward costs twice as much as forward.
 """
 
@@ -12,9 +13,10 @@ from lflops.formulas.table import Cost, Shape, adapted, formula, per_element
 def _normalised(
     x: Shape, weight: Shape | None, bias: Shape | None, *, operations: int, times: int = 1
 ) -> Cost:
-    """Cost of `operations` per element, plus one each for a weight and a bias.
+    """Cost of a normalisation with `operations` per element, plus its weight and bias.
 
-    The sum is multiplied by `times`.
+    The weight and the bias, if present, cost one more operation per element each. The total is
+    multiplied by `times`, for example by 2 for a backward pass.
     """
     operations += (weight is not None) + (bias is not None)
     return Cost(other_flops=times * operations * prod(x))
@@ -42,7 +44,7 @@ def layer_norm_backward(
 
 @formula("_fused_rms_norm")
 def rms_norm(x: Shape, normalized: Shape, weight: Shape | None) -> Cost:
-    """Cost of a square, a sum and a scale per element."""
+    """Cost of an RMS norm: a square, a sum and a scale per element."""
     return _normalised(x, weight, None, operations=3)
 
 
@@ -83,7 +85,7 @@ def batch_norm(
 ) -> Cost:
     """Cost of a batch norm.
 
-    Statistics are computed over the batch in training, and known otherwise.
+    In training, the statistics are computed over the batch. Otherwise, they are already known.
     """
     operations = 5 if training else 2
     return _normalised(x, weight, bias, operations=operations)

@@ -23,7 +23,7 @@ GATES = {LSTM: 4, GRU: 3}
 def recurrent(
     x: Shape, weights: Sequence[Shape], *, cells: int, mode: int, hidden: int, passes: int = 1
 ) -> Cost:
-    """Cost of the cells of all layers and directions.
+    """Cost of a recurrent network: the cells of all layers and directions.
 
     Args:
         x: Shape of the input: [time, batch, width], or [vectors, width] if packed.
@@ -31,8 +31,8 @@ def recurrent(
         cells: Number of layers times number of directions.
         mode: `RELU`, `TANH`, `LSTM` or `GRU`.
         hidden: Hidden units of a cell.
-        passes: Number of times that the work is done. It is 1 in forward. In backward, it is 1 for
-            the gradients of the vectors, plus 1 for the gradients of the weights.
+        passes: Cost as a multiple of the forward pass. It is 1 in forward. In backward, it is 1 for
+            the gradients of the inputs and hidden states, plus 1 for the gradients of the weights.
     """
     steps = passes * prod(x[:-1])
     matrices = 0
@@ -58,7 +58,7 @@ def mkldnn_rnn_layer(
     hidden_size: int,
     has_biases: bool,
 ) -> Cost:
-    """Cost of one layer in one direction.
+    """Cost of one recurrent layer in one direction, in oneDNN.
 
     Without biases, the last two weights are placeholders.
     """
@@ -80,7 +80,10 @@ def mkldnn_rnn_layer_backward(
     hidden_size: int,
     has_biases: bool,
 ) -> Cost:
-    """Cost of the gradients of the vectors and of the weights; both are always computed."""
+    """Cost of the gradients of one recurrent layer, in oneDNN.
+
+    Every call computes the gradients of the inputs, of the hidden states and of the weights.
+    """
     forward = mkldnn_rnn_layer(
         x, w0, w1, w2, w3, mode=mode, hidden_size=hidden_size, has_biases=has_biases
     )
@@ -97,7 +100,7 @@ def cudnn_rnn(
     num_layers: int,
     bidirectional: bool,
 ) -> Cost:
-    """Cost of all layers and directions."""
+    """Cost of a recurrent network in cuDNN, with all layers and directions."""
     cells = num_layers * (1 + bidirectional)
     return recurrent(x, weight, cells=cells, mode=mode, hidden=hidden_size)
 
@@ -113,7 +116,7 @@ def cudnn_rnn_backward(
     bidirectional: bool,
     output_mask: Sequence[bool],
 ) -> Cost:
-    """Cost of the gradients of the vectors, and of the weights if requested."""
+    """Cost of the gradients of inputs and hidden states, and of the weights if requested."""
     cells = num_layers * (1 + bidirectional)
     passes = 1 + output_mask[-1]
     return recurrent(x, weight, cells=cells, mode=mode, hidden=hidden_size, passes=passes)
@@ -153,14 +156,14 @@ formula("_thnn_fused_gru_cell_backward")(per_element(GATE_OPERATIONS[GRU]))
 def lstm_mps(
     x: Shape, hx: Sequence[Shape], params: Sequence[Shape], *, num_layers: int, bidirectional: bool
 ) -> Cost:
-    """Cost of all layers and directions, on Apple GPUs."""
+    """Cost of an LSTM on Apple GPUs, with all layers and directions."""
     cell_state = hx[1]
     cells = num_layers * (1 + bidirectional)
     return recurrent(x, params, cells=cells, mode=LSTM, hidden=cell_state[-1])
 
 
 def _quantized(x: Shape, hidden: Shape, *, mode: int, layers: int, bidirectional: bool) -> Cost:
-    """Cost of layers with packed weights.
+    """Cost of a quantized recurrent network, whose weights are packed.
 
     Packing hides the shapes of the weights, so they are derived from the input and the hidden
     state. The hidden state is [layers x directions, batch, width].
@@ -178,11 +181,11 @@ def _quantized(x: Shape, hidden: Shape, *, mode: int, layers: int, bidirectional
 
 @formula("quantized_lstm")
 def quantized_lstm(x: Shape, *, hx: Sequence[Shape], num_layers: int, bidirectional: bool) -> Cost:
-    """Cost of all layers and directions, with two biases per cell."""
+    """Cost of a quantized LSTM with all layers and directions. Each cell has two biases."""
     return _quantized(x, hx[0], mode=LSTM, layers=num_layers, bidirectional=bidirectional)
 
 
 @formula("quantized_gru")
 def quantized_gru(x: Shape, *, hx: Shape, num_layers: int, bidirectional: bool) -> Cost:
-    """Cost of all layers and directions, with two biases per cell."""
+    """Cost of a quantized GRU with all layers and directions. Each cell has two biases."""
     return _quantized(x, hx, mode=GRU, layers=num_layers, bidirectional=bidirectional)

@@ -10,7 +10,7 @@ from lflops.formulas.table import Cost, Formula, Shape, adapted, formula, per_el
 
 
 def _pool(dimensions: int) -> Formula:
-    """Return a formula that counts one operation per element of each window."""
+    """Return a formula for pooling, which counts one operation per element of each window."""
 
     def cost(x: Shape, kernel: Shape, *, out: Any) -> Cost:
         # Some operators also return indices.
@@ -45,7 +45,7 @@ formula(
 
 @formula("scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_")
 def scatter_add(x: Shape, dim: int, index: Shape, source: Shape) -> Cost:
-    """Cost of one addition per element of the index."""
+    """Cost of a scatter-add: one addition per element of the index."""
     return Cost(other_flops=prod(index))
 
 
@@ -66,25 +66,37 @@ formula("nll_loss_backward", "nll_loss2d_backward")(adapted(per_element(1), "gra
     "_embedding_bag_dense_backward",
 )
 def embedding_bag(table: Shape, indices: Shape) -> Cost:
-    """Cost of one addition per element of the gathered rows, in forward and backward."""
+    """Cost of an embedding bag, in forward or in backward.
+
+    Each element of the gathered rows needs one addition.
+    """
     return Cost(other_flops=prod(indices) * table[-1])
 
 
 @formula("_embedding_bag_per_sample_weights_backward")
 def embedding_bag_weights_backward(grad: Shape, weight: Shape, indices: Shape) -> Cost:
-    """Cost of a multiplication and an addition per element of the gathered rows."""
+    """Cost of the gradients of an embedding bag's weights per sample.
+
+    Each element of the gathered rows needs a multiplication and an addition.
+    """
     return Cost(other_flops=2 * prod(indices) * grad[-1])
 
 
 @formula("embedding_renorm_")
 def embedding_renorm(weight: Shape, indices: Shape) -> Cost:
-    """Cost of a square, a sum and a scale for the rows that the indices select."""
+    """Cost of limiting the norm of the embedding rows that the indices select.
+
+    Each element of these rows needs a square, a sum and a scale.
+    """
     return Cost(other_flops=3 * prod(indices) * weight[-1])
 
 
 @formula("grid_sampler_2d", "grid_sampler_3d")
 def grid_sample(x: Shape, grid: Shape, interpolation: int, *, out: Shape) -> Cost:
-    """Cost of a weighted sum for each output element, with two operations per neighbour in `x`."""
+    """Cost of sampling an image at the points of a grid.
+
+    Each output element is a weighted sum of neighbours in `x`, with two operations per neighbour.
+    """
     return Cost(other_flops=2 * prod(out) * _neighbours(grid, interpolation))
 
 

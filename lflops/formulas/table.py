@@ -95,7 +95,8 @@ def formula(
     Args:
         operators: Names of operators. A string may have several names, separated by spaces. A name
             without a namespace belongs to ATen.
-        writes_first: An operator with an additional first argument, the tensor that it writes to.
+        writes_first: Name of one more operator. Before the arguments of the other operators, it
+            receives the tensor that it writes its result to.
         reads: Names of integer tensor arguments, separated by spaces. The formula receives their
             `Values`, or their shapes if the values are unknown, for example on the meta device.
     """

@@ -1,9 +1,10 @@
 """Measure the peaks of this machine with square matmuls in each dtype and a memory copy.
 
 A measurement has several rounds. Each round runs all matmuls and the copy, so that a moment in
-which the machine is slow affects all of them. The result is the median over the rounds. It is
-stored in a file in the user's cache folder, and is used again on the same device with the same
-version of torch and the same number of threads.
+which the machine is slow affects all of them. In a round, each matmul and the copy run several
+times in a row, and these calls are timed together, as one block of calls. The result is the median
+over the rounds. It is stored in a file in the user's cache folder, and is used again on the same
+device with the same version of torch and the same number of threads.
 """
 
 import contextlib
@@ -144,7 +145,10 @@ def _float32_products(kind: str, *, tf32: bool) -> Iterator[None]:
 
 
 def last_level_cache(root: pathlib.Path = ROOT) -> int:
-    """Return the total bytes of the CPU's last-level caches. If they are not reported, guess."""
+    """Return the total bytes of the CPU's last-level caches.
+
+    If the operating system does not report them, return a guess.
+    """
     # Cache sizes, keyed by the level, and then by the CPUs that share the cache.
     levels: dict[int, dict[str, int]] = {}
     for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
@@ -222,16 +226,16 @@ METHOD = 2
 """Version of the measuring method. Results that an older version stored are not used."""
 
 SIZES = tuple(1 << exponent for exponent in range(8, 15))
-"""Numbers of rows and columns of the matrices that are tried."""
+"""Sizes of the square matrices that are tried: 256 means 256 rows and 256 columns."""
 
 SIZING_SECONDS = 4.0
 """Maximum number of seconds to find the matrix size with the highest FLOP/s, for each dtype."""
 
 PROBES = 3
-"""Number of blocks of calls that are timed for each size when sizes are compared."""
+"""How many blocks of calls are timed for each matrix size, to find the fastest size."""
 
 PROBE_SECONDS = 0.02
-"""Duration of a block of calls when sizes are compared, in seconds."""
+"""Duration of a block of calls when matrix sizes are compared, in seconds."""
 
 MEASURING_SECONDS = 12.0
 """Seconds after which no new round starts, if at least `FEWEST_ROUNDS` are done."""
@@ -490,7 +494,7 @@ def _copy(machine: TorchMachine, clock: Clock, memory: float) -> _Task | None:
 def _probed(clock: Clock, work: float, run: Callable[[], object]) -> tuple[_Task, float]:
     """Time a function in a few short blocks of calls.
 
-    Returns it as a task with the best rate, and the seconds that this took.
+    Returns the function as a task with its best rate, and the total seconds of all these calls.
     """
     # The first call includes the setup of the library.
     first = _seconds(clock, run, 1)
@@ -565,7 +569,10 @@ def _locked(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[bool]:
-    """Lock a file until the context ends. Provide `False` if another process kept the lock."""
+    """Lock a file until the context ends, and provide whether it could be locked.
+
+    It could not be locked if another process kept the lock for more than `LONGEST_WAIT` seconds.
+    """
     file = open_lock(path)
     try:
         latest = now() + LONGEST_WAIT

@@ -44,9 +44,10 @@ _NUMBERS = {
     "cache_mib": ("cache_bytes", 2**20),
     "link": ("link_bytes_per_second", 1),
 }
-"""The numeric keys of a table of chips.
+"""The keys with a number that a chip can have in a TOML table of chips.
 
-The value is the field of `Hardware` for this key, and the factor by which the number is multiplied.
+Each key is mapped to a field of `Hardware`, and to a factor that converts the number to the unit of
+this field. For example, `memory_gib` is multiplied by 2**30 for `memory_bytes`.
 """
 
 _KEYS = ("name", "names", "peaks", "source", "date", *_NUMBERS)
@@ -62,9 +63,9 @@ def own_file() -> Path:
 
 
 def _rows_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Read a table of chips, and return the vendor and the keys of each chip.
+    """Read a TOML table of chips, and return the vendor and the entry of each chip.
 
-    The comment at the top of `chips.toml` explains the keys.
+    An entry is a dictionary. The comment at the top of `chips.toml` explains its keys.
     """
     if path == Path(os.devnull):
         # This is a common way to pass no file.
@@ -235,7 +236,7 @@ def lookup(name: str) -> Hardware | None:
 USUAL = {"H100": "H100 SXM", "A100": "A100 SXM 80GB", "V100": "V100 SXM2 32GB"}
 """The chip that each short name stands for.
 
-Users may pass these short names. Drivers report complete names, so they are not looked up here.
+Only names from users are looked up here, because drivers report complete names.
 """
 
 
@@ -343,7 +344,7 @@ def _vendor_in(name: str) -> str:
 
 
 def hint(name: str) -> str:
-    """Return an error text: the chip is unknown, and what a Python user can pass instead."""
+    """Return an error text for an unknown chip. It says what a Python user can pass instead."""
     return (
         f"{unknown(name)}: pass one of lflops.hardware.names(), or your own figures as "
         f"lflops.Hardware(name=..., peak_flops_per_second={{'bf16': ...}}, "
@@ -353,7 +354,7 @@ def hint(name: str) -> str:
 
 
 def unknown(name: str) -> str:
-    """Return an error text: the chip is unknown, and which chips have similar names."""
+    """Return an error text for an unknown chip. It names the chips with similar names."""
     clause = f"{name!r} is not in the table of chips"
     near = ", ".join(_nearest(name))
     if near:

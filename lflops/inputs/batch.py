@@ -37,9 +37,10 @@ MOST_VALUES = 1_000
 """Maximum number of values to search in a batch."""
 
 LONG = 64
-"""Maximum number of entries of a container that is always searched completely.
+"""Maximum length of a short container. Short containers are always searched completely.
 
-A longer container is not searched further if its first `PROBED` entries have no tensors.
+In a longer container, the first `PROBED` entries are searched first. If they have no tensors, the
+other entries are not searched.
 """
 
 PROBED = 32
@@ -278,7 +279,7 @@ This is `{"samples": n, "tokens": n}` with one or both keys, or a function that 
 
 
 GIVEN = "units="
-"""The recorded source of a number of samples or tokens, if the user passed the number."""
+"""Source that a profile states for a number of samples or tokens that the user passed."""
 
 
 def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, Any]:

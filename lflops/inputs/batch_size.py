@@ -137,7 +137,8 @@ class BatchSizes:
     def _loaded_samples(self, loaded: int, found: Sequence[_Sized]) -> _Samples:
         """Return the number of samples of a batch, given the data loader's batch size `loaded`.
 
-        The last batch of a data set may have fewer samples than `loaded`.
+        Usually, this is `loaded`. It can be less for the last batch of a data set, so the sizes of
+        the tensors are checked.
         """
         sizes = {each.name: each.sizes for each in found}
         if self._dimension is not None:
@@ -214,7 +215,8 @@ def lookup_of(ids: Tensor) -> Lookup:
 def lookups_of(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Lookup]]:
     """Return the name and the layout of each integer tensor among a model's inputs.
 
-    If an embedding looks up a whole input, its lookup has the same layout.
+    They are used to find the input that an embedding looked up: the tensor of ids that the
+    embedding received has the same layout as this input.
     """
     lookups = []
     with without_overrides():
@@ -229,7 +231,10 @@ def lookups_of(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Lookup]]:
 def looked_up_tokens(
     inputs: Iterable[tuple[str, Lookup]], lookups: Iterable[Lookup], positions: Iterable[int]
 ) -> BatchSize:
-    """Find the model input that an embedding looked up as sequences, and count its tokens.
+    """Find the model input that holds sequences of token ids, and return its number of tokens.
+
+    This is an input that an embedding looked up. The number is `None` if there is no such
+    input.
 
     Args:
         inputs: The name and layout of each integer input, from `lookups_of`.

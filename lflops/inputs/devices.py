@@ -112,9 +112,10 @@ def profiler_activity(device: torch.device) -> ProfilerActivity | None:
 def _called(device: torch.device, name: str, of_accelerator: str | None = None) -> Any:
     """Call a function of the device's torch module, such as `torch.cuda`, and return its result.
 
-    If the module lacks the function, `torch.accelerator` is used, where its name may be different
-    (`of_accelerator`). Returns `None` if there is no such function. Also returns `None` if nothing
-    has used the device yet, because the call would initialize the device.
+    If the module lacks the function, a function of `torch.accelerator` is called instead. Pass the
+    name of that function as `of_accelerator` if it is different. Returns `None` if neither function
+    exists. Also returns `None` if nothing has used the device yet, because the call would
+    initialize the device.
     """
     module = None
     if device.type != "cpu":

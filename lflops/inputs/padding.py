@@ -122,7 +122,10 @@ def padding_of(batch: BatchTensors | None) -> BatchPadding | None:
 def _known(
     tensors: Mapping[str, Tensor], read: Callable[[str, Tensor], Positions | None]
 ) -> dict[str, Positions]:
-    """Call `read` for each tensor, and leave out tensors for which it fails or returns `None`."""
+    """Return the result of `read` for each tensor, keyed by the name of the tensor.
+
+    Tensors for which `read` fails or returns `None` are left out.
+    """
     found = {}
     for name, tensor in tensors.items():
         with contextlib.suppress(Exception):
@@ -229,6 +232,9 @@ def _zeros(features: Tensor) -> Positions | None:
 
 
 def _runs_at_ends(is_equal: Tensor) -> Positions:
-    """Count the positions in which rows end with two or more true values."""
+    """Count the true values at the ends of the rows.
+
+    A row that ends with only one true value is not counted, because one value is not repeated.
+    """
     runs = is_equal.flip(1).cumprod(1).sum(1)
     return Positions(padded=int(runs[runs > 1].sum()), total=is_equal.numel())

@@ -103,7 +103,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def join(self, trainer: Any) -> None:
         """Begin to monitor a Trainer that is already running a step.
 
-        This step is counted without a duration.
+        This step is included in the number of steps, but its duration is unknown.
         """
         trainer.add_callback(self)
         watched = self._begin(trainer)

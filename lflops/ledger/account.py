@@ -69,8 +69,8 @@ class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):
         end: Seconds from the beginning of the process to the end of the step.
         seconds: Duration of the step.
         usual: Median duration of steps with a similar batch size, in seconds.
-        cost: Seconds that the step took longer than `usual`, or that an interruption such as a
-            validation took.
+        cost: Lost time in seconds: the time that the step took longer than `usual` or, if the step
+            was interrupted by a validation for example, the duration of the interruption.
         cause: One of `CAUSES`.
         phase: The phase or category with the largest part of the cost.
     """
@@ -95,8 +95,8 @@ class StepGroup(
         first: Number of the first step, as counted by the loggers.
         last: Number of the last step.
         spent: Seconds in each phase, summed over the steps of the group.
-        between: Seconds in each category outside the phases of the steps, such as validation, if
-            the time lies within the steps or directly before them.
+        between: Seconds in each category outside the phases of the steps, such as validation. Time
+            between two steps belongs to the later step.
         longest: Seconds of the longest step.
         steps: The number of steps.
         mode: "warm_up" for the first steps of a start, "profiled" if lflops counted, timed or
@@ -276,10 +276,10 @@ Memory grows if its median increases from each quarter of the start to the next.
 """
 
 GROWN = 0.1
-"""Growth is reported only if memory rises by at least this share, first to last quarter."""
+"""Growth is reported only if memory rises by this share from the first to the last quarter."""
 
 LEAST_GROWN = 1 << 28
-"""Growth is reported only if memory rises by at least this many bytes, first to last quarter."""
+"""Growth is reported only if memory rises by this many bytes from the first to the last quarter."""
 
 FEWEST_SPANS = 20
 """Growth is computed only if memory is known for at least this many spans."""

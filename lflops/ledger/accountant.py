@@ -35,7 +35,7 @@ LEAST = 50_000_000
 """A slow step takes more than this many nanoseconds longer than the usual step."""
 
 SHARE = 0.25
-"""A slow step takes longer than the usual step by more than this share of the usual step."""
+"""A slow step is longer than the usual step by more than this share of the usual duration."""
 
 SPREADS = 8
 """A slow step takes longer than the usual step by more than this many times the spread.
@@ -44,18 +44,22 @@ The spread is the distance from the median of the recent steps to their 80th per
 """
 
 LONG_WAIT = 250_000_000
-"""A step whose extra time is only a wait for a core is slow from this many extra nanoseconds on.
+"""If the extra time of a step is only a wait for a core, the step is slow only above this limit.
 
-Shorter waits are normal if programs share a machine.
+The limit is in nanoseconds. Shorter waits are normal when programs share a machine.
 """
 
 MANY_FAULTS = 50
-"""If a step reads at least this many more pages from disk than usual, they may be its cause."""
+"""A step that reads this many more memory pages from disk than usual may be slow for this reason.
+"""
 
 SIZES_PER_DOUBLING = 4
 MOST_SIZES = 64
 MUCH_LARGER = 1.2
-"""A batch is much larger than usual if it has more than this many times the median of elements."""
+"""A batch is called much larger than usual if it exceeds the usual batch by more than this factor.
+
+The size of a batch is its number of elements. The usual size is the median of the recent steps.
+"""
 
 
 class StepEnd(NamedTuple):
@@ -197,7 +201,7 @@ class Usual:
 def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larger: bool) -> str:
     """Return the cause of a slow step, or `"unknown"`.
 
-    If several causes apply, the first in the table below is returned.
+    If several causes apply, the cause that this function lists first is returned.
 
     Args:
         step: The slow step.
@@ -365,8 +369,9 @@ The values are the causes of slow steps that the ledger records for such interru
 FLUSHING = {"between_epochs", "after_run"}
 """Categories that end an incomplete step.
 
-At the end of an epoch, the loop begins a step by asking for a batch and gets none. When one of
-these categories begins, the time of the incomplete step is assigned to its phases.
+At the end of an epoch, the loop begins a step by asking for a batch, but the loader has none left.
+So this step never ends. When one of these categories begins, the time of the incomplete step is
+assigned to the phases in which it was spent.
 """
 
 LONGEST_FREEZES = 100

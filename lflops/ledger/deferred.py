@@ -31,7 +31,8 @@ class DeferredCalls:
             would otherwise free. A note is not stored as a tuple: the garbage collector tracks
             tuples, so it would run more often.
         clock: Function that returns the moment for a new note.
-        error: The exception that a deferred call has raised. After it, calls are made immediately.
+        error: The exception that a deferred call has raised. After such an exception, calls are no
+            longer deferred but made immediately.
     """
 
     def __init__(self, log: PhaseLog) -> None:

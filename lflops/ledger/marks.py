@@ -46,14 +46,15 @@ LONGEST = WIDTH << 18
 """Maximum number of event values that are kept until the ledger's thread reads them."""
 
 IDLE = 2_000_000
-"""The system's counters are read again only if the thread was off its core for this long.
+"""The thread's counters are read again once the thread was off its core for this many nanoseconds.
 
-The value is in nanoseconds. One read takes as long as logging ten events.
+Until then, the last values of the scheduler counters and of `getrusage` are used, because reading
+them takes as long as logging ten events.
 """
 
 
 def unknown() -> None:
-    """Return `None`. Replaces the function that reads the scheduler counters if there are none."""
+    """Return `None`. This function stands in for the counters on systems that have none."""
 
 
 Mark = tuple[int, str | StepEnd]
@@ -93,8 +94,8 @@ class CategoryMarks:
 
         Args:
             values: The values of the events, as the phase log delivers them.
-            ledger: The ledger for which the marks are made. Ends of steps that another reader of
-                the phase log counted are left out.
+            ledger: The ledger for which the marks are made. Only the ends of steps that were logged
+                for this ledger become marks.
         """
         for moment, event, subject, detail in events_in(values):
             if event == COUNTERS:
@@ -138,7 +139,10 @@ class CategoryMarks:
         return self._current
 
     def _after_rest(self, category: str) -> str | None:
-        """Assign the time outside all nested categories to this category from now on."""
+        """Handle a `REST` event: from now on, time outside all phases belongs to `category`.
+
+        Returns the category if it begins now, or `None` if a phase or another category is running.
+        """
         self._base = category
         if category == AFTER_RUN:
             self._running.clear()

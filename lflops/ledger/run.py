@@ -53,7 +53,7 @@ Only neighbouring groups of the same mode are joined, so more groups may remain.
 """
 
 SHARE_OF_AGE = 0.02
-"""Rows are joined until one row covers this share of the time that has passed since.
+"""Old rows are joined: the duration of a row may be up to this share of the row's age.
 
 For example, a row from yesterday may cover half an hour.
 """
@@ -67,7 +67,10 @@ Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 
 
 MOST_DAMAGED = 10_000
-"""Maximum number of unreadable lines in a file. A killed process leaves one of them."""
+"""If a file has more unreadable lines than this, it is rejected as damaged.
+
+A few such lines are normal, because a killed process leaves one incomplete line.
+"""
 
 MOST_CATEGORIES = 1_000
 """Maximum number of categories in a row."""
@@ -487,7 +490,11 @@ def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
 
 
 def _lost(spent: dict[str, float], kept: float) -> dict[str, float]:
-    """Keep the share `kept` of the time in its categories, and assign the rest to `repeated`."""
+    """Move lost time to the category `repeated`.
+
+    Lost time is the time of steps that a later process repeated. In each category, the share `kept`
+    of the time remains.
+    """
     lost = sum(spent.values()) * (1 - kept)
     remaining = {name: each * kept for name, each in spent.items()} if kept else {}
     return remaining | {"repeated": lost}

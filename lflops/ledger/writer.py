@@ -40,9 +40,9 @@ from lflops.phase_log import BATCH, COUNTERS, REST, STEP_END, PhaseLog
 class Collections:
     """Records the moments at which Python's garbage collector begins and ends.
 
-    If a function in `gc.callbacks` raises an exception, Python discards the exception, even a
-    Ctrl-C. So the callback consists of functions written in C, which handle no signals:
-    `property.__get__` calls `next` with its first argument, and this appends the time.
+    If a function in `gc.callbacks` raises an exception, Python discards the exception. A Ctrl-C
+    during a callback in Python would therefore be lost. Functions written in C handle no signals,
+    so the callback consists of them: `property.__get__` calls `next`, which appends the time.
 
     Attributes:
         moments: Moments at which a collection began and ended, alternately, in nanoseconds.
@@ -90,7 +90,7 @@ WRITE = 3.0
 REQUEST_PERIOD = 0.1
 """Seconds between two checks for a user's request of a window.
 
-The ledger's thread checks only if this process alone decides about windows.
+The ledger's thread checks this only in a run with one process. Otherwise, another thread does.
 """
 
 AT_ONCE = 200
@@ -103,7 +103,11 @@ Without a pause, Python would switch to the training thread only every 5 ms.
 """
 
 LATE = 50_000_000
-"""If the ledger's thread wakes up more than this many nanoseconds late, the process did not run."""
+"""Delay in nanoseconds which shows that the process did not run for some time.
+
+If the ledger's thread wakes up later than planned by more than this delay, the time since the
+planned moment is recorded as a freeze of the process.
+"""
 
 PATIENCE = 2.0
 """At the end of a run, the training thread waits at most this many seconds for the ledger's thread.
@@ -284,6 +288,7 @@ class LedgerWriter:
     def step_after(self, seconds: float) -> int:
         """Predict the number of the first step that ends more than `seconds` from now.
 
+        A window that was requested opens at such a step, so that all ranks can be informed in time.
         The prediction assumes that steps take as long as the recent steps. Steps are numbered as
         counted by the loggers. Returns 0 if no step has ended yet.
         """

@@ -1,4 +1,4 @@
-"""Analyze the peak memory of a step: what holds it, how to lower it, and if it fits on a chip.
+"""Analyze the peak memory of a step: what holds it, how to lower it, and whether it fits on a chip.
 
 The ways to lower the peak include activation checkpointing of each block (a repeated module such as
 `layers.0`).
@@ -61,12 +61,15 @@ other have more.
 """
 
 FRAGMENTATION = 0.05
-"""Share of the peak that the allocator reserves beyond the peak, if it was not simulated."""
+"""Additional memory that the allocator reserves because of fragmentation, as a share of the peak.
+
+This estimate is used only if the allocator was not simulated.
+"""
 
 TIGHT = 0.05
-"""A fit is tight if the step leaves less than this share of the usable memory.
+"""The memory of a step is a tight fit if less than this share of the usable memory is left.
 
-A longer batch or another version of a library may then not fit.
+In this case, a batch with longer sequences or another version of a library may not fit.
 """
 
 
@@ -190,7 +193,10 @@ def allocator_limit(chip: Hardware | None, *, ranks: int = 1) -> int | None:
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """The bytes that a module, or repeated modules such as `layers.*.mlp`, allocated or own."""
+    """The memory that a module holds at the peak: the bytes that it allocated or owns.
+
+    Repeated modules such as `layers.*.mlp` are merged into one entry.
+    """
 
     name: str
     modules: int
@@ -198,7 +204,11 @@ class Holder(Struct, frozen=True, kw_only=True):
 
 
 class Storages(Struct, frozen=True, kw_only=True):
-    """Storages of the same size and origin, in one module or in repeated modules."""
+    """Storages that are alive at the peak and have the same size and origin.
+
+    The origin is the operator, phase and module that allocated them. Repeated modules such as
+    `layers.*.mlp` count as one module.
+    """
 
     category: str
     operator: str
@@ -210,7 +220,7 @@ class Storages(Struct, frozen=True, kw_only=True):
 
 
 def fold_storages(memory: Memory, patterns: Mapping[str, str]) -> tuple[Storages, ...]:
-    """Return the storages that are alive at the peak, the largest first.
+    """Return the storages that are alive at the peak, sorted by size in descending order.
 
     Storages of the same size and origin in repeated modules are merged into one entry.
 
@@ -244,7 +254,7 @@ def fold_storages(memory: Memory, patterns: Mapping[str, str]) -> tuple[Storages
 
 
 def memory_holders(memory: Memory, patterns: Mapping[str, str]) -> tuple[Holder, ...]:
-    """Return the modules that hold memory at the peak, with the most bytes first.
+    """Return the modules that hold memory at the peak, sorted by bytes in descending order.
 
     Repeated modules are merged into one entry.
 
@@ -309,7 +319,7 @@ class Checkpointed(Struct, frozen=True, kw_only=True):
 
 
 def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
-    """Return the effect of checkpointing each block alone, the largest saving first.
+    """Return the effect of checkpointing each block alone, sorted by saving in descending order.
 
     A block that is already checkpointed is left out. The result is empty if memory was not counted,
     or there was no backward.
@@ -366,7 +376,7 @@ def memory_savings(
     checkpointed: Sequence[Checkpointed],
     patterns: Mapping[str, str],
 ) -> tuple[Saving, ...]:
-    """Return the ways to lower the peak, the largest saving first.
+    """Return the ways to lower the peak, sorted by saving in descending order.
 
     Args:
         memory: The memory of the step. If it is `None`, the result is empty.
@@ -390,10 +400,11 @@ def memory_savings(
 
 
 def _of_logits(memory: Memory) -> int:
-    """Return the bytes at the peak that hold logits: their softmax, casts and gradients.
+    """Return the bytes at the peak that hold logits, including softmax, casts and gradients.
 
-    The softmax of the loss is recognized by its operator. Casts and gradients of the logits are
-    recognized by their size, which is the same, half the size or twice the size.
+    The softmax of the loss is recognized by its operator. A tensor counts as the logits, or as a
+    cast or gradient of the logits, if its size is the same as the size of the softmax, half of it,
+    or twice as large.
     """
     sizes: set[int] = set()
     for each in memory.alive:
@@ -407,10 +418,11 @@ def _of_logits(memory: Memory) -> int:
 
 
 def _checkpoints(checkpointed: Sequence[Checkpointed], patterns: Mapping[str, str]) -> list[Saving]:
-    """Return the savings by checkpointing, with one entry for all repeated blocks.
+    """Return how much memory checkpointing saves, with one entry for all repeated blocks.
 
-    While a checkpointed block is recomputed, its activations exist again. So if repeated blocks are
-    checkpointed, all activations are saved except those of the largest block.
+    While a checkpointed block is recomputed, its activations take memory again. Therefore the
+    saving for repeated blocks is the memory of all their activations, minus the activations of the
+    largest block.
     """
     savings: list[Saving] = []
     places = grouped(checkpointed, lambda block: patterns.get(block.module, block.module))

@@ -156,7 +156,7 @@ class _States:
 
 
 class _Pass:
-    """An open `same_random_numbers` context, with the states that it restores at its end."""
+    """The random number states that an open `same_random_numbers` context restores at its end."""
 
     def __init__(self, states: _States) -> None:
         self.states = states
@@ -233,7 +233,7 @@ class ModelCall:
     def of(
         cls, caller: str, model: Any, args: Any, kwargs: Any, *, backward: Any, loss: Any
     ) -> "ModelCall":
-        """Check the arguments of a public function, and return a call with them."""
+        """Check the arguments of a public function, and create a `ModelCall` from them."""
         args = (args,) if isinstance(args, Tensor) else args
         check_arguments(caller, model, args, kwargs, loss, backward=backward)
         given: tuple[tuple[Any, ...], dict[str, Any]] = tuple(args), dict(kwargs or {})

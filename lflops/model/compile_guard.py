@@ -59,8 +59,8 @@ def force_eager() -> contextlib.AbstractContextManager[None]:
 def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
     """Exclude a hook from compilation, and return it.
 
-    Without this, dynamo would compile the hook together with its module. Each call becomes slower,
-    so the hook is returned unchanged if torch.compile is not loaded.
+    Without this, dynamo would compile the hook together with its module. If torch.compile is not
+    loaded, the hook is returned unchanged, because an excluded hook is slower to call.
     """
     if "torch._dynamo" not in sys.modules:
         return hook
@@ -71,7 +71,8 @@ def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
 class KeptGraphs:
     """Keeps a copy of each graph that torch.compile creates between `start` and `stop`.
 
-    If `stop` is never called, copying stops when this object is freed.
+    The copies are used to count the operators of compiled functions. If `stop` is never called,
+    copying stops when this object is freed.
     """
 
     def start(self) -> None:

@@ -286,9 +286,10 @@ def _base(
     *,
     exact: bool,
 ) -> str | None:
-    """Return the name of the module in a variable of a graph, or `None` if several modules match.
+    """Return the name of the module to which a variable of a compiled graph refers.
 
-    `references` are the modules of the graph that are reached through this variable.
+    Returns `None` if no module matches, or more than one. `references` are the modules of the graph
+    whose names begin with this variable.
     """
     running = tree.nearest(running)
     if _has_all(running, references, tree, exact=exact):

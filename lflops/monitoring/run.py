@@ -46,13 +46,12 @@ class RunLedger:
     """Records the activities of one run in its ledger, from set-up to end.
 
     Attributes:
-        ends_step: Returns whether the batch that is ending completes a training step; `False`
-            before training has begun.
+        ends_step: Returns whether the batch that is ending completes a training step. Before
+            training has begun, it returns `False`.
         logged_step: Returns the step on the loggers' x-axis.
         counters: Reads the counters of the training thread at the end of a step.
         requests: The requests for windows.
-        listen_again: Registers the callback that receives compilations again, if torch has removed
-            it.
+        listen_again: Registers the callback for compilations again, if torch has removed it.
         end_step: Records the end of a step.
         curves: Returns metrics of the whole run, for a point of the curves.
     """
@@ -83,7 +82,10 @@ class RunLedger:
         self.curves = self._writer.curves
 
     def install(self, folder: Path | None, guard: ErrorGuard, cleanup: CleanupStack) -> None:
-        """Keep the ledger until `cleanup` is closed, in a file if there is a `folder`."""
+        """Start the ledger, which is kept until `cleanup` is closed.
+
+        If there is a `folder`, the ledger is written to a file in it.
+        """
         cleanup.add(self.stop, "interrupted")
         self._writer.start(folder)
         guard.passes = self._deferred.plays_here
@@ -111,7 +113,10 @@ class RunLedger:
         self._log.append((self._log.clock(), REST, category, None))
 
     def move(self, nanoseconds: int, phase: str, category: str) -> None:
-        """Move the last nanoseconds of a phase to a category: they no longer count as the phase."""
+        """Move the last nanoseconds of a phase to a category of the ledger.
+
+        This time no longer counts as part of the phase.
+        """
         self._log.append((self._log.clock(), MOVE, (phase, category), nanoseconds))
 
     def begin_training(self, training: Training, stage: Stage) -> None:
@@ -210,7 +215,7 @@ class MonitoredRun:
         self._reader = BatchReader()
 
     def keep_ledger(self, phases: Phases, rank: int, ranks: int, *, is_kept: bool) -> None:
-        """Accept requests for windows. If `is_kept` is true, also keep a ledger from now on.
+        """Start to accept requests for windows and, if `is_kept` is true, to keep a ledger.
 
         The ledger's file is in the run's folder.
         """
@@ -227,7 +232,7 @@ class MonitoredRun:
         return session is None or session.can_open
 
     def request_window(self) -> None:
-        """Request a window on every rank, as soon as all ranks can open one at the same step.
+        """Request a window. It opens on all ranks after the same step, as soon as all ranks can.
 
         Any thread and a signal handler may call this.
         """
@@ -241,9 +246,10 @@ class MonitoredRun:
 
     @property
     def lone_ledger(self) -> RunLedger | None:
-        """The ledger, if nothing else has to be done in a step; otherwise `None`.
+        """The ledger, if a step only has to be recorded in the ledger; otherwise `None`.
 
-        This is so if there is no session, no session is about to begin, and no window is requested.
+        More has to be done if there is a session, if a session may still begin, or if a window is
+        requested.
         """
         if self._failed or self._requests is None or self._requests.due is not None:
             return None
@@ -457,10 +463,10 @@ class MonitoredRun:
             self.leaves("lflops")
 
     def _session_is_over(self, name: str, session: Session) -> Session | None:
-        """Drop a session that has nothing left to do.
+        """Drop a session that has nothing left to do. `name` is its stage.
 
-        Returns `None` if it was the session of training: a requested window then needs a new
-        session. Otherwise, returns the session.
+        For the training stage, returns `None`, because a requested window then needs a new session.
+        For any other stage, returns `session`.
         """
         self.sessions[name] = None
         if name != "train":

@@ -154,7 +154,10 @@ class Session:
         return plan
 
     def _device_phases(self) -> MarkedPhases | None:
-        """Return the phases timed by the device itself, or `None` if the host clock times them."""
+        """Return an object that times phases with the device's clock.
+
+        Returns `None` if the host clock is enough to time them.
+        """
         clock = self._clock
         if not isinstance(clock, StreamClock):
             return None
@@ -196,7 +199,8 @@ class Session:
     def resume(self) -> None:
         """Begin the stage, or resume it.
 
-        The time since the last step belongs to no step, and the first step is marked as warm-up.
+        The time since the last step belongs to no step. The first step is marked as warm-up, so that
+        it is not treated as typical.
         """
         if not self._step_timer.times_phases:
             return
@@ -218,7 +222,11 @@ class Session:
             mode.pause()
 
     def epoch_begins(self) -> None:
-        """Make the next step take the slow path, because gradient accumulation may have changed."""
+        """Make the next step take the slow path.
+
+        The fast path is only for steps with one batch, and a new epoch may begin to accumulate
+        gradients over several batches.
+        """
         self._step_timer.allow_fast_path(0)
 
     def batch_begins(self, batch: Any) -> None:
@@ -270,9 +278,9 @@ class Session:
 
     @property
     def next_window(self) -> int | None:
-        """The number of the next window on request, after the end of the schedule.
+        """The number of the next requested window, once all scheduled windows are reported.
 
-        `None` while scheduled windows are still to come or to be reported.
+        `None` before that.
         """
         if self._windows or self._is_annotating or self._results.pending:
             return None
@@ -509,9 +517,10 @@ class Session:
         return period is not None and (self._step_timer.logged_step + 1) % period == 0
 
     def _steps_until_due(self) -> float:
-        """Return the number of next steps that need no work at their end.
+        """Return how many of the next steps can take the fast path, as no work is due at their end.
 
-        Work is a point of the curves, a change in the schedule, or work of background threads.
+        Work is due if a point of the curves must be logged, if steps must be sent to rank 0, if the
+        schedule changes, or while background threads work.
         """
         if self._waits_for_steps or self._is_annotating or self._results.pending:
             return 0
@@ -540,9 +549,11 @@ class Session:
         return has_reported
 
     def _mark_wait_of_ranks(self) -> None:
-        """Mark the next step, because other ranks wait in it until this rank's work is done.
+        """Mark the step that has just begun as disturbed, if there are several ranks.
 
-        If any rank has marked a step, the step is left out when ranks are compared and merged.
+        In this step, the other ranks wait until this rank has finished its work between steps. It
+        is enough that one rank marks the step: such a step is left out when ranks are compared and
+        merged.
         """
         if self._training.world_size > 1:
             self._step_timer.mark("background")
@@ -593,11 +604,11 @@ class Session:
         return replace(step, waited_by_phase=self._phase_waits.of_step(timed.ordinal))
 
     def _extends(self, window: Window) -> bool:
-        """Request more module-timing steps for a window, if they may confirm that a module is slow.
+        """Request more module-timing steps for a window, if a module seems slow but may not be.
 
-        A module may seem slow when there are too few module-timing steps to be sure. With several
-        ranks, no steps are requested, because each rank might request a different number. Returns
-        whether steps were requested.
+        More steps show whether the module is really slow. With several ranks, no steps are
+        requested, because each rank might request a different number. Returns whether steps were
+        requested.
         """
         missing = window.missing_timing_steps
         ordinal = self._step_timer.ordinal

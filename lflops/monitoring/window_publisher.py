@@ -47,7 +47,7 @@ LONGEST = 30.0
 
 
 def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
-    """Return the samples and tokens of all ranks, divided by those of this rank.
+    """Return the ratios of the samples and tokens of all ranks to those of this rank.
 
     For example, `{"samples": 4.0}` means that all ranks together have 4 times as many samples.
     Unknown values are left out.
@@ -69,9 +69,10 @@ def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
 
 
 def _ended(profile: Profile, *, cut_short: bool) -> str:
-    """Return the end of the log message of a window; empty if the window ended as planned.
+    """Return the last part of a window's log message; empty if the window ended as planned.
 
-    A failed rank means that the window ended early. Missing reports of ranks alone do not.
+    It says that the window ended early, if it was cut short or if a rank failed. It also names the
+    ranks whose reports are missing. Missing reports alone do not mean that the window ended early.
     """
     missing = ", ".join(note.subject for note in notes_with("ranks_missing", profile.notes))
     failed = any(rank.status == "failed" for rank in profile.ranks)
@@ -115,8 +116,8 @@ class WindowPublisher:
 
     Attributes:
         profiles: The last windows, each merged from all ranks, on the main process. At most `KEPT`.
-        shares: For the last window of each stage, the samples and tokens of all ranks, divided by
-            those of this rank.
+        shares: Ratios of the samples and tokens of all ranks to those of this rank, in the last
+            window of each stage.
         run_curves: Returns metrics of the whole run, for each point of the training's curves.
         topology: The coordinates of the ranks in each kind of parallelism.
         failures: The outputs that have failed.
@@ -242,8 +243,9 @@ class WindowPublisher:
     def _compare_ranks(self, *, is_last: bool = False) -> None:
         """Log which ranks make other ranks wait, unless they have been logged before.
 
-        The comparison covers more unprofiled steps than the last window. At the end of the run
-        (`is_last`), it replaces the comparison in the last window of each stage.
+        The ranks are compared in the last unprofiled steps of the run, which are more than the
+        unprofiled steps of a window. At the end of the run (`is_last`), this comparison also
+        replaces the comparison in the last window of each stage.
         """
         if self._collector is None or self.reporters is None:
             return
@@ -447,7 +449,7 @@ class WindowPublisher:
 
 
 def _has_more_steps(compared: RankComparison, window: Profile) -> bool:
-    """Return whether a comparison uses more steps than the comparison of a window."""
+    """Return whether `compared` covers more steps than the comparison in a window's profile."""
     earlier = window.unprofiled_comparison
     return compared.steps > (0 if earlier is None else earlier.steps)
 

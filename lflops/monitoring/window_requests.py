@@ -27,8 +27,8 @@ from lflops.ranks.collect.store import poll, wait_for
 LISTEN = 0.06
 """Seconds between two checks for a request on rank 0.
 
-`LISTEN` and `NOTICE` together are shorter than a step of 100 ms, so such a run can open a window
-after the next step.
+`LISTEN` and `NOTICE` together are shorter than 100 ms. So a run with steps of 100 ms or longer can
+open a requested window after the next step.
 """
 
 NOTICE = 0.03
@@ -48,15 +48,17 @@ ENDS = ""
 
 
 class WindowRequests:
-    """The requests of one run, on one rank.
+    """Receives the requests for windows during one run, and lets all ranks agree on a step.
+
+    Each rank creates one object of this class.
 
     Args:
         rank: The rank.
         ranks: The number of ranks.
         store: The store that the ranks share, or `None` if there is only one rank.
         folder: The folder in which `lflops window` leaves the file of a request.
-        can_open: Returns whether this rank can open a window. Rank 0 reports its window last, so if
-            rank 0 can open a window, all ranks can.
+        can_open: Returns whether this rank can open a window. If rank 0 can, all ranks can, because
+            rank 0 is the last rank to finish a window.
 
     Attributes:
         due: The number of steps, as counted by the loggers, after which the next window opens.

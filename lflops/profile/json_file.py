@@ -31,9 +31,9 @@ LARGEST_FILE = 1 << 30
 """Maximum size in bytes of a profile's file that is read."""
 
 LARGEST_SEARCH = 1 << 25
-"""Largest position in bytes of a JSON error for which the message names the field.
+"""The message about invalid JSON names the field only if the error is within this many bytes.
 
-For a later position, the search for the field would take too long.
+For an error further into the file, the search for the field would take too long.
 """
 
 DEEPEST_NESTING = 100
@@ -191,7 +191,7 @@ def _check_module(modules: Mapping[str, ModuleProfile], path: str, name: str) ->
 
 
 def _check_references(profile: Profile) -> None:
-    """Check that all modules and phases that other parts of the profile name exist."""
+    """Check that operators, memory, ranks and waits refer only to existing modules and phases."""
     tables: dict[str, Sequence[Any]] = {
         "op_counts": profile.op_counts,
         "unsupported": profile.unsupported,
@@ -216,8 +216,9 @@ def _check_references(profile: Profile) -> None:
 def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
     """Check that a module's inclusive counts are its self counts plus those of its submodules.
 
-    The last modules are checked first. They are mostly the deepest, so the error names the module
-    that has the wrong number, instead of a module above it.
+    A wrong number in a module also makes the sums of the modules above it wrong. The modules are
+    checked from the last to the first, because the deepest modules mostly come last. The error then
+    names the module with the wrong number.
     """
     sums = {name: _self_counts(work) for name, work in works.items()}
     for name, work in works.items():

@@ -102,8 +102,9 @@ def _alike(
         below: The result of `children`.
 
     Yields:
-        The label of a group, the names of its modules, and whether the parents have no other
-        modules that match this label.
+        The label of a group, the names of its modules, and whether the group is complete. A group
+        is incomplete if some parents have no module with its label or, for the label `*`, if some
+        numbered modules of the parents are not in the group.
     """
     groups: dict[tuple[str, str], list[str]] = {}
     numbered = 0
@@ -166,10 +167,10 @@ def fold_repeats(
     key: Callable[[Item], tuple[str, *tuple[Hashable, ...]]],
     patterns: Mapping[str, str],
 ) -> list[tuple[str, list[Item]]]:
-    """Group the items of repeated modules, so that a table has one line for 48 equal layers.
+    """Group the items of repeated modules, so that a table has one line for 48 identical layers.
 
-    Returns the label and the items of each group, in the order of the first items. If a group
-    contains all modules with its pattern, the label is the pattern, such as `layers.*.mlp`.
+    Returns the label and the items of each group, in the order of the groups' first items. If a
+    group contains all modules with its pattern, the label is the pattern, such as `layers.*.mlp`.
     Otherwise the label lists the numbers, as in `layers.{0-2,4}.mlp`.
 
     Args:

@@ -43,7 +43,8 @@ class NoteKind(NamedTuple):
             values, a function that returns the sentence.
         cause: The reason for the note, for the documentation.
         remedy: The action that a reader can take, for the documentation.
-        reasons: The reasons that the sentence may give, keyed by the subject of the note.
+        reasons: For some kinds of notes, the subject of the note selects a reason for the sentence.
+            These are the reasons, keyed by subject.
         values: The type of each value, by name. `*` stands for names that depend on the run.
     """
 
@@ -116,15 +117,20 @@ _WORDS = _Words()
 
 
 def filled(template: str, names: Mapping[str, float | str | None]) -> str:
-    """Replace the placeholders of a template, as `_Words` describes, with values by name."""
+    """Replace the placeholders of a template. `_Words` describes the template.
+
+    Args:
+        template: The template.
+        names: The values, keyed by the names of the placeholders.
+    """
     return _WORDS.vformat(template, (), defaultdict(lambda: None, names))
 
 
 def _fill(template: str, note: Note) -> str:
     """Replace the placeholders of a template with the values and the subject of a note.
 
-    The placeholder `{row}` is for a subject that is a module. It also has words for the root, whose
-    name is empty.
+    If the subject is a module, the template contains `{row}`. For the root, whose name is empty,
+    `{row}` becomes "the model itself".
     """
     row = note.subject or "the model itself"
     return filled(template, {**note.values, "subject": note.subject, "row": row})
@@ -280,7 +286,10 @@ _SENTENCES: Mapping[str, Callable[[Note], str]] = {
     "schedule_shrunk": _schedule_shrunk,
     "time_scaled": _time_scaled,
 }
-"""Functions that return the sentences that no template can express, by code."""
+"""For some codes of notes, the function that returns the sentence of a note.
+
+All other notes have a template in notes.toml, but these sentences are too complex for a template.
+"""
 
 
 def _unknown(note: Note) -> str:

@@ -134,7 +134,7 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
         compiled: Whether the module usually runs as code of torch.compile. In the counting step, it
             runs without compilation.
         owner: If the module shares its parameters with an earlier module, the name of the earlier
-            module, which counts them. Otherwise `None`.
+            module, where the parameters are counted. Otherwise `None`.
         parameters: Number of parameters of this module and its submodules. In the whole profile,
             each shared parameter is counted once.
         local_parameters: The number of these parameters that this rank holds, if the model is
@@ -326,8 +326,8 @@ class Memory(Struct, frozen=True, kw_only=True):
         activations_by_module: The activations in `by_module`.
         alive: The 50 largest storages at the peak.
         timeline: The operators in the order of execution. If there are more than 20,000, the step
-            is divided into sections, and only the operators with the least and the most live bytes
-            of each section are kept, and the operator at the peak.
+            is divided into sections. Then only the operator at the peak is kept and, for each
+            section, the operators with the least and the most live bytes.
         reserved: Memory that torch's CUDA allocator reserves; `None` if it was not simulated.
     """
 
@@ -563,9 +563,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def uncalled(self) -> tuple[str, ...]:
-        """Names of the modules that never ran.
-
-        Neither the module nor any of its submodules was called.
+        """Names of the modules that never ran: neither they nor their submodules were called.
 
         Submodules of TorchScript modules are left out, because it is unknown whether they ran.
         """

@@ -31,9 +31,10 @@ def ready_for_threads(*kinds: Any) -> None:
 
 
 def step_phase(phase: str) -> str:
-    """Return the phase of a step's timing that contains a phase of the operator counts.
+    """Return the timed phase that contains a counted phase: `backward` for `recompute`.
 
-    Timing does not separate `recompute` from `backward`, but counting does.
+    Operators of `recompute` are counted separately, but their time is part of `backward`. All other
+    phases are returned unchanged.
     """
     return "backward" if phase == "recompute" else phase
 
@@ -82,7 +83,8 @@ class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
     def of(cls, values: Iterable[float]) -> Self | None:
         """Return the median and the quartiles of measured seconds; `None` if there are no values.
 
-        A negative value counts as 0. Such values are differences of two noisy times.
+        A negative value counts as 0. It can occur if the value is the difference of two noisy
+        times.
         """
         seconds = [max(value, 0.0) for value in values]
         if not seconds:
@@ -338,8 +340,9 @@ class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
             it was faster.
         late: Seconds by which this rank arrived later than the median rank at the collective that
             ends the interval, for each compared step.
-        noise: Standard deviation among the other ranks of their median excess. It shows which
-            excess is normal. `None` if there are too few ranks.
+        noise: Each of the other ranks has a median excess in this place; this is the standard
+            deviation of these medians. It shows how large an excess occurs by chance. `None` if
+            there are too few ranks.
         largest_of_others: The largest excesses of other ranks in this place, over all steps,
             largest first.
         begins_collective: Whether a collective begins in the place but is awaited in another place,
@@ -391,8 +394,8 @@ class RankWait(Struct, frozen=True, kw_only=True, gc=False):
 class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
     """What the process of a late rank did differently from the other ranks.
 
-    Each time is the difference from the median of the other ranks. It is a mean over the steps, in
-    which a step has more weight the later the rank was.
+    Each time is the difference from the median of the other ranks. It is a weighted mean over the
+    steps: the later the rank was in a step, the more weight this step has.
 
     Attributes:
         rank: The late rank.
@@ -451,7 +454,11 @@ class FlaggedRank(Struct, frozen=True, kw_only=True, gc=False):
 
 
 LARGE_EXCESS_RATIO = 2**-0.5
-"""Ratio of two neighbouring sizes for which `RankComparison.large_excesses` has counts."""
+"""Ratio of neighbouring sizes in `RankComparison.large_excesses`, which counts excesses by size.
+
+An excess is the time that a rank takes longer than the other ranks. The sizes are 1, 1/√2, 1/2, …
+of a step.
+"""
 
 
 class RankComparison(Struct, frozen=True, kw_only=True):

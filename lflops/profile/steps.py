@@ -117,9 +117,9 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
 def with_phases(steps: Sequence[Step]) -> tuple[Sequence[Step], float]:
     """Return the steps whose phases are known, and a factor for their times.
 
-    If CUDA timing events are expensive, phases are measured only in some steps. Multiplied by the
-    factor, the times of these steps represent all steps: it is the mean duration of all steps,
-    divided by the mean duration of the steps with known phases.
+    If CUDA timing events are expensive, phases are measured only in some steps. Multiply the times
+    of these steps by the factor to estimate the times of all steps. The factor is the mean duration
+    of all steps, divided by the mean duration of the steps with known phases.
     """
     known = [step for step in steps if step.phases] or steps
     mean_of_known = _mean_seconds(known)

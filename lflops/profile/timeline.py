@@ -72,8 +72,8 @@ class StepTimeline(Struct, frozen=True, kw_only=True):
         source: Whether the step is a traced step or a module-timing step. Only a traced step has
             operators and kernels.
         length: Duration of the step in nanoseconds.
-        left_out: The numbers of slices, of operators and of kernels that were left out because they
-            are shorter than all others.
+        left_out: The number of slices, the number of operators and the number of kernels that were
+            left out so that the timeline stays small. The shortest are left out.
         step: Number of the step, as in `Step.index`. For a traced step, its position among the
             traced steps.
     """
@@ -209,7 +209,10 @@ def median_first(steps: Sequence[Step], length: Callable[[Step], float]) -> list
 
 
 def _longest_work(works: Iterable[TimedWork]) -> tuple[tuple[TimedWork, ...], int]:
-    """Return the longest operators or kernels, by lane and time, and how many were left out."""
+    """Return the longest operators or kernels, and the number of the others, which are left out.
+
+    The result is sorted by lane (the thread or stream), then by time.
+    """
     ordered = sorted(works, key=lambda work: (-work.length, work.start))
     kept = sorted(ordered[:MOST_WORK], key=lambda work: (work.lane, work.start))
     return tuple(kept), len(ordered) - len(kept)

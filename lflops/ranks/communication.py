@@ -42,14 +42,14 @@ class Collective(Struct, frozen=True, kw_only=True):
 
     @property
     def includes_waiting(self) -> bool:
-        """Return whether the bandwidth is based on a time that includes waiting."""
+        """Return whether `bus_bytes_per_second` was computed from a time that includes waiting."""
         return self.bus_bytes_per_second is not None and self.transfer_seconds is None
 
 
 def communication(profile: Profile, chip: Hardware | None) -> tuple[Collective, ...]:
-    """Return the collectives of one rank, longest first.
+    """Return the collectives of one rank, sorted by time in descending order.
 
-    If no times are known, the collectives with the most bytes come first.
+    If no times are known, they are sorted by size in bytes.
     """
 
     def key(each: Communication) -> tuple[str, str, int | None]:

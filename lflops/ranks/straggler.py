@@ -77,15 +77,16 @@ class Stragglers(Struct, frozen=True, kw_only=True):
     """The time that a run loses because its ranks are not equally fast.
 
     Attributes:
-        rows: The stragglers, the most expensive first.
-        waits: The places where ranks wait for another rank, the longest wait first.
+        rows: The stragglers, sorted by cost in descending order.
+        waits: The places where ranks wait for another rank, sorted by waiting time in descending
+            order.
         lost_share: Share of a step that is lost: the step would be shorter by this share if all
             ranks were as fast as the median rank. `None` if unknown.
         step_seconds: Median time of a compared step; `None` if ranks were not compared.
         too_few_steps: Number of compared steps if there are too few to flag a rank; otherwise
             `None`.
-        is_alternating: Whether ranks alternate: every rank is late in some steps, and no single
-            rank is slow.
+        is_alternating: Whether the late rank changes from step to step, so that no single rank is
+            slow.
         lengths_differ: Whether ranks alternate because their batches differ in size.
         busy_machine: Whether ranks are late because other programs use their processors.
     """

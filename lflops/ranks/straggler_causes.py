@@ -43,17 +43,18 @@ Neither the model's work nor the chip can explain a delay in such a phase.
 
 
 def is_busy(unprofiled: RankComparison | None) -> bool:
-    """Return whether other programs use the machine, so that ranks wait a long time for a core."""
+    """Return whether ranks often wait for a core, because other programs use the machine."""
     if unprofiled is None:
         return False
     return (unprofiled.waited or 0.0) >= BUSY * unprofiled.seconds
 
 
 def with_cause(row: Straggler, profile: Profile) -> Straggler:
-    """Return a straggler with its cause, if a cause is found.
+    """Return a straggler with its cause, or unchanged if no cause is found.
 
-    More work can be limited to one place, but every other cause slows down the whole rank. So with
-    such a cause, the straggler is reported as slow in everything (phase `all`).
+    If the cause is more work, the straggler keeps its place, because the work may be in that place
+    only. All other causes (see `Cause`) slow down the whole rank, so the straggler is then reported
+    as slow in everything (phase `all`).
     """
     is_work = row.phase not in OUTSIDE_MODULES
     work_ratio = None
@@ -69,9 +70,10 @@ def with_cause(row: Straggler, profile: Profile) -> Straggler:
 
 
 def _cause(row: Straggler, profile: Profile, *, is_work: bool) -> Cause | None:
-    """Return the cause of a delay if it is known and is not more work.
+    """Find out whether a different chip, another thread or another process causes a delay.
 
-    `is_work` is false for phases such as `data`, which a slow chip or other threads cannot explain.
+    Returns `None` if none of them does. `is_work` is false for phases such as `data`, in which a
+    rank does none of the model's work. Neither the chip nor other threads can explain a delay there.
     """
     if is_work and _has_other_chip(row.slow_rank, profile.ranks):
         return "chip"
@@ -201,10 +203,10 @@ def _do_other_threads_explain(rank: int, unprofiled: RankComparison) -> bool:
 def _do_waits_explain(row: Straggler, unprofiled: RankComparison) -> bool:
     """Return whether waits for a core explain the excess of a straggler.
 
-    If waits are known only for whole steps, they may have occurred in another phase. Both the waits
-    and the excess vary from step to step. They vary together only if the waits occurred in the
-    straggler's phase. So the excess without the waits must not vary much more than the excess
-    itself.
+    The waits are known only for whole steps, so they may have occurred in another phase than the
+    excess. Both vary from step to step. If the waits occurred in the straggler's phase, the excess
+    is long in the same steps as the waits, so subtracting the waits does not make the excess vary
+    much more. Returns False if the compared times already exclude the waits.
     """
     if unprofiled.excludes_waits:
         return False

@@ -37,7 +37,10 @@ _OTHER_PHASES = {"stage", PREEMPTED}
 
 
 def find_stragglers(compared: RankComparison, ranks: int) -> tuple[Straggler, ...]:
-    """Return the stragglers with an excess that is more than noise, the most expensive first."""
+    """Return the stragglers in one comparison, sorted by cost in descending order.
+
+    A rank is a straggler only if its excess time over the other ranks is more than noise.
+    """
     delays = [delay for delay in compared.delays if delay.phase not in _OTHER_PHASES]
     rows: list[Straggler] = []
     for of_rank in grouped(delays, operator.attrgetter("rank")).values():
@@ -65,9 +68,10 @@ def unprofiled_stragglers(unprofiled: RankComparison, ranks: int) -> list[Stragg
 def _stragglers_of_rank(
     delays: Sequence[RankDelay], compared: RankComparison, ranks: int
 ) -> Iterator[Straggler]:
-    """Yield the stragglers of one rank, the worst first.
+    """Yield the stragglers of one rank: one for each place in which the rank is slow.
 
-    After each straggler, the lateness that it explains is subtracted from the rank's other delays.
+    The search begins with the most expensive delay. After each straggler, the lateness that it
+    explains is subtracted from the rank's remaining delays.
     """
     left = list(delays)
     while left:
@@ -96,7 +100,11 @@ def _expensive_delays(
 def _most_specific(
     expensive: Sequence[SignificantDelay], compared: RankComparison
 ) -> SignificantDelay:
-    """Return the worst delay, or a delay in a single place that causes most of the worst delay."""
+    """Return the most expensive delay, or the single place that causes most of it.
+
+    For example, if a rank is slow in all `layers.*.mlp` together, but mainly in `layers.3.mlp`, the
+    delay in `layers.3.mlp` is returned.
+    """
     worst = max(expensive, key=operator.attrgetter("seconds"))
     is_whole_step = worst.delay.phase == "all" and compared.compares_phases
     least = (MUCH_OF if is_whole_step else MOST_OF) * worst.seconds
@@ -107,9 +115,10 @@ def _most_specific(
 
 
 def _stands_out(delay: RankDelay, several: RankDelay) -> bool:
-    """Return whether a single place is slowed down much more than the other places of `several`.
+    """Return whether `delay` is in a single place, and mainly this place is slow.
 
-    The excess relative to the usual time must be at least twice that of the other places.
+    If `several` is a delay of the whole step (phase `all`), the place must be slowed down at least
+    twice as much as the rest of the step, relative to the usual times.
     """
     if delay.modules > 1 or delay.phase == "all":
         return False
@@ -124,8 +133,9 @@ def _stands_out(delay: RankDelay, several: RankDelay) -> bool:
 def _remaining(delay: RankDelay, found: RankDelay, compared: RankComparison) -> RankDelay:
     """Return `delay` without the part that `found`, another delay of the same rank, explains.
 
-    If the two delays share an interval, `found` explains part of the lateness of `delay`. If the
-    place of `found` is a part of the place of `delay`, the times in `found` are subtracted too.
+    If the two delays share an interval between collectives, the cost of `found` is subtracted from
+    the lateness of `delay`. If, in addition, the place of `found` is a part of the place of
+    `delay`, the times of `found` are subtracted too.
     """
     if set(delay.intervals).isdisjoint(found.intervals):
         return delay
@@ -144,9 +154,10 @@ def _remaining(delay: RankDelay, found: RankDelay, compared: RankComparison) -> 
 
 
 def _is_part_of(single: RankDelay, several: RankDelay, compared: RankComparison) -> bool:
-    """Return whether the time of `several` contains the time of a single place.
+    """Return whether the place of `single` is a part of the place of `several`.
 
-    A whole unprofiled step contains each of its phases. `layers.*.mlp` contains `layers.0.mlp`.
+    For example, each phase is a part of the whole unprofiled step, and `layers.0.mlp` is a part of
+    `layers.*.mlp`.
     """
     if several.phase == "all" and single.phase != "all":
         return compared.compares_phases

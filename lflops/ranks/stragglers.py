@@ -89,9 +89,10 @@ def stragglers(profile: Profile) -> Stragglers:
 def _most_telling(
     hooked: RankComparison | None, unprofiled: RankComparison | None
 ) -> RankComparison | None:
-    """Return the comparison of unprofiled steps if it shows all delays.
+    """Return the comparison that shows more delays.
 
-    Otherwise, return the comparison of module-timing steps.
+    This is the comparison in unprofiled steps if it shows all delays, and otherwise the comparison
+    in module-timing steps.
     """
     if hooked is None or _shows_all_delays(unprofiled):
         return unprofiled
@@ -137,7 +138,7 @@ def _lost_share(shown: RankComparison) -> float | None:
 def _all_rows(
     profile: Profile, hooked: RankComparison | None, unprofiled: RankComparison | None
 ) -> list[Straggler]:
-    """Return all stragglers with their causes, the most expensive first."""
+    """Return all stragglers with their causes, sorted by cost in descending order."""
     ranks = max(len(profile.ranks), 2)
     found = [with_cause(row, profile) for row in _rows(hooked, unprofiled, ranks)]
     rows = _merged([row for row in found if not _is_chance(row, unprofiled)])
@@ -208,13 +209,13 @@ def _is_credible(row: Straggler, hooked: RankComparison, unprofiled: RankCompari
 
 
 def _is_chance(row: Straggler, unprofiled: RankComparison | None) -> bool:
-    """Return whether a straggler may be a coincidence.
+    """Return whether a straggler may be a coincidence, so that it must not be reported.
 
-    Another process may use the core of a rank for a few steps, and then the rank looks like an
-    intermittent straggler. So an intermittent straggler needs a known cause, or a place where this
-    is unlikely. It is likely in whole steps. It is also likely in forward and backward if the
-    machine is busy and few steps were compared, unless the compared times exclude the waits for a
-    core.
+    If another process uses the core of a rank for a few steps, the rank looks like an intermittent
+    straggler. So an intermittent straggler without a known cause may be a coincidence if it is slow
+    in the whole step. If it is slow in forward or backward, it may be a coincidence if the machine
+    is busy, few steps were compared, and the compared times include the waits for a core. With few
+    steps, a rank whose core was used by another process is always a coincidence.
     """
     has_few_steps = (row.steps or 0) < MANY_STEPS
     if row.cause == "preempted" and has_few_steps:
@@ -265,11 +266,12 @@ def _with_module(
 def _slowest_module(
     row: Straggler, seconds_when_slow: float, hooked: RankComparison
 ) -> RankDelay | None:
-    """Return the module that causes most of a known delay in module-timing steps.
+    """Return the module that causes most of a straggler's delay, found in module-timing steps.
 
-    Module-timing steps may be too few to prove a delay. But once unprofiled steps have proved the
-    delay, its rank, phase and size are known, so one module-timing step can show the module. Returns
-    `None` if no module, or more than one module, has a delay of this size.
+    Module-timing steps may be too few to prove a delay. But unprofiled steps have already proved
+    this delay and shown its rank, phase and size. So a single module-timing step is enough to find
+    the module. Returns `None` if the slowest module's delay does not have about this size, or if
+    another module's delay is more than half as long.
     """
     late = []
     for delay in hooked.delays:

@@ -103,7 +103,11 @@ def _module_with(diff: Diff, added: float) -> str:
 
 
 def _change_of_all_modules(diff: Diff) -> float:
-    """Estimate by how many seconds the step changed because all modules became slower or faster."""
+    """Return how much of the step's change comes from all modules changing by the same ratio.
+
+    Such a change has a common cause, for example a slower machine. The result is an estimate, in
+    seconds.
+    """
     if diff.whole is None:
         return 0.0
     return abs(diff.whole.ratio - 1) * (diff.step.before or 0.0)
@@ -140,7 +144,7 @@ def _verdict(diff: Diff) -> str:
 
 
 def reason(caveat: Caveat, diff: Diff) -> str:
-    """Describe why it cannot be judged whether a time changed."""
+    """Explain why the report cannot tell whether a time changed, for example in too few steps."""
     if caveat == "few_steps":
         return "too few steps were timed"
     if caveat == "varied":
@@ -208,10 +212,10 @@ def _smaller_changes(causes: Sequence[DiffCause]) -> Iterator[str]:
 
 
 def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
-    """Yield sentences about the modules as a whole.
+    """Yield sentences about all modules together, before the sentences about single modules.
 
-    They say why modules are not compared, that no module changed, or that all modules became slower
-    or faster by about the same ratio.
+    They say that modules cannot be compared and why, that no module changed, or that all modules
+    became slower or faster by about the same ratio.
     """
     if diff.step.before is None or diff.step.after is None:
         return

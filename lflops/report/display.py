@@ -23,7 +23,7 @@ MOST_ROWS = 40
 
 
 def parts_of(value: Any) -> list[str | Table]:
-    """Return the texts and tables that make up the report of a value."""
+    """Return the texts and tables that are printed for a profile, explanation, ledger or diff."""
     if isinstance(value, Profile):
         return _parts_of_profile(value)
     if isinstance(value, Explanation):

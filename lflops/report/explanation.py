@@ -1,8 +1,8 @@
-"""Explain why a run or a profile is slow, in one small value for people, programs and agents.
+"""Explain why a run or a profile is slow, in one small object for people, programs and agents.
 
-`lflops.explain` and `lflops why` return this value. It has the findings of the first screen, which
-is the top of the page. It also has findings from the ledger of the run: time between steps, and
-occasional slow steps.
+`lflops.explain` returns this object, and `lflops why` prints it. It has the same findings as the
+first screen, which is the top of the HTML page. It also has findings from the ledger of the run
+(the time account of the whole run), such as time between steps and occasional slow steps.
 """
 
 import os
@@ -43,7 +43,7 @@ from lflops.report.text import counted, joined, shortened
 from lflops.report.verdict import Status, Verdict, judge, unseen_because, verdict_lines
 
 FORMAT = 1
-"""Version of the explanation as JSON.
+"""Version of the JSON format of an explanation.
 
 Later versions may add fields, but never change existing fields.
 """
@@ -461,7 +461,7 @@ def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
 
 
 def _track_record(finding: Finding) -> str:
-    """Format how often such findings were right, in brackets after the sentence."""
+    """Format how often such findings were right in runs with known issues, in brackets."""
     if not finding.track_record:
         return ""
     return f" ({finding.track_record})"

@@ -52,9 +52,9 @@ LARGE_OVERHEAD = 0.05
 """Overhead is large if it takes at least this share of the step, or of the run."""
 
 PREEMPTED_SHARE = 0.05
-"""If steps waited for a CPU core for this share of the training time, confidence is low.
+"""Confidence is low if steps waited for a CPU core for at least this share of the training time.
 
-If no issue was found then, the report says that it cannot tell whether anything is wrong.
+If no issue was found in such a run, the report says that it cannot tell whether anything is wrong.
 """
 
 PREEMPTED = "this machine was busy during a part of the run, or the process was stopped"
@@ -63,9 +63,9 @@ PROVEN_SHARE = 0.65
 """Confidence in a finding is high if at least this share of similar findings was right."""
 
 REGULAR_SHARE = 0.9
-"""Long waits are called regular (`every 3rd step`) if enough of them are equally far apart.
+"""Long waits are reported as regular (`every 3rd step`) if most of them are equally far apart.
 
-This is the least share of the distances between long waits, in steps, that must be the same.
+At least this share of the distances between one long wait and the next must be the same.
 """
 
 FEWEST_STALLS = 3
@@ -197,8 +197,8 @@ class WindowSummary(Struct, frozen=True, kw_only=True):
         hint: Advice on how to make the peak known. Empty if it is not needed.
         peak_bytes: The peak of live memory.
         usable_bytes: Memory of the chip that a process can use.
-        rates: Tokens and samples per second. If there is no ledger, the first of them is shown
-            instead of the share of time that was training.
+        rates: Throughput in tokens and in samples per second. The first rate is shown only if there
+            is no ledger, because then the share of time that was training is unknown.
         findings: The findings about the step.
         unseen: Reason why an issue might exist although none was found, for example that too few
             steps were measured. `None` if an issue would have been found.
@@ -798,7 +798,10 @@ def most_urgent_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _is_large_overhead(finding: Finding) -> bool:
-    """Return whether a finding is about much time in which the model computes nothing."""
+    """Return whether a finding is about overhead that takes a large share of the step or the run.
+
+    Overhead is time in which the model computes nothing.
+    """
     return finding.is_overhead and (finding.share or 0.0) >= LARGE_OVERHEAD
 
 

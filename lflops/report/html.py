@@ -71,12 +71,12 @@ MOST_WINDOWS = 12
 MOST_ROWS = 20_000
 """Maximum number of modules and operators in one HTML file, summed over its windows.
 
-At least one window is always included, even if it has more of them.
+At least one window is always included, even if it has more modules and operators than this.
 """
 
 
 def rows_of(profile: Profile) -> int:
-    """Return how many modules and operators the page of a profile has."""
+    """Return the number of modules and operators on the page of a profile."""
     return len(profile.modules) + len(profile.op_counts)
 
 
@@ -121,8 +121,9 @@ def save(analysis: Analysis, path: Path) -> None:
 def write(text: str, path: Path, *, is_named: bool = True) -> None:
     """Write a file atomically, and create missing folders.
 
-    If the path is a device or a pipe, the text is written to it, but only if the user named the
-    path. A pipe with a default name may have been planted, and nothing may read from it.
+    If the user named a device or a pipe, the text is written into it. If the path is a default
+    (`is_named` is false), a pipe at this path is replaced by a file. Another user may have put the
+    pipe there, and writing into a pipe that no process reads from would block.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if is_named and path.exists() and not path.is_file() and not path.is_dir():

@@ -110,8 +110,8 @@ def _named(modules: BusyModules) -> str:
 def _remarks(analysis: Analysis, report: Report) -> Iterator[tuple[str, str]]:
     """Yield the notes, unsupported operators and lines about ranks, each with its label.
 
-    Of each kind, only the first lines are included. For notes and operators, a last line says how
-    many more there are.
+    Only the first few notes, operators and lines about ranks are included. If notes or operators
+    are left out, a last line says how many.
     """
     room = _RANK_LINES
     for label, facts in groupby(report.remarks, key=lambda fact: fact.label):

@@ -25,10 +25,10 @@ _LISTED = 12
 """Maximum number of ranks without a report whose numbers are listed."""
 
 _LONG_WAIT_SHARE = 0.05
-"""Share of the step from which on a wait between ranks must be explained.
+"""A wait between ranks is long if it takes at least this share of the step.
 
-If ranks wait this long but no slow rank was found, the report says that it cannot tell which rank
-is slow.
+A long wait means that some rank is slow. If there is a long wait but no slow rank was found, the
+report says that it cannot tell which rank is slow.
 """
 
 _SMALLEST_FACTOR = 10.0
@@ -119,7 +119,7 @@ def _common_host(found: Stragglers, analysis: Analysis) -> str:
 def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
     """Return a sentence about each of the slowest ranks.
 
-    The key is the rank, with the module, the phase and the cause of the delay.
+    The keys are tuples of the rank, the module, the phase and the cause of the delay.
     """
     sentences = {}
     for row in analysis.stragglers.rows[:_WORST]:
@@ -212,7 +212,8 @@ def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
 def _collective(each: Collective, *, in_group: bool) -> str:
     """Describe a collective: `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, ...`.
 
-    `in_group` says whether to name the process group, to tell it from a similar collective.
+    If `in_group` is true, the text also has the name of the process group, to distinguish the
+    collective from a similar collective in another group.
     """
     over = ""
     if each.group_size is not None:
@@ -238,13 +239,14 @@ def _collective(each: Collective, *, in_group: bool) -> str:
 def _by_rank(
     each: Sequence[Rank], lines: Mapping[str, Callable[[Rank], TimingStats | None]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield a line for each label with the range of a time over the ranks.
+    """Yield lines that show how much times differ between ranks, each with its label.
 
-    A line has the smallest median, the largest median, and the rank with the largest median.
+    A line is about one kind of time. It has the smallest and the largest median of all ranks, and
+    the rank with the largest median.
 
     Args:
         each: The ranks.
-        lines: For each label, a function that returns the time of a rank.
+        lines: The kinds of time. For each label, a function that returns this time of a rank.
     """
     for label, of in lines.items():
         known: list[tuple[float, int]] = []

@@ -66,9 +66,10 @@ _LEADING_MODULES = 3
 """Maximum number of modules that are listed for a part of the step."""
 
 _FASTER = 0.9
-"""Ratio of module-timing to unprofiled steps below which a report adds a remark.
+"""If module-timing steps take less than this fraction of an unprofiled step, a remark is added.
 
-Timing modules cannot make a step faster, so something else slowed down the unprofiled steps.
+Timing modules cannot make a step faster, so something else slowed down the unprofiled steps. The
+remark says this.
 """
 
 _SAID_BY_VERDICT = {"not_counted", "time_scaled", "few_unprofiled_steps"}
@@ -637,7 +638,7 @@ def unsupported_lines(
 def _never_called(analysis: Analysis) -> str:
     """List the modules that were never called.
 
-    Only the outermost ones are listed by name, and for the modules inside them the number is given.
+    Only the outermost of these modules are listed by name. The modules inside them are counted.
     Identical modules are one entry, such as `layers.* ×12`.
     """
     uncalled = set(analysis.uncalled)

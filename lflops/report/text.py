@@ -18,7 +18,7 @@ WORDS = msgspec.toml.decode(
 )
 
 OVER = WORDS["over"]
-"""Sentences that explain why a point is above its roofline limit, keyed by the reason."""
+"""Sentences that explain why a point of the roofline is above its limit, keyed by the reason."""
 
 # A name that was shortened just before a number.
 _CUT_BEFORE_NUMBER = re.compile(r"…[*{\d]")
@@ -111,9 +111,9 @@ def kernel_name(name: str) -> str:
 
 
 def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
-    """Describe why points have no roofline limit.
+    """Describe why the roofline of a profile cannot be drawn, for example if the peak is unknown.
 
-    Return the empty string if they have a limit.
+    Return the empty string if the roofline is known.
     """
     if run.hardware is None:
         return (

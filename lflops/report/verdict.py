@@ -152,7 +152,7 @@ def _caveat(status: Status, unseen: str | None) -> str:
 
 
 def _advice(findings: Iterable[Finding], status: Status) -> tuple[str, ...]:
-    """Return advice on issues and on other findings with large costs, in the same order."""
+    """Return advice on issues and on other findings with large costs, in the order of findings."""
     advice: dict[str, None] = {}
     for finding in findings:
         is_large = finding.share is not None and finding.share >= LARGE_SHARE

@@ -51,7 +51,7 @@ def metadata_problem(content: bytes) -> str:
 
 
 def unpacked(value: object) -> bytes:
-    """Decompress a payload from a value that TensorBoard has stored, and check that it is one.
+    """Decompress a value that TensorBoard has stored, and check that it is a payload.
 
     Raises:
         ValueError: The value is not a payload, is damaged, or is too large.

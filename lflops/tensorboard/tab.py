@@ -1,4 +1,4 @@
-"""Serve the LFLOPS tab: answer the page's requests from event files and their traces.
+"""Serve the LFLOPS tab: answer the page's requests from event files and trace files.
 
 TensorBoard loads this file when it starts, and does not catch errors while it does. So the module
 imports no third-party package except TensorBoard, and reads data only on a request.
@@ -85,7 +85,10 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return FrontendMetadata(es_module_path=_ENTRY, tab_name="LFLOPS")
 
     def _windows(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """Return the windows, the latest last, and why other windows cannot be shown."""
+        """Return all windows that can be shown, in chronological order.
+
+        For every other window, the answer has the reason why it cannot be shown.
+        """
         windows = []
         problems = []
         for run, tag, datum, (problem, shown) in self._logged(environ):
@@ -223,7 +226,10 @@ class Tab(TBPlugin):  # type: ignore[misc]
     def _requested(
         self, environ: dict[str, Any], asked: Mapping[str, str]
     ) -> tuple[str, Any] | None:
-        """Return the run and the datum with the requested run, tag and step, or `None`."""
+        """Return the name of the requested run, and the datum of the requested tag and step.
+
+        Returns `None` if there is no such datum.
+        """
         for run, datum in self._read(environ, asked.get("run", ""), asked.get("tag", "")):
             if str(datum.step) == asked.get("step"):
                 return run, datum
@@ -249,7 +255,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
 
 
 def _unless_foreign(app: _App, environ: dict[str, Any], start: _Start) -> _Answer:
-    """Answer a request, unless the browser reports that it comes from a page of another site."""
+    """Answer a request, or refuse it if the browser reports that another site sent the request."""
     if environ.get("HTTP_SEC_FETCH_SITE", "same-origin") in {"same-origin", "none"}:
         return app(environ, start)
     return _refused(start, _FORBIDDEN, "the request came from another site")

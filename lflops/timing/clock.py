@@ -26,9 +26,10 @@ from lflops.files import read
 from lflops.inputs.devices import runtime, with_index
 
 MUCH = 0.05
-"""Largest share of its runnable time that a thread may wait for a core.
+"""If a thread waits for a core longer than this share of its time, `UncontendedClock` is used.
 
-If it waits longer, an `UncontendedClock` is used, which leaves out these waits.
+The share refers to the time in which the thread runs or is ready to run. An `UncontendedClock`
+leaves out the waits.
 """
 
 
@@ -85,7 +86,11 @@ class UncontendedClock:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the thread has waited for a core for more than `MUCH` of its runnable time."""
+        """Whether the thread has waited so long for a core that this clock should be used.
+
+        This is the case if the waits are more than `MUCH` of the time in which the thread was
+        running or ready to run.
+        """
         between = ThreadSchedule.between(b"0 0", self._schedule.read())
         if between is None:
             return False
@@ -106,13 +111,13 @@ class UncontendedClock:
         """No-op: CPU work is synchronous."""
 
     def seconds(self, start: UncontendedMark, end: UncontendedMark) -> float:
-        """Return the seconds between two marks, without the time in which it waited for a core."""
+        """Return the seconds between two marks, without the thread's waits for a core."""
         elapsed = (end.before - start.after) / 1e9
         return max(elapsed - self.waited(start, end), 0.0)
 
     @staticmethod
     def waited(start: UncontendedMark, end: UncontendedMark) -> float:
-        """Return how many of the seconds between two marks the thread waited for a core."""
+        """Return how long the thread waited for a core between two marks, in seconds."""
         between = ThreadSchedule.between(start.counted, end.counted)
         return 0.0 if between is None else between[1]
 
@@ -250,7 +255,10 @@ def event_seconds(device: torch.device) -> float | None:
 
 
 def seconds_of(clock: Clock, run: Callable[[], object], calls: int = 1) -> float:
-    """Return the seconds that `calls` calls of `run` take, including the work that they start."""
+    """Return the duration of `calls` calls of `run`, in seconds.
+
+    It includes the device work that the calls launch.
+    """
     start = clock.mark()
     for _ in range(calls):
         run()

@@ -92,7 +92,7 @@ class TimedPasses:
     """The results of several passes.
 
     Attributes:
-        steps: The duration of each pass, as a `Step`. This includes both kinds of passes.
+        steps: The duration of each unprofiled pass and each hooked pass, as a `Step`.
         hooked: For each hooked pass, the times of the modules in each part of the pass.
     """
 
@@ -539,7 +539,11 @@ class _StampingCounter(OperatorCounter):
 
 
 class _StampingMode(CountingMode):
-    """A counting mode that stamps when counting an operator begins, and when the operator runs."""
+    """A counting mode that separates the time of each operator from the time of counting it.
+
+    It makes a stamp where the counting of an operator begins, and where the operator itself begins
+    and ends.
+    """
 
     def __init__(self, counter: _StampingCounter) -> None:
         super().__init__(counter)

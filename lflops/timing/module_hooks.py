@@ -102,9 +102,9 @@ class _PassStack:
 
 
 class ModuleTimer:
-    """Stamps the running modules while its hooks are installed.
+    """Measures the time of each module in consecutive passes, each from `begin` to `end`.
 
-    It times consecutive passes, each between `begin` and `end`.
+    While its hooks are installed, they stamp the time whenever another module begins to run.
     """
 
     def __init__(self, tree: ModuleTree, clock: Clock) -> None:
@@ -133,7 +133,7 @@ class ModuleTimer:
         install_hooks(undo, self, guard=guard)
 
     def begin(self) -> None:
-        """Start a pass with the forward of the root."""
+        """Start a pass, which begins with the forward of the root module."""
         self._paused = False
         self._stamps = []
         self._parts = {"forward": self._stamps}
@@ -143,7 +143,10 @@ class ModuleTimer:
         self._stamps.append((self._mark(), self._forward.outside.module_phase, ""))
 
     def set_aside(self) -> None:
-        """Exclude all code from now until the next part of the pass begins, even module calls."""
+        """Exclude the time from now until the next part of the pass begins.
+
+        Modules that are called during this time are not timed either.
+        """
         self._paused = True
         self._stamps.append((self._mark(), None, ""))
 
@@ -321,7 +324,7 @@ class ModuleTimer:
         self._stamps.append((self._mark(), running, ""))
 
     def _release(self) -> None:
-        """Remove the hooks from all autograd nodes. The user may keep the graph."""
+        """Remove the hooks from all autograd nodes, because the user may keep the graph."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -413,7 +416,8 @@ class Chain:
 def hook_overhead(clock: Clock) -> HookOverhead:
     """Measure the overhead of a `ModuleTimer` that uses the given clock.
 
-    For a clock that is neither a `DeviceClock` nor a `HostClock`, as in tests, it is zero.
+    For a clock that is neither a `DeviceClock` nor a `HostClock`, as in tests, the overhead is
+    assumed to be zero.
     """
     if isinstance(clock, DeviceClock):
         return _of_timer(clock.device)
@@ -449,10 +453,11 @@ def median_overhead(
 def of_module_calls(
     clock: Clock, timed: Callable[[Chain, Tensor], PassTimes]
 ) -> tuple[float, float]:
-    """Measure the overhead of one module call: in the called module, and in the calling module.
+    """Return the hook overhead of one module call, in the called module and in the calling module.
 
-    The modules do nothing, so all the time that is measured in them is overhead. `timed` runs a
-    chain with hooks, and returns its times.
+    Both are in seconds. The modules do nothing, so the time that is measured in them is overhead,
+    except for the time of a pass without hooks. `timed` runs a chain with hooks, and returns the
+    times of its modules.
     """
     chain = Chain()
     x = torch.ones((), device="cpu", dtype=torch.float32)

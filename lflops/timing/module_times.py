@@ -285,7 +285,9 @@ def _fit(
     kernels: Mapping[ModulePhase, float],
     seconds: float,
 ) -> None:
-    """Scale the self times so that their total is `seconds`. The passes are changed in place.
+    """Scale the self times so that their total is `seconds`.
+
+    `self_seconds` contains the times of each pass, and is changed in place.
 
     Only the time outside kernels is scaled. But if the kernels alone take longer than `seconds`,
     their times are scaled as well.
@@ -350,7 +352,7 @@ def attach_module_times(
     overhead: HookOverhead,
     kernels: Mapping[ModulePhase, float] = NONE,
 ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
-    """Divide the time of unprofiled steps among modules, in proportion to module-timing steps.
+    """Divide the time of unprofiled steps among modules as in module-timing steps.
 
     Args:
         profile: The profile, with its steps.
@@ -412,9 +414,9 @@ def ignored_modules(profile: Profile) -> set[str]:
 
 
 def _observer_ratio(hooked: Sequence[Step], unprofiled: Sequence[Step]) -> float | None:
-    """Return the median duration of module-timing steps, divided by that of unprofiled steps.
+    """Return the duration of a module-timing step relative to an unprofiled step, such as 1.2.
 
-    Disturbed module-timing steps are left out.
+    It is the ratio of two medians. Disturbed module-timing steps are left out.
     """
     slow = [step.seconds for step in hooked if step.seconds and not is_disturbed(step.marks)]
     fast = [step.seconds for step in unprofiled if step.seconds]

@@ -30,11 +30,10 @@ class _Change(NamedTuple):
 
 
 class PhaseWaits:
-    """Reads the thread's scheduler counters whenever the phase changes, and computes the waits.
+    """Measures how long the training thread waits for a core in each phase.
 
-    The scheduler counters show how long a thread has waited for a core.
-
-    An instance must be created on the training thread.
+    Whenever the phase changes, the thread's scheduler counters are read. They show how long the
+    thread has waited for a core so far. An instance must be created on the training thread.
 
     Args:
         clock: The host clock that marks the steps.

@@ -50,7 +50,10 @@ these phases, in the order of the marks. The type is a plain tuple, because ever
 
 
 class StepPhases:
-    """The phases of steps on one clock, and the times between their marks.
+    """Measures how long each phase of a step takes. This is the base class.
+
+    Its subclasses mark the time at which each phase begins and ends. This class computes the times
+    between these marks.
 
     Attributes:
         mark: Function that marks the current moment.
@@ -131,8 +134,9 @@ class StepPhases:
 
 
 class LoggedPhases(StepPhases):
-    """The phases of one stage, with the host times at which the phase log recorded them.
+    """Measures the phases of one stage, such as training, in host time.
 
+    The times at which phases begin and end come from the phase log.
     `clock` marks only the start and the end of steps. So it may be a clock that waits for the
     device.
 
@@ -155,7 +159,10 @@ class LoggedPhases(StepPhases):
         self.is_connected = True
 
     def disconnect(self) -> None:
-        """Stop receiving phases. The ends of steps are still marked. A second call does nothing."""
+        """Stop receiving the events of the log.
+
+        The ends of steps are still marked. A second call does nothing.
+        """
         self.log.disconnect(self)
         self.is_connected = False
 
@@ -191,9 +198,9 @@ class LoggedPhases(StepPhases):
 
 
 class MarkedPhases(StepPhases):
-    """The phases of one thread, marked on any clock when they begin and end.
+    """Measures the phases of one thread by marking the time when a phase begins or ends.
 
-    On a device, the marks are events on its stream.
+    It works with any clock. On a device, the marks are events on its stream.
     """
 
     def __init__(self, clock: Clock, every: int = 1) -> None:
@@ -264,8 +271,9 @@ def split_steps(
 
 
 def _without_unmarked(marks: list[Any], phases: list[str]) -> tuple[list[Any], list[str]]:
-    """Remove phase changes whose mark is `None`, because an exception ended the phase before them.
+    """Remove phase changes whose mark is `None`.
 
+    The mark is missing if an exception ended the previous phase, because the clock was not read.
     The time after such a change is added to the previous phase.
     """
     if None not in marks:

@@ -16,9 +16,9 @@ def wrap_fetches(
 ) -> None:
     """Call functions before and after each fetch of a batch by any `DataLoader`.
 
-    Torch has no hook for this, so the method of the iterators is replaced until `undo` is closed.
-    If other code has replaced the method by then, that replacement stays and still calls the
-    functions.
+    Torch has no hook for this, so `__next__` of the iterators is replaced until `undo` is closed.
+    If other code also replaces `__next__` before that, the method cannot be restored, and later
+    fetches still call the functions.
 
     Args:
         undo: Restores the method.

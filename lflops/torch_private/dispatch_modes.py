@@ -47,7 +47,10 @@ def isolated() -> Iterator[None]:
 
 
 class InternalMode(TorchDispatchMode):
-    """A dispatch mode of lflops."""
+    """Base class of the dispatch modes of lflops.
+
+    It distinguishes them from the user's modes on the stack; see `without_own_modes`.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -61,10 +64,10 @@ class InternalMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return `False`, so that torch does not exclude the mode's method from dynamo.
+        """Return `False`, so that torch adds no wrapper around the mode's `__torch_dispatch__`.
 
-        torch would do so with a wrapper around the method, which loads dynamo and doubles the cost
-        of each operator.
+        The wrapper would prevent dynamo from compiling this method. But it would also load dynamo
+        and double the cost of each operator.
         """
         return False
 
@@ -80,8 +83,8 @@ def open_modes() -> list[Any]:
 def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
     """Let a mode class receive higher-order operators, such as `torch.cond`.
 
-    Newer versions of torch do this by themselves. torch 2.8 needs a rule for each pair of operator
-    and mode class.
+    Newer versions of torch do this by themselves. In torch 2.8, a rule must be registered with each
+    operator for this mode class.
     """
     if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
         for each in torch._ops._higher_order_ops.values():
@@ -94,14 +97,18 @@ def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
 
 
 def passes_dynamo() -> bool:
-    """Return whether this version of torch lets a mode request that torch.compile ignores it."""
+    """Return whether compiled code can stay compiled while a mode is active.
+
+    In newer versions of torch, a mode can ask torch.compile to ignore the mode. In older versions,
+    compiled code runs without compilation while a mode is active.
+    """
     return hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 
 def is_tracing() -> bool:
     """Return whether operators are being traced into a graph.
 
-    The backward of `torch.cond` is an example.
+    For example, `torch.cond` traces its backward into a graph.
     """
     proxies: Any = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return proxies is not None and proxies._CURRENT_MAKE_FX_TRACER is not None

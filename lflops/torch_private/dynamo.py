@@ -34,7 +34,7 @@ MODULES = "nn_module_stack"
 """Metadata key of the modules in which a graph node was created."""
 
 RECOMPUTES_SOME = "_checkpoint_context_fn"
-"""Metadata key that marks selective activation checkpointing.
+"""Metadata key that marks a region of a graph with selective activation checkpointing.
 
 In such a region, the user chooses which results are recomputed in backward.
 """
@@ -95,7 +95,9 @@ class CapturedGraph:
 
 @dataclass(frozen=True)
 class CompiledCode:
-    """A compiled function, and where dynamo's generated code looks it up.
+    """The global variable through which dynamo's generated code calls a compiled function.
+
+    The compiled function can be replaced by assigning another function to this variable.
 
     Attributes:
         scope: The global variables of the generated code.
@@ -168,7 +170,7 @@ def graph_of(code: CompiledCode, function: Any) -> CapturedGraph | None:
     Returns `None` if the function was compiled before `keep_graphs` was called.
 
     Args:
-        code: The place in which generated code looks up the function.
+        code: The global variable through which generated code calls the function.
         function: The function. For the backend `eager`, the graph is found through it.
     """
     known = _GRAPHS.get(code.name)

@@ -32,16 +32,17 @@ with known_torch():
 _NAMES = vars(module_of_torch)
 _CALL = nn.Module._call_impl
 _WRAPPED_CALL = nn.Module._wrapped_call_impl
-"""`_CALL` and `_WRAPPED_CALL` are torch's methods when lflops is imported.
+"""`_CALL` and `_WRAPPED_CALL` are the methods of `nn.Module` at the time when lflops is imported.
 
-A user may replace the methods of `nn.Module` later.
+They are saved here because a user may replace the methods of `nn.Module` later.
 """
 
 
 def child_modules(module: nn.Module) -> Iterable[tuple[str, nn.Module | None]]:
     """Return the children of a module by name.
 
-    Unlike `named_children`, this includes a child twice if it has two names, and `None` entries.
+    Unlike in `named_children`, a child with two names is included twice, and children that are
+    `None` are also included.
     """
     return module._modules.items()
 

@@ -26,7 +26,7 @@ COMPOSITE = _KEY.CompositeImplicitAutograd
 """The dispatch key of operators that are written in terms of other operators."""
 
 WRITTEN_IN_CPP = frozenset({"aten", "prims", "quantized", "_c10d_functional", "c10d", "prim"})
-"""Namespaces of operators. No operator in them has a kernel written in Python."""
+"""Namespaces whose operators have only kernels written in C++, and none written in Python."""
 
 DEVICES = (_KEY.CPU, _KEY.CUDA)
 NESTED = {"cpu": (_KEY.NestedTensorCPU, _ANY_DEVICE), "cuda": (_KEY.NestedTensorCUDA, _ANY_DEVICE)}
@@ -72,19 +72,21 @@ def decomposes(operator: Any) -> bool:
 
 
 def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Run an operator in a way that dispatch modes receive the operators of which it consists.
+    """Run an operator such that dispatch modes receive the operators of which it consists.
 
-    For nested tensors, these are the operators that the kernel for nested tensors calls. No
-    `__torch_function__` receives the call, because none would receive it without the count.
+    For nested tensors, these are the operators that the kernel for nested tensors calls. The call
+    is hidden from every `__torch_function__`: a run without lflops does not make this call, so no
+    `__torch_function__` expects it.
     """
     with DisableTorchFunction():
         return operator._op_dk(nested_kernel(operator, args) or COMPOSITE, *args, **kwargs)
 
 
 def nested_kernel(operator: OpOverload, args: Any) -> Any:
-    """Return the dispatch key of the kernel that calls other operators on nested tensors.
+    """Return the dispatch key of the operator's kernel for nested tensors.
 
-    Return `None` if no argument is a nested tensor, or if there is no such kernel.
+    Such a kernel calls other operators. Returns `None` if no argument is a nested tensor, or if the
+    operator has no such kernel.
     """
     for value in args:
         if type(value) in PLAIN and value.is_nested and value.layout is torch.strided:
@@ -96,10 +98,10 @@ def nested_kernel(operator: OpOverload, args: Any) -> Any:
 
 
 def python_kernel(operator: Any, args: Any, kwargs: Any) -> Any:
-    """Return the dispatch key of the kernel for the arguments if it is written in Python.
+    """Return the dispatch key of the operator's Python kernel for these arguments, or `None`.
 
-    Such a kernel was registered by `torch.library.custom_op` or `Library.impl` and calls other
-    operators. For any other kernel, return `None`.
+    A Python kernel was registered by `torch.library.custom_op` or `Library.impl`, and it calls
+    other operators. `None` means that the kernel for these arguments is not written in Python.
     """
     if not isinstance(operator, OpOverload):
         return None

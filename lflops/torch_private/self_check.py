@@ -150,9 +150,9 @@ def check_data_loader() -> None:
 
 @functools.cache
 def check_cuda_memory(device: torch.device) -> None:
-    """Check the private names that record the memory of a CUDA device.
+    """Check the private functions with which lflops records the memory of a CUDA device.
 
-    Only an out-of-memory report needs these names. If the user is already recording memory, the
+    Only an out-of-memory report needs these functions. If the user is already recording memory, the
     user's recording continues, and recorded allocations are not checked.
     """
     with known_torch(), dispatch_modes.without_modes():
@@ -179,11 +179,10 @@ def check_cuda_memory(device: torch.device) -> None:
 
 
 def _of_snapshot(snapshot: Any) -> tuple[bool, bool]:
-    """Return two facts about a snapshot, which must both be true.
+    """Check the contents of a memory snapshot.
 
-    The first is whether it has a memory block in use. The second is whether it has a recorded
-    allocation with a line of Python code. The block and the allocation must have all fields that
-    lflops reads.
+    Returns whether it has a memory block in use, and whether it has a recorded allocation with a
+    line of Python code. The block and the allocation must have all fields that lflops reads.
     """
     has_block = False
     for segment in snapshot.get("segments", ()):
@@ -215,7 +214,10 @@ def _no_op(*_: object) -> None:
 
 
 class _Operators(dispatch_modes.TorchDispatchMode):
-    """A dispatch mode that records operators, and the autograd node's number for each matmul."""
+    """A dispatch mode for the checks, which records all operators that run.
+
+    For each matmul of backward, it also records the number of the autograd node that runs it.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

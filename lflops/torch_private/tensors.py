@@ -33,7 +33,10 @@ as a small operator.
 """
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-"""Errors that fake tensors raise if code needs their values, or a shape that depends on values."""
+"""Errors that an operator raises if it needs the values of a fake tensor, which has no values.
+
+An operator also needs the values if the shape of its result depends on them.
+"""
 
 NO_FAKE_KERNEL = UnsupportedOperatorException
 """Error that fake tensors raise for an operator without a fake kernel.
@@ -45,7 +48,8 @@ The shapes of its results are unknown.
 has_torch_function: Callable[[Any], bool] = _has_torch_function
 """Returns whether a call with these arguments would run a `__torch_function__`.
 
-It may belong to a mode or to the class of an argument. Tensors in lists are not examined.
+The `__torch_function__` may belong to a mode or to the class of an argument. Tensors in lists are
+not examined; `is_overridden` examines them too.
 """
 
 
@@ -57,14 +61,15 @@ def version_of(tensor: Tensor) -> int:
 without_overrides: Callable[[], contextlib.AbstractContextManager[Any]] = DisableTorchFunction
 """Makes a context in which no `__torch_function__` of a tensor's class or of a mode runs.
 
-For example, `torch.set_default_device` uses such a mode.
+An example of such a mode is the mode that `torch.set_default_device` installs.
 """
 
 
 def is_overridden(args: Any) -> bool:
     """Return whether a call with these arguments would run a `__torch_function__`.
 
-    It may belong to a mode or to the class of a tensor in `args`. Tensors in lists are included.
+    The `__torch_function__` may belong to a mode or to the class of a tensor in `args`. Tensors in
+    lists are examined too.
     """
     if has_torch_function(args):
         return True
@@ -72,9 +77,10 @@ def is_overridden(args: Any) -> bool:
 
 
 def with_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `function` with the current setting of `__torch_function__`.
+    """Return a function that calls `function` with `__torch_function__` overrides on.
 
-    Later calls use this setting even if overrides are off at that time.
+    Overrides of modes are on in each call. Overrides of tensor classes are on in each call if they
+    are on now. The setting at the time of the call is ignored.
     """
     subclasses_are_on = torch._C._is_torch_function_enabled()
 
@@ -209,7 +215,7 @@ thirds of all dispatched calls are such reads.
 def fake_device(tensor: FakeTensor) -> torch.device:
     """Return the device of a fake tensor without dispatching `ASKS_FOR_DEVICE`.
 
-    This is the device that the running code would see.
+    The result is the same as if code reads `tensor.device`.
     """
     return tensor.device
 

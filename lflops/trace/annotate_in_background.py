@@ -64,8 +64,8 @@ class AnnotationProcess:
 
     Attributes:
         into: Path of the annotated trace.
-        lacks: What the trace lacks, for messages, for example `the modules`. It is valid only if
-            `finish` returned a reason.
+        lacks: Words for messages that say what the trace lacks, for example `the modules`. They are
+            valid only if `finish` returned a reason.
     """
 
     def __init__(
@@ -158,9 +158,9 @@ class AnnotationProcess:
 def search_path() -> list[str]:
     """Return the import path of the background process.
 
-    It is that of this process, without the current folder and the folder of the training script,
-    where other people may put files while the run goes on. Such a folder is kept if one of the
-    packages that the process needs was found there.
+    It is the import path of this process without the current folder and the folder of the training
+    script, because other people may put files into these folders during the run. But if one of the
+    packages that the background process needs was found in such a folder, the folder is kept.
     """
     left_out: set[Path] = set()
     with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ class DeviceTimeline(Struct, frozen=True, kw_only=True):
     """Nanoseconds that a device spends in each state. The four states add up to the window.
 
     Attributes:
-        computing: Time in which a fill runs, or a kernel that does not communicate.
+        computing: Time in which the device runs a fill, or a kernel that is not a collective's.
         exposed_communication: Time in which the device communicates but does not compute.
         exposed_copies: Time in which the device copies, but neither computes nor communicates.
         idle: Time in which the device runs no work.

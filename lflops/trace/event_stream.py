@@ -244,7 +244,8 @@ def _is_header(head: bytes) -> bool:
 def _end_of_array(text: bytes) -> int | None:
     """Return the position after an array's closing bracket, or `None` if the bracket is missing.
 
-    `text` begins after the opening bracket of the array. The position also counts this bracket.
+    `text` begins after the opening bracket of the array. The position counts from this bracket: it
+    is 1 greater than the index in `text`.
     """
     try:
         msgspec.json.decode(b"[" + text, type=Raw)

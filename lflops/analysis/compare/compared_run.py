@@ -1,6 +1,6 @@
-"""Extract the data of one run that a comparison needs, from a profile or from the page's tables.
+"""Extract the data of a run for comparisons, either from a profile or from the tables of the page.
 
-Also compare the numbers of one module in two runs.
+The classes of this module also compare the numbers of one module in two runs.
 """
 
 import statistics
@@ -228,9 +228,9 @@ def error_of(stats: TimingStats | None) -> float | None:
 
 
 class Change(Struct, frozen=True, kw_only=True, gc=False):
-    """A number in the first and in the second run.
+    """The values of one number, such as the MACs of a module, in the first and the second run.
 
-    It is `None` if it is unknown, or if the run does not have the module.
+    A value is `None` if it is unknown, or if the run does not have the module.
     """
 
     before: float | None
@@ -342,9 +342,10 @@ class ModuleSide(NamedTuple):
 
     Attributes:
         of: The data of the run in the phases that both runs have.
-        rows: Positions in the columns of the run: first of the wrappers of the module, such as DDP
-            or FSDP, and last of the module. Values with submodules are read from the first
-            position. Values without submodules are summed over all positions.
+        rows: Indices in the columns of the run. If the module is wrapped, for example by DDP or
+            FSDP, the indices of its wrappers come before the index of the module. Values with
+            submodules are read at the first index. Values without submodules are summed over all
+            indices.
     """
 
     of: SharedPhases

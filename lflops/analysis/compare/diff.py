@@ -62,15 +62,16 @@ class ModuleNode:
 
     Attributes:
         name: Name of the outermost wrapper, or of the module if it is not wrapped.
-        rows: Positions in the run's columns: first of the wrappers, outermost first, then of the
-            module.
+        rows: Indices in the run's columns. The indices of the wrappers come first, starting with
+            the outermost wrapper. The index of the module is last.
         label: Last part of `name`.
         kind: Class of the module, not of its wrappers.
         children: Nodes of the modules directly below the module.
-        build: Number for the structure. Nodes of both runs have the same number if they and all
-            nodes below them have the same classes.
-        work: Number for the work. Nodes of both runs have the same number if they also have the
-            same parameters and forward MACs, including all nodes below them.
+        build: A number that identifies the structure. Nodes of both runs have the same number if
+            they and all nodes below them have the same classes.
+        work: A number that identifies the structure and the work. Nodes of both runs have the same
+            number if they and all nodes below them have the same classes, parameters and forward
+            MACs.
     """
 
     name: str
@@ -235,10 +236,10 @@ def _shared(one: ModuleNode, other: ModuleNode) -> int:
 
 
 def _number(run: ComparedRun, root: ModuleNode, numbers: dict[Hashable, int]) -> None:
-    """Set the `build` and `work` of all nodes in the tree of a run.
+    """Set the attributes `build` and `work` of all nodes in the tree of a run.
 
-    Nodes get the same number if they have the same structure or work. `numbers` is shared by both
-    runs.
+    `numbers` has the numbers that were already assigned. It must be the same dictionary for both
+    runs, so that nodes with the same structure or work get the same number in both.
     """
     parameters = run.columns["self_parameters"]
     macs = run.columns["forward.self_macs"]
@@ -351,7 +352,10 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
     @property
     def news(self) -> Timing:
-        """The self time if it changed by more than noise; otherwise the inclusive time."""
+        """The time that reports show for this module.
+
+        This is the self time if it changed by more than noise, and otherwise the inclusive time.
+        """
         own = self.self_work.time
         costs_more = own.verdict is None and own.lost is not None
         if own.verdict in CHANGED or costs_more:
@@ -418,7 +422,7 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def slower(self) -> tuple[ModuleDiff, ...]:
-        """Modules that became slower, the largest loss of time first.
+        """Modules that became slower, sorted by the time that they lost, the most first.
 
         A module is included only if neither noise nor a slowdown of the whole run explains its
         change.
@@ -427,7 +431,7 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def faster(self) -> tuple[ModuleDiff, ...]:
-        """Modules that became faster, the largest gain of time first.
+        """Modules that became faster, sorted by the time that they saved, the most first.
 
         A module is included only if neither noise nor a speed-up of the whole run explains its
         change.
@@ -911,8 +915,8 @@ def _grouped(
     """Combine the changes of similar modules into groups, and yield each group with a name.
 
     Modules are similar if they have the same kind of change and the same pattern, such as
-    `layers.*.mlp`. Added and removed modules are grouped by class instead. So are modules whose
-    work changed but whose MACs did not, such as dropouts.
+    `layers.*.mlp`. Two kinds of modules are grouped by class instead: added or removed modules, and
+    modules whose work changed but whose MACs did not, such as dropouts.
     """
 
     def group(change: tuple[CauseKind, ModuleDiff]) -> tuple[CauseKind, str]:
@@ -932,8 +936,10 @@ def _grouped(
 def _name_of(modules: Sequence[ModuleDiff], sizes: Mapping[str, int]) -> str:
     """Return a name for a group of modules.
 
-    This is the name of its only module, its pattern if the group has all modules with this pattern,
-    its class if the patterns differ, or otherwise the list of its names.
+    * For a single module, this is the name of the module.
+    * If the modules have different patterns, it is their class.
+    * If the group has all modules with a pattern, it is this pattern, such as `layers.*.mlp`.
+    * Otherwise, it is the list of the modules' names.
     """
     first = modules[0]
     if len(modules) == 1:
@@ -946,9 +952,9 @@ def _name_of(modules: Sequence[ModuleDiff], sizes: Mapping[str, int]) -> str:
 
 
 def _ratio(changes: Iterable[Change | Timing]) -> float | None:
-    """Return the sum in the second run, divided by the sum in the first run.
+    """Add up several numbers in each run, and return the second sum divided by the first sum.
 
-    Return `None` if a value is unknown, or if the sum did not change.
+    Return `None` if a number is unknown, or if both sums are the same.
     """
     both = list(changes)
     before = sum_known(change.before for change in both)

@@ -60,10 +60,10 @@ With fewer modules, a slower module cannot be distinguished from a slower machin
 """
 
 LEAST_IN_COMMON = 1 / 3
-"""Module times are judged only if comparable modules have at least this share of the time.
+"""Module times are judged only if comparable modules take at least this share of the modules' time.
 
-Comparable modules do the same work in both runs. If they are only a few layers, they are not enough
-to compute the common factor.
+A module is comparable if it does the same work in both runs. The common factor is computed from the
+comparable modules, and a small part of the model is not enough for this.
 """
 
 WIDEST = 2.0
@@ -77,10 +77,10 @@ CHANCE = 0.001
 """Probability that a comparison of two runs of the same code has a wrong verdict."""
 
 LOST_COUNTS = 3.0
-"""Exponent in the estimate of how much other processes delayed a step.
+"""Exponent in the estimate of how much longer a step takes if other processes use the CPU.
 
-If a thread loses its CPU core, other threads may wait for it. So if lost CPU time makes the work of
-a thread longer by a factor, the step may become longer by up to this power of the factor.
+If other processes take half of the CPU time, a thread takes 2 times as long. But other threads may
+wait for this thread, so the step may take up to 2 ** 3 = 8 times as long.
 """
 
 Verdict = Literal["slower", "faster", "same"]
@@ -162,8 +162,8 @@ class Judge(NamedTuple):
         least_error: Lower bound on the error of the ratio of a large module's times.
         least_error_of_small: Lower bound on the error of the ratio of a small module's times.
         reach: Half the width of a confidence interval, as a multiple of the error.
-        step: Seconds of the step in the first run. Changes that are small in relation to it do not
-            matter.
+        step: Duration of the step in the first run, in seconds. Changes that are much shorter than
+            this do not matter.
         lost: Shares of the CPU time that other processes took, in the first and the second run.
     """
 
@@ -217,17 +217,20 @@ class Judge(NamedTuple):
         )
 
     def explains(self, ratio: float) -> bool:
-        """Return whether lost CPU time may be the only reason for this ratio of two times."""
+        """Return whether a time may have changed by this ratio only because of other processes.
+
+        Other processes take CPU time away, and may take a different share of it in each run.
+        """
         before, after = self.lost
         if ratio > 1:
             return ratio <= slowed_by(after)
         return ratio * slowed_by(before) >= 1
 
     def cost(self, before: Measured | None, after: Measured | None, macs: float | None) -> Timing:
-        """Compare two times of different work. They get no verdict.
+        """Compare the times of a module that does different work in the two runs.
 
-        `macs` is the ratio of the MACs. `lost` is set in the result if the change is more than
-        noise.
+        The result has no verdict. Its field `lost` is set only if the change is more than noise.
+        `macs` is the ratio of the MACs.
         """
         given = unjudged(before, after, macs)
         if before is None or after is None or before.error is None or after.error is None:
@@ -270,9 +273,9 @@ class Judge(NamedTuple):
 
 
 def slowed_by(lost: float) -> float:
-    """Return by which factor a step may become longer if it loses a share of the CPU time.
+    """Return the largest factor by which a step may become longer because of other processes.
 
-    The share is taken by other processes.
+    `lost` is the share of the CPU time that other processes take.
     """
     if lost >= 1:
         return math.inf
@@ -327,7 +330,9 @@ def judge_of(
     times: int,
     lost: tuple[float, float] = (0.0, 0.0),
 ) -> Judge | None:
-    """Compute the common factor of two runs, and the errors that its verdicts take into account.
+    """Make a `Judge` for the module times of two runs.
+
+    It has the common factor of the runs, and the lower bounds on the errors of ratios.
 
     Args:
         pairs: Self times in the first and the second run, for each module that did the same work in
@@ -398,7 +403,7 @@ class _Ratio(NamedTuple):
 
 
 def _number_of_large(longest_first: Sequence[_Ratio]) -> int:
-    """Return how many of the modules are large: the longest ones that have `LARGE` of the time.
+    """Return the number of large modules, which together take the share `LARGE` of the time.
 
     The number is at least `LEAST_MODULES`.
     """
@@ -414,7 +419,7 @@ def _number_of_large(longest_first: Sequence[_Ratio]) -> int:
 
 
 def _typical(ratios: Sequence[_Ratio]) -> tuple[float, float]:
-    """Return the median of the logarithms of the ratios, and the lower bound on their errors."""
+    """Return the median of the ratios as a logarithm, and the lower bound on a ratio's error."""
     logarithms = [ratio.logarithm for ratio in ratios]
     error = statistics.median(ratio.error for ratio in ratios)
     return statistics.median(logarithms), max(robust_deviation(logarithms), error)

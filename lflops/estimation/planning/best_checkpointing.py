@@ -59,8 +59,8 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         policies: The policy of each block, keyed by the name of the block, in the order in which
             they run.
         memory_bytes: The budget for live tensors.
-        fits: Whether the estimate of the step with these policies is within the budget. If not,
-            these policies have the lowest peak that was found.
+        fits: Whether the step fits into the budget with these policies. If no policies fit, this is
+            `False`, and `policies` has the policies with the lowest peak.
         predicted_bytes: The peak memory as computed from the bytes of the blocks, before the whole
             step was estimated. Compare with `peak_bytes`.
         alternatives: The plan, which is the last entry, and for comparison each policy applied to
@@ -308,10 +308,13 @@ def _budget(estimator: Estimator, memory_bytes: Any) -> int:
 
 
 def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPlan:
-    """Choose the policies from estimates of a folded model, which has fewer blocks and is faster.
+    """Choose the policies and return them as a plan.
 
-    If the peak predicted in this way differs from an estimate of the whole model, choose them again
-    from estimates of the whole model. `by_room` is whether the budget is the chip's memory.
+    The policies are chosen from estimates of a folded model, which are faster because the model has
+    fewer blocks. The whole model is then estimated with these policies. If the peak differs from
+    the predicted peak, the policies are chosen again, from estimates of the whole model.
+
+    `by_room` is whether the budget is the chip's memory, not a number of bytes from the user.
     """
     try:
         chain = trials.chain(fold=True)
@@ -328,10 +331,11 @@ def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPl
 
 
 def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) -> CheckpointingPlan:
-    """Return the plan with the cheapest policies whose estimate is within the budget.
+    """Return a plan with the cheapest policies that fit into the budget.
 
-    If the estimate is above the budget, policies that need less memory are tried. If no policies
-    are within the budget, the plan has the policies with the lowest peak.
+    The policies that should fit according to the chain are tested with an estimate of the whole
+    model. If the estimate is above the budget, policies that need less memory are tested. If no
+    policies fit, the plan has the policies with the lowest peak.
     """
     allowed = budget
     choices = _choice(chain, allowed)
@@ -361,8 +365,8 @@ def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) ->
 def _memory_fit(profile: Profile, *, by_room: bool) -> MemoryFit | None:
     """Return the memory that the step needs on the chip, and whether it fits.
 
-    Returns `None` if the user passed a budget. `by_room` is whether the budget is the chip's memory
-    instead.
+    `by_room` is whether the budget is the chip's memory. If it is not (the user has passed the
+    budget in bytes), the result is `None`.
     """
     if not by_room:
         return None

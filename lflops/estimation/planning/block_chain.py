@@ -90,7 +90,9 @@ class Trial(Struct, frozen=True, kw_only=True):
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """The bytes of a block for one `Key`, relative to other blocks.
+    """The bytes that a block needs under the circumstances in a `Key`.
+
+    They are relative to the bytes that are alive at the start of the block or of the next block.
 
     Attributes:
         grows: Bytes alive at the start of the next block, minus the bytes at the start of this
@@ -107,7 +109,7 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 class Chain(Struct, frozen=True, kw_only=True):
-    """A model of the peak memory and the cost of a step, for any checkpointing of its blocks.
+    """The bytes and costs of all blocks, to compute a step's peak memory for any checkpointing.
 
     Attributes:
         kinds: Kind of each block, in the order in which their forwards run.
@@ -328,10 +330,12 @@ def _add_trial(chain: Chain, trial: Trial, first: Trial) -> None:
 
 
 def held_input_of(trial: Trial, plain: Reading) -> int | None:
-    """Return the bytes that stay alive after the forward because of the first block's choice.
+    """Return how many bytes more stay alive after the forward because the first block recomputes.
 
-    They are visible before the backward of a later block that recomputes nothing, as the difference
-    to `plain`, an estimate without checkpointing. Returns `None` if every later block recomputes.
+    These bytes are the first block's input (see `Chain.held_input`). To find them, the bytes alive
+    before the backward of a later block are compared with `plain`, an estimate without
+    checkpointing. The later block must not recompute. If every later block recomputes, the result
+    is `None`.
     """
     if len(trial.choices) == 1:
         return 0
@@ -440,8 +444,9 @@ def _ends(
 ) -> list[_State]:
     """Return combinations of choices for all blocks whose peak is within the budget.
 
-    The first block has the choice `first`. Combinations that cannot be the best are left out. With
-    `free`, recomputation costs nothing, so the combinations with the fewest bytes are the best.
+    In all of them, the first block has the choice `first`. A combination is left out if another one
+    needs fewer bytes and does not cost more. With `free`, the cost of recomputation is treated as
+    0, so only the bytes matter.
     """
     # The candidates for the blocks so far, keyed by the choice of the last block.
     states: dict[str | None, list[_State]] = {None: [_State(chain.base, 0, 0, ())]}

@@ -68,7 +68,7 @@ FEMTO = 1e-15
 
 
 class BlockTrials:
-    """Estimates of one model with different checkpointing.
+    """Estimates one model with different checkpointing, and builds its chain of blocks.
 
     Args:
         estimator: Runs a forward and a backward.
@@ -77,7 +77,8 @@ class BlockTrials:
 
     Attributes:
         made: Number of estimates so far.
-        folds: The runs of equal blocks that are long enough to be folded. An estimate sets them.
+        folds: The runs of equal blocks that are long enough to be folded. The list is empty until
+            the first estimate has found them.
         units: The groups of blocks that the last chain treats as one block. All blocks of a unit
             have the same checkpointing. Most units are a single block.
     """
@@ -298,7 +299,7 @@ def _next_choices(
 
     Args:
         kinds: Kind of each block.
-        wanted: Keys that no estimate has shown so far.
+        wanted: Combinations of kinds and policies (see `Key`) that no estimate has shown so far.
         last_choices: Policies that the last block has not had in any estimate.
     """
     left = set(wanted)

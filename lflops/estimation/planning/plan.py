@@ -215,7 +215,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
         memory_fit: The memory that the configuration needs, and whether it fits on the chip.
         predicted: Time of a step with all its micro batches, or `None` if it is not predicted.
         why_not: Reason why no time is predicted, or `None` if a time is predicted.
-        least_seconds: A lower bound of the step time, or `None` if unknown.
+        least_seconds: A lower bound on the step time, or `None` if unknown.
         tensor_seconds: Part of the lower bound that is spent in collectives of tensor parallelism,
             at the bandwidth of the links. Nothing overlaps with these collectives.
         bubble_seconds: Part of the lower bound in which a pipeline stage waits, assuming 1F1B and
@@ -248,8 +248,8 @@ class Plan(Struct, frozen=True, kw_only=True):
         hardware: Name of the chip.
         gpus: Number of GPUs.
         batch: Number of samples in a step, over all GPUs.
-        configurations: Configurations that fit and have a predicted time, the fastest first.
-        not_predicted: All other configurations that fit, lowest bound first.
+        configurations: Configurations that fit and have a predicted time, sorted by this time.
+        not_predicted: All other configurations that fit, sorted by the lower bound on their time.
         left_out: The reason why a mesh or configuration does not fit or does not run, keyed by its
             name.
         estimates: Number of estimates that were made.
@@ -614,9 +614,10 @@ class _Search:
     ) -> Sheet:
         """Return the work and memory (the sheet) of a mesh for a micro batch of any size.
 
-        It is extrapolated from one and two samples. The work and memory of the second sample do not
-        depend on the number of ranks that share the weights. So the two are compared on the mesh
-        `corners.low`, for which estimates exist.
+        It is extrapolated from micro batches of one and of two samples. The difference between them
+        does not depend on how many ranks share the weights, so it is computed with the number of
+        shards of `corners.low`, for which estimates exist. It is then added once for each further
+        sample.
 
         With `depth`, the sheet has only the memory, for a model with this many blocks.
         """
@@ -634,8 +635,8 @@ class _Search:
     ) -> Sheet:
         """Return the sheet of a mesh (its work and memory), interpolated between the corners.
 
-        With tensor parallelism over N ranks, the interpolation is linear in 1/N. With weights that
-        M ranks share, it is linear in 1/M.
+        The interpolation is linear in 1/N, where N is the number of ranks of tensor parallelism,
+        and in 1/M, where M is the number of ranks over which FSDP2 shards the weights.
         """
         low = corners.low
         few_shards = corners.few_shards

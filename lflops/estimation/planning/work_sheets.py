@@ -58,15 +58,16 @@ NO_BLOCK = Role("", 1)
 
 
 class InBlock(NamedTuple):
-    """The place of an operator in a block.
+    """The place of an operator in a block, under which its peak memory is stored in a sheet.
 
-    Models with different numbers of equal blocks have the same places near both ends of the blocks.
+    Blocks are counted from the start and from the end of their sequence. So a short and a long
+    model have the same places near both ends, and their sheets can be compared there.
 
     Attributes:
         role: The sequence of equal blocks that contains the block.
         number: Position of the block in this sequence, counted from the start, or from the end as a
             negative number.
-        run: How often the same operator ran in the block before.
+        run: How often the same operator had already run in this block.
     """
 
     role: Role
@@ -97,7 +98,8 @@ BEFORE_BLOCKS = OutsideBlocks(after_blocks=False, role=None, from_first=0, from_
 class OpKey(NamedTuple):
     """The key of an operator's count in a sheet, summed over the blocks of a role.
 
-    `module` is the name below the block. `field` is the name of the count, such as `calls`.
+    `module` is the name of the operator's module below the block, such as `.mlp` for
+    `layers.3.mlp`. `field` is the name of the count, such as `calls`.
     """
 
     role: Role
@@ -475,7 +477,8 @@ def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
 def _role_of(module: str, roles: Mapping[str, Role]) -> tuple[Role, str]:
     """Return the role of the block that contains a module, and the module's name below the block.
 
-    For a module outside all blocks, return `NO_BLOCK` and the whole name.
+    The name below the block is, for example, `.mlp` for `layers.3.mlp`. For a module outside all
+    blocks, return `NO_BLOCK` and the whole name.
     """
     for block in ancestry(module):
         if block in roles:

@@ -6,9 +6,9 @@ from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Threshold
 
 LARGE_CLIPPING_SHARE = 0.05
-"""If clipping takes at least this share of the step, the host may wait for the device in clipping.
+"""If clipping takes at least this share of the step, it may be why the host waits for the device.
 
-The waits of the host then do not show that the step contains calls such as `.item()`.
+If clipping takes less time, the waits of the host come from calls such as `.item()`.
 """
 
 

@@ -9,19 +9,20 @@ from lflops.profile.records import PHASES
 from lflops.profile.series import grouped
 
 MAIN_CLASSES = 3
-"""Maximum number of module classes that decide how memory-bound work is described.
+"""Maximum number of module classes that are examined to describe memory-bound work.
 
-The classes with the most memory-bound work are examined first.
+These are the classes with the most memory-bound work. If their modules run no matmuls, the sentence
+of the finding says "memory-bound pointwise work".
 """
 
 COVERED_SHARE = 2 / 3
-"""Fewer classes are examined if they together have at least this share of the memory-bound work."""
+"""No further class is examined once the examined classes have this share of memory-bound work."""
 
 
 UNKNOWN_PARTS = {"idle": "idle time", "memory_bound": "memory-bound work"}
 """Parts of the step that are included in `inefficient_kernels` if their time is unknown.
 
-The values are the words for them in the sentence of the finding.
+The values are the words by which the sentence of the finding calls these parts.
 """
 
 

@@ -12,7 +12,7 @@ SECONDS_PER_BYTE = 1 / 5e9
 """Upper bound on the seconds that an optimizer's operator on a CPU needs per byte that it moves."""
 
 SECONDS_PER_CACHED_BYTE = 1 / 20e9
-"""The same bound for small operators, which are faster because their tensors fit into a cache."""
+"""Like `SECONDS_PER_BYTE`, but for small operators, whose tensors fit into a cache."""
 
 LARGEST_CACHED_BYTES = 1 << 20
 """An operator counts as small if it moves fewer bytes than this per call."""
@@ -53,7 +53,7 @@ class SlowOptimizer(PartRule):
 def needed_seconds(step: StepEvidence) -> float:
     """Upper bound on the seconds that the operators of the optimizer need.
 
-    On a device, this is `SLOW_ON_DEVICE` times the time that they need.
+    On a device, the time to move their bytes and to launch them is multiplied by `SLOW_ON_DEVICE`.
     """
     work = step.root.optimizer
     run = step.profile.run

@@ -7,9 +7,9 @@ from lflops.findings.run_rule import OnceAllowedRule, UncertainRule
 from lflops.profile.series import summed
 
 UNWATCHED_SHARE = 0.05
-"""Matmuls outside all phases are ignored up to this share of the MACs of forward.
+"""Matmuls outside all phases are ignored if their MACs are at most this share of forward's MACs.
 
-If there are more, the loop trains another model in this time.
+If they have more MACs, the loop is assumed to train another model in this time.
 """
 
 MODEL_PHASES = {"forward", "backward", "recompute"}

@@ -105,9 +105,9 @@ def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
 def _in_operators(step: StepEvidence, seconds: float) -> str:
     """Describe the operators that run in forward or backward outside the model's layers.
 
-    They are called by the model itself, or they belong to another model without a backward pass,
-    such as a reference model. They are listed if they explain the `seconds`; otherwise only their
-    total is stated. Returns the empty string if there are none.
+    If they explain the `seconds`, they are listed by name. Otherwise only their total time is
+    stated. If they seem to belong to another model that has no backward pass, such as a reference
+    model, their MACs are stated instead. Returns the empty string if there are no such operators.
     """
     forward = step.root.forward
     if forward.self_macs and step.root.backward.macs and not step.root.backward.self_macs:

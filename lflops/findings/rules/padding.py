@@ -13,7 +13,7 @@ class Padding(StepRule):
 
     The cost is the time that forward and backward spend on padding. It is reported if at least 30 %
     of the positions are padding. lflops detects padding by a padding mask in the batch. Without a
-    mask, the end of a row counts as padding if it repeats one value.
+    mask, the end of a sequence counts as padding if it repeats one value.
     """
 
     name = "padding"

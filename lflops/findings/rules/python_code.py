@@ -74,9 +74,9 @@ def _seconds_of_python(
 
 
 def modules_of(candidates: Iterable[Candidate]) -> set[str]:
-    """Return the modules of all candidates that a rule about modules has found.
+    """Return the names of the modules that rules about modules have already found.
 
-    The root module has the empty name and may be included.
+    Candidates of other rules are ignored. The result may include the root, whose name is empty.
     """
     return {candidate.module for candidate in candidates if isinstance(candidate.rule, ModuleRule)}
 

@@ -7,16 +7,17 @@ from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
 from lflops.profile.records import Phase
 
 USUAL_RATIO = 2
-"""MACs of backward per MAC of forward if backward runs once."""
+"""Usual ratio of the MACs of backward to the MACs of forward, if backward runs once per step."""
 
 LARGE_RATIO = 2.5
-"""Backward runs more than once if it has at least this many MACs per MAC of forward."""
+"""Minimum ratio of the MACs of backward to the MACs of forward if backward runs more than once."""
 
 LARGEST_CALL = 3
-"""A backward operator has at most this many times the MACs of the largest forward operator.
+"""Maximum ratio of the largest backward operator's MACs to the largest forward operator's MACs.
 
-The largest ratio is that of attention: five matmuls in backward for two in forward. A larger
-backward operator has no counterpart in forward, so the MACs of the passes cannot be compared.
+Attention comes closest to this ratio: it has five matmuls in backward and two in forward. If the
+ratio is exceeded, the backward operator has no counterpart in forward. The MACs of forward and
+backward then cannot be compared, and nothing is reported.
 """
 
 

@@ -202,7 +202,10 @@ def without_rank_costs(
 
 
 def _part_of(slow_rank: Candidate) -> str:
-    """Name of the part of the step, or of the rule about modules, that contains a rank's delay."""
+    """Return the name of the rule whose candidate contains the delay of a slow rank.
+
+    This is the rule for a part of the step or, for a delay in the root module, the rule `outside`.
+    """
     phase = step_phase(slow_rank.phase)
     if phase not in PASSES:
         return phase

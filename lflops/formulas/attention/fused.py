@@ -31,7 +31,10 @@ SOFTMAX_BACKWARD = 4
 """Operations of the gradient of a softmax, per score."""
 
 SOFTMAX_FROM_SUM = 2
-"""Operations of a softmax, per score, in backward. Forward has kept the sums of exponentials."""
+"""Operations, per score, for computing the softmax again in backward.
+
+They are fewer than in forward, because forward has kept the sums of exponentials.
+"""
 
 
 class Window(NamedTuple):
@@ -109,8 +112,9 @@ class Scores(NamedTuple):
     """The number of scores of one attention call, summed over heads and sequences.
 
     Attributes:
-        all: The number of all scores, queries × keys. They are counted.
-        seen: The number of scores that the mask or window leaves. They are executed.
+        all: The number of all scores (queries × keys). It determines the counted MACs.
+        seen: The number of scores that the mask or window does not hide. It determines the executed
+            MACs.
         known: Whether the lengths of the sequences are known. If not, the numbers are upper bounds.
     """
 
@@ -186,7 +190,7 @@ def _lengths(shape: Shape, offsets: Known, longest: int | None) -> _Lengths:
 
 
 def _used(present: _Lengths, used: Known) -> _Lengths:
-    """Limit the lengths of sequences to the numbers of queries or keys that the call uses."""
+    """Return the lengths of sequences, each limited to the queries or keys that the call uses."""
     if used is None:
         return present
     if not isinstance(used, Values):
@@ -320,8 +324,9 @@ def attention_formula(
     Args:
         operators: The forward operators, as in `formula`.
         backward: The operators of the gradients.
-        leading: Names of the additional arguments that come first in backward.
-        writes_first: A forward operator that writes into its first argument, as in `formula`.
+        leading: Names of the arguments that a gradient operator receives before the queries.
+        writes_first: A forward operator whose first argument is the tensor that it writes to, as in
+            `formula`.
         reads: Names of the arguments that are read by value, as in `formula`.
         forward_only: Keyword arguments that backward does not have.
         backward_only: Keyword arguments that forward does not have.
@@ -391,7 +396,11 @@ def scaled_dot_product_flash(query: Shape, key: Shape, value: Shape, *, is_causa
 def native_attention(
     query: Shape, key: Shape, value: Shape, embed_dim: int, num_head: int, qkv_weight: Shape
 ) -> Cost:
-    """Cost of projections of queries, keys and values, attention, and an output projection."""
+    """Cost of a whole multi-head attention layer.
+
+    The layer projects the queries, the keys and the values, computes attention, and projects the
+    output.
+    """
     queries = prod(query[:-1])
     keys = prod(key[:-1])
     # Queries and outputs, keys and values.
@@ -413,7 +422,10 @@ def _by_head(x: Shape, heads: int) -> Shape:
 def encoder_layer(
     src: Shape, embed_dim: int, num_heads: int, *, ffn_weight_1: Shape, ffn_weight_2: Shape
 ) -> Cost:
-    """Cost of attention, a two-layer MLP, two normalisations and two residual additions."""
+    """Cost of a whole encoder layer.
+
+    The layer consists of attention, a two-layer MLP, two normalisations and two residual additions.
+    """
     tokens = prod(src[:-1])
     width = embed_dim
     hidden = ffn_weight_1[0]

@@ -35,7 +35,7 @@ def _scaled(product: int, result_size: int, bias: Shape | None) -> Cost:
 
 @formula("bitsandbytes::int8_linear_matmul")
 def int8_product(a: Shape, b: Shape) -> int:
-    """MACs of [..., k] x [n, k]."""
+    """MACs of an 8-bit matmul of [..., k] and the transpose of [n, k]."""
     return prod(a) * b[0]
 
 
@@ -68,17 +68,17 @@ def int8_mixed_product(
 
 @formula("bitsandbytes::gemm_4bit", "bitsandbytes::gemv_4bit")
 def four_bit_product(a: Shape, b: Shape, weight: Shape) -> int:
-    """MACs of [..., k] x [n, k].
+    """MACs of a matmul of [..., k] and the transpose of a 4-bit matrix [n, k].
 
-    `b` is packed and does not show the shape of the matrix, so `weight` (the shape, as a list) is
-    used.
+    The matrix `b` is packed, so its shape is not [n, k]. The kernel receives the list [n, k] as an
+    additional argument, `weight`.
     """
     return prod(a) * weight[0]
 
 
 @formula("bitsandbytes::dequantize_4bit")
 def dequantize_four_bits(a: Shape, *, shape: Shape) -> Cost:
-    """Cost of one multiplication by a scale per element."""
+    """Cost of dequantizing 4-bit numbers: each element is multiplied by a scale."""
     return Cost(other_flops=prod(shape))
 
 
@@ -98,7 +98,11 @@ formula("bitsandbytes::int8_double_quant")(per_element(4))
 
 @formula("bitsandbytes::int8_mm_dequant")
 def dequantize_product(a: Shape, *, bias: Shape | None = None) -> Cost:
-    """Cost of dequantizing a result: one scale per row, one per column, and an optional bias."""
+    """Cost of dequantizing the integer result of a matmul.
+
+    Each element is multiplied by the scale of its row and by the scale of its column. A bias is
+    added if there is one.
+    """
     return _scaled(0, prod(a), bias)
 
 

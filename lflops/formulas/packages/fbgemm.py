@@ -13,7 +13,7 @@ Offsets = Values | Shape
 
 
 def _rows(values: Shape, offsets: Offsets, longest: int) -> int:
-    """Count the rows that a kernel uses, which are at most `longest` of each sequence.
+    """Count the rows that a kernel uses: at most `longest` rows of each sequence.
 
     If the lengths are unknown, the result is the number of all rows.
     """
@@ -30,7 +30,7 @@ def jagged_by_dense(
     y: Shape,
     max_L: int,  # noqa: N803 - FBGEMM's name
 ) -> Cost:
-    """Cost of [rows, k] x [k, n] for each sequence."""
+    """Cost of a jagged tensor times dense matrices: [rows, k] x [k, n] for each sequence."""
     _, k, n = y
     rows = _rows(x, x_offsets, max_L)
     return Cost(rows * k * n, is_upper_bound=not isinstance(x_offsets, Values))
@@ -38,7 +38,7 @@ def jagged_by_dense(
 
 @formula("fbgemm::jagged_jagged_bmm", "fbgemm::jagged_jagged_bmm_forward", reads="x_offsets")
 def jagged_by_jagged(x: Shape, y: Shape, *, x_offsets: Offsets, max_L: int) -> Cost:  # noqa: N803
-    """Cost of [k, rows] x [rows, n] for each sequence."""
+    """Cost of the product of two jagged tensors: [k, rows] x [rows, n] for each sequence."""
     k = x[-1]
     n = y[-1]
     rows = _rows(x, x_offsets, max_L)
@@ -62,7 +62,7 @@ def vectors_by_jagged_backward(grad: Shape, v: Shape, a: Shape) -> int:
     return 2 * prod(a)
 
 
-# By the convention for a softmax and its gradient.
+# The convention in `conventions.toml` for a softmax and its gradient.
 formula("fbgemm::jagged_softmax", "fbgemm::jagged_softmax_forward")(per_element(5))
 formula("fbgemm::jagged_softmax_backward")(per_element(4))
 formula(
@@ -87,7 +87,7 @@ formula(
 
 @formula("fbgemm::jagged_dense_elementwise_add")
 def elementwise_to_dense(values: Shape, *, y: Shape) -> Cost:
-    """Cost of one operation per element of the dense tensor."""
+    """Cost of adding a jagged tensor and a dense tensor: one operation per element of `y`."""
     return Cost(other_flops=prod(y))
 
 
@@ -102,7 +102,7 @@ def embedding_bags(
     max_D: int,  # noqa: N803
     total_D: int,  # noqa: N803
 ) -> Cost:
-    """Cost of one addition per element of the gathered rows.
+    """Cost of embedding bags: one addition per element of the gathered rows.
 
     This is an upper bound if the tables have different widths, because the number of rows from each
     table is unknown.
@@ -120,9 +120,9 @@ def weighted_embedding_bags(
     max_D: int,  # noqa: N803
     total_D: int,  # noqa: N803
 ) -> Cost:
-    """Cost of a multiplication and an addition per element of the gathered rows.
+    """Cost of embedding bags whose rows have weights.
 
-    The multiplication is by the weight of the row.
+    Each element of the gathered rows is multiplied by the weight of its row, and added to the sum.
     """
     bags = embedding_bags(indices=indices, D_offsets=D_offsets, max_D=max_D, total_D=total_D)
     return bags._replace(other_flops=2 * bags.other_flops)

@@ -15,7 +15,7 @@ LOSS_AND_GRADIENT = 5 + 4
 
 @function_formula(f"{OPS}fused_linear_cross_entropy:fused_linear_cross_entropy_forward")
 def head_and_loss(x: Shape, weight: Shape) -> Cost:
-    """Cost of the loss of the logits [tokens, words], and of its gradient.
+    """Cost of a cross-entropy loss and its gradient, for logits of shape [tokens, words].
 
     The matmuls run as torch's operators and are counted there.
     """
@@ -41,7 +41,7 @@ def head_and_loss_backward(
 
 @function_formula(f"{OPS}rope:rope_forward", f"{OPS}rope:rope_backward")
 def rotary(q: Shape, k: Shape) -> Cost:
-    """Cost of two multiplications and an addition per element."""
+    """Cost of rotary embeddings: two multiplications and an addition per element."""
     return Cost(other_flops=3 * (prod(q) + prod(k)))
 
 
@@ -49,7 +49,7 @@ _PER_ELEMENT = {
     "cross_entropy:cross_entropy_forward": LOSS_AND_GRADIENT,
     # The gradient that forward computed is multiplied by the gradient of the loss.
     "cross_entropy:cross_entropy_backward": 1,
-    # By the convention; backward costs twice as much as forward.
+    # Follows the convention in `conventions.toml`; backward costs twice as much as forward.
     "rms_norm:rms_norm_forward": 4,
     "rms_norm:rms_norm_backward": 8,
     "layer_norm:layer_norm_forward": 7,

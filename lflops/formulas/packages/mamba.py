@@ -111,7 +111,7 @@ def causal_convolution_backward(
 def causal_convolution_step(
     x: Shape, state: Shape, weight: Shape, bias: Shape | None, *, silu_activation: bool
 ) -> Cost:
-    """Cost of the convolution of one additional step."""
+    """Cost of a causal convolution for one more time step, as in text generation."""
     return causal_convolution(x, weight, bias, silu_activation=silu_activation)
 
 
@@ -151,9 +151,9 @@ and the step sizes `dt` are [batch, heads, chunks, steps].
 
 
 def _pairs_by_width(x: Shape, dt: Shape) -> int:
-    """Return the MACs of a matmul of all pairs of time steps of a chunk with x.
+    """Return the MACs of multiplying a [steps, steps] matrix for each chunk and head by x.
 
-    This is the number of pairs, summed over all chunks and heads, times the width of x.
+    The matrix has one element for each pair of time steps of the chunk, such as C x B.
     """
     steps = dt[-1]
     width = x[-1]
@@ -180,7 +180,10 @@ def pairs_of_a_chunk_backward(a: Shape, grad: Shape) -> Cost:
 
 @function_formula(f"{SSD}_chunk_state_fwd", again_in_backward=True)
 def chunk_state(b: Shape, x: Shape) -> Cost:
-    """Cost of the states at the ends of the chunks: x times B, summed over each chunk."""
+    """Cost of the states at the ends of the chunks.
+
+    The state of a chunk is the sum of x times B over the time steps of the chunk.
+    """
     states = b[-1]
     return Cost(prod(x) * states)
 
@@ -239,7 +242,10 @@ def pairs_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
 
 @function_formula(f"{SSD}_chunk_scan_bwd_ddAcs_stable")
 def decay_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
-    """Cost of computing the matmul of `pairs_gradient` again, for the gradient of the decay."""
+    """Cost of the gradient of the decay.
+
+    The kernel runs the matmul of `pairs_gradient` again, so its MACs count as recomputation.
+    """
     return Cost(recompute=Cost(_pairs_by_width(x, dt)))
 
 

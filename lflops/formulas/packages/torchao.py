@@ -16,7 +16,7 @@ for bits in range(1, 9):
 
 @formula("torchao::mx_fp8_bf16", "torchao::blockwise_scaled_mm")
 def scaled_mm(a: Shape, b: Shape, *, out: Shape) -> Cost:
-    """Cost of [n, k] x [k, m] of 8-bit floats, scaled by blocks."""
+    """Cost of a matmul [n, k] x [k, m] of 8-bit floats. Each block of elements has a scale."""
     return Cost(prod(a) * out[-1], other_flops=prod(out))
 
 
@@ -40,7 +40,10 @@ def quantized_attention(
 
 @formula("torchao::_scaled_embedding_bag")
 def scaled_embedding_bag(weight: Shape, indices: Shape) -> Cost:
-    """Cost of a scale and an addition per element of the gathered rows."""
+    """Cost of an embedding bag with quantized rows.
+
+    Each element of the gathered rows needs a scale and an addition.
+    """
     return Cost(other_flops=2 * prod(indices) * weight[-1])
 
 

@@ -82,7 +82,10 @@ def grouped_gemm(
 
 @function_formula(f"{TEX}layernorm_fwd")
 def layer_norm(x: Shape, weight: Shape, bias: Shape | None) -> Cost:
-    """Cost of a layer normalisation, by the convention."""
+    """Cost of a layer normalisation, by the convention in `conventions.toml`.
+
+    It is 5 operations per element, plus one each for the weight and the bias.
+    """
     operations = 6 + (bias is not None)
     return Cost(other_flops=operations * prod(x))
 
@@ -174,9 +177,9 @@ def _packed(shape: Shape) -> Shape:
 
 @function_formula(f"{TEX}fused_attn_fwd", reads="*")
 def fused_attention(*given: Any) -> Cost:
-    """Cost of attention in any layout.
+    """Cost of fused attention in the forward pass.
 
-    The offsets define the lengths of the sequences.
+    The layout of the tensors does not matter, because the offsets define the lengths of sequences.
     """
     return attention_of_scores(*_attention(given))
 

@@ -17,7 +17,10 @@ VARIABLE = "LFLOPS"
 FINDER = "lflops.integrations.auto_detect.finder"
 
 is_compiling: Any = bool
-"""`torch.compiler.is_compiling`, once `watch` has imported it."""
+"""Returns whether code is being compiled: `torch.compiler.is_compiling`.
+
+Until `watch` has imported that function, `bool` stands in its place, which returns false.
+"""
 
 
 def settings_line() -> str | None:

@@ -4,11 +4,11 @@ A transformers Trainer is monitored with `FlopsCallback`, and any other loop wit
 
     step 1    At its end, the modules that hold the optimizer's parameters are found and hooked.
     step 2    At its end, it is known which of these modules were called: they are the models. The
-              monitor begins, and counts the first two steps without a duration.
+              monitor begins. The first two steps get numbers, but their durations are unknown.
     step 3    The first monitored step.
 
-This module keeps no model and no optimizer alive. Only one loop is monitored at a time. This ends
-when the process ends, or when only other optimizers make steps.
+This module keeps no model and no optimizer alive. Only one loop is monitored at a time. Its
+monitoring ends when the process ends, or when only optimizers of other loops make steps.
 """
 
 import atexit
@@ -50,7 +50,8 @@ class AutoDetectedLoop(LoopMonitor):
 
     Args:
         models: The models that the loop calls.
-        steps: Number of steps before the loop was detected. They are counted without a duration.
+        steps: Number of steps before the loop was detected. They are included in the number of
+            steps, but their durations are unknown.
         log: Function that receives the summary of each window.
         settings: The arguments of `FlopsMonitor`.
     """
@@ -426,9 +427,10 @@ class AutoDetectedPhases(LoopPhases):
 
 
 DEEPEST = 4
-"""The search for the models of a loop ends at this step.
+"""Number of the step at which the search for the models of a loop ends.
 
-Before this step, if the loop has called none of the hooked modules, their children are hooked.
+If a step has called none of the hooked modules, their children are hooked for the next step. At the
+step with this number, the hooked modules are treated as the models even if they were not called.
 """
 
 MOST_SHAPES = 256

@@ -315,8 +315,8 @@ class FlopsMonitor(Base, PhaseListener):
     def _leave(self, error: BaseException | None = None) -> None:
         """End the run.
 
-        If it was begun inside another run, for example by `trainer.test` in a callback of `fit`,
-        that run continues.
+        If this run was begun inside another run, for example by `trainer.test` in a callback of
+        `fit`, the other run continues.
         """
         self._run.close(error)
         if self._outer:

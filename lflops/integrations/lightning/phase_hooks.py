@@ -66,9 +66,9 @@ ACTIONS: dict[str, tuple[str | None, str | None]] = {
     # not a phase itself, but phases that begin inside it end with it
     "optimizer_step": (None, "train"),
 }
-"""The actions of Lightning's profiler that are phases.
+"""For each action of Lightning's profiler that is a phase, the phase and the stage.
 
-The keys are the ends of the actions' names. The values are the phase and the stage.
+An action has a key of this mapping at the end of its name.
 """
 
 # Actions that are phases of the training stage only if a hook does something in them.
@@ -79,7 +79,7 @@ PROFILER_METHODS = {"start", "stop", "profile"}
 """Methods of Lightning's profiler that are wrapped or replaced."""
 
 MOST_ACTIONS = 512
-"""Maximum number of actions whose contexts are kept for the next call."""
+"""Maximum number of actions whose context objects are kept, so that they can be used again."""
 
 DEFAULT_HOOKS = (".core.hooks", ".core.module", ".callbacks.callback")
 """Python modules of Lightning whose hooks do nothing, because they are only the defaults."""
@@ -199,8 +199,9 @@ class TrainerPhases(Phases):
     def _torn_down(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """End the runs of all monitors when the Trainer is torn down.
 
-        Usually, Lightning has already called the monitors. It does not if the callbacks of the
-        Trainer were replaced, for example after a failed search for a learning rate.
+        Usually, Lightning has already called the monitors as callbacks, and their runs have ended.
+        But if the callbacks of the Trainer were replaced, for example after a failed search for a
+        learning rate, Lightning does not call the monitors.
         """
         with self.guard:
             for close in [*self._users.values()]:
@@ -325,10 +326,10 @@ class _Action(ContextDecorator):
 
 
 class _Shortcut(partial[Any]):
-    """A function in place of a method of the default profiler.
+    """A function of lflops that replaces a method of the default profiler.
 
-    It adds no Python code to a call. It looks like the original method, and copying or pickling it
-    gives the original method.
+    No additional Python code runs when it is called. It looks like the original method, and copying
+    or pickling it gives the original method.
 
     Attributes:
         lflops_method: The original method.
@@ -374,10 +375,10 @@ def phases_of(trainer: Any) -> TrainerPhases:
 
 
 def _has_hook_before_step(trainer: Any, action: str) -> bool:
-    """Return whether an `on_before_optimizer_step` action runs a hook that is not of a monitor.
+    """Return whether an `on_before_optimizer_step` action runs a user's hook, so it is a phase.
 
-    The hook of a monitor begins the optimizer phase. The action that calls this hook must therefore
-    not be a phase itself.
+    An action that only calls the hook of a monitor of lflops is not a phase, because that hook
+    begins the optimizer phase.
 
     Args:
         trainer: The Trainer.

@@ -222,8 +222,8 @@ def _batches_left(trainer: Any, pl_module: Any) -> float:
 def _batches_of(trainer: Any, stage: str) -> float:
     """Return the number of batches of validation, test or prediction; infinity if unknown.
 
-    It is unknown in `fit`, which validates repeatedly. The schedule continues from one validation
-    to the next.
+    For validation during `fit`, the number is unknown: `fit` validates repeatedly, and the schedule
+    continues from one validation to the next.
     """
     if trainer.state.fn.value != stage:
         return math.inf
@@ -276,7 +276,8 @@ def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
 def _local(trainer: Any, folder: str) -> str | None:
     """Return the folder, or `None` if it is remote, such as `s3://bucket`.
 
-    lflops writes files only to this machine. A message says that it writes none.
+    lflops writes files only to this machine. For a remote folder, it writes no files and logs a
+    message about this.
     """
     if "://" not in folder:
         return folder

@@ -245,7 +245,10 @@ class LoopMonitor:
         return self._phases.named(name)
 
     def caller_in(self, phase: str) -> Callable[..., Any]:
-        """Return a function `f` such that `f(method, *args)` calls `method(*args)` as a phase."""
+        """Return a function that calls other functions and assigns their time to `phase`.
+
+        If the returned function is `f`, then `f(method, *args)` calls `method(*args)`.
+        """
         return partial(self._phases.call_in, phase, RUNNING)
 
     @contextlib.contextmanager

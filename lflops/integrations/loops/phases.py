@@ -44,9 +44,9 @@ ENGINE = {
     "log": ("logging", RUN),
     "log_dict": ("logging", RUN),
 }
-"""Methods of a `Fabric` or an `Accelerator`, with the phase and the stage that a call belongs to.
+"""For methods of a `Fabric` or an `Accelerator`, the phase and the stage to which a call belongs.
 
-Calls with the stage `RUN` belong to no step. Their phase is a category of the ledger.
+Calls with the stage `RUN` belong to no step: instead of a phase, they have a ledger category.
 """
 
 
@@ -141,11 +141,14 @@ class LoopPhases(Phases):
             self.leave(0, failed=failed)
 
     def named(self, phase: str) -> Within:
-        """Return a context whose time belongs to the given phase of the step."""
+        """Return a context. The time spent inside it is assigned to the given phase of the step."""
         return Within(self, phase, RUNNING, ())
 
     def within(self, category: str) -> Within:
-        """Return a context whose time belongs to a category of the ledger and to no step."""
+        """Return a context. The time spent inside it is assigned to a category of the ledger.
+
+        It is not part of any step.
+        """
         return Within(self, category, RUN, ())
 
     def enter(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> None:

@@ -12,9 +12,10 @@ from lflops.errors import CountError
 MIB = 2**20
 
 LEAST_SPLIT_MIB = 20
-"""torch accepts `max_split_size_mb` only above this number of MiB.
+"""Lower limit, in MiB, on two settings that torch accepts.
 
-It accepts `max_non_split_rounding_mb` from this number on.
+`max_split_size_mb` must be more than this number. `max_non_split_rounding_mb` must be at least this
+number.
 """
 
 INTERVALS = 16
@@ -40,14 +41,15 @@ IGNORED = {
 
 
 class AllocatorSettings(Struct, frozen=True, kw_only=True):
-    """Settings for rounding, splitting and releasing blocks.
+    """Settings of the allocator: how it rounds, splits and releases blocks.
 
     Attributes:
         expandable_segments: Whether segments grow page by page, instead of being allocated by one
             `cudaMalloc` each.
         max_split_size: Blocks of at least this many bytes are never split; `None` for no limit.
-        max_non_split_rounding: A free block that is never split can be reused for a smaller
-            request. The block must be less than this number of bytes larger than the request.
+        max_non_split_rounding: A free block that is too large to be split can be reused for a
+            smaller request, but only if the block is larger than the request by less than this
+            number of bytes.
         divisions: For each of the `INTERVALS` ranges of sizes, the number of equal parts into which
             the range is divided. Requests are rounded up to the end of a part. With 0 or 1 parts,
             they are rounded up to multiples of 512 bytes.

@@ -35,8 +35,8 @@ class Block:
         expandable: Whether the block's segment is expandable.
         allocated: Whether a request uses the block.
         requested: Bytes that were requested; 0 while the block is free.
-        inserted: Number of searches in the pool before the block became free. The age of a free
-            block is the number of searches since then.
+        inserted: The pool's counter of searches for a free block, at the time when this block
+            became free. The age of a free block is the number of searches since that time.
         previous: The block before this block in the segment.
         next: The block after this block in the segment.
     """
@@ -79,7 +79,7 @@ class Block:
 
     @property
     def key(self) -> Key:
-        """The sort key among the free blocks of a pool."""
+        """The key by which a pool sorts its free blocks: stream, size and address."""
         return self.stream, self.size, self.address
 
     @property
@@ -161,7 +161,7 @@ class Pool:
             yield self._blocks[address]
 
     def smaller(self, stream: int, size: int) -> list[Block]:
-        """Return a stream's free blocks of less than `size` bytes, the largest block first."""
+        """Return a stream's free blocks of less than `size` bytes, sorted from large to small."""
         end = bisect_left(self._free, (stream, size, 0))
         return [self._blocks[key[2]] for key in reversed(self._free[:end]) if key[0] == stream]
 
@@ -217,7 +217,7 @@ class Request(NamedTuple):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """The bytes that are in use at one point of time.
+    """The bytes that are in use at one point in time.
 
     Attributes:
         requested: Bytes that were requested.
@@ -400,10 +400,10 @@ class Allocator:
         return block
 
     def _expandable(self, pool: Pool, size: int, stream: int) -> Block:
-        """Return the first block of adjacent free blocks that have enough room together.
+        """Find adjacent free blocks in an expandable segment that together have room for a request.
 
-        At least one of them is unmapped. If there are no such blocks, create a new expandable
-        segment.
+        Return the first of these blocks. At least one of them is unmapped. If there are no such
+        blocks, create a new expandable segment and return its only block.
         """
         for unmapped in pool.unmapped(stream):
             first = unmapped
@@ -574,9 +574,9 @@ def _page(pool: Pool) -> int:
 
 
 def _growable(block: Block) -> int:
-    """Return the size that a block of an expandable segment can grow to.
+    """Return the size to which a block of an expandable segment can grow.
 
-    This is the size of the block and of the unmapped block after it.
+    This is its own size plus the size of the unmapped block after it, if there is one.
     """
     rest = block.next
     if rest is None or rest.mapped:

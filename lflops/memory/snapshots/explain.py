@@ -81,8 +81,8 @@ class Cause(Struct, frozen=True, kw_only=True):
     Attributes:
         code: The kind of cause, for example `kept_graphs`.
         bytes: Bytes that would be free without the cause.
-        count: What is counted depends on the cause: forward passes whose activations are kept, or
-            tensors. 0 if the cause has no count.
+        count: The number of forward passes whose activations are kept, or the number of tensors,
+            depending on the kind of cause. 0 if the kind has no count.
         line: The line of code that allocated most of the bytes; empty if unknown.
     """
 
@@ -93,7 +93,7 @@ class Cause(Struct, frozen=True, kw_only=True):
 
 
 class _Case(NamedTuple):
-    """The memory at the peak, in the form in which the search for causes needs it.
+    """The data about the peak from which the causes of high memory usage are found.
 
     Attributes:
         peak: The live allocations.
@@ -179,7 +179,11 @@ def _elsewhere(case: _Case) -> Cause | None:
 
 
 def _fragmentation(case: _Case) -> Cause | None:
-    """Return the cause that the unused memory was enough for the request, but not in one piece."""
+    """Return fragmentation as a cause, or `None` if it is not the cause.
+
+    Fragmentation is the cause if the unused memory would have been enough for the failed request,
+    but was not in one piece. It must also be a considerable share of the reserved memory.
+    """
     is_enough = case.failed and case.unused >= case.failed
     if is_enough and case.unused >= LEAST_SHARE * case.peak.reserved:
         return Cause(code="fragmentation", bytes=case.unused)
@@ -187,7 +191,10 @@ def _fragmentation(case: _Case) -> Cause | None:
 
 
 def _kept_passes(case: _Case) -> Cause | None:
-    """Find activations of earlier forward passes."""
+    """Find activations of earlier forward passes that are still alive.
+
+    They are kept by a graph, or by results that are collected in a list.
+    """
     old: list[Alive] = []
     current_calls: set[Stack] = set()
     for each in case.held.get("activations", ()):
@@ -209,8 +216,8 @@ def _kept_passes(case: _Case) -> Cause | None:
 def _calls(stack: Stack) -> Stack:
     """Return a stack without the frames that may differ from step to step.
 
-    These are the frames of `torch/nn/modules/module.py`: a module is called from another line of
-    this file if it has hooks, and some steps may have hooks that others do not have.
+    These are the frames of `torch/nn/modules/module.py`, because the line of this file that calls a
+    module depends on whether the module has hooks. Hooks may exist only in some of the steps.
     """
     return tuple(frame for frame in stack if not frame.file.endswith("nn/modules/module.py"))
 
@@ -347,7 +354,7 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
 
 
 def explain_snapshot(content: Any, device: int | None, total: int, allowed: int) -> ExplainedMemory:
-    """Explain a snapshot that torch returned, without a file.
+    """Explain a snapshot that torch returned directly, instead of writing it to a file.
 
     Args:
         content: The snapshot that torch's function returned.
@@ -530,7 +537,7 @@ EXPLANATIONS: Mapping[CauseCode, Explanation] = {
 
 
 def cause_line(cause: Cause) -> str:
-    """Return the sentence of a cause, with its bytes and its line of code."""
+    """Return the sentence that describes a cause, with the bytes and the line of code."""
     sentence = EXPLANATIONS[cause.code].sentence.format(
         bytes=units.size(cause.bytes),
         each=units.size(cause.bytes / max(cause.count, 1)),
@@ -651,7 +658,7 @@ class MemoryDiff(Struct, frozen=True, kw_only=True):
         reserved_bytes: Bytes that were reserved, before and after.
         ran_out: Whether memory ran out, before and after.
         by_category: Bytes by category, before and after.
-        holders: Lines of code with different bytes, the largest change first.
+        holders: Lines of code whose bytes changed, sorted by the size of the change, descending.
     """
 
     requested_bytes: tuple[int, int]

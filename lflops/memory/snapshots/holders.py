@@ -140,10 +140,10 @@ def _active_blocks(snapshot: Snapshot) -> Iterator[Block]:
 
 
 def _records_stacks_of_frees(trace: tuple[Entry, ...]) -> bool:
-    """Return whether the stack of a free is the code that freed the memory.
+    """Return whether the trace records, for each free, the stack of the code that freed the memory.
 
-    In other snapshots, it is the code that allocated the memory. Only then does it show where
-    memory that is older than the trace was allocated.
+    In other traces, the event of a free has the stack of the code that allocated the memory. Only
+    such a trace shows which code allocated the memory that is older than the trace.
     """
     made = {entry.address: entry.stack for entry in trace if entry.action == "alloc"}
     for entry in trace:
@@ -481,7 +481,7 @@ class StackHolder(Struct, frozen=True, kw_only=True):
 def holders_of(
     alive: Iterable[Alive], parameter_sizes: frozenset[int] = frozenset()
 ) -> tuple[StackHolder, ...]:
-    """Return the allocations grouped by category and line, with the most bytes first."""
+    """Group allocations by category and line of code, sorted by bytes in descending order."""
     groups = grouped(alive, lambda each: (category_of(each, parameter_sizes), line_of(each.stack)))
     holders = []
     for (category, line), held in groups.items():

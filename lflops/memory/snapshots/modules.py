@@ -53,8 +53,8 @@ class MemoryByModule(Struct, frozen=True, kw_only=True):
     """The memory that modules hold in the step with the peak.
 
     Attributes:
-        matched_share: Share of the bytes that forward and backward allocate that are matched with
-            an operator of the profile.
+        matched_share: How much of the memory was matched with operators of the profile, as a share
+            of the bytes that forward and backward allocate.
         moments: The live bytes at several points of the step. The outer keys are the phases (for
             the peak of each phase), followed by `out of memory` or `peak`. The inner keys are
             module and phase, such as `layers.*.mlp, made in forward`. Bytes without a module have
@@ -145,7 +145,9 @@ class _Matches:
         self.phases: dict[int, str] = {}
 
     def add_pass(self, births: list[Birth], rest: str, *, match: bool) -> None:
-        """Add the allocations from the beginning of one forward pass to the beginning of the next.
+        """Name the allocations between the beginnings of two successive forward passes.
+
+        Allocations that match an operator get the name of the operator's module.
 
         Args:
             births: The allocations.
@@ -290,10 +292,17 @@ def _groups_by_end(
 ) -> list[dict[tuple[bool, int], int]]:
     """Return, for each allocation, the groups of successive allocations that end with it.
 
-    One operator may make several allocations, so a group may match an operator. A group's key is
-    whether the group is in backward, and its total bytes. Each dict contains the groups whose keys
-    are in `wanted`, and maps the key to the number of allocations. If several groups have the same
-    key, it contains the smallest group.
+    One operator may make several allocations, so an operator may match a whole group.
+
+    Args:
+        made: For each allocation, whether it was made in backward, and its bytes.
+        wanted: The groups to return. A group is identified by whether it is in backward, and by its
+            total bytes.
+
+    Returns:
+        One dict for each allocation. It maps each group in `wanted` that ends with the allocation
+        to the number of allocations in the group. If several numbers are possible, it contains the
+        smallest one.
     """
     groups = []
     for end, (in_backward, _) in enumerate(made, 1):

@@ -51,23 +51,29 @@ The check ends at such a lookup, or at a byte that is no opcode, because the unp
 _PUT = ord("p")
 
 BYTES_OF_MEMO = 3
-"""An entry of the pickle's memo needs at least this number of bytes in the file.
+"""Minimum number of bytes in the file for each entry of the pickle's memo.
 
-They are one byte each for a value, an opcode and an index. A larger memo index is refused.
+They are one byte each for a value, an opcode and an index. This limits the number of entries: a
+memo index above the file's size divided by `BYTES_OF_MEMO` is refused.
 """
 
 SECONDS = 5.0
 BYTES_PER_SECOND = 5_000_000
-"""Time limit of the check: `SECONDS`, plus one second for each `BYTES_PER_SECOND` bytes."""
+"""Number of bytes for which the time limit of the check is extended by one second.
+
+The time limit is `SECONDS`, plus one second for each `BYTES_PER_SECOND` bytes of the pickle.
+"""
 
 _NEW_CONTAINERS = (b"}", b"]", b"(l", b"(d", b"\x85", b"\x86", b"\x87")
 """Opcodes that make a list, a dictionary or a tuple."""
 
 MANY_CONTAINERS = 2_000_000
 BYTES_OF_CONTAINER = 9
-"""Maximum number of containers: `MANY_CONTAINERS`, plus one for each `BYTES_OF_CONTAINER` bytes.
+"""Number of bytes in the pickle for which one more container is accepted.
 
-An empty container uses 64 bytes of memory.
+The maximum number of containers (lists, dicts and tuples) is `MANY_CONTAINERS`, plus one for each
+`BYTES_OF_CONTAINER` bytes. It is limited because an empty container takes few bytes in the file but
+64 bytes of memory.
 """
 
 
@@ -95,7 +101,8 @@ def check(content: bytes, clock: Callable[[], float] = time.monotonic) -> None:
 def _harmless(most: int) -> re.Pattern[bytes]:
     """Return a pattern that matches a sequence of harmless opcodes.
 
-    Opcodes that write to the memo are harmless if the index is below (`most` + 1) * 65536.
+    An opcode that writes to the memo is harmless if the index of the memo entry is not too large:
+    below (`most` + 1) * 65536.
     """
     high = min(most >> 8, 255)
     top = b"[\\x00-\\x%02x]" % high

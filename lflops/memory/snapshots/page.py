@@ -40,12 +40,12 @@ class SnapshotShown(LiveMemoryShown, frozen=True, kw_only=True):
     this point, or `None` if there is no trace.
 
     Attributes:
-        title: The device.
+        title: The title of the page, such as `device 0`.
         sentences: The cause, the request that failed, and the totals.
         remedies: Ways to free memory.
         ran_out: Whether the explained point is a request that failed.
         holders: The allocations that are alive at the explained point, grouped by category and
-            stack, with the most bytes first.
+            stack, and sorted by bytes in descending order.
         by_module: Bytes by module; `None` without a profile.
     """
 

@@ -260,8 +260,8 @@ class _Reader:
     def __init__(self, most_parts: int) -> None:
         self._most_parts = most_parts
         self._parts = 0
-        # The ids of the dictionaries of blocks and entries. A small pickle can refer to one of them a
-        # million times, but torch writes each of them once.
+        # The ids of the dictionaries of blocks and entries. A small pickle can refer to one of them
+        # a million times, but torch writes each of them once.
         self._read: set[int] = set()
         # Stacks, keyed by the id of their list of frames. torch's pickles share these lists.
         self._stacks: dict[int, tuple[Any, Stack]] = {}
@@ -275,7 +275,15 @@ class _Reader:
         return value
 
     def once(self, value: Any, place: str) -> Mapping[str, Any]:
-        """Return a dictionary that may occur only once in a file."""
+        """Return the dictionary `value`, and check that it has not been read before.
+
+        It is used for blocks and events. A snapshot that contains the same block or event twice is
+        refused, because a small pickle could then contain any number of them.
+
+        Args:
+            value: The dictionary.
+            place: Position of the dictionary in the snapshot, for the error message.
+        """
         mapping = self.mapping(value, place)
         if id(mapping) in self._read:
             raise ProfileError(f"{place} is the same object as an earlier one")

@@ -9,12 +9,12 @@ _names = ["FlopsMonitor"]
 
 
 def name_monitor(name: str) -> None:
-    """Set the name at the start of messages: the name of the object that the user created."""
+    """Set the name with which messages begin: the name of the monitor that the user created."""
     _names[0] = name
 
 
 def monitor_name() -> str:
-    """Return the name of the object that the user created last."""
+    """Return the name with which messages begin: the name of the monitor that was created last."""
     return _names[0]
 
 
@@ -32,9 +32,9 @@ def warn(message: str) -> None:
 def say(message: str) -> None:
     """Log at level INFO with the logger `lflops`; if logging is not set up, print.
 
-    By default, Python shows only warnings. This default does not silence the message, because the
-    user did not choose it. The user can silence the message with `logging.disable`, with a level
-    for the logger `lflops`, or with a level above WARNING for the root logger.
+    Python's default level is WARNING. It does not silence the message, because the user did not
+    choose it. To silence the message, the user can call `logging.disable`, set a level for the
+    logger `lflops`, or set a level above WARNING for the root logger.
     """
     logger = logging.getLogger("lflops")
     is_enabled = logger.isEnabledFor(logging.INFO)

@@ -52,9 +52,9 @@ class Phases:
     listener that has received the beginning of a phase also receives the end of the phase.
 
     Attributes:
-        awaits_others: Whether backward may end with a wait for other ranks. If it is set,
-            `hook_wait` detects the beginning of the wait. An integration that detects it in another
-            way calls `wait`.
+        awaits_others: Whether `hook_wait` installs hooks. Set if backward may end with a wait for
+            other ranks whose beginning a hook must detect. An integration that detects it in
+            another way calls `wait` itself.
         guard: The error guard of the run; a placeholder until a run begins.
         log: The log of all phases.
         running: The running phases, each with its listeners. Only this class and its subclasses
@@ -246,9 +246,10 @@ class Within:
 
 
 class OutsideModules:
-    """Passes the phase of operators outside modules to `tell`, whenever this phase changes.
+    """Listener that determines to which phase operators outside modules belong.
 
-    The phase is `forward` within `training_step` and similar methods, and `other` elsewhere.
+    It calls `tell` with this phase whenever the phase changes. The phase is `forward` within
+    `training_step` and similar methods, and `other` elsewhere.
     """
 
     def __init__(self, tell: Callable[[Phase], None]) -> None:

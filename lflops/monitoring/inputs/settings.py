@@ -182,9 +182,10 @@ class Settings:
 def takes(
     kind: Callable[P, Settings],
 ) -> Callable[[Callable[[Owner, Settings], None]], Callable[Concatenate[Owner, P], None]]:
-    """Let an `__init__` that receives a `Settings` accept the arguments of `Settings` instead.
+    """Decorate an `__init__(self, settings)` so that callers pass the arguments of `Settings`.
 
-    This way, the names, types and defaults of the arguments are defined only in `Settings`.
+    The decorated `__init__` creates the `Settings` from them. This way, the names, types and
+    defaults of the arguments are defined only in `Settings`.
     """
 
     def around(init: Callable[[Owner, Settings], None]) -> Callable[Concatenate[Owner, P], None]:
@@ -214,8 +215,8 @@ def settings_of(line: str) -> dict[str, Any]:
 
     Commas separate the settings, but a value may contain commas too. A value is parsed as the type
     of the argument's default. In `dirpath`, `%2C` means a comma, as in a URL. The fields of the
-    schedule are written like other arguments. If the line contains neither `stages` nor a field of
-    the schedule, a window opens only on request.
+    schedule, such as `wait`, are written like other arguments. If the line contains neither a field
+    of the schedule nor `stages`, no window is scheduled: windows open only on request.
 
     Raises:
         LflopsError: A name is unknown, or a value is wrong.

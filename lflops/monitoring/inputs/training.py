@@ -36,14 +36,15 @@ class Training:
         sampler: The arguments of the sampler that divides batches over ranks, if the loop has one.
         precision: The precision, as named by the loop.
         is_compiled: Whether the loop runs a compiled function instead of `model`.
-        scales_gradients: Whether gradients are scaled, so that an optimizer may skip a step.
+        scales_gradients: Whether a gradient scaler is used, which may make an optimizer skip a
+            step.
         looks_for_unused: Whether DistributedDataParallel searches for parameters without gradients
             in each step.
         loggers: Objects with `log_metrics(values, step=...)`.
         log_every: Number of steps between two points of the curves; 0 for no curves.
         logged_step: Returns the step on the loggers' x-axis, which increases by one with each step.
-        knows_step: Returns whether `logged_step` continues to count when the run is resumed from a
-            checkpoint in another process. A plain loop counts from 0 again.
+        knows_step: Returns whether `logged_step` continues from its last value when the run is
+            resumed from a checkpoint in another process. In a plain loop it starts at 0 again.
         log: Logs a message on the main process.
     """
 
@@ -84,10 +85,11 @@ class Stage:
         batches_left: The number of batches that are still to come; infinity if it is unknown.
         loader_size: Returns the number of samples that the data loader puts into a batch, or `None`
             if unknown.
-        updates: The phases that every step has if it updates the model. A step without one of them
-            does not update the model.
-        fetches_itself: Whether the step receives an iterator and fetches its batches from it. In
-            this case, hooks receive the previous batch, so they do not know the step's batch.
+        updates: The phases that a step must have if it updates the model, such as `optimizer`. A
+            step in which any of them is missing did not update the model.
+        fetches_itself: Whether the step receives an iterator and fetches its batches from the
+            iterator. In this case, the batch is not known when a step begins, because hooks receive
+            the batch of the previous step.
     """
 
     name: str

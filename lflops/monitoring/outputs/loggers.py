@@ -454,9 +454,9 @@ def scalars(analysis: Analysis) -> dict[str, float]:
 
 
 MOST_ROWS_AT_END = 5_000
-"""Size from which an HTML page is not written again when the run ends.
+"""When the run ends, larger HTML pages are not written again, because this takes seconds.
 
-The size is the number of modules and operators.
+The size of a page is the number of its modules and operators.
 """
 
 
@@ -466,7 +466,7 @@ class PreparedWindow(NamedTuple):
     Attributes:
         text: The text for the log.
         files: The files that were written.
-        logs: For each logger, its output and a function that logs the window.
+        logs: Pairs of an output and a function that logs the window to this output.
     """
 
     text: str
@@ -475,7 +475,7 @@ class PreparedWindow(NamedTuple):
 
 
 def _outlet(output: Output) -> str:
-    """Return the name of an output in warnings."""
+    """Return the name that warnings use for an output, such as "the MLflow output of a window"."""
     return f"the {output.name} output of a window"
 
 
@@ -531,9 +531,10 @@ class Reporters:
         self._log(values, step)
 
     def point(self, metrics: Mapping[str, float], stage: str, step: int) -> None:
-        """Log metrics of the steps since the last point, whether or not a window is open.
+        """Log metrics of the steps since the last call as points of curves.
 
-        After this, `window_scalars` does not log these metrics, because a tag has only one curve.
+        This also happens in steps outside windows. From now on, `window_scalars` leaves these
+        metrics out, because their curves would otherwise have the same metric twice.
         """
         self._on_curves.update((stage, name) for name in metrics)
         self._log({(self._root, stage, name): value for name, value in metrics.items()}, step)
@@ -541,7 +542,8 @@ class Reporters:
     def module_scalars(self, analysis: Analysis, step: int) -> None:
         """Log the metrics of the modules that took the most time in the first window.
 
-        The curves begin with the third window, which also logs the two windows before it.
+        Nothing is logged before the third window, because two points do not show a curve. The third
+        window also logs the points of the first two.
         """
         stage = analysis.profile.run.stage or ""
         if not self._busiest.get(stage):
@@ -560,8 +562,8 @@ class Reporters:
     def _log(self, values: Mapping[tuple[str, ...], float], step: int) -> None:
         """Log metrics to every logger that has not failed.
 
-        A metric is logged only after it had a value other than 0, because a curve of zeros is
-        useless.
+        A metric is left out until its value differs from 0 for the first time, because a curve of
+        zeros is useless.
         """
         self._begun.update(names for names, value in values.items() if value)
         values = {names: value for names, value in values.items() if names in self._begun}

@@ -29,7 +29,7 @@ _MARKER = ".lflops-is-writing"
 """Name of the file that marks a folder as claimed by a running loop.
 
 The file is removed when the run ends. From then on, the run's files show that the folder is in use.
-It names the process, so that the marker of a killed run does not count.
+The marker contains the id of the process, so that the marker of a killed run can be ignored.
 """
 
 # a folder with such files belongs to another run
@@ -74,8 +74,9 @@ def _mark(folder: Path) -> None:
 def _remove_stale_marker(folder: Path) -> None:
     """Remove the marker of a run that was killed.
 
-    The marker is renamed first: of two runs that begin at the same time, only one can do this, and
-    the other one cannot remove the new marker of the first.
+    The marker is renamed before it is removed. If two runs begin at the same time, only one of them
+    succeeds in renaming it. If the slower run has renamed the new marker of the faster run, it
+    notices this and renames the marker back.
     """
     marker = folder / _MARKER
     with contextlib.suppress(OSError):

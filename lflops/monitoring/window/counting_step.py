@@ -36,7 +36,10 @@ MASKED = frozenset({"flex_attention", "flex_attention_backward"})
 
 
 def depends_on_lengths(counted: Profile) -> bool:
-    """Return whether the work depends on the lengths of packed sequences, and not only on shapes."""
+    """Return whether the work depends on more than the shapes of the inputs.
+
+    For example, the work of attention over packed sequences depends on their lengths.
+    """
     for op_count in counted.op_counts:
         if op_count.phase not in {"forward", "backward"} or not op_count.macs:
             continue
@@ -89,9 +92,10 @@ class StepCounter:
         return not is_compiled and not compilations()
 
     def key(self, batch: Any) -> Hashable:
-        """Return the shapes of a step's first batch; steps with the same key do the same work.
+        """Return the shapes of a step's first batch, which are the key of the step's profile.
 
-        Returns `None` if the batch is not known when the step begins.
+        Steps with the same key are assumed to do the same work. Returns `None` if the batch is not
+        known when the step begins.
         """
         if self._stage.fetches_itself:
             return None
@@ -104,7 +108,7 @@ class StepCounter:
         return self._counted.get(key)
 
     def padding(self, batch: Any) -> BatchPadding | None:
-        """Return which parts of a step's first batch may be padding; `None` if this is unknown."""
+        """Find the parts of a step's first batch that may be padding; `None` if this is unknown."""
         if self._stage.fetches_itself:
             return None
         return padding_of(self._reader.read(batch))
@@ -135,9 +139,9 @@ class StepCounter:
         return counted
 
     def with_facts(self, profile: Profile) -> Profile:
-        """Fill in the properties of this run in a counted profile.
+        """Fill in the properties of this run, such as its strategy, in a counted profile.
 
-        The precision that the loop reports takes precedence over the counted precision.
+        If the loop reports a precision, it replaces the precision that was found by counting.
         """
         training = self._training
         stage = self._stage

@@ -19,7 +19,9 @@ class _StepSample(NamedTuple):
 
 
 class LiveMetrics:
-    """Collects the unprofiled steps since the last point of the curves.
+    """Calculates the points of the loggers' curves from unprofiled steps.
+
+    A point has the average metrics, such as step time and MFU, of the steps since the last point.
 
     Args:
         seconds: Returns the duration of a step in seconds.
@@ -62,9 +64,10 @@ class LiveMetrics:
         """Return the metrics since the last point. Unknown metrics are left out.
 
         Args:
-            shares: The samples and tokens of all ranks, divided by those of this rank. For example,
-                4.0 means that all ranks together have 4 times as many. If a value is missing, all
-                ranks are assumed to have batches of the same size.
+            shares: Ratios of the samples and tokens of all ranks to the samples and tokens of this
+                rank. For example, `{"samples": 4.0}` means that all ranks together have 4 times as
+                many samples. If a ratio is missing, all ranks are assumed to have batches of the
+                same size.
         """
         steps = self._steps
         self._steps = []
@@ -83,7 +86,7 @@ class LiveMetrics:
         return point | self._utilization(steps)
 
     def _utilization(self, steps: list[_StepSample]) -> dict[str, float]:
-        """Return FLOP/s and MFU over the steps with shapes whose MACs were counted."""
+        """Return FLOP/s and MFU over the steps whose MACs are known from a counted batch."""
         macs = 0
         seconds = 0.0
         counted = 0

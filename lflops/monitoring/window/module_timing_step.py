@@ -26,7 +26,7 @@ _WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})
 
 
 class ModuleTimingStep:
-    """Takes timestamps of all modules from `start` to `stop`.
+    """Times the modules in one step, with hooks that take timestamps from `start` to `stop`.
 
     In Lightning, the root module is the LightningModule, and `training_step` is its forward.
 
@@ -78,14 +78,14 @@ class ModuleTimingStep:
             self._cpu = None
 
     def fetching(self, begin: bytes | None) -> tuple[float | None, float | None]:
-        """Return how the thread was scheduled until the step's batch was available.
+        """Return how long the training thread ran and waited for a core while data was fetched.
 
         Args:
             begin: Scheduler counters at the start of the step.
 
         Returns:
-            The seconds that the thread ran on a core, and the seconds that it waited for one. Both
-            are `None` if a reading has no counters.
+            The seconds that the thread ran on a core, and the seconds that it waited for a core.
+            Both are `None` if the system does not report the counters.
         """
         return ThreadSchedule.between(begin, self._begun_at) or (None, None)
 
@@ -160,14 +160,17 @@ class ModuleTimingStep:
                 yield SelfTime("", phase, begin, stop)
 
     def _nanoseconds(self, start: Any, mark: Any) -> int:
-        """Return the nanoseconds from the start of the step to a timestamp of either clock."""
+        """Return the nanoseconds from the start of the step to a timestamp.
+
+        The timestamp may be from the step's clock or from the clock without contention.
+        """
         moment = mark.before if isinstance(mark, UncontendedMark) else mark
         return max(round(1e9 * self._clock.seconds(start, moment)), 0)
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
-        """Time the modules in forward and backward. In other phases, they are not timed.
+        """Start to time modules if the phase is forward or backward; stop in other phases.
 
-        The first argument of backward is the loss, from which backward starts.
+        In backward, `given` begins with the loss, from which backward starts.
         """
         within_forward = "forward" in self._phases
         self._phases.append(phase)
@@ -185,7 +188,7 @@ class ModuleTimingStep:
                 self._timer.begin_backward(given[:1])
 
     def leave(self) -> None:
-        """Return to the enclosing phase."""
+        """End a phase: continue with the enclosing phase."""
         self.drop()
         if self._begun:
             self._timer.set_aside()

@@ -21,11 +21,11 @@ from lflops.timing.clock import Clock
 
 
 class EndedStep(NamedTuple):
-    """The instrumentation of a step that has ended.
+    """How a step that has ended was profiled.
 
     Attributes:
-        kind: The instrumentation that was active. It may be `unprofiled` in any mode, for example
-            if the step needed no counting.
+        kind: The way in which the step was profiled, such as `counting`. It may be `unprofiled` in
+            any mode, for example if a step in the counting mode did not have to be counted.
         module_timing: The timestamps of the module hooks, or `None` if there were no hooks.
     """
 
@@ -34,7 +34,9 @@ class EndedStep(NamedTuple):
 
 
 class StepMode:
-    """A mode of a step. This base class is the unprofiled mode, in which nothing is installed.
+    """Installs and removes what is needed to profile steps in one way, such as counting them.
+
+    This base class is the mode of unprofiled steps, in which nothing is installed.
 
     The session calls the methods in this order:
 
@@ -45,8 +47,8 @@ class StepMode:
             end_step                      the last batch of the step is over
         leave                             between two steps, if the next step has another mode
 
-    `abandon`, `pause`, `finish` and `remove` may interrupt this order at any point. After `abandon`
-    the step begins again with `begin_batch`.
+    `abandon`, `pause`, `finish` and `remove` may be called at any point in between. After
+    `abandon`, the step begins again with `begin_batch`.
 
     Attributes:
         touches_step: Whether a step in this mode takes longer than without lflops.

@@ -51,22 +51,21 @@ class BatchUnits(NamedTuple):
 class FastPathSteps:
     """The steps on the fast path since the last step on the slow path.
 
-    A step takes the fast path if it has one batch of known shapes and nothing has to be done at its
-    end. Almost every training step does. Between two steps, the training run evicts this code and
-    its objects from the processor's caches, and loading them again takes longer than running the
-    code. So the fast path uses as few objects as possible, and `TimedStep` values are created
-    later.
+    Almost every training step takes the fast path: every step that has one batch of known shapes
+    and no work at its end. The fast path uses as few objects as possible, and the `TimedStep`
+    values are created later. The reason is that a training step evicts this code and its objects
+    from the processor's caches. Loading them again takes longer than running the code.
 
     Attributes:
-        limit: Maximum number of steps on the fast path. Only `StepTimer.allow_fast_path` sets it.
+        limit: Maximum length of `steps`. Only `StepTimer.allow_fast_path` sets it.
         in_batch: Whether a batch has begun and not ended.
         known: The shapes, samples and tokens of batches, keyed by shapes.
         steps: The batch of each step.
         cpu: The CPU time of the process at the end of some steps. The key n belongs to the n-th
             step in `steps`, counted from 1.
         reads_cpu: Whether CPU times are read at all.
-        schedule: Reads, at the end of each step, how long the training thread ran and waited for a
-            core. `None` if this is not needed.
+        schedule: Reads how long the training thread has run and waited for a core. `None` if this
+            is not needed.
         threads: The values that `schedule` has returned, with keys as in `cpu`.
     """
 
@@ -255,9 +254,9 @@ class StepTimer:
         self.fast_path.reads_cpu = False
 
     def mark_phases(self) -> None:
-        """Take timestamps of the phases in the current step.
+        """Take timestamps of the phases in the current step, even if they are expensive.
 
-        If timestamps are expensive, most steps have none.
+        Without this call, most steps have no such timestamps if they are expensive on this device.
         """
         self._phases.is_marked = True
 
@@ -341,7 +340,7 @@ class StepTimer:
         )
 
     def _missed_compilations(self) -> tuple[str, ...]:
-        """Return the mark for steps with a compilation that torch did not report, or `()`.
+        """Return the mark for the ended steps if torch compiled without reporting it; otherwise `()`.
 
         `torch.compiler.reset()` removes the callback that reports compilations.
         """
@@ -495,9 +494,9 @@ class StepTimer:
         return step
 
     def _with_thread_times(self, step: Step, timed: TimedStep, fetching: float) -> Step:
-        """Add how long the training thread ran and waited for a core.
+        """Add to a step how long the training thread ran and waited for a core.
 
-        The times are added only if steps or modules are compared by them.
+        The times are added only to module-timing steps, and to steps that ranks compare.
         """
         hooks = timed.module_timing
         if hooks is None and self.fast_path.schedule is None:

@@ -19,7 +19,7 @@ from lflops.trace.record.tracer import UNANNOTATED, Recording, Tracer, remove_ra
 
 
 class _PhaseListener(OutsideModules):
-    """Reports the phases of a step to the tracer, and the start of each batch.
+    """Reports the phases of a step and the start of each batch to the tracer.
 
     A batch starts with its first phase. So the time between two batches, for example in a
     validation, belongs to no batch.
@@ -168,7 +168,10 @@ class TracedMode(StepMode):
 
 
 class TraceAnnotations:
-    """Annotates the traces of one stage with the FLOPs of modules, each in its own process."""
+    """Annotates the traces of one stage with the FLOPs of modules.
+
+    Each trace is annotated in a separate process, so that training continues.
+    """
 
     def __init__(self, training: Training) -> None:
         self._training = training

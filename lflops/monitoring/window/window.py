@@ -79,9 +79,9 @@ class Window:
 
     @property
     def complete(self) -> bool:
-        """Return whether the window's last step has ended.
+        """Return whether the window has ended.
 
-        It may still collect steps after its end.
+        A window that has ended may still collect the later steps that it needs (see `add`).
         """
         return self._end is not None
 
@@ -140,10 +140,10 @@ class Window:
 
     @property
     def is_worth_reporting(self) -> bool:
-        """Return whether a report on this window is useful when the run ends.
+        """Return whether to report this window when the run ends.
 
-        It is not useful if the window has not opened yet and an earlier window was already
-        reported.
+        A window is reported if it has opened. A window that is still waiting for its warm-up is
+        reported only if it is the first one and has steps.
         """
         if self.complete or self.opened or self.counted is not None:
             return True

@@ -53,7 +53,7 @@ class SharedSteps:
         self._waits: dict[str, set[ModulePhase]] = {}
 
     def add(self, stage: str, steps: Iterable[Step]) -> None:
-        """Queue steps of this rank, which the next call of `send` sends.
+        """Queue steps of this rank for the next call of `send`.
 
         If too many steps are queued, the oldest are dropped.
         """
@@ -99,10 +99,12 @@ class SharedSteps:
             self._compare(stage)
 
     def improve(self, profile: Profile) -> Profile:
-        """Return a window's profile with a better comparison of the ranks, if there is one.
+        """Return a window's profile, whose comparison of the ranks is replaced by a better one.
 
-        The profile's comparison covers the unprofiled steps of the window. It is replaced if the
-        steps that the ranks have sent during the run include more steps that all ranks have.
+        The comparison in the profile covers only the window's unprofiled steps. During the whole
+        run, the ranks also send unprofiled steps to rank 0. If these include a larger number of
+        steps that all ranks have, the new comparison covers them. Otherwise, the profile is
+        returned unchanged.
         """
         stage = profile.run.stage or ""
         of_window = profile.unprofiled_comparison
@@ -236,9 +238,10 @@ class RankCollector:
 
     @property
     def busy(self) -> bool:
-        """Return whether a background thread is working, not only waiting for other ranks.
+        """Return whether a background thread is working rather than waiting for other ranks.
 
-        The thread may slow down a step that runs at the same time, so such a step is not typical.
+        A working thread may slow down the current training step. Such a step must not be treated as
+        typical.
         """
         return any(job.is_working for job in self._jobs)
 
@@ -287,9 +290,9 @@ class RankCollector:
         return profiles
 
     def _share_last(self, seconds: float) -> None:
-        """Send the last steps of all ranks to rank 0 at the end of the run.
+        """At the end of the run, send the unprofiled steps that this rank has not sent yet.
 
-        Rank 0 waits for them for at most `seconds`.
+        Rank 0 waits at most `seconds` for the steps of the other ranks, and compares the ranks.
         """
         latest = self._clock() + seconds
 
@@ -314,15 +317,16 @@ class RankCollector:
             last.wait(seconds)
 
     def _let_collect(self, answers: int, seconds: float) -> None:
-        """Wait longer than the timeout, while the store still answers the collecting threads.
+        """Let the threads that collect reports continue after the timeout, while they progress.
 
         On a busy machine, these threads may be slow. Without the longer wait, reports that are
-        already in the store would be lost.
+        already in the store would be lost. The threads progress as long as the store answers
+        their requests.
 
         Args:
-            answers: Number of answers of the store before the normal wait. If the number has not
-                increased since, the wait ends.
-            seconds: The longest time to wait for another answer.
+            answers: The value of `RankStore.answers` before the normal wait. If the store has
+                answered no request since then, this method returns immediately.
+            seconds: Maximum time to wait for the next answer of the store.
         """
         while any(job.is_running for job in self._jobs) and self._store.answers > answers:
             answers = self._store.answers
@@ -347,7 +351,7 @@ class RankCollector:
         return [*self._jobs, self._sharing]
 
     def _rest(self) -> None:
-        """Unregister the exit handler if no thread is running."""
+        """Unregister the exit handler, which stops the threads, if no thread is running."""
         if self._at_exit is not None and not any(job.is_running for job in self._all_jobs):
             self._at_exit.detach()
             self._at_exit = None
@@ -366,14 +370,14 @@ class RankCollector:
 
 
 class _Job(threading.Thread):
-    """A task on its own daemon thread.
+    """Runs a task, such as sending or collecting reports, on its own daemon thread.
 
     Args:
         action: The task. It may return a profile, which becomes the result.
-        wait: Waits for other ranks. It runs before `action`, and the job is not `is_working` during
-            this time.
-        instead: Returns a fallback profile. It is called if `action` raises an error or is not done
-            in time.
+        wait: A function that waits for other ranks. The thread calls it before `action`. Until it
+            returns, `is_working` is false.
+        instead: A function that returns a fallback profile. `results` calls it if `action` has
+            failed or is not done in time.
         head_start: Seconds that the thread sleeps before it starts to work.
     """
 
@@ -407,7 +411,8 @@ class _Job(threading.Thread):
     def results(self) -> list[Profile]:
         """Return a list with the profile that the action returned; empty if it returned none.
 
-        If the action failed, the list has the fallback profile with a `gather_failed` note.
+        If the action failed or is not done in time, the list has the fallback profile with a
+        `gather_failed` note.
         """
         if self._problem is None or self._instead is None:
             if self._result is None:

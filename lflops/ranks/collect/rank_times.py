@@ -36,10 +36,10 @@ FEWEST_PLACES = 64
 
 
 class _Group:
-    """The times of all ranks that have the same places and the same steps, as one tensor.
+    """Stores the times of ranks that have the same places and the same steps, in one tensor.
 
     Attributes:
-        at: The index of each step.
+        at: The indices of the steps within the run.
         columns: The column of each place in the tensor.
         rows: The row of each rank in the tensor.
     """
@@ -57,9 +57,10 @@ class _Group:
         self._times[self.rows[rank]] = by_step.view(len(self.at) + 1, -1)
 
     def scaled(self, row: int) -> list[list[float]]:
-        """Return the times of one rank without hook overhead, as a list of steps with all places.
+        """Return the times of one rank without hook overhead.
 
-        `row` is the rank's row in the tensor.
+        The result has one list for each step, with the times of all places. `row` is the rank's row
+        in the tensor.
         """
         times = self._times[row].double()
         scaled: list[list[float]] = (times[:-1] * times[-1]).tolist()
@@ -114,9 +115,11 @@ class RankTimes:
             self._homes[rank].set(rank, times)
 
     def of(self, rank: int) -> list[list[float]]:
-        """Return the times of a rank without hook overhead, as a list of steps with all places.
+        """Return the times of a rank without hook overhead.
 
-        If the rank has sent no times, returns the times of another rank that did the same work.
+        The result has one list for each step, with the times of all places. If the rank has sent no
+        times, returns the times of another rank that did the same work, or an empty list if there
+        is no such rank.
         """
         if rank in self._homes:
             group = self._homes[rank]
@@ -147,8 +150,9 @@ class RankTimes:
 class _Selection:
     """Makes a `RankTable` with only the places that best show which rank is slow.
 
-    Ranks are in the order of the groups. Within this class, a group is identified by its index in
-    `groups`.
+    The ranks come in groups (see `_Group`). This class refers to a group by its index in the
+    argument `groups`. Its tensors have the ranks of the first group first, then the ranks of the
+    second group, and so on.
     """
 
     def __init__(
@@ -209,14 +213,15 @@ class _Selection:
         )
 
     def _ranks_of(self, having: Iterable[int]) -> list[int]:
-        """Return the ranks of the given groups, in the row order of their joined tensors."""
+        """Return the ranks of the groups with the indices `having`, one group after another."""
         return list(chain.from_iterable(self._groups[number].rows for number in having))
 
     def _summed(self, group: _Group, times: Tensor) -> Tensor:
-        """Sum the times of a group's ranks over all places of an interval.
+        """Add up the times of each rank within each interval.
 
-        An interval is the time between two collectives. The shape is [ranks, steps, intervals + 1].
-        The last column is the total time in the places where ranks wait for each other.
+        An interval is the time between two collectives, and usually contains many places. The shape
+        of the result is [ranks, steps, intervals + 1]. The last column is the total time in the
+        places where ranks wait for each other, which are in no interval.
         """
         after_all = self._number_of_intervals
         intervals = [self._intervals.get(place, after_all) for place in group.columns]
@@ -229,10 +234,11 @@ class _Selection:
         return sums
 
     def _latest_ranks(self) -> set[int]:
-        """Return the ranks that are latest, on average over the steps.
+        """Return the (at most `CANDIDATES`) ranks that are latest, on average over the steps.
 
         A rank is late if it is busy longer than the median rank before a collective. If ranks have
-        different modules, the ranks that wait least are returned instead.
+        different modules, their busy times cannot be compared. In this case, the ranks that wait
+        least are returned.
         """
         if self._is_staged:
             late = -self._waiting.mean(1)
@@ -269,8 +275,8 @@ class _Selection:
     def _chosen_places(self) -> set[ModulePhase]:
         """Select as many places as fit into a table.
 
-        Half of them are the places where a late rank takes most extra time. The other half are the
-        places that usually take longest.
+        If not all places fit, half of the selected places are those with the largest excess of a
+        late rank (see `_excess`). The other half are the places that usually take longest.
         """
         values_of_place = len(self._ranks) * self._times[0].shape[1]
         room = max(MOST_VALUES // values_of_place, FEWEST_PLACES)
@@ -293,11 +299,11 @@ class _Selection:
     def _excess(
         self, having: Sequence[int], places: Sequence[ModulePhase]
     ) -> tuple[list[float], list[float]]:
-        """Return two lists: the largest excess of a late rank in each place, and the usual times.
+        """Return the largest excess of a late rank in each place, and the usual time of each place.
 
-        The usual time of a place is the median time over the ranks that have it. The excess of a
-        rank is its time beyond this median. Both are means over the steps. The ranks are those of
-        the groups with the indices `having`.
+        The usual time of a place is the median time over the ranks that have the place. The excess
+        of a rank is its time beyond this median. Both are means over the steps. `having` has the
+        indices of the groups whose ranks have the places.
         """
         times = self._stacked(having, places)
         ranks = self._ranks_of(having)
@@ -309,9 +315,10 @@ class _Selection:
         return excess.tolist(), usual.mean(0).tolist()
 
     def _repeated(self) -> dict[ModulePhase, Repeated]:
-        """Return, for each rank, the summed times of repeated modules such as all `layers.*.mlp`.
+        """Sum the times of repeated modules, such as all `layers.*.mlp`, on each rank.
 
-        The key is a place whose name is a pattern. Modules that no late rank has are left out.
+        The key of the result is a place with the pattern as its name, such as `layers.*.mlp` in
+        backward. Modules that no late rank has are left out.
         """
         repeated = {}
         for pattern, members in repeated_places(self._intervals, self._patterns).items():

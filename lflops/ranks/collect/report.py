@@ -72,7 +72,7 @@ class PlacesOfTable(Struct, frozen=True, kw_only=True):
     Attributes:
         places: The places that have times, in the order of the packed times.
         waits: The places where ranks wait for each other.
-        begins: The places where a collective begins but is awaited elsewhere.
+        begins: The places that start a collective whose result is awaited in another place.
     """
 
     places: tuple[ModulePhase, ...]
@@ -108,8 +108,8 @@ class RankHeader(Struct, frozen=True, kw_only=True, gc=False):
             unknown.
         groups: The names of the collective groups. The `group` of a collective in the table is an
             index into this tuple.
-        waiting: Exposed seconds of collectives per step. The key is the index of a place in
-            `PlacesOfTable.places`: the place where the collectives are awaited.
+        waiting: Exposed seconds of collectives per step, by the place where the rank waits for
+            them. A key is an index into `PlacesOfTable.places`.
     """
 
     summary: RankSummary

@@ -60,12 +60,11 @@ _NEEDED_FUNCTION = (
 
 
 class Topology(Struct, frozen=True, kw_only=True):
-    """The coordinates of the ranks in each kind of parallelism, as far as this rank can find them.
+    """The coordinates of the ranks in each kind of parallelism, as far as this process knows them.
 
     Attributes:
-        coordinates: The coordinates of each rank, by kind of parallelism. If this rank cannot find
-            the coordinates of a rank, the rank is missing here; it may still find its own
-            coordinates.
+        coordinates: The coordinates of each rank, by kind of parallelism. A rank is missing if this
+            process cannot find its coordinates.
         sizes: The number of different coordinates of each kind.
     """
 
@@ -197,10 +196,12 @@ def _meshes(mesh: Any, model: nn.Module | None) -> Iterator[_Mesh]:
 
 
 def _kinds_of_parameters(model: nn.Module, mesh: Any) -> list[str]:
-    """Return the kind of parallelism of each dimension of a parameter's mesh; empty if unknown.
+    """Return the kind of parallelism of each mesh dimension; empty if unknown.
 
-    `fully_shard` uses one or two dimensions for data parallelism, and their names do not matter.
-    Any other mesh with one dimension and no name is assumed to be for tensor parallelism.
+    `mesh` is the device mesh over which a parameter of the model is sharded. The kinds are usually
+    read from the names of the dimensions. In a model that uses `fully_shard`, a dimension without a
+    known name is for data parallelism. In other models, a mesh with a single dimension and no name
+    is assumed to be for tensor parallelism.
     """
     names = list(mesh.mesh_dim_names or ())
     kinds = [_kind(name) for name in names]
@@ -289,7 +290,8 @@ def _first_difference(known: Mapping[str, int | None], unsharded: Mapping[str, i
     """Return the name of the first module that contradicts the unsharded model, or `None`.
 
     `known` has the self logical MACs of the rank's modules, and `unsharded` has the self MACs of
-    the unsharded model.
+    the modules of the unsharded model. A module contradicts the unsharded model if the two values
+    differ, or if its logical MACs are unknown and the unsharded model does not contain it.
     """
     for row, macs in known.items():
         if macs is None and row not in unsharded:

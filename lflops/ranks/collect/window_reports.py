@@ -122,9 +122,10 @@ class RankWindow:
         return profile
 
     def _summary(self, own_rank: int, packed: Packed, rank: int) -> RankSummary:
-        """Return the summary of a rank with its steps, and remove its header from the store.
+        """Return the summary of a rank, including the rank's steps.
 
-        `_heads` has already read the header, but did not keep the steps, which need much memory.
+        The summary is read from the rank's header, which is then removed from the store. `_heads`
+        has already read all headers, but dropped the steps to save memory.
         """
         head = packed.head if rank == own_rank else self._store.take(self._key("head", rank))
         return unpacked(head, RankHeader).summary

@@ -113,8 +113,8 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
       seconds of its unprofiled steps. A rank on which the run ended with an exception is `failed`;
       it becomes the leading rank only if all ranks failed. A rank without a profile is `missing`.
       If a rank is failed or missing, `run.partial` is true.
-    * `rank_stats` has the median self time of each module on each rank, if it is known on at least
-      two ranks.
+    * `rank_stats` has the median self time of each module on each rank. Modules whose self time is
+      known on fewer than two ranks are left out.
     * `rank_comparison` shows which rank is late and where it takes longer. Profiles do not contain
       the times of modules in single steps, so the quartiles of these times are compared.
     * The times of modules are from the rank that came last in most unprofiled steps. In those
@@ -155,9 +155,10 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
 def _quartile_table(
     profiles: Mapping[int, Profile], waits: Collection[ModulePhase], patterns: Mapping[str, str]
 ) -> RankTable | None:
-    """Make a table of the ranks' times that has three quartiles instead of single steps.
+    """Make a table of the ranks' times for a comparison without the times of single steps.
 
-    Returns `None` if fewer than two ranks have timed modules.
+    For each place, the table has the lower quartile, the median and the upper quartile. Returns
+    `None` if fewer than two ranks have timed modules.
     """
     times = {}
     waiting = {}
@@ -345,9 +346,10 @@ def _merged_rows(
     order: Iterable[int],
     rows_of: Callable[[int], Profile],
 ) -> tuple[MergedRows, dict[str, Sequence[Communication]]]:
-    """Merge the modules, operators and collectives of all ranks, one rank for each distinct table.
+    """Merge the modules, operators and collectives of all ranks.
 
-    Also returns the collectives of each table, by its name.
+    Ranks that share a table are identical here, so only the first of them in `order` is read. Also
+    returns the collectives of each table, by the name of the table.
     """
     lowest: dict[str, int] = {}
     for rank, summary in summaries.items():
@@ -388,9 +390,10 @@ def _fitted(
 ) -> dict[str, ModuleProfile]:
     """Scale the times of modules so that they add up to the run's unprofiled steps.
 
-    The steps are merged from several ranks, but the times of modules are from one rank, so their
-    sums differ. If ranks only wait at the end of backward (`at_end`), the difference in backward is
-    waiting time, so it is added to the self time of the root instead.
+    The steps are merged from several ranks, but the times of modules are from one rank. So the sum
+    of the modules' times differs from the step time. Normally, all modules are scaled by the same
+    factor. In backward, if ranks wait only at its end (`at_end`), the difference is waiting time:
+    it is added to the self time of the root, and the other modules keep their times.
     """
     unprofiled, scale = with_phases([step for step in steps if step.is_unprofiled])
     fitted = dict(modules)
@@ -441,9 +444,9 @@ def _with_least_seconds(
     summaries: Iterable[RankSummary],
     of_table: Mapping[str, Sequence[Communication]],
 ) -> tuple[Communication, ...]:
-    """Return the collectives with `least_seconds`, the shortest time of a collective on any rank.
+    """Fill in `least_seconds` of each collective: its shortest time on any rank.
 
-    The shortest time is known only if at least two ranks have times.
+    `least_seconds` is left unchanged if fewer than two ranks have timed the collective.
     """
     known: dict[tuple[object, ...], list[float]] = {}
     for summary in summaries:
@@ -461,9 +464,9 @@ def _with_least_seconds(
 
 
 def _key_on_all_ranks(each: Communication) -> tuple[object, ...]:
-    """Return a key that is the same on all ranks.
+    """Return a key that identifies a collective on all ranks.
 
-    It omits the name of the group, which differs between ranks.
+    The key does not contain the name of the group, which differs between ranks.
     """
     return each.module, each.phase, each.collective, each.group_size, each.calls, each.bytes
 

@@ -71,13 +71,15 @@ class SelfWork(NamedTuple):
 
 
 class _Excess(NamedTuple):
-    """The time that a rank took in a place, and the time that it usually takes, for each step.
+    """The extra time of one rank in one place: a series with one value for each step.
 
     Attributes:
+        seconds: The time of the rank in the place.
         usual: The usual time in the place: the median of the other ranks, or an estimate.
         late: Lateness of the rank in the intervals that contain the place, for each step.
         intervals: The intervals that contain the place.
-        modules: Number of modules that the place stands for.
+        modules: Number of modules that the place stands for. It is greater than 1 only for
+            repeated modules such as `layers.*.mlp`.
     """
 
     place: ModulePhase
@@ -94,7 +96,10 @@ class _Excess(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """Mean seconds per step that the excess costs: the part of it that makes the rank late."""
+        """Mean cost of the excess in seconds per step.
+
+        Only the part of the excess that makes the rank late costs time.
+        """
         return mean_excess(list(map(min, self.excess, self.late)))
 
 
@@ -123,9 +128,9 @@ def compare_ranks(
         table: The times of the ranks.
         work: The work of each module in each phase. It is used to estimate the usual time of a
             module that only one rank has.
-        whole: Whether to find ranks that are slow everywhere by comparing their whole steps.
-            Otherwise, they are found by comparing many places. Pass `True` if the table has few
-            places.
+        whole: How to find ranks that are slow everywhere. If false, a rank is slow everywhere if it
+            is slow in most places. If true, whole steps are compared. Pass `True` if the table has
+            few places.
     """
     if len(table.ranks) < 2 or not table.steps:
         return None
@@ -331,9 +336,9 @@ def _in_repeated(table: RankTable, lateness: _Lateness) -> Iterator[_Excess]:
 def _everywhere(
     table: RankTable, usual: _Usual, lateness: _Lateness, *, whole: bool
 ) -> Iterator[_Excess]:
-    """Yield the excess of each late rank in all places together.
+    """Yield the excess of each late rank that is slow everywhere.
 
-    If `whole` is true, the whole steps are compared, as described in `compare_ranks`.
+    `whole` is described in `compare_ranks`.
     """
     if whole:
         yield from _whole_steps(table, lateness, EVERYTHING)
@@ -354,7 +359,10 @@ def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> I
 
 
 def _devices(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the excess of each late rank whose device is slower in most places."""
+    """Yield the excess of each late rank that is slower than usual in most places.
+
+    Such a rank probably has a slow device.
+    """
     intervals = tuple(table.busy)
     for rank in lateness.ranks:
         own = {}
@@ -376,8 +384,9 @@ def _slower_in_most_places(
 ) -> list[float] | None:
     """Return the factor by which a rank is slower than usual in most places, for each step.
 
-    The factor is the median over the places, without the place with the largest excess. Returns
-    `None` if the other places are too few or too short.
+    In each place, the factor is the rank's time divided by the usual time. The result is the median
+    over the places, weighted by the usual time. The place with the largest excess is left out.
+    Returns `None` if the remaining places are too few, or take too small a part of the step.
 
     Args:
         own: The times of the rank.
@@ -407,10 +416,10 @@ def is_on_device(place: ModulePhase) -> bool:
 
 
 def _on_device(table: RankTable, places: Iterable[ModulePhase], *, whole: bool) -> RankSeries:
-    """Return each rank's summed time in the places on the device.
+    """Return the total time of each rank in those of the `places` that run on the device.
 
-    If `whole` is true, returns the summed time in all places. A rank that lacks any of the places
-    is left out.
+    If `whole` is true, all `places` are included. A rank that lacks one of the included places is
+    left out.
     """
     parts = [table.seconds[place] for place in places if whole or is_on_device(place)]
     if not parts:
@@ -436,10 +445,11 @@ def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
 
 
 def _noise(beyond: RankSeries, rank: int) -> float | None:
-    """Return how much the other ranks differ: the standard deviation of their median excesses.
+    """Return how much the ranks other than `rank` differ from each other.
 
-    Returns `None` if there are too few other ranks. `beyond` has the excess of each rank in each
-    step.
+    This is the standard deviation of the ranks' median excesses, estimated so that outliers have
+    little influence. Returns `None` if there are too few ranks. `beyond` has the excess of each
+    rank in each step.
     """
     medians = [median for other, median in beyond.medians().items() if other != rank]
     if len(medians) < FEW_RANKS:
@@ -450,11 +460,11 @@ def _noise(beyond: RankSeries, rank: int) -> float | None:
 def _large_excesses(
     table: RankTable, beyond: Mapping[ModulePhase, RankSeries]
 ) -> tuple[tuple[int, ...], float]:
-    """Count the large excesses of all ranks in all places and steps.
+    """Count the large excesses of all ranks, to estimate how likely such an excess is by chance.
 
-    Returns one count for each of `JOLT_SIZES` sizes: how many excesses have at least this size.
-    Also returns the total time of all ranks in these places. The counts divided by this time show
-    how likely a large excess is by chance. `beyond` has the excesses.
+    For each of `JOLT_SIZES` sizes, counts how many excesses in `beyond` have at least this size.
+    Returns these counts, and the total time of all ranks in the same places and steps. A count
+    divided by the total time is the rate at which such excesses occur.
     """
     sizes = [table.step_seconds * LARGE_EXCESS_RATIO**number for number in range(JOLT_SIZES)]
     large = []
@@ -468,7 +478,7 @@ def _large_excesses(
 
 
 def _waits(table: RankTable) -> Iterator[RankWait]:
-    """Yield a `RankWait` for each place with long waits: the awaited rank and the waiting time."""
+    """Yield a `RankWait` for each place in which ranks wait long for another rank."""
     for place in table.waits:
         series = table.seconds.get(place, RankSeries())
         if len(series) < 2:
@@ -513,7 +523,7 @@ def _awaited_rank(series: RankSeries) -> int:
 
 
 def _lost(table: RankTable) -> float:
-    """Return the time that a step loses because the median rank waits for the last rank."""
+    """Return the seconds per step that the median rank waits for the last rank."""
     lost = 0.0
     for series in table.busy.values():
         lost += _usual_mean(series.beyond_median())

@@ -31,12 +31,15 @@ def total(parts: Iterable[Sequence[float]]) -> Steps:
 
 
 def mean_excess(seconds: Sequence[float]) -> float:
-    """Return the mean over the steps. Negative values count as 0."""
+    """Return the mean over the steps, where negative values count as 0."""
     return statistics.fmean(max(each, 0.0) for each in seconds)
 
 
 class RankSeries(dict[int, Steps]):
-    """The seconds of each rank in each step, by rank. All ranks have the same steps."""
+    """A time in seconds, such as the time in one module, for each rank and each step.
+
+    The key is the rank. All ranks have the same steps.
+    """
 
     @classmethod
     def zeros(cls, steps: dict[int, int]) -> Self:
@@ -58,7 +61,7 @@ class RankSeries(dict[int, Steps]):
             self[rank] = plus(self[rank], seconds)
 
     def minus(self, other: "RankSeries") -> "RankSeries":
-        """Subtract `other`; the result has only the ranks of `other`."""
+        """Return this series minus `other`, for the ranks that `other` has."""
         return RankSeries({rank: minus(self[rank], other[rank]) for rank in other})
 
     def median_of_others(self) -> "RankSeries":

@@ -78,7 +78,7 @@ class RankTable:
             `layers.*.mlp` if there are several such modules.
         are_quartiles: Whether the table has three quartiles instead of steps, because the times of
             single steps are unknown.
-        begins: The places where a collective begins but is awaited elsewhere.
+        begins: The places that start a collective whose result is awaited in another place.
         known_waits: Exposed seconds of collectives per step, by place and rank. It has only the
             places in `waits` for which all ranks have traced times.
     """
@@ -171,7 +171,11 @@ def _in_execution_order(places: Iterable[ModulePhase]) -> list[ModulePhase]:
 
 
 def few_intervals(intervals: Mapping[ModulePhase, int], ranks: int) -> dict[ModulePhase, int]:
-    """Join neighboring intervals if a table of this many ranks cannot have so many intervals."""
+    """Join neighboring intervals if there are too many for the memory of a table.
+
+    The more `ranks` a table has, the fewer intervals it may have. `intervals` has the number of
+    each place's interval, and so does the result.
+    """
     number = max(intervals.values(), default=0) + 1
     most = max(min(MOST_INTERVALS, MOST_SUMS // max(ranks, 1)), FEWEST_INTERVALS)
     if number <= most:
@@ -354,7 +358,7 @@ def _possible_waits(profile: Profile) -> set[ModulePhase]:
 
 
 def begins_in(profile: Profile) -> set[ModulePhase]:
-    """Return the places where a collective begins but is awaited elsewhere."""
+    """Return the places that start a collective whose result is awaited in another place."""
     begun = {ModulePhase(each.module, each.phase) for each in profile.communication}
     return begun - waits_in(profile)
 
@@ -385,7 +389,7 @@ def waiting_in(profile: Profile) -> dict[ModulePhase, float | None]:
 def known_waits(
     waiting: Mapping[int, Mapping[ModulePhase, float | None]],
 ) -> dict[ModulePhase, dict[int, float]]:
-    """Keep the places for which all ranks know their exposed seconds.
+    """Select the places in which the exposed seconds of collectives are known on all ranks.
 
     Args:
         waiting: Exposed seconds of collectives by rank and place; `None` if unknown.
@@ -402,10 +406,10 @@ def known_waits(
 
 
 def quartiles_in(profile: Profile) -> list[dict[ModulePhase, float]]:
-    """Return the lower quartile, the median and the upper quartile of the time in each place.
+    """Return three dictionaries of times by place: lower quartiles, medians and upper quartiles.
 
-    A table has these three instead of steps if the times of single steps are unknown. Returns an
-    empty list if no module was timed.
+    If the times of single steps are unknown, ranks are compared by these three instead of by steps.
+    Returns an empty list if no module was timed.
     """
     stats: dict[ModulePhase, TimingStats] = {}
     for row, module in profile.modules.items():

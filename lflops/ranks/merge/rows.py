@@ -71,10 +71,10 @@ class MergedRows:
         self._communication: dict[int, list[Communication]] = {}
 
     def add(self, rank: int, profile: Profile, lowest: int) -> None:
-        """Add the next rank.
+        """Add the rows of the next rank.
 
-        The rank may stand for several ranks with identical rows. `lowest` is the lowest of them,
-        which determines the order of the rows.
+        Ranks with identical rows are added only once. `lowest` is the lowest rank that has exactly
+        these rows. The merged rows are sorted by it.
         """
         if self._leading is None:
             self._leading = profile
@@ -119,10 +119,10 @@ class MergedRows:
         return modules
 
     def only_on(self) -> Iterator[tuple[list[int], list[str]]]:
-        """Group the rows that are missing on some ranks.
+        """Yield the modules that are missing on some ranks, grouped by the ranks that have them.
 
-        For each group, yields the ranks that have the rows, and the names of the rows. A row is
-        left out if the row of its parent module is in the same group.
+        Each group consists of the ranks and of the names of the modules. A module is left out if
+        its parent module is in the same group.
         """
         all_ranks = (1 << len(self._added)) - 1
         uppermost: dict[int, list[str]] = {}

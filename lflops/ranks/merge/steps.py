@@ -82,7 +82,8 @@ class MergedSteps:
     def merged(self) -> Iterator[Step]:
         """Yield the steps of the run.
 
-        A step has the marks of all ranks, and the samples and tokens of all batches.
+        A step has the marks of all ranks (the reasons why it is not typical, such as `warmup`), and
+        the samples and tokens of all batches.
         """
         for _, step in sorted(self._steps.items(), key=lambda item: item[0][0]):
             yield replace(
@@ -95,7 +96,7 @@ class MergedSteps:
 
     @property
     def last_rank(self) -> int | None:
-        """Return the rank whose forward is used in most of the merged unprofiled steps.
+        """Return the rank that supplied the time of forward to most merged unprofiled steps.
 
         Returns `None` if there is no unprofiled step.
         """
@@ -184,7 +185,8 @@ class _MergedStep:
     """One step of the run, merged from the steps of the ranks.
 
     Attributes:
-        marks: The marks of all ranks as keys of a dictionary, which keeps their order.
+        marks: The reasons why the step is not typical on any rank, such as `warmup`. They are the
+            keys of a dictionary, which keeps their order.
         samples: Number of samples of each batch.
         tokens: Number of tokens of each batch.
     """
@@ -200,7 +202,10 @@ class _MergedStep:
         self._last: list[_Candidate] = []
 
     def add(self, rank: int, step: Step, *, has_own_batch: bool) -> None:
-        """Add the step of the next rank."""
+        """Add the step of the next rank.
+
+        `has_own_batch` is false if the batch of an earlier rank is the same batch.
+        """
         self.marks.update(dict.fromkeys(step.marks))
         if has_own_batch:
             self.samples.append(step.samples)

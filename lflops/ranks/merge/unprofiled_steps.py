@@ -49,7 +49,10 @@ KEPT = 6
 PREEMPTIONS_KEPT = 2
 
 WAIT = "wait"
-"""The name of the end of backward, in which ranks wait for the gradients of other ranks."""
+"""The name of the phase in which ranks wait for the gradients of other ranks.
+
+It is the end of backward, but is compared as a separate phase.
+"""
 
 _PHASES = (
     "data",
@@ -200,7 +203,7 @@ def _by_column(step: Step, by_phase: Mapping[str, float]) -> dict[str, float]:
     """Return the time of each phase in `_PHASES`.
 
     The time of a phase that is not in `_PHASES` is added to `other`. If the step is marked with an
-    event such as `validation`, the time of `other` belongs to the event.
+    event such as `validation`, the time of `other` is moved to this event.
     """
     seconds = dict.fromkeys(_PHASES, 0.0)
     for phase, each in by_phase.items():
@@ -230,9 +233,10 @@ def _has_unknown(series: RankSeries) -> bool:
 def _places(
     columns: Mapping[str, RankSeries], *, is_wait_known: bool
 ) -> dict[ModulePhase, RankSeries]:
-    """Return the phases as places of a table, without phases in which no rank spent time.
+    """Return the times of the phases as places of a `RankTable`.
 
-    If the wait at the end of backward is unknown on one rank, it is part of backward on all ranks.
+    A phase in which no rank spent time is left out. If the wait at the end of backward is unknown
+    on one rank, it counts as part of backward on all ranks.
     """
     places = {}
     for phase in _PHASES:
@@ -347,10 +351,11 @@ def _awaited(waits: Iterable[ModulePhase], *, is_wait_known: bool) -> set[Module
 def _activity(
     ranks: Collection[int], columns: Mapping[str, RankSeries], busy: RankSeries
 ) -> tuple[RankActivity, ...]:
-    """Return what the processes of the given ranks did more than the processes of the other ranks.
+    """Compare the processes of the given ranks with the processes of the other ranks.
 
-    For example, their threads waited longer for a core, or their batches were larger. Steps in
-    which a rank is later have a larger weight.
+    The result helps to explain why a rank is late. For example, its thread waited longer for a
+    core, or its batches were larger. It is averaged over the steps, weighted by the lateness of the
+    rank.
     """
     late = busy.beyond_others()
     waited = columns["waited"].beyond_others()
@@ -388,10 +393,10 @@ def _ratio_to_others(means: Mapping[int, float], rank: int) -> float | None:
 
 
 def _lengths_explain(units: RankSeries, busy: RankSeries) -> float | None:
-    """Return the correlation between the lateness of a rank and the size of its batch.
+    """Return the correlation between the busy time of a rank and the size of its batch.
 
-    Both are differences from the other ranks. Returns `None` if the sizes are unknown or all the
-    same.
+    It shows whether ranks are late because they have larger batches. From both values, the median
+    of the other ranks is subtracted first. Returns `None` if the sizes are unknown or all the same.
     """
     more = list(chain.from_iterable(units.beyond_others().values()))
     late = list(chain.from_iterable(busy.beyond_others().values()))

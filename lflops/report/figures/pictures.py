@@ -308,9 +308,9 @@ def save_roofline_figure(roofline: LazyRoofline, path: Path, patterns: Mapping[s
 def roofline_figure(roofline: LazyRoofline, patterns: Mapping[str, str]) -> Figure:
     """Draw a point for each module, below the rooflines of the chip.
 
-    A point shows the work of the module without its submodules. Its area is in proportion to the
-    module's time. If nothing was timed, the points are operators, drawn at the FLOP/s that they can
-    reach at most.
+    A point shows the work of the module without its submodules. The area of a point is proportional
+    to the module's time. If nothing was timed, the points are operators, drawn at the FLOP/s that
+    they can reach at most.
     """
     figure, axes = drawn_on(9, 6)
     timed = []

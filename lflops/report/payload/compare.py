@@ -1,4 +1,7 @@
-"""Build the data with which the page compares two windows, and the data of each comparison."""
+"""Build the data of a window that a comparison needs, and the results of comparing two windows.
+
+The page draws these results.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
@@ -32,10 +35,11 @@ class ComparedFigures(RunFigures, frozen=True, kw_only=True):
     """The data of a window that is needed for comparisons and is not in its table of modules.
 
     Attributes:
-        times: For each phase with times, the number of operator calls and the error of the median
-            time of each module. Each has a column with submodules and a column without them, whose
-            name has the prefix `self_`. The rows are in the order of the table of modules. Errors
-            are rounded to four digits to keep the page small.
+        times: A table with the same rows as the table of modules. For each phase with times, it has
+            the number of calls of a module, and the standard error of the module's time. There are
+            two columns for each of these numbers: one includes submodules, and the other excludes
+            them and has the prefix `self_`. Errors are rounded to four digits to keep the page
+            small.
     """
 
     times: Columns
@@ -48,11 +52,12 @@ class ComparisonShown(Struct, frozen=True, kw_only=True):
         headline: The verdict on the step, and the other sentences about the changes.
         is_news: Whether anything changed beyond noise.
         figures: Numbers about the whole step, before and after, keyed by their names in `Diff`.
-        modules: Columns with a value for each module. `before`, `after`, `kind` and `pattern`
-            identify the module. Names such as `time.before` are the fields of the time that the
-            page shows, and `own` is true if this time is self time. Names such as `macs.before` are
-            self work. Names such as `forward.seconds.before` are the seconds and MACs in a phase.
-            They exclude submodules if `own` is true, and otherwise include them.
+        modules: A table with a row for each module. The columns `before`, `after`, `kind` and
+            `pattern` identify the module. Columns such as `time.before` describe the time that the
+            page shows. The column `own` is true if this is self time (without submodules). Columns
+            such as `macs.before` have the work without submodules. Columns such as
+            `forward.seconds.before` have the seconds or MACs of one phase, without submodules if
+            `own` is true, and otherwise with submodules.
     """
 
     headline: tuple[str, ...]
@@ -96,10 +101,11 @@ def _rounded(error: float | None) -> float | None:
 def compared_pairs(
     analyses: Sequence[Analysis], *, all_pairs: bool = True
 ) -> Iterator[tuple[int, int, ComparisonShown]]:
-    """Yield the comparison of each ordered pair of profiles, after their positions in `analyses`.
+    """Compare profiles in pairs, and yield the comparisons.
 
-    If `all_pairs` is false, each profile is only compared with its neighbours and with the last
-    one.
+    Each item has the position of the first profile in `analyses`, the position of the second
+    profile, and their comparison. Each pair is compared in both directions. If `all_pairs` is
+    false, a profile is only compared with its neighbours and with the last profile.
     """
     runs = [analysis.compared for analysis in analyses]
     last = len(runs) - 1

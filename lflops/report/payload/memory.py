@@ -23,19 +23,21 @@ POINTS: Final = 2_000
 
 
 class LiveMemoryShown(Struct, frozen=True, kw_only=True):
-    """A chart of live bytes over time, and the live bytes by category at one marked point.
+    """A chart of live bytes over time, in which the peak is marked.
 
-    The chart shows either the operators of a step or the entries of an allocator's record.
+    The x-axis has either the operators of a step, or the events (allocations and frees) that a
+    memory allocator recorded. The peak is the point with the most live bytes. But if the allocator
+    ran out of memory, it is the request that failed.
 
     Attributes:
-        operators: Number of all operators or entries, including those without a point.
-        peak_bytes: Live bytes at the marked point, which is the peak.
-        peak: Index of the marked point in `points`. `None` if it is not among them.
+        operators: Number of all operators or events, including those without a point.
+        peak_bytes: Live bytes at the peak.
+        peak: Index of the peak in `points`. `None` if it is not one of the points.
         chip: Name of the chip, if its memory is known.
-        points: At most `POINTS` operators or entries with their live bytes. There is also a column
-            for each category that ever has bytes.
+        points: A table of at most `POINTS` operators or events with their live bytes. It also has a
+            column for each category of memory that ever has bytes.
         categories: Names of the columns of categories. The first is drawn at the bottom.
-        by_category: Live bytes of each category at the marked point.
+        by_category: Live bytes of each category at the peak.
     """
 
     operators: int
@@ -73,8 +75,8 @@ class MemoryShown(LiveMemoryShown, frozen=True, kw_only=True):
 
     Attributes:
         rank: The rank with the largest peak, which is shown. `None` if no rank reported this peak.
-        modules: Modules that hold bytes at the peak, most bytes first. Identical modules, such as
-            the layers of a transformer, are one entry.
+        modules: Modules that hold bytes at the peak, sorted by bytes, descending. Identical
+            modules, such as the layers of a transformer, are one entry.
         more: Number of modules that are left out of `modules`, and their bytes.
         largest: Number of storages in `alive` before storages of identical modules are combined.
         alive: The largest storages that are alive at the peak. The storages of identical modules
@@ -335,7 +337,7 @@ def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]
 
 
 def _key(row: str, phase: str) -> tuple[str, str]:
-    """Return a key that identifies a module and phase in both steps.
+    """Return a key to find the same module and phase in the counting step and in the timed step.
 
     The time of the optimizer step is not divided among modules, so all its operators have one key.
     """

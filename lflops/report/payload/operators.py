@@ -37,9 +37,9 @@ _TIMES = ("seconds", "self_seconds", "device_seconds")
 def modules(analysis: Analysis) -> Columns:
     """Build the table of modules, with their work and times in each phase.
 
-    Each count has a column with submodules and a column without them, whose name has the prefix
-    `self_`. The column of names is always a list. If two modules have the same number in the column
-    `identical`, they and all their submodules do the same work.
+    There are two columns for each count: one includes submodules, and the other excludes them and
+    has the prefix `self_`. The column of names is always a list. If two modules have the same
+    number in the column `identical`, they and all their submodules do the same work.
     """
     profile = analysis.profile
     rows = list(profile.modules.values())
@@ -118,10 +118,10 @@ class Kernels(Struct, frozen=True, kw_only=True):
     """The kernels of compiled code. All numbers are means per traced batch.
 
     Attributes:
-        table: The kernels, most time first. The columns `name`, `module` and `phase` are always
-            lists. `module` is the index of a row in the table of modules. A kernel that is fused
-            from several modules has a row for each of them, and its time and bytes are divided
-            among these rows.
+        table: The kernels, sorted by time, the longest first. The columns `name`, `module` and
+            `phase` are always lists. `module` is the index of a row in the table of modules. A
+            kernel that is fused from several modules has a row for each of these modules, and its
+            time and bytes are divided among the rows.
         left_out: Number of kernels that are not in the table.
         timed_on: Where the seconds were measured: `device` or `host`.
         graphs: Number of compiled graphs that ran.

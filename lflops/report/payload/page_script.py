@@ -28,9 +28,10 @@ def page_script(entry: str) -> str:
 
 
 def _functions(name: str, seen: set[str]) -> Iterator[str]:
-    """Yield a JavaScript function for each module that a module imports, and then for the module.
+    """Yield the code of a JavaScript module and of all modules that it imports, as functions.
 
-    Modules in `seen` are left out, because they already have a function.
+    Imported modules come first. Modules in `seen` are left out, because they already have a
+    function.
     """
     seen.add(name)
     source = _source(name)

@@ -41,7 +41,8 @@ class WindowHeader(Struct, frozen=True, kw_only=True):
     Attributes:
         step: The step of the training run.
         when: Numbers of the window and step as text.
-        kind: The stage, such as `train`. If there is no stage, how the profile was made.
+        kind: The stage, such as `train`. If there is no stage, the way in which the profile was
+            made.
         figures: Numbers that change from window to window, such as MFU, keyed by their names in the
             report. Unknown numbers are left out.
         ranges: Lower and upper quartile of some of these numbers, with the same keys.

@@ -38,7 +38,9 @@ _FIGURES = (
 
 
 class Points(Struct, frozen=True, kw_only=True):
-    """The points with the most time, or if nothing was timed, the most time at the roofline.
+    """A table of the points with the most time.
+
+    If nothing was timed, it has the points that need the most time at their roofline limit.
 
     Attributes:
         table: Columns with a value for each point. `phase` is always a list. `module` is the index
@@ -76,9 +78,9 @@ class Roofs(Struct, frozen=True, kw_only=True):
 
 
 class _PointRow(NamedTuple):
-    """A point, and the row of its module in the table of modules.
+    """A point of a chart, with the number of its module's row in the table of modules.
 
-    If the point stands for several identical modules, it is the row of the first of them.
+    If the point stands for several identical modules, this is the row of the first module.
     """
 
     point: Point
@@ -138,9 +140,9 @@ def _seconds(item: RooflinePart | Repeats | Point) -> float:
 
 
 def _points(rows: Sequence[_PointRow], number: int) -> Points:
-    """Make a table of the points that are shown.
+    """Make a table of the points that are shown, and count the points that are left out.
 
-    `number` is the number of all points, including those that are left out.
+    `number` is the number of shown and left-out points together.
     """
     points = [row.point for row in rows]
     columns: Columns = {

@@ -15,9 +15,10 @@ from lflops.report.text import phase_label
 _LONG_NAME = 40
 
 _RELATIVE = "relative to all modules"
-"""Heading of a column with the interval of each change.
+"""Heading of the column with the confidence interval of each module's change in time.
 
-If all modules became slower or faster by about the same ratio, the intervals are relative to it.
+If all modules became slower or faster by about the same ratio, the column shows the change relative
+to this ratio.
 """
 
 

@@ -150,7 +150,8 @@ def _part(nbytes: int, total: int, name: str) -> Text:
 def render_checkpointed(blocks: Sequence[Checkpointed]) -> Group:
     """Draw how much memory checkpointing saves and how much work it adds.
 
-    There is a line for each of the blocks that save most, and a line for all blocks together.
+    There is a line for each of the blocks that save the most memory, and a line for all blocks
+    together.
     """
     rows = []
     for block in blocks[:_BLOCKS]:

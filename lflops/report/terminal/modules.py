@@ -26,8 +26,8 @@ from lflops.report.verdict import verdict_lines
 def header(analysis: Analysis, *, of_run: bool = False) -> Group:
     """Draw the lines above the table: the verdict, the run, its speed, totals, memory and remarks.
 
-    If `of_run` is true, the first screen of the run is shown above. Then the verdict is left out,
-    and the numbers of the window are labelled as such.
+    If `of_run` is true, the first screen of the run is shown above these lines. Then the verdict is
+    left out, and the labels of times say that they are about the window.
     """
     report = report_of(analysis)
     blocks: list[RenderableType] = []
@@ -301,7 +301,7 @@ _KERNELS = 20
 
 
 def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> RenderableType:
-    """Draw the operators of a phase, or of all phases for `None`, the most work first.
+    """Draw the operators of a phase, or of all phases for `None`, sorted by work.
 
     If operators were traced, a second table has their times.
     """
@@ -338,7 +338,7 @@ def _operator(row: Operator, *, by_flops: bool) -> dict[str, str]:
 
 
 def _traced(trace: Trace) -> FittedTable:
-    """Draw a table of traced operators with their times, the longest self time first.
+    """Draw a table of traced operators with their times, sorted by self time.
 
     All values are means per traced batch. If an operator launches a kernel, the time of this kernel
     on the device is attributed to the operator.

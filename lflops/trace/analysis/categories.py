@@ -83,7 +83,11 @@ def category_of_operator(name: str) -> Category:
 
 
 def category_of_kernel(work: DeviceEvent, operator: str | None) -> Category:
-    """Return the category of device work by the operator that launched it, or by its own name."""
+    """Return the category of device work, for example `gemm`.
+
+    Communication and copies have their own categories. For other work, the operator that launched
+    it determines the category. If that operator has no category, the name of the work does.
+    """
     if communicates(work):
         return "communication"
     if work.kind == "copy":
@@ -108,7 +112,7 @@ def tensor_cores_by_name(name: str) -> bool | None:
 _NARROW = re.compile(
     r"(mx|nv)?(?:fp([468])(?![0-9])|float([68])(?![0-9])|e(2m1|2m3|3m2|4m3|5m2))", re.IGNORECASE
 )
-"""A floating-point format of at most 8 bits in a kernel's name, such as MxE2m1 or fp8.
+"""Matches a floating-point format of at most 8 bits in a kernel's name, such as fp8.
 
 CUDA's `float4` does not match, because it is four numbers of 32 bits.
 """
@@ -120,9 +124,10 @@ For example, `4m3` is a 4-bit exponent and a 3-bit mantissa. With the sign, thes
 """
 
 _OPERANDS = re.compile(r"^(?:bmm|gemm)_[A-Za-z0-9]+_([A-Za-z0-9]+)_")
-"""Matches the names of TensorRT-LLM's matmul kernels. The group has the formats of the operands.
+"""Matches the names of TensorRT-LLM's matmul kernels.
 
-The format of the result comes before the operands.
+The group of the match contains the formats of the operands. In the name, the format of the result
+comes before them.
 """
 
 

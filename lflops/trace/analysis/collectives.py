@@ -1,4 +1,4 @@
-"""Sum collectives by kind and group, with the time that ranks wait for each other in them.
+"""Sum the times of collectives by kind and group, and find out how long ranks wait for each other.
 
 Algorithmic bandwidth is the message size divided by the time. Bus bandwidth is algorithmic
 bandwidth times a factor that makes it comparable to the bandwidth of a link, as in NVIDIA's
@@ -60,8 +60,8 @@ class CollectiveTimes(Struct, frozen=True, kw_only=True):
 
     Attributes:
         group: The ranks, or the group's name if the ranks are unknown; empty if both are unknown.
-        exposed: Time in which nothing was computed. If two collectives run at the same time, the
-            shared time counts for both.
+        exposed: Time of the collectives in which the device computed nothing. If two collectives
+            run at the same time, the shared time counts for both.
         bytes: Total size of all messages.
         algorithmic_bytes_per_second: `bytes` divided by the time.
         bus_bytes_per_second: `algorithmic_bytes_per_second`, converted to the rate on a link.
@@ -133,7 +133,7 @@ def _bytes(kind: str, message: Collective) -> int | None:
 
 
 def collectives(found: Sequence[Occurrence], computing: Intervals) -> tuple[CollectiveTimes, ...]:
-    """Sum the collectives by kind and group, the largest time first."""
+    """Sum the collectives by kind and group, sorted by time in descending order."""
     groups: dict[tuple[str, str, int | None], list[Occurrence]] = grouped(
         found, attrgetter("kind", "group", "group_size")
     )
@@ -163,7 +163,9 @@ def collectives(found: Sequence[Occurrence], computing: Intervals) -> tuple[Coll
 
 
 class CollectiveSkew(Struct, frozen=True, kw_only=True):
-    """Waiting times in all calls of one kind and group that at least two ranks recorded.
+    """How long ranks wait for each other in the collectives of one kind and process group.
+
+    Only calls that at least two ranks recorded are included.
 
     Attributes:
         transfer: Nanoseconds of transfer: the shortest kernel of each call, summed over the calls.
@@ -184,7 +186,9 @@ class CollectiveSkew(Struct, frozen=True, kw_only=True):
 
 
 class RankSkew(Struct, frozen=True, kw_only=True):
-    """Waiting times in all collectives together. `CollectiveSkew` describes the other fields.
+    """How long ranks wait for each other in all collectives together.
+
+    `CollectiveSkew` describes the fields that are not listed here.
 
     Attributes:
         unmatched: Number of calls that only one rank recorded.
@@ -206,7 +210,7 @@ A call has the same key on all ranks.
 
 
 def numbered(found: Sequence[Occurrence]) -> dict[Key, Occurrence]:
-    """Return a rank's collectives under keys that are the same on all ranks."""
+    """Return a rank's collectives, keyed so that a call has the same key on all ranks."""
     numbers: Counter[tuple[str, str, str]] = Counter()
     calls = {}
     for each in found:

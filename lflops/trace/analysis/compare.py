@@ -14,7 +14,7 @@ _STATES = ("computing", "exposed_communication", "exposed_copies", "idle")
 
 
 class TimeChange(Struct, frozen=True, kw_only=True):
-    """A time before and after, in nanoseconds.
+    """A time in the first and in the second of two compared traces, in nanoseconds.
 
     The times are per step if both traces have steps. Otherwise, they are for the whole window.
     """
@@ -31,8 +31,9 @@ class TimeChange(Struct, frozen=True, kw_only=True):
 class TraceDiff(Struct, frozen=True, kw_only=True):
     """Changes from one trace to another.
 
-    A pair is the value in the first trace and the value in the second trace; `None` means unknown.
-    Fields with several changes, such as `operators`, have the largest change first.
+    A field that is a pair has the values in the first and in the second trace; `None` means
+    unknown. Fields with several changes, such as `operators`, are sorted by the size of the change,
+    in descending order.
 
     Attributes:
         per_step: Whether times are per step rather than for the whole window.
@@ -83,9 +84,10 @@ def compare(before: TraceSummary, after: TraceSummary) -> TraceDiff:
 
 
 class _Times:
-    """Times of a trace, each table by name: states, causes of idle time, operators and so on.
+    """The times of one trace that `compare` compares with the times of another trace.
 
-    All times are nanoseconds, either per step or for the whole window.
+    Each attribute except `window` maps names to times, for example the names of operators or of
+    device states. All times are nanoseconds, either per step or for the whole window.
     """
 
     def __init__(self, summary: TraceSummary, *, per_step: bool) -> None:
@@ -164,8 +166,8 @@ def trace_limits(
 ) -> tuple[Limit, ...]:
     """Check the second trace against limits.
 
-    A slowdown does not exceed `max_regress` if it is within the noise: the quartile ranges of the
-    step times overlap. The memory limit applies to the allocator's peak.
+    A slowdown within the noise never exceeds `max_regress`. It is within the noise if the quartile
+    ranges of the step times of both traces overlap. `max_memory` limits the allocator's peak.
     """
     limits = []
     if max_regress is not None:

@@ -44,12 +44,12 @@ class StreamTimes(Struct, frozen=True, kw_only=True):
 
 
 class KernelTimes(Struct, frozen=True, kw_only=True):
-    """Nanoseconds of all calls of one kernel.
+    """Times of all calls of one kernel, in nanoseconds.
 
     Attributes:
         tensor_cores: Whether the kernel runs on tensor or matrix cores; `None` if its name does not
             show it.
-        operators: The operators that launched the kernel, the operator with the most time first.
+        operators: The operators that launched the kernel, sorted by time in descending order.
     """
 
     name: str
@@ -143,7 +143,11 @@ _MATMULS = {"gemm", "convolution", "attention"}
 
 
 def streams(work: Iterable[DeviceEvent], start: int, end: int) -> tuple[StreamTimes, ...]:
-    """Sum the work of each stream between two times, the busiest stream of each device first."""
+    """Sum the work of each stream between two times.
+
+    The streams are sorted by device. The streams of a device are sorted by busy time, in descending
+    order.
+    """
     inside = [each for each in work if each.end > start and each.start < end]
     by_stream: dict[tuple[int, int], list[DeviceEvent]] = grouped(
         inside, attrgetter("device", "stream")
@@ -163,7 +167,7 @@ def streams(work: Iterable[DeviceEvent], start: int, end: int) -> tuple[StreamTi
 
 
 def kernels(work: Iterable[ClassifiedWork]) -> tuple[KernelTimes, ...]:
-    """Sum the work by kernel name, kernels with the most time first."""
+    """Sum the work by kernel name, sorted by time in descending order."""
     by_name = grouped(work, lambda each: each.event.name)
     rows = [_kernel(name, found) for name, found in by_name.items()]
     return tuple(sorted(rows, key=lambda row: (-row.device, row.name)))
@@ -200,7 +204,7 @@ def _largest(times: Mapping[Key, int]) -> Key:
 
 
 def by_category(work: Iterable[ClassifiedWork]) -> tuple[CategoryTimes, ...]:
-    """Sum the work by category, categories with the most time first."""
+    """Sum the work by category, sorted by time in descending order."""
     rows = []
     for category, found in grouped(work, attrgetter("category")).items():
         device = sum(each.event.duration for each in found)
@@ -209,7 +213,7 @@ def by_category(work: Iterable[ClassifiedWork]) -> tuple[CategoryTimes, ...]:
 
 
 def by_precision(work: Iterable[ClassifiedWork]) -> tuple[PrecisionTimes, ...]:
-    """Sum the computing kernels by precision, precisions with the most time first."""
+    """Sum the times of computing kernels by precision, sorted by time in descending order."""
     computing = [
         each for each in work if each.event.kind == "kernel" and each.category != "communication"
     ]

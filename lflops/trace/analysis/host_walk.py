@@ -35,9 +35,10 @@ from lflops.trace.recorded import (
 )
 
 MOST_NESTED = 1_000
-"""Maximum number of items around an item of a thread.
+"""Maximum number of host items that may be nested inside each other on one thread.
 
-Python itself nests no more calls. The walk looks at all items around an item.
+Python itself nests no more calls. Without this limit, a malformed trace could make the walk very
+slow, because it looks at all items around an item.
 """
 
 _OperatorKey = tuple[str, Inputs | None]
@@ -152,8 +153,8 @@ class _Open:
             node in forward is known.
         module: The innermost module. In backward, the module that created the node in forward.
         node: The outermost backward node around this item.
-        again: The outermost operator inside that node that runs like in forward, and may therefore
-            be recomputed.
+        again: The outermost operator inside `node` for which autograd builds a node, as it does in
+            forward. So this operator may be a recomputation of forward.
         span: Totals of this item, if it is a module or scope.
         is_counted: Whether this item is a counted operator.
     """
@@ -248,7 +249,8 @@ class _Counted(NamedTuple):
         call: The call.
         operator: Totals of the operator.
         node: The outermost backward node around the call, or `None`.
-        again: The outermost operator inside that node that runs like in forward, or `None`.
+        again: The outermost operator inside `node` for which autograd builds a node, as it does in
+            forward; `None` if there is none.
     """
 
     call: OperatorCall
@@ -478,7 +480,10 @@ def _is_open(operator: str, opened: Sequence[_Open]) -> bool:
 
 
 def _better_described(outer: Collective | None, inner: Collective | None) -> Collective | None:
-    """Return the outer description of a collective, unless only the inner one has a group size."""
+    """Return the more complete of two descriptions of the same collective.
+
+    This is the outer description, unless only the inner description has a group size.
+    """
     if outer is None:
         return inner
     if inner is not None and inner.group_size is not None and outer.group_size is None:

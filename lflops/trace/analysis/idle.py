@@ -33,7 +33,7 @@ Cause = Literal[
     "queued",
     "not_recorded",
 ]
-"""Cause of an idle moment.
+"""Cause of a device's idle time.
 
 * `data_loader`: The thread was inside the data loader.
 * `synchronising`: The thread waited for the device, or had just been woken.
@@ -55,9 +55,10 @@ _ACTIVITIES: tuple[Cause, ...] = (
     "launching",
     "operators",
 )
-"""Activities of a thread.
+"""Causes of idle time that are activities of a thread, in order of precedence.
 
-A moment belongs to the first activity that contains it, or to `python` if none does.
+If several activities contain the same moment, it belongs to the first of them. If none contains the
+moment, it belongs to `python`.
 """
 
 _SYNCHRONISING = ("Synchronize", "EventQuery", "StreamQuery")
@@ -104,7 +105,7 @@ class LaunchDelays(Struct, frozen=True, kw_only=True):
 class QueueDepth(Struct, frozen=True, kw_only=True):
     """Depth of the launch queue in the window.
 
-    The depth is the number of launches with work that has not started yet.
+    The depth is the number of launches whose work has not started yet.
 
     Attributes:
         mean: Mean depth over time.

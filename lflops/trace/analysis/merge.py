@@ -29,10 +29,10 @@ _SMALLEST_NUMBERS = {
     "Sequence number": 0,
     "wait_on_cuda_event_record_corr_id": 0,
 }
-"""Arguments with numbers that connect events, and the smallest valid value of each of them.
+"""Smallest valid value of each event argument that connects events, such as `correlation`.
 
-The same numbers occur in the traces of all ranks, so merging replaces valid values. Smaller values
-mean that there is no connection, and stay as they are.
+The value is a number, and the same numbers occur in the traces of all ranks. So merging replaces
+valid values. Smaller values mean that there is no connection, and stay as they are.
 """
 
 _DEVICE_ARGUMENTS = ("device", "Device Id")
@@ -169,7 +169,10 @@ def _clocks(sources: Iterable[_Source]) -> list[Clock]:
 
 
 def _ends(source: _Source) -> dict[Key, int]:
-    """Return the end times of all collectives that end at the same time on all their ranks."""
+    """Return the end times of the collectives by which the clocks of ranks are aligned.
+
+    These collectives (`_TOGETHER`) end at almost the same time on all ranks.
+    """
     trace = read_trace(source.path)
     host = walk(trace, trace.work, lambda _: False)
     calls = numbered(occurrences(trace.work, host, trace))
@@ -261,7 +264,10 @@ class _Merger:
         return changed
 
     def _device(self, index: int, number: int) -> int:
-        """Return a unique number for a device of a trace, its original number if that is free."""
+        """Return the number that identifies a device of a trace in the merged file.
+
+        The device keeps its original number if no other device has this number.
+        """
         key = index, number
         if key not in self._devices:
             taken = self._devices.values()

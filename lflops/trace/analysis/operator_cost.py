@@ -173,7 +173,7 @@ class _Call(NamedTuple):
     has_values: bool
 
     def value(self, place: int) -> Any:
-        """Return the shape of the tensor at this argument index, or the value of another argument.
+        """Return the argument at an index: the shape of a tensor, or the value of another argument.
 
         Returns `None` if the argument was not passed.
         """
@@ -213,7 +213,11 @@ def _has_invalid_size(argument: Argument) -> bool:
 
 
 def _cost_by_formula(call: _Call, function: Formula) -> TracedCost:
-    """Apply a formula to the shapes, and to the values that it accepts as keywords."""
+    """Compute the cost of a call with a formula.
+
+    The formula receives the shapes of the inputs, and the values of the arguments that it accepts
+    as keywords.
+    """
     places = PLACES.get(call.name, {})
     parameters = inspect.signature(function).parameters.values()
     positional = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
@@ -321,7 +325,7 @@ def _first_tensor(given: Iterable[Argument]) -> Argument | None:
 
 
 def _bytes_moved(given: Sequence[Argument], out: Shape | None) -> int | None:
-    """Return the size of all input tensors and of the result together, in bytes.
+    """Return the total size of all input tensors and the result, in bytes.
 
     The result is assumed to have the dtype of the first tensor.
     """
@@ -345,7 +349,7 @@ def _bytes_read(given: Iterable[Argument]) -> int | None:
 def _cost_by_convention(base: str, given: Sequence[Argument]) -> TracedCost | None:
     """Return the cost of a pointwise operator or a reduction.
 
-    By convention, such an operator has a fixed number of FLOPs per element.
+    Such an operator is assumed to need a fixed number of FLOPs per element.
     """
     plain = base.rstrip("_")
     first = _first_tensor(given)

@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"(?<![A-Za-z])\d+")
 
 
 class OperatorTimes(Struct, frozen=True, kw_only=True):
-    """Nanoseconds of all calls of one operator, inclusive and as self time."""
+    """Inclusive times and self times of all calls of one operator, in nanoseconds."""
 
     name: str
     category: Category
@@ -113,7 +113,7 @@ class SpanTimes(Struct, frozen=True, kw_only=True):
 
 
 def operators(host: HostWalk) -> tuple[OperatorTimes, ...]:
-    """Sum the operators by name, the operator with the most self time first."""
+    """Sum the operators by name, sorted by self time in descending order."""
     rows = []
     for name, found in grouped(host.operators.values(), attrgetter("name")).items():
         times = sums(found, "calls", "host", "self_host", "device", "self_device")
@@ -128,7 +128,10 @@ def precision(operator: OperatorSums) -> str | None:
 
 
 def shapes(host: HostWalk, chip: Hardware | None) -> tuple[ShapeTimes, ...]:
-    """Return the counted operators by name and inputs, the most device time first."""
+    """Return the counted operators by name and inputs.
+
+    They are sorted by device time in descending order.
+    """
     rows = []
     for operator in host.operators.values():
         cost = cost_of(operator.name, operator.inputs)
@@ -188,9 +191,9 @@ def _memory_seconds(moved: int | None, chip: Hardware | None) -> float | None:
 
 
 def unsupported(host: HostWalk) -> tuple[UnsupportedTraceOperator, ...]:
-    """Return the operators that multiply matrices but are not counted, the most time first.
+    """Return the operators that multiply matrices but are not counted.
 
-    No total of FLOPs includes them.
+    They are sorted by device self time in descending order. No total of FLOPs includes them.
     """
     has_device = any(each.device for each in host.operators.values())
     missing = [
@@ -218,7 +221,7 @@ def _is_unsupported(operator: OperatorSums, *, has_device: bool) -> bool:
 
 
 def span_times(host: HostWalk, kind: Literal["module", "scope"]) -> tuple[SpanTimes, ...]:
-    """Return the modules or the scopes, the most device time first."""
+    """Return the modules or the scopes, sorted by device time in descending order."""
     spans = [each for each in host.spans.values() if each.kind == kind]
     rows = []
     for (pattern, phase), found in grouped(spans, _pattern_and_phase).items():

@@ -155,7 +155,7 @@ def _chart(
 
 
 def _slice(name: str, time: int, colour: str, content: str) -> str:
-    """Draw one part of a bar, with a length in proportion to its nanoseconds."""
+    """Draw one part of a bar, whose length is proportional to `time`."""
     style = f"flex: {time} 1 0; background: {colour}"
     return f'<div class="slice" style="{style}" title="{_text(name)}">{content}</div>'
 

@@ -73,22 +73,25 @@ _SKIPPED = frozenset(
         "async_task",
     }
 )
-"""Categories of events that are skipped, because a trace viewer draws them but no time needs them.
+"""Categories of events that are skipped, because lflops computes no times from them.
 
-They are, for example, arrows between events, and copies of host events on the track of a device.
+Trace viewers draw these events. Examples are arrows between events, and copies of host events on
+the track of a device.
 """
 
 _NAMED = frozenset("XBi")
-"""Types of events (`ph`) that are damaged if they have no name, process or thread.
+"""Types of events (`ph`) that must have a name, a process and a thread.
+
+An event of these types that lacks one of the three counts as damaged.
 
 `X` is a complete event, `B` is the beginning of an event, and `i` is an instant.
 """
 
 _Shapes = list[list[int | list[int]]]
 _Texts = list[str | list[str]]
-"""JSON types of the lists in which a trace has the dtypes and the values of an operator's inputs.
+"""JSON type of the list of the dtypes, or of the values, of an operator's inputs in a trace.
 
-`_Texts` contains a list of texts for an input that is a list of tensors.
+The list has one text for each input, or a list of texts for an input that is a list of tensors.
 """
 
 _ASCEND = "Ascend Hardware"
@@ -324,9 +327,10 @@ class _Reader:
         self._trace.work.append(work)
 
     def _add_without_category(self, event: _Event) -> None:
-        """Keep a slice that is device work if its process turns out to be an Ascend device.
+        """Store a slice without a category until it is known whether it is device work.
 
-        The event that names the process may come later in the trace.
+        It is device work if its process is an Ascend device. The event that names the process may
+        come later in the trace.
         """
         args = msgspec.json.decode(event.args, type=_AscendArgs)
         if not args.task or args.task.startswith(_ASCEND_WAITS):

@@ -84,8 +84,9 @@ _SMALL = 0.01
 _LARGE = 0.05
 """The verdict gives advice about a device state that takes more than this share of the window.
 
-It also mentions the time before the first device work if that is more than this share of the
-recording. Only states in which the device does not compute count.
+It also mentions the time before the first device work if that is more than this share of all steps
+or, without steps, of the recording. There is no advice about the state in which the device
+computes.
 """
 _MOST = 0.6
 """If one cause has at least this share of the idle time, the verdict names this cause.
@@ -175,7 +176,7 @@ def _largest_cause(summary: TraceSummary) -> Cause:
 
 
 def _states_sentence(summary: TraceSummary, device: DeviceTimeline) -> str:
-    """Return a sentence with the share of each device state. Computing comes last."""
+    """Return a sentence with the share of each device state; the share of computing comes last."""
     number = len(summary.devices)
     gpus = "the GPU's" if number == 1 else f"the {number} GPUs'"
     of_whole = f" of {gpus} {nanoseconds(device.window)}"
@@ -199,9 +200,9 @@ _LOSSES = {
 
 
 def _losses(device: DeviceTimeline) -> list[tuple[str, int]]:
-    """Return the states in which the device does not compute, the longest state first.
+    """Return the states in which the device does not compute, and their times.
 
-    States below `_SMALL` of the window are left out.
+    They are sorted by time in descending order. States below `_SMALL` of the window are left out.
     """
     times = [(state, getattr(device, state)) for state in _LOSSES]
     long = [(state, time) for state, time in times if time > _SMALL * device.window]

@@ -12,9 +12,9 @@ from lflops.trace.device_states import DeviceTimeline, states, timeline, total
 from lflops.trace.recorded import DeviceEvent, RecordedTrace
 
 AHEAD_SHARE = 0.05
-"""Share of a step. If the device lags behind the host by more than this, device times are used.
+"""If the device lags behind the host by more than this share of a step, device times are used.
 
-See `StepTimes` for these times.
+`StepTimes` describes these device times.
 """
 
 

@@ -92,7 +92,7 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
 
     Attributes:
         events: Number of events in the file.
-        recorded: Time from the first to the last moment on the host.
+        recorded: Time from the start of the first event to the end of the last event on the host.
         before_device: Time until the first device work, measured from the start of the first step
             or, if there are no steps, from the start of the recording; `None` without a device.
         device: States of all devices together, or `None` without a device.
@@ -144,7 +144,7 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
 
 
 class TraceSummaries(Struct, frozen=True, kw_only=True):
-    """Several traces, and how ranks wait for each other.
+    """The analyses of several traces, and how ranks wait for each other.
 
     Attributes:
         ranks: The time that ranks wait for each other; `None` unless all traces are from different,
@@ -158,7 +158,10 @@ class TraceSummaries(Struct, frozen=True, kw_only=True):
 def summarise_all(
     traces: Iterable[RecordedTrace], hardware: Hardware | str | None = None
 ) -> TraceSummaries:
-    """Analyse traces as `summarise` does, and compare the ranks if all are different."""
+    """Analyse traces as `summarise` does.
+
+    If all traces are from different, known ranks, the ranks are also compared.
+    """
     summaries = []
     by_rank = {}
     for trace in traces:

@@ -29,7 +29,7 @@ from lflops.trace.analysis.summary import TraceSummary
 
 _NAME_WIDTH = 28
 _OVER_ROOFLINE = 1.05
-"""If an operator reaches more than this share of its roofline, a note explains how this can be."""
+"""If an operator reaches more than this share of its roofline, a note explains the reason."""
 
 _LISTED = 3
 """Maximum number of operators that the headline of a comparison names."""
@@ -85,7 +85,10 @@ def render_ranks(skew: RankSkew, *, top: int) -> RenderableType:
 
 
 def render_trace_roofline(summary: TraceSummary, *, top: int) -> RenderableType:
-    """Render a chip's roofline and a trace's operators, the largest potential speed-up first."""
+    """Render a chip's roofline and a trace's operators.
+
+    The operators are sorted by potential speed-up in descending order.
+    """
     rows = sorted(summary.shapes, key=_potential_seconds, reverse=True)
     parts: list[RenderableType] = [margin([*facts(summary), *_rooflines(summary, rows)]), ""]
     if rows:
@@ -120,7 +123,10 @@ def _rooflines(summary: TraceSummary, rows: Iterable[ShapeTimes]) -> Iterator[_M
 
 
 def trace_headline(diff: TraceDiff) -> Iterator[str]:
-    """Yield sentences about the change in the time of a step or window, and its largest parts."""
+    """Yield sentences about how the time of a step or window has changed.
+
+    They also name the device states and the operators whose times have changed most.
+    """
     subject = "A step" if diff.per_step else "The window"
     before = units.duration(diff.window.before / 1e9)
     after = units.duration(diff.window.after / 1e9)

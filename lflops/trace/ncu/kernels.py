@@ -33,7 +33,7 @@ class _TensorCores(Struct, array_like=True):
 
 
 class _Level(Struct, array_like=True):
-    """The metrics of one memory level."""
+    """The metrics that Nsight Compute counts for one memory level, such as DRAM or L2."""
 
     bytes: str
     sectors: tuple[str, ...]
@@ -258,7 +258,7 @@ def _flops_by_dtype(launches: Iterable[Launch]) -> dict[str, float | None]:
 
 
 def _operations(launch: Launch) -> Iterator[tuple[str, float | None]]:
-    """Yield the FLOPs of the requested metrics, with their dtypes.
+    """Yield a dtype and a number of FLOPs for each requested metric that counts operations.
 
     Dtypes that the tensor cores of the chip do not support are left out.
     """
@@ -274,7 +274,10 @@ def _operations(launch: Launch) -> Iterator[tuple[str, float | None]]:
 def _tensor_core_operations(
     launch: Launch, dtype: str, tensor_cores: _TensorCores
 ) -> Iterator[tuple[str, float | None]]:
-    """Yield the operations of a dtype: the total, or the sum of the parts if it is unknown.
+    """Yield a dtype and the number of its operations on tensor cores.
+
+    If the metric of the total is unknown, the metrics of the parts are added up. The number is
+    `None` if both are unknown.
 
     Yields nothing if neither the total nor the parts were requested.
     """
@@ -291,7 +294,10 @@ def _tensor_core_operations(
 
 
 def _bytes(level: str, launches: Iterable[Launch]) -> float | None:
-    """Return the bytes of all launches at a level; `None` if a launch has neither metric."""
+    """Return the bytes that all launches moved at a memory level.
+
+    Returns `None` if a launch has neither the number of sectors nor the number of bytes.
+    """
     metrics = _LEVELS[level]
     sizes: list[float | None] = []
     for launch in launches:

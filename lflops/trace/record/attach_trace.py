@@ -1,7 +1,7 @@
 """Add the results of the traced steps to a profile.
 
 The profile comes from a counting step, and has the collectives but not their times. The traced
-steps have the kernels and their times. Both know the module and phase that launched a collective,
+steps have the kernels and their times. Both record the module and phase that launched a collective,
 so this is how they are matched.
 """
 
@@ -18,16 +18,19 @@ from lflops.trace.record.tracer import Recording
 
 _ROOTS_BACKWARD = ModulePhase("", "backward")
 _OTHER = ModulePhase("", "other")
-"""Where a traced step records work that runs after the last backward node.
+"""Module and phase to which a traced step assigns work after the last backward node.
 
-A counting step records the same work as backward of the root module.
+A counting step assigns the same work to backward of the root module.
 """
 
 _SENT_AND_RECEIVED = frozenset({"all_to_all", "send", "recv", "gather", "scatter"})
 """Collectives that NCCL may run as kernels that send and receive."""
 
 _Place = tuple[ModulePhase, str]
-"""A place in the trace: the module and phase that launched a collective, and its kernel's kind."""
+"""A place in the trace: the module and phase that launched collectives, and their kernels' kind.
+
+The kind is, for example, `all_reduce`. All collectives with the same place are added up.
+"""
 
 
 def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str]) -> Profile:
@@ -109,6 +112,6 @@ def _places_in_trace(
 
 
 def _kernel_kinds(collective: str) -> set[str]:
-    """Return the kinds of kernels by which the trace may show a collective."""
+    """Return the kinds of kernels as which a collective may appear in the trace."""
     kind = collective_kind(collective)
     return {kind, "send_recv"} if kind in _SENT_AND_RECEIVED else {kind}

@@ -51,7 +51,7 @@ class Share(NamedTuple):
             function itself.
         is_of_forward: Whether the module's nodes in the kernel belong to forward. In a backward
             graph, such nodes are recomputed.
-        share: The share, in proportion to the bytes that the nodes move. The shares of a kernel add
+        share: The share, proportional to the bytes that the nodes move. The shares of a kernel add
             up to 1.
     """
 
@@ -122,9 +122,9 @@ UNKNOWN = GraphKernels(modules=(), calls=())
 
 
 def _shares(nodes: Sequence[Sequence[Any]]) -> tuple[Share, ...]:
-    """Divide a kernel among the modules of its nodes.
+    """Return the share of a kernel's time for each module whose nodes the kernel computes.
 
-    The shares are in proportion to the bytes that the nodes move or, if these are unknown, to the
+    The shares are proportional to the bytes that the nodes move or, if these are unknown, to the
     number of nodes.
     """
     sizes = [moved for _, moved, _ in nodes]
@@ -200,10 +200,12 @@ def _event(name: str) -> str:
 
 
 class CompileTracking:
-    """Records every graph that is compiled between `start` and `stop`.
+    """Records the contents of every graph that is compiled between `start` and `stop`.
 
-    It changes Inductor's settings, which all users in the process share. The first user sets them,
-    and the last user restores them.
+    These records are needed to divide the time of compiled code among modules.
+
+    Recording changes settings of Inductor, which are the same for the whole process. The first
+    instance that starts recording changes them, and the last instance that stops restores them.
 
     Attributes:
         refusal: Reason why no graph is recorded, or `None`.
@@ -317,7 +319,7 @@ class CompiledTimes:
     """Times of all compiled regions.
 
     Attributes:
-        code: Totals over all batches, for the profile.
+        code: Numbers of graphs and regions, and times summed over all batches, for the profile.
         host: For each batch, how the host time is divided among modules.
         device: For each batch, how the device time is divided among modules.
     """
@@ -329,7 +331,16 @@ class CompiledTimes:
 
 @dataclass(slots=True)
 class _Kernel:
-    """The calls of a kernel, and its times (nanoseconds) and bytes that belong to one module."""
+    """The part of a compiled kernel's times and bytes that belongs to one module.
+
+    Times are in nanoseconds.
+
+    Attributes:
+        calls: Number of calls of the kernel.
+        host: The module's share of the host time of these calls.
+        device: The module's share of the device time of these calls.
+        moved: The module's share of the bytes read and written, or `None` if unknown.
+    """
 
     calls: int = 0
     host: float = 0.0
@@ -397,7 +408,7 @@ def times_of(
 
 
 class _Side:
-    """Totals of the host times or of the device times, in nanoseconds.
+    """Totals of either the host times or the device times of compiled regions, in nanoseconds.
 
     Attributes:
         times: For each batch, how the time is divided among modules.
@@ -535,9 +546,10 @@ class _Sums:
 def _matched(
     names: Sequence[str], calls: Sequence[KernelCall], field: Literal["name", "event"]
 ) -> list[KernelCall | None]:
-    """Return the call for each event: the n-th event of a name belongs to its n-th call.
+    """Return the call that each event belongs to.
 
-    If the numbers of events and calls of a name differ, the result is `None` for all its events.
+    The n-th event with a name belongs to the n-th call with the same name. If the numbers of events
+    and calls with a name differ, the result is `None` for all events with that name.
     `field` selects the name of the calls: in the generated code, or as Kineto records it.
     """
     calls_by_name: dict[str, list[KernelCall]] = grouped(calls, attrgetter(field))

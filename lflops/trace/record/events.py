@@ -483,7 +483,10 @@ class _Walk:
 
 
 def _table(times: Iterable[SliceTimes]) -> tuple[TracedOperator, ...]:
-    """Return the operators with the most self time on the device, and the same for the host."""
+    """Return the operators with the most device self time, and those with the most host self time.
+
+    Each group has at most `MAX_TABLE_ROWS` operators.
+    """
     called = [each for each in times if each.calls]
     with_device = [each for each in called if each.self_device]
     with_device.sort(key=lambda each: -each.self_device)

@@ -58,7 +58,9 @@ modules from then on.
 
 
 class ModuleLog:
-    """A log of the modules and scopes that are entered and left, by thread.
+    """Records when each thread enters and leaves modules and scopes.
+
+    `Replay` reads this log to find out which module ran each operator.
 
     Attributes:
         tree: The names of the modules.
@@ -86,7 +88,10 @@ class ModuleLog:
         self._write(0, STEP)
 
     def outside(self, phase: Phase) -> None:
-        """Log the phase of work outside all modules, until the next module or backward pass."""
+        """Log the phase to which work outside all modules belongs from now on.
+
+        It is valid until the next module is called or the next backward pass begins.
+        """
         self._write(0, phase)
 
     def follows_this_thread(self) -> bool:
@@ -177,7 +182,9 @@ class _ReplayFrame(Frame):
 
 
 class Replay:
-    """Replays the log of one thread in chronological order.
+    """Replays the module log of one thread, to find out which module and phase ran at each time.
+
+    The log is read in chronological order.
 
     Attributes:
         module_phase: The module and phase that are running at the current time of the replay.

@@ -116,7 +116,9 @@ class Recording:
 
 
 class Tracer:
-    """Records from `begin` to `stop`, on the training thread.
+    """Records a trace with torch.profiler from `begin` to `stop`.
+
+    Its methods must be called on the training thread.
 
     Attributes:
         refusal: Reason why there is no recording or no file, or `None`.
@@ -245,7 +247,10 @@ class Tracer:
                 self.batch()
 
     def outside(self, phase: Phase) -> None:
-        """Set the phase of work outside all modules until a module is called or backward runs."""
+        """Set the phase to which work outside all modules belongs from now on.
+
+        It is valid until the next module is called or the next backward pass begins.
+        """
         if self._profile is not None:
             self._log.outside(phase)
 

@@ -61,7 +61,8 @@ def figure_lines(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str
 def _group_size(size: int | None, other: int | None, world: int) -> int | None:
     """Return the size of the data parallel or tensor parallel group.
 
-    If `size` is unknown, it must be 1 if there is only one rank or the other group has all ranks.
+    If `size` is unknown, the result is 1 if there is only one rank or the other group has all
+    ranks, because no other size is possible. Otherwise, an unknown size remains `None`.
 
     Args:
         size: The size of the group, if known.
@@ -124,9 +125,9 @@ def _work(analysis: Analysis, tensor_parallel: int | None) -> Iterator[tuple[str
 def _flops_of_model(analysis: Analysis, tensor_parallel: int | None) -> tuple[str, str]:
     """Return the line with the FLOPs of the unsharded model.
 
-    With torch's tensor parallelism, the ranks divide some of the work and all do the rest. The work
-    of the model is then less than the work of a rank times the number of ranks. It is computed from
-    the MACs of the unsharded model instead.
+    With torch's tensor parallelism, some of the work is divided among the ranks, and each rank does
+    all of the rest. The FLOPs of the model are therefore fewer than the FLOPs of a rank times the
+    number of ranks. They are computed from the MACs of the unsharded model instead.
     """
     root = analysis.profile.modules[""]
     macs = analysis.unsharded_macs
@@ -203,9 +204,9 @@ def _flops_of_step(analysis: Analysis) -> _Flops:
 
 
 def _assumed_factor(profile: Profile) -> float | None:
-    """Return how many times as many FLOPs as forward backward is assumed to have.
+    """Return the assumed ratio of the FLOPs of backward to the FLOPs of forward.
 
-    Returns `None` if backward was counted, so that nothing is assumed.
+    Returns `None` if backward was counted, because then no ratio is assumed.
     """
     for note in notes_with("backward_assumed", profile.notes):
         return float(note.values["forwards"])

@@ -83,7 +83,10 @@ def _heading(title: str, dashes: int) -> str:
 
 
 def _lines(figures: Iterable[tuple[str, str]]) -> list[str]:
-    """Format labels and values as lines. An empty label means the label of the previous line."""
+    """Format labels and values as lines.
+
+    A value with an empty label belongs to the label of the line above it.
+    """
     lines = []
     for label, value in figures:
         heading = f"{label}: " if label else ""
