@@ -23,7 +23,7 @@ NAMED = {
     "slow module": frozenset({"slow", "sleep", "python"}),
     "slow hook": frozenset({"slow", "sleep", "python"}),
     "step logging": frozenset({"other", "logging"}),
-    "slow validation": frozenset({"validation"}),
+    "slow validation": frozenset({"validation", "inference"}),
     "slow reward": frozenset({"reward", "generation", "inference", "rollout", "other"}),
     "slow rollout": frozenset({"generation", "inference", "rollout", "other"}),
 }
@@ -41,11 +41,11 @@ class FaultRow:
         fault: What was planted.
         planted: Its cost by the stopwatch, in seconds per step.
         share: Its share of the step, by the stopwatch.
-        first: The cause of the first issue, with its module. True issues that the run has without
-            the fault, and that cost more than it, are passed over.
-        said: The first issue's sentence.
-        is_first: Whether the first issue names the fault.
-        ratio: The cost of the issue that names it, without the cost that the run has in the same
+        first: The cause of the first finding, with its module. True findings that the run has
+            without the fault, and that cost more than it, are passed over.
+        said: The first finding's sentence.
+        is_first: Whether the first finding names the fault.
+        ratio: The cost of the finding that names it, without the cost that the run has in the same
             place without the fault, over the stopwatch's.
     """
 
@@ -226,17 +226,19 @@ def _fault_row(
     truth = result["truth"]
     module = truth["module"] if fault in {"slow module", "slow hook"} else None
     planted = truth["planted"]
-    issues = [finding for finding in result["why"]["findings"] if finding["is_issue"]]
-    names_it = [finding for finding in issues if _names(finding, causes, module)]
+    # In the order in which `lflops why` prints them. Large overhead that is no issue, such as
+    # inference without gradients, may come before issues.
+    printed = [each for each in result["why"]["findings"] if each["cause"] != "busiest"]
+    names_it = [finding for finding in printed if _names(finding, causes, module)]
     ratio = None
     if names_it and planted and names_it[0]["seconds"] is not None:
         without = _cost_without(names_it[0], clean)
         cost = names_it[0]["seconds"] - without
         ratio = _ratio(cost, planted, truth.get("planted to the end") or planted)
-    first = issues[0] if issues else None
-    for issue in issues:
-        if issue["cause"] in false or not _is_natural(issue, clean, planted):
-            first = issue
+    first = printed[0] if printed else None
+    for finding in printed:
+        if finding["cause"] in false or not _is_natural(finding, clean, planted):
+            first = finding
             break
     return FaultRow(
         fault=fault,
@@ -281,9 +283,9 @@ def _ratio(cost: float, least: float, most: float) -> float:
 
 
 def _is_natural(issue: dict[str, Any], clean: dict[str, Any], planted: float | None) -> bool:
-    """Whether an issue is in the run without the fault, too, and costs more than the fault."""
+    """Whether a finding is in the run without the fault, too, and costs more than the fault."""
     same = _same_finding(issue, clean)
-    if same is None or not same["is_issue"] or not planted:
+    if same is None or not planted:
         return False
     return (issue["seconds"] or 0.0) > planted and (same["seconds"] or 0.0) > planted / 2
 
