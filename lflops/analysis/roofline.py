@@ -417,7 +417,7 @@ class RooflinePart(Struct, frozen=True, gc=False):
     Fields that are not listed here have the same meaning as in `Point`.
 
     Attributes:
-        total: The sums over all cells of the module or the operator.
+        total: The sums over all operators of the module, or over all calls of the operator.
     """
 
     total: Total

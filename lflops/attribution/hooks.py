@@ -111,8 +111,8 @@ def install_hooks(
     """Report every module and scope to `listener`, and optimizer steps to `steps`.
 
     The hooks are removed when `undo` is closed. While they are installed, they are hidden from
-    torch.compile, so that they do not become part of compiled code. `guard` keeps errors of lflops
-    away from the code that calls a module.
+    torch.compile, so that they do not become part of compiled code. An error in
+    `listener` goes to `guard`, and not to the code that calls the module.
     """
     if listener.tree.compiled:
         unremark_hooks(undo)

@@ -58,9 +58,9 @@ The second number is `None` while it is unknown. In the last call, both numbers 
 """
 
 KEPT = (3, 5)
-"""How many blocks of a run of equal blocks to keep: first three, and if that fails, five.
+"""How many of several equal blocks are run: three, and if that is not enough, five.
 
-It fails if the results for the whole run cannot be derived from the results with three blocks.
+Three are not enough if the results for all blocks cannot be derived from them.
 """
 
 # Number of operators between two reports of progress.

@@ -68,7 +68,8 @@ def track_record(right: int, total: int) -> str:
 def least_share(right: int, total: int) -> float:
     """Lower end of the 90 % confidence interval of the share `right` / `total`.
 
-    If the true share were this value, only one of twenty samples would have `right` or more.
+    If the true share were this value, only one in twenty samples of `total` findings would have at
+    least `right` right ones.
     """
     low = 0.0
     high = right / total

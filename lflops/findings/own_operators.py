@@ -54,6 +54,9 @@ LEAST_SHOWN = 1e-6
 """The sentence of a finding shows the time of an operator only if it is at least this many seconds.
 """
 
+OPERATORS_SHARE = 0.25
+"""Operators are listed if they take at least this share of the time that a finding is about."""
+
 MOST_NAMES = 3
 """Maximum number of operators that the sentence of a finding names."""
 
@@ -76,6 +79,22 @@ class OwnOperators:
     traced: Mapping[str, float]
     names: tuple[str, ...]
     seconds: float
+
+    def explains(self, seconds: float) -> bool:
+        """Check whether the operators take at least `OPERATORS_SHARE` of some seconds."""
+        return self.seconds >= OPERATORS_SHARE * seconds
+
+    def within(self, seconds: float) -> str:
+        """Return the end of a sentence about seconds that a module spends itself.
+
+        It lists the operators if they explain the seconds: `, in relu (7.3 ms)`. Otherwise, it has
+        only their total. It is empty if there are no operators.
+        """
+        if not self.names:
+            return ""
+        if not self.explains(seconds):
+            return f", but the operators there take only {units.duration(self.seconds)}"
+        return f", in {self.listed()}"
 
     def listed(self) -> str:
         """Return the operators as text: `max_pool2d_with_indices (21 ms) and relu (7.3 ms)`."""

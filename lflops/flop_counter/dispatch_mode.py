@@ -272,8 +272,8 @@ class CountingMode(InternalMode):
         """Run an operator and report it.
 
         A step of a small model calls thousands of operators, so each Python call in this method
-        makes a counting step slower. Errors of lflops, as opposed to errors of the operator, go to
-        the guard, which raises them or ends the count.
+        makes a counting step slower. Errors in the code of lflops go to the guard, which raises them
+        or ends the count. Errors in the operator are raised as usual.
         """
         counter = self._counter
         memory = self._memory

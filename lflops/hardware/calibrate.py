@@ -259,7 +259,10 @@ CACHES = 8
 """Total size of the copy's source and target, as a multiple of the last-level cache."""
 
 FEWEST_CACHES = 4
-"""Minimum of `CACHES` when memory is scarce. A smaller copy would measure the cache instead."""
+"""If memory is scarce, the measured copy is smaller, but at least this many times the cache's size.
+
+An even smaller copy would measure the cache instead of the memory.
+"""
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 

@@ -160,7 +160,7 @@ class BatchSizes:
 
 
 def batch_size(names: Iterable[str], tensors: Iterable[Tensor]) -> BatchSize:
-    """Return the number of samples and tokens of a batch of which only the tensors are known."""
+    """Return the number of samples and tokens of a batch, judging only by its tensors."""
     return BatchSizes().read(None, names, tensors)
 
 

@@ -335,7 +335,7 @@ def _explained(
 
 
 def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
-    """Return a sentence that the run ran out of memory, with the file of the newest report.
+    """Return a sentence saying that the run ran out of memory, and where the newest report is.
 
     Return the empty string if the run did not end because of this.
     """

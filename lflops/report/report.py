@@ -167,7 +167,7 @@ class Report(Struct, frozen=True, kw_only=True):
         return None
 
     def value(self, name: str) -> float | None:
-        """Return the number of a fact, or `None` if it is unknown."""
+        """Return the numeric value of the fact with this name, or `None` if it is unknown."""
         fact = self.fact(name)
         return None if fact is None else fact.value
 

@@ -100,7 +100,7 @@ def head(value: object) -> dict[str, Any]:
 
 
 def _begin(value: object, most: int) -> tuple[bytes, Any]:
-    """Return at most the first `most` decompressed bytes of a value, and the decompressor."""
+    """Decompress the beginning of a value: up to `most` bytes. Also return the decompressor."""
     if not isinstance(value, bytes):
         raise ValueError(_FOREIGN)  # noqa: TRY004 - the value is data, not an argument
     inflating = zlib.decompressobj()

@@ -12,7 +12,7 @@ def is_recording_memory() -> bool:
 
 
 def record_memory(most: int) -> None:
-    """Let the allocator record the last `most` allocations and frees with their Python stacks."""
+    """Make the allocator keep a record of its `most` latest allocations and frees, with Python stacks."""
     torch.cuda.memory._record_memory_history(enabled="all", stacks="python", max_entries=most)
 
 

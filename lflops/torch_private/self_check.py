@@ -397,7 +397,8 @@ class _Subclass(torch.Tensor):
 def _constructs_under_a_mode(x: torch.Tensor) -> bool:
     """Return whether a tensor subclass can be constructed while a dispatch mode is active.
 
-    The modes of lflops must be off the stack during the constructor and on the stack afterwards.
+    This works if lflops takes its modes off the stack while the constructor runs. They must be on
+    the stack again afterwards.
     """
     mode = dispatch_modes.InternalMode()
     with CleanupStack() as undo, dispatch_modes.on_stack(mode):

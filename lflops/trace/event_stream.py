@@ -174,7 +174,7 @@ class TraceStream(Generic[_Event]):
             self._column += len(text)
 
     def _problem(self, text: bytes, *, is_whole: bool) -> str:
-        """Explain why a text cannot be decoded as the rest of a list of events.
+        """Explain why the unread text of a trace is not a list of events.
 
         `is_whole` means that the text reaches the end of the file.
         """
@@ -244,8 +244,8 @@ def _is_header(head: bytes) -> bool:
 def _end_of_array(text: bytes) -> int | None:
     """Return the position after an array's closing bracket, or `None` if the bracket is missing.
 
-    `text` begins after the opening bracket of the array. The position counts from this bracket: it
-    is 1 greater than the index in `text`.
+    `text` begins after the opening bracket of the array. The position is counted from this bracket,
+    so it is 1 greater than the index in `text`.
     """
     try:
         msgspec.json.decode(b"[" + text, type=Raw)

@@ -54,7 +54,7 @@ The common factor is computed from their ratios.
 """
 
 LEAST_MODULES = 3
-"""Minimum number of modules for which a common factor can be computed.
+"""Minimum number of modules from which the change of the whole machine can be computed.
 
 With fewer modules, a slower module cannot be distinguished from a slower machine.
 """

@@ -300,7 +300,7 @@ def _next_choices(
     Args:
         kinds: Kind of each block.
         wanted: Combinations of kinds and policies (see `Key`) that no estimate has shown so far.
-        last_choices: Policies that the last block has not had in any estimate.
+        last_choices: Policies of the last block that no estimate has shown so far.
     """
     left = set(wanted)
     choices: list[Policy] = []

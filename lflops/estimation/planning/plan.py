@@ -799,7 +799,7 @@ def name_of(mesh: Mesh) -> str:
 def _ranked(configurations: Iterable[Configuration]) -> list[Configuration]:
     """Sort configurations by predicted time, and set the `place` of each.
 
-    Configurations with nearly the same interval of time share a place. Configurations without a
+    Configurations whose intervals of the predicted time are nearly the same share a place. Configurations without a
     predicted time are left out.
     """
     ranked: list[Configuration] = []

@@ -16,8 +16,11 @@ class NoMatmuls(StepRule):
 
     name = "no_products"
     threshold = Threshold(reported=0.05)
-    sentence = "{Cost} is spent in {where}{class} itself, in {operators}."
+    sentence = "{Cost} is spent in {where}{class} itself{operators}."
     fix = "Fuse the operators of {where}, for example with torch.compile"
+    fix_of_other_code = (
+        "Look for Python code, locks, and access to files or the network in the forward of {where}"
+    )
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if step.breakdown is not None or step.are_module_times_unreliable:
@@ -30,8 +33,15 @@ class NoMatmuls(StepRule):
             names = step.modules_at(modules.pattern)
             operators = step.operator_times.of(names, {"forward", "backward"})
             seconds = modules.seconds - step.sleeping_in(modules.pattern)
-            facts: Facts = {"class": in_brackets(modules.kind), "operators": operators.listed()}
+            facts: Facts = {
+                "class": in_brackets(modules.kind),
+                "operators": operators.within(seconds),
+                "is_explained": operators.explains(seconds),
+            }
             yield Candidate(rule=self, seconds=seconds, module=modules.pattern, facts=facts)
+
+    def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        return self.fix if candidate.facts["is_explained"] else self.fix_of_other_code
 
 
 def _patterns_with_operators(step: StepEvidence) -> set[str]:

@@ -1,4 +1,4 @@
-"""Memory of the process that grows during the run."""
+"""Growth of the process's memory during the run."""
 
 from collections.abc import Iterator
 

@@ -13,10 +13,6 @@ PYTHON_SHARE = 0.5
 """Python code is the cause if it takes at least this share of the time outside the layers."""
 
 
-OPERATORS_SHARE = 0.25
-"""The operators are listed if they take at least this share of the time outside the layers."""
-
-
 class OutsideLayers(ModuleRule):
     """The model spends time outside its layers.
 
@@ -116,8 +112,4 @@ def _in_operators(step: StepEvidence, seconds: float) -> str:
             "those of a reference model"
         )
     operators = step.operator_times.of({""}, {"forward", "backward"})
-    if not operators.names:
-        return ""
-    if operators.seconds < OPERATORS_SHARE * seconds:
-        return f", but the operators there take only {units.duration(operators.seconds)}"
-    return f", in {operators.listed()}"
+    return operators.within(seconds)

@@ -1,4 +1,4 @@
-"""A peak that the step exceeds."""
+"""A step that runs faster than the known peak of the chip allows, so that the peak is wrong."""
 
 from collections.abc import Iterable, Sequence
 

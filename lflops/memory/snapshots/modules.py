@@ -134,8 +134,8 @@ class _Matches:
     Attributes:
         names: The text that says what each allocation belongs to, keyed by the allocation's index
             in the trace: a module and phase, `OPTIMIZER`, `EARLIER` or `UNMATCHED`.
-        phases: The phase of each allocation that is matched or made by an optimizer, keyed by the
-            allocation's index in the trace.
+        phases: The phase of each allocation, keyed by the allocation's index in the trace. Only
+            allocations that match an operator, or that an optimizer made, have a phase.
     """
 
     def __init__(self, operators: tuple[_Operator, ...], patterns: dict[str, str]) -> None:

@@ -288,7 +288,7 @@ def _by_work(
     alone: Mapping[ModulePhase, tuple[int, Steps]],
     work: Mapping[ModulePhase, SelfWork],
 ) -> Steps | None:
-    """Estimate the time of a place, for each step, from the speed of the other modules.
+    """Estimate the time of a module in a phase, for each step, from the speed of the other modules.
 
     The speed is measured both in FLOPs and in bytes per second, and the longer of the two resulting
     times is returned. Returns `None` if the work is unknown.

@@ -38,8 +38,8 @@ def listing(chips: Mapping[str, tuple[Hardware, ...]]) -> RenderableType:
 def figures(chip: Hardware | None, measured: Hardware | None = None) -> RenderableType:
     """Draw the memory, bandwidth and peaks of a chip, of this machine, or of both.
 
-    If the machine has this chip, the table also shows which share of each value the machine
-    reached.
+    If the machine has this chip, the table also shows what share of each value the machine
+    reaches.
 
     Args:
         chip: The values from the chip's data sheet.

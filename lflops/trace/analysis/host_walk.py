@@ -83,7 +83,7 @@ class Launch(NamedTuple):
     Attributes:
         call: The runtime call that launched it.
         operator: The innermost operator around the runtime call.
-        counted: The counted operator around the runtime call.
+        counted: The operator around the runtime call whose FLOPs were counted.
         collective: The collective around the runtime call.
     """
 
