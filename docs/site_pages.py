@@ -11,6 +11,7 @@ files of the repository that pages link to.
 """
 
 import inspect
+import itertools
 import posixpath
 import re
 from collections.abc import Callable, Iterator
@@ -36,7 +37,11 @@ def command_line() -> str:
         obj=command, ctx=command.context_class(command, info_name="lflops"), name="lflops"
     )
     # The page has its own title. Angle brackets are no HTML here.
-    body = text.split("\n", 1)[1].replace("\n### ", "\n## ").replace("<", "&lt;")
+    body = text.split("\n", 1)[1].replace("\n### ", "\n## ")
+    body = "`".join(
+        part if is_code else part.replace("<", "&lt;")
+        for part, is_code in zip(body.split("`"), itertools.cycle((False, True)))
+    )
     return re.sub(r"^\* `--help`.*\n", "", body, flags=re.MULTILINE)
 
 

@@ -260,7 +260,8 @@ class _ChangedStep:
         after = seconds_at_peak(self._profile.op_counts, new)
         if after is None:
             raise ProfileError(
-                f"what_if: hardware={new.name!r}: its peak is unknown for a dtype of the matmuls"
+                f"what_if: hardware={new.name!r}: this chip has no known peak for one of the dtypes "
+                "that the matmuls use"
             )
         before = seconds_at_peak(self._profile.op_counts, old)
         computing = after / before if before else moving

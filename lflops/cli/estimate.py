@@ -221,8 +221,8 @@ def estimate(
         bool,
         typer.Option(
             "--offload-activations",
-            help="Keep the tensors that backward needs on the host until backward uses them. The "
-            "copies are not timed.",
+            help="Move activations to the host until backward needs them. The copies are not "
+            "timed.",
         ),
     ] = False,
     cpu_offload: Annotated[
@@ -397,7 +397,7 @@ def _check_search(memory: str | None, hardware: str | None, *, policy: bool, bat
     elif memory is None and hardware is None:
         option = "--ac best" if policy else "--batch max"
         raise UsageError(
-            f"{option} needs a limit of memory: pass --memory, such as 40GB, or --hardware"
+            f"{option} needs a memory limit: pass --memory, such as 40GB, or --hardware"
         )
 
 
@@ -712,7 +712,9 @@ def _check_arguments(target: str, build: Callable[..., Any], arguments: list[int
     try:
         signature.bind(*arguments)
     except TypeError as error:
-        passed = "one argument, the number of samples of --batch"
+        passed = "one argument: the number of samples (--batch)"
         if len(arguments) > 1:
-            passed = "two arguments, the number of samples of --batch and the tokens of --seq"
-        raise UsageError(f"{target}{signature}: {error}: it is called with {passed}") from error
+            passed = (
+                "two arguments: the number of samples (--batch) and the tokens per sample (--seq)"
+            )
+        raise UsageError(f"{target}{signature}: {error}; lflops calls it with {passed}") from error

@@ -81,8 +81,8 @@ def _rows_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
     for vendor, chips in table.items():
         if not isinstance(chips, list) or not all(isinstance(chip, dict) for chip in chips):
             raise HardwareError(
-                f"{path}: {vendor} = {_short(chips)}: "
-                f"write a chip below [[{vendor}]], with a name and peaks"
+                f"{path}: {vendor} is {_short(chips)}, not a list of chips: begin each chip with "
+                f"[[{vendor}]], then its name and peaks"
             )
         for number, chip in enumerate(chips, start=1):
             _check_row(f"{path}: [[{vendor}]] number {number}", chip)

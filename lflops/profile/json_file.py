@@ -179,7 +179,7 @@ def _check_modules(modules: Mapping[str, ModuleProfile]) -> None:
         if module.depth != depth:
             path = _spelled(["modules", name, "depth"])
             raise ProfileError(
-                f"{path} is {_short.repr(module.depth)}, but the depth of its name is {depth}"
+                f"{path} is {_short.repr(module.depth)}, but a module with this name has depth {depth}"
             )
         if module.owner is not None:
             _check_module(modules, _spelled(["modules", name, "owner"]), module.owner)

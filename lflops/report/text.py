@@ -121,7 +121,7 @@ def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
             'hardware="measure", or with a name that lflops hardware lists'
         )
     if not any(ceiling.is_judged_by for ceiling in ceilings):
-        return f"{run.hardware.name} has no known peak in any dtype of the matmuls"
+        return f"{run.hardware.name} has no known peak for any dtype that the matmuls use"
     if run.hardware.bandwidth_bytes_per_second is None:
         return f"the bandwidth of {run.hardware.name} is not known"
     return ""
@@ -143,12 +143,15 @@ def saved_by_fusion(phases: Sequence[Fusion]) -> str:
             saved = units.percent(1 - phase.fused_bytes / phase.bytes_moved)
             by_phase.append(f"{phase.phase} {saved}")
     sentence = (
-        f"compiled code moves {units.size(fused)} instead of {units.size(moved)} as dispatched: "
+        f"compiled code moves {units.size(fused)} instead of {units.size(moved)}: "
         f"fusion saves {units.percent(1 - fused / moved)} ({', '.join(by_phase)})"
     )
     unknown = max(phase.unknown_modules for phase in phases)
     if unknown:
-        sentence += f"; {counted(unknown, 'module')} with kernels of unknown bytes left out"
+        sentence += (
+            f"; this leaves out {counted(unknown, 'module')}, because the bytes of some of their "
+            "kernels are unknown"
+        )
     return sentence
 
 

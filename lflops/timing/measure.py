@@ -362,7 +362,7 @@ def _with_generated(profile: Profile, work_after_calls: list[tuple[int, int]]) -
         "decode_calls": calls - 1,
     }
     note = Note(code="generated", subject="", values=values)
-    run = replace(profile.run, tokens_per_step=tokens, tokens_from=("calls of the model",))
+    run = replace(profile.run, tokens_per_step=tokens, tokens_from=("model calls",))
     return replace(profile, run=run, notes=(*profile.notes, note))
 
 

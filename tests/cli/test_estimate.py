@@ -631,7 +631,7 @@ WRONG = {
     ),
     "no budget": (
         ["planned:build", "--ac", "best"],
-        "--ac best needs a limit of memory: pass --memory, such as 40GB, or --hardware",
+        "--ac best needs a memory limit: pass --memory, such as 40GB, or --hardware",
     ),
     "two that fill": (
         ["planned:build", "--ac", "best", "--batch", "max"],
@@ -639,7 +639,7 @@ WRONG = {
     ),
     "no memory to fill": (
         ["planned:build", "--batch", "max"],
-        "--batch max needs a limit of memory: pass --memory, such as 40GB, or --hardware",
+        "--batch max needs a memory limit: pass --memory, such as 40GB, or --hardware",
     ),
     "computes on one rank": (
         ["planned:build", "--mp", "bf16"],
@@ -681,7 +681,7 @@ WRONG = {
     "fails": (["planned:fails"], "planned:fails failed: ZeroDivisionError: no reason"),
     "takes no number": (
         ["planned:alone"],
-        "planned:alone(): too many positional arguments: it is called with one argument, the number",
+        "planned:alone(): too many positional arguments; lflops calls it with one argument: the number",
     ),
     "wants more than a number": (
         ["planned:sized"],

@@ -151,7 +151,10 @@ WRONG = [
         '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\ndate = "today"',
         "'x': date = 'today': use a date without quotes, such as 2026-11-20",
     ),
-    ('[a]\nname = "x"', "a = {'name': 'x'}: write a chip below [[a]], with a name and peaks"),
+    (
+        '[a]\nname = "x"',
+        "a is {'name': 'x'}, not a list of chips: begin each chip with [[a]], then its name and peaks",
+    ),
     ("peaks == 3", "is not a TOML file: "),
     (
         '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\n[[b]]\nname = "X"\npeaks = { bf16 = 2 }',

@@ -702,11 +702,11 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
         ),
         (
             replaced(("modules", "head", "depth"), 2),
-            "modules['head'].depth is 2, but the depth of its name is 1",
+            "modules['head'].depth is 2, but a module with this name has depth 1",
         ),
         (
             replaced(("modules", "", "depth"), 1),
-            "modules[''].depth is 1, but the depth of its name is 0",
+            "modules[''].depth is 1, but a module with this name has depth 0",
         ),
         (
             replaced(("modules", "head", "owner"), "tail"),
@@ -895,7 +895,7 @@ def test_what_is_no_plain_value_is_refused_with_its_place(path: Path) -> None:
         (with_row("head", calls=-1), "modules['head'].calls is -1: expected `int` >= 0"),
         (
             with_row("head", depth=0),
-            "modules['head'].depth is 0, but the depth of its name is 1",
+            "modules['head'].depth is 0, but a module with this name has depth 1",
         ),
         (
             msgspec.structs.replace(small_profile(), modules={}),

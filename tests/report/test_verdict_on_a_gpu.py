@@ -159,7 +159,7 @@ def test_a_loop_that_reads_scalars_is_told_how_often_it_waits(tmp_path: Path) ->
         for name in ("reads_scalars", "batch_of_one")
     }
     assert (
-        "idle time of the device, for which the host waits 200 times, mostly in forward"
+        "idle time of the device, mostly in forward (the host waits for the device 200 times per step)"
         in said["reads_scalars"].sentence
     )
     assert said["reads_scalars"].fix.startswith("Keep .item()")

@@ -48,7 +48,7 @@ class InferenceInStep(PartRule):
     label = "inference"
     threshold = Threshold(share=0.10)
     verb = "is spent on"
-    phrase = "calls of the model that prepare a batch (generation or scoring)"
+    phrase = "model calls that prepare a batch (generation or scoring)"
     fix = "Generate or score in larger batches, or with a faster engine, if the run allows it"
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:

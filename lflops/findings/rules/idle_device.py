@@ -43,8 +43,10 @@ class IdleDevice(PartRule):
             return self.phrase
         syncs = ""
         if step.host_syncs:
-            syncs = f", for which the host waits {units.count(step.host_syncs)} times"
-        return f"{self.phrase}{syncs}, mostly in {max(idle, key=idle.__getitem__)}"
+            syncs = (
+                f" (the host waits for the device {units.count(step.host_syncs)} times per step)"
+            )
+        return f"{self.phrase}, mostly in {max(idle, key=idle.__getitem__)}{syncs}"
 
     def part_fix(self, step: StepEvidence) -> str:
         return self.fix_with_host_syncs if step.host_syncs else self.fix

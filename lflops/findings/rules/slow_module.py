@@ -16,7 +16,7 @@ class SlowModule(ModuleRule):
     name = "slow"
     threshold = Threshold(share=0.0, seconds=0.0002)
     sentence = "{where} takes {ratio:times} as long as {others}, which costs {cost}."
-    fix = "Look for code that only {where} runs: hooks, prints, copies"
+    fix = "Look for hooks, prints or copies that run only in {where}"
     right = (16, 16)
 
     def detect_modules(

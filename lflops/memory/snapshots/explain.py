@@ -460,7 +460,7 @@ EXPLANATIONS: Mapping[CauseCode, Explanation] = {
         "end the other process (nvidia-smi lists it), or use another device for this one",
     ),
     "fragmentation": Explanation(
-        "Fragmentation: {bytes} are reserved and unused, in pieces too small for the request",
+        "Fragmentation: {bytes} is reserved but unused, in pieces too small for the request",
         "set PYTORCH_ALLOC_CONF=expandable_segments:True",
     ),
     "kept_graphs": Explanation(

@@ -510,8 +510,8 @@ def _by_rank(profiles: Any) -> dict[int, Profile]:
 def _check_rank(rank: Any, profile: Any) -> None:
     if type(rank) is not int or not 0 <= rank < LARGEST_WORLD:
         raise ProfileError(
-            f"merge: profiles has the rank {rank!r}:"
-            f" pass whole numbers from 0 to {LARGEST_WORLD - 1}"
+            f"merge: {rank!r} is not a rank: as keys of profiles, pass whole numbers from 0 to "
+            f"{LARGEST_WORLD - 1}"
         )
     if not isinstance(profile, Profile):
         raise ProfileError(

@@ -44,7 +44,7 @@ _WHY_UNKNOWN = {
 
 trace = typer.Typer(
     rich_markup_mode=None,
-    help="Analyse torch.profiler traces, merge ranks, and convert for torch-tb-profiler.",
+    help="Analyze torch.profiler traces, merge the traces of several ranks, or convert them for torch-tb-profiler.",
 )
 
 Files = Annotated[

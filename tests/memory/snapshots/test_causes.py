@@ -321,7 +321,7 @@ PLANTED: dict[str, tuple[Callable[[], Recorder], CauseCode, str]] = {
         "validation_graph",
         "Validation builds a graph and keeps 6.25 GiB",
     ),
-    "fragments": (fragments, "fragmentation", "Fragmentation: 4.00 GiB are reserved and unused"),
+    "fragments": (fragments, "fragmentation", "Fragmentation: 4.00 GiB is reserved but unused"),
     "logits": (logits, "huge_tensor", "One tensor takes 8.00 GiB (train.py:14 training_step)"),
     "another process": (another_process, "other_process", "Another process holds 4"),
     "what the script made": (

@@ -937,12 +937,21 @@ REFUSED: list[tuple[Any, str]] = [
     (3, "profiles is a int: pass the profiles of all ranks, as a list or by rank"),
     ([replica(), "rank1.json"], "rank 1 is a str: pass a Profile, for example from lflops.load"),
     ({0: replica(), 3: None}, "rank 3 is a NoneType: pass a Profile, for example from lflops.load"),
-    ({"0": replica()}, "profiles has the rank '0': pass whole numbers from 0 to 1048575"),
-    ({True: replica()}, "profiles has the rank True: pass whole numbers from 0 to 1048575"),
-    ({-1: replica()}, "profiles has the rank -1: pass whole numbers from 0 to 1048575"),
+    (
+        {"0": replica()},
+        "'0' is not a rank: as keys of profiles, pass whole numbers from 0 to 1048575",
+    ),
+    (
+        {True: replica()},
+        "True is not a rank: as keys of profiles, pass whole numbers from 0 to 1048575",
+    ),
+    (
+        {-1: replica()},
+        "-1 is not a rank: as keys of profiles, pass whole numbers from 0 to 1048575",
+    ),
     (
         {1 << 20: replica()},
-        "profiles has the rank 1048576: pass whole numbers from 0 to 1048575",
+        "1048576 is not a rank: as keys of profiles, pass whole numbers from 0 to 1048575",
     ),
     (the_same_twice(), "ranks 0 and 1 are the same profile: pass the profile of each rank"),
     (
