@@ -113,11 +113,10 @@ def judge(results: Path, name: str, client: Client, version: str) -> Row:
     for cell in cells_of(client):
         result = read(results, name, cell)
         if cell.fault is not None and result.get("status") == 0:
-            causes = NAMED[cell.fault] | client.accepts.get(cell.fault, frozenset())
             row = _fault_row(
                 result,
                 fault=cell.fault,
-                causes=causes,
+                accepted=client.accepts.get(cell.fault, frozenset()),
                 clean=why,
                 false=false_causes,
                 plain_step=plain_step,
@@ -208,7 +207,7 @@ def _fault_row(
     result: dict[str, Any],
     *,
     fault: str,
-    causes: frozenset[str],
+    accepted: frozenset[str],
     clean: dict[str, Any],
     false: frozenset[str],
     plain_step: float | None,
@@ -218,7 +217,7 @@ def _fault_row(
     Args:
         result: The cell.
         fault: What was planted.
-        causes: The causes that name it.
+        accepted: Further causes that name it in this client, wherever its code is.
         clean: The explanation of the run without a fault.
         false: Causes of issues in that run that are known to be false.
         plain_step: The mean step of the plain run in seconds.
@@ -229,7 +228,14 @@ def _fault_row(
     # In the order in which `lflops why` prints them. Large overhead that is no issue, such as
     # inference without gradients, may come before issues.
     printed = [each for each in result["why"]["findings"] if each["cause"] != "busiest"]
-    names_it = [finding for finding in printed if _names(finding, causes, module)]
+    names_it = []
+    for finding in printed:
+        is_named = _names(finding, NAMED[fault], module)
+        if fault == "slow hook" and module is not None:
+            # torch calls a forward hook of a module in the time of the module around it.
+            is_named |= _names(finding, NAMED[fault], module.rpartition(".")[0])
+        if is_named or finding["cause"] in accepted:
+            names_it.append(finding)
     ratio = None
     if names_it and planted and names_it[0]["seconds"] is not None:
         without = _cost_without(names_it[0], clean)
@@ -246,7 +252,7 @@ def _fault_row(
         share=planted / (planted + plain_step) if planted and plain_step else None,
         first=f"{first['cause']} {first['module']}".strip() if first else result["why"]["status"],
         said=first["sentence"] if first else result["why"].get("because", ""),
-        is_first=first is not None and _names(first, causes, module),
+        is_first=first in names_it,
         ratio=ratio,
     )
 

@@ -10,7 +10,7 @@ CLIENT = Client(
     samples=(8, 8),
     tokens=(8 * 64, 8 * 64),
     validates=True,
-    accepts={"slow data": frozenset({"outside", "other"})},
+    accepts={"slow data": frozenset({"outside", "other", "sleep"})},
     note="no DataLoader: the next batch is made between forward and backward",
 )
 

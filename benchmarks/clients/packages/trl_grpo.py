@@ -12,6 +12,8 @@ CLIENT = Client(
     samples=(4, 4),
     tokens=(56, 4 * 33),
     padding=(0.0, 0.2),
+    # The model also generates the completions, one token at a time.
+    accepts={"slow module": frozenset({"inference"})},
     note="4 completions of one prompt",
 )
 

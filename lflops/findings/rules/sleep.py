@@ -21,8 +21,8 @@ class SleepingThread(ModuleRule):
     threshold = Threshold(share=0.05)
     sentence = "{Cost} passes in {where} while the training thread uses no CPU."
     fix = (
-        "Look for time.sleep, locks, and access to files or the network in the forward of {where} "
-        "and in its hooks"
+        "Look for time.sleep, locks, and access to files or the network in the forward of {where}, "
+        "in its hooks, and in forward hooks of the modules directly inside it"
     )
 
     sentence_of_custom_loop = (
