@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import importlib
 import pkgutil
+import statistics
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,7 +76,7 @@ def main() -> None:
             rows.append(judge(results, name, client, versions.get(client.package, "")))
     (results / "results.json").write_text(as_json(rows))
     shown = [row for row in rows if row.name in chosen]
-    lines = list(table(shown))
+    lines = [*table(shown), _load(results, every)]
     if given.record:
         from benchmarks.results import record
 
@@ -91,6 +92,17 @@ def _asked(given: argparse.Namespace, name: str, client: Client) -> Iterator[Cel
         is_new = given.again or not is_finished(folder_of(given.results, name, cell))
         if is_chosen and is_new:
             yield cell
+
+
+def _load(results: Path, every: dict[str, Client]) -> str:
+    """How busy the machine was after each cell."""
+    loads = []
+    for name, client in every.items():
+        for cell in cells_of(client):
+            loads.append(read(results, name, cell).get("load"))
+    known = sorted(load for load in loads if load is not None)
+    middle = statistics.median(known)
+    return f"- Load of the machine after a cell: {known[0]:.1f} to {known[-1]:.1f}, median {middle:.1f}."
 
 
 def _versions(every: dict[str, Client]) -> dict[str, str]:

@@ -312,7 +312,7 @@ def _cost_without(finding: dict[str, Any], clean: dict[str, Any]) -> float:
 
 def table(rows: list[Row]) -> Iterator[str]:
     """The rows as a table in Markdown, with the totals."""
-    yield "| client | equal to the bit | samples | tokens | issues without a fault | false | planted: first issue, cost / stopwatch |"
+    yield "| client | equal to the bit | samples | tokens | issues without a fault | false | planted: first finding, cost / stopwatch |"
     yield "|---|---|---|---|---|---|---|"
     for row in rows:
         equal = {True: "yes", False: "no", None: "–"}[row.is_equal]

@@ -9,8 +9,6 @@ CLIENT = Client(
     faults=("slow module", "slow rollout"),
     samples=(32, 32),
     tokens=None,
-    # The model also runs in each rollout, without gradients and many times as often.
-    accepts={"slow module": frozenset({"inference"})},
 )
 
 
