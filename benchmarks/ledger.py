@@ -246,7 +246,7 @@ model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=.1)
 steps, armed = open(folder + "/steps", "ab", buffering=0), False
 with lflops.monitor(model, optimizer, dirpath=folder + "/run", trace=False, count=False, hardware=None, log=lambda _: None) as monitor:
-    monitor.go_on_from(first)
+    monitor.resume_from(first)
     while True:
         with monitor.step(torch.ones(4, 64)):
             model(torch.ones(4, 64)).sum().backward()
@@ -465,7 +465,7 @@ if kind == "plain":
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(layers.parameters(), lr=.01)
     with lflops.monitor(model, optimizer, dirpath=folder + "/run", log=lambda _: None, **settings) as monitor:
-        monitor.go_on_from(first)
+        monitor.resume_from(first)
         for epoch in range(3):
             for number, batch in enumerate(monitor.data(torch.utils.data.DataLoader(data, batch_size=128))):
                 with monitor.step(batch):

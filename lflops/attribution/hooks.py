@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
 )
 
 from lflops.error_guard import CleanupStack, ErrorGuard, Guard, unguarded
-from lflops.model.compile_guard import uncompiled, unremark_hooks
+from lflops.model.compile_guard import hide_hook_warning, uncompiled
 from lflops.model.module_tree import ModuleTree
 from lflops.torch_private.modules import (
     HiddenHooks,
@@ -115,7 +115,7 @@ def install_hooks(
     `listener` goes to `guard`, and not to the code that calls the module.
     """
     if listener.tree.compiled:
-        unremark_hooks(undo)
+        hide_hook_warning(undo)
     enters = guard(listener.enter_module)
     leaves = guard(listener.leave_module)
     hidden = HiddenHooks((enters, leaves))

@@ -188,7 +188,7 @@ class Unrolling:
         Raises:
             NotPeriodicError: It is unknown which storage the copy of a free releases.
         """
-        blocks = _absorbed([token.block for token in tokens])
+        blocks = _with_tokens_between_blocks([token.block for token in tokens])
         place_of, storage_at = _places(tokens, blocks)
         alive: dict[tuple[int, int], int] = {}
         births = 0
@@ -466,7 +466,7 @@ def _neighbour(runs: Iterable[_Run], block: int) -> int | None:
     return None
 
 
-def _absorbed(blocks: Sequence[int | None]) -> list[int | None]:
+def _with_tokens_between_blocks(blocks: Sequence[int | None]) -> list[int | None]:
     """Return the block of each token, with tokens between two blocks assigned to a block.
 
     Tokens that run between two neighbouring blocks belong to no block, but each copy of a block

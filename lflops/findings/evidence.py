@@ -42,7 +42,7 @@ MANY_HOST_SYNCS = 10
 A loop that only logs the loss waits less often.
 """
 
-SLEEP_IN_ONE_PLACE = 0.6
+LEAST_SLEEP_SHARE = 0.6
 """Minimum share of the sleeping time that a module must have, so that a finding names it.
 
 Sleeping time is time in which the training thread uses no CPU. If no module has this share, the
@@ -205,7 +205,7 @@ class StepEvidence:
         by_pattern = summed(
             (self.patterns.get(name, name), seconds) for name, seconds in by_module.items()
         )
-        least = SLEEP_IN_ONE_PLACE * seconds
+        least = LEAST_SLEEP_SHARE * seconds
         module = max(by_module, key=by_module.__getitem__)
         if by_module[module] >= least:
             return Sleep(module=module, seconds=min(seconds, by_module[module]))

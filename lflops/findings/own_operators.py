@@ -27,7 +27,7 @@ SECONDS_PER_BYTE_ON_DEVICE = 1 / 50e9
 SECONDS_PER_FLOP = 1e-9
 """Upper bound of the time per FLOP of a pointwise operator on a CPU."""
 
-RUNS_AS = {
+IMPLEMENTED_BY = {
     "relu": ("clamp_min",),
     "relu_": ("clamp_min_",),
     "convolution": (
@@ -156,7 +156,7 @@ class OperatorTimes:
         it. Returns `None` if the operator is not in the trace.
         """
         name = _name(count)
-        recorded = [each for each in (name, *RUNS_AS.get(name, ())) if each in self._known]
+        recorded = [each for each in (name, *IMPLEMENTED_BY.get(name, ())) if each in self._known]
         moved = self._moved[name]
         if not recorded or not moved:
             return None

@@ -372,7 +372,7 @@ class OperatorAccumulator:
             # An in-place operator returns its first argument.
             values = args if args and out is args[0] else (*args, out)
             try:
-                if operator.is_by_size and (
+                if operator.cost_depends_only_on_bytes and (
                     not kwargs or NUMBERS.issuperset(map(type, kwargs.values()))
                 ):
                     signature = _sizes(traffic, values)
@@ -456,7 +456,7 @@ class OperatorAccumulator:
             one_call = (one_args, one_kwargs, _element(out, index))
             self._add(totals, operator, owner, "optimizer", one_call)
 
-    def record_view(self, args: Any) -> None:
+    def follow_view(self, args: Any) -> None:
         """Set the module to which the next operators of the optimizer belong.
 
         Call this when an optimizer's step creates a view, for example of a parameter. The next
@@ -469,7 +469,7 @@ class OperatorAccumulator:
         if owners is not None:
             owners.one(args)
 
-    def record_free(self, args: Any) -> None:
+    def follow_free_call(self, args: Any) -> None:
         """Set the module to which the next operators of the optimizer belong.
 
         Call this when an operator that costs nothing, such as `zeros_like`, runs in an optimizer's

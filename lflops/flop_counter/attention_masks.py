@@ -69,7 +69,7 @@ class MaskedScores(NamedTuple):
     within: int
 
 
-def squares(first: Tensor, last: Tensor, undivided: int) -> int:
+def scores_within_sequences(first: Tensor, last: Tensor, undivided: int) -> int:
     """Return the number of scores that are needed if the mask separates packed sequences.
 
     Queries whose ranges of keys overlap belong to the same sequence. The result is queries × keys
@@ -140,7 +140,7 @@ def _separated(mask: Tensor, heads: int, keys: int) -> MaskedScores | None:
     last = torch.where(seen.any(-1), last, -1)
     within = 0
     for first_keys, last_keys in zip(first, last, strict=True):
-        within += squares(first_keys, last_keys, rows * columns)
+        within += scores_within_sequences(first_keys, last_keys, rows * columns)
     computed = count * rows * columns
     if within >= computed:
         return None
@@ -256,7 +256,7 @@ def _divided(blocks: _Blocks, rows: int, columns: int) -> int:
     for batch in range(batches):
         for head in range(heads):
             first, last = _seen(blocks, (batch, head), rows, columns)
-            total += squares(first, last, rows * columns)
+            total += scores_within_sequences(first, last, rows * columns)
     return total
 
 

@@ -33,7 +33,7 @@ from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.records import Phase
 from lflops.ranks.collect.topology import check_logical, with_logical
-from lflops.torch_private.dispatch_modes import end_mode, passes_dynamo, push_mode
+from lflops.torch_private.dispatch_modes import can_stay_compiled, end_mode, push_mode
 from lflops.torch_private.self_check import check
 from lflops.torch_private.tensor_constructors import construct_without_modes
 from lflops.torch_private.tensors import only_shapes_run, without_overrides
@@ -269,7 +269,7 @@ class Counting:
 
     def _prepare_compiled(self, undo: CleanupStack) -> None:
         """Record the calls of compiled code, or make compiled code run eagerly."""
-        if self._counter.fake or not passes_dynamo():
+        if self._counter.fake or not can_stay_compiled():
             undo.enter(force_eager())
             return
         from lflops.torch_private.dynamo import with_control_flow_compiled

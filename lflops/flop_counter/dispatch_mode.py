@@ -288,7 +288,7 @@ class CountingMode(InternalMode):
                 fqn, phase = self._current(args)
             if is_view:
                 if phase == "optimizer":
-                    counter.record_view(args)
+                    counter.follow_view(args)
             elif memory is not None:
                 memory_fqn = module_of_region(fqn) if self._calls_of_regions else fqn
                 memory.before(operator.name, memory_fqn, phase)
@@ -308,7 +308,7 @@ class CountingMode(InternalMode):
                 counter.record(operator, fqn, phase, (args, kwargs, out))
             if memory is not None and phase == "optimizer" and not operator.is_foreach:
                 if operator.kind is FREE:
-                    counter.record_free(args)
+                    counter.follow_free_call(args)
                 memory.ran_for(counter.owner(fqn, phase))
             if memory is not None and operator.allocates:
                 self._see_storages(memory, operator, fqn, phase, (args, kwargs, out))

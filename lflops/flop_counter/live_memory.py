@@ -207,7 +207,7 @@ class LiveMemory:
             fqn: The module that owns them.
         """
         for tensor in tensors:
-            self._bear(tensor, category, "", fqn, "other")
+            self._record_allocation(tensor, category, "", fqn, "other")
 
     def hold_survivors(self) -> None:
         """Record the storages that an earlier step allocated and that are still alive.
@@ -241,7 +241,7 @@ class LiveMemory:
         category = CATEGORY_OF_RESULTS[phase]
         results = (out,) if type(out) is Tensor else tensors_of((out,))
         for tensor in results:
-            self._bear(tensor, category, operator, fqn, phase)
+            self._record_allocation(tensor, category, operator, fqn, phase)
 
     def after_sum(self, operator: str, fqn: str, phase: Phase, out: Tensor, term: Tensor) -> None:
         """Record the sum of two gradients, which autograd writes to the memory of one of them.
@@ -285,7 +285,7 @@ class LiveMemory:
             storage_and_key = storage_of(tensor)
             if storage_and_key is not None:
                 storage, key = storage_and_key
-                self._bear(tensor, "parameters", operator, fqn, phase)
+                self._record_allocation(tensor, "parameters", operator, fqn, phase)
                 self._resized[key] = weakref.ref(storage)
 
     def _drop_emptied(self) -> None:
@@ -311,7 +311,7 @@ class LiveMemory:
         earlier_events = record.events
         record.events = []
         for tensor, fqn in tensors:
-            self._bear(tensor, category, "", fqn, "other")
+            self._record_allocation(tensor, category, "", fqn, "other")
         born = [event for event in record.events if event >= 0]
         died = [event for event in record.events if event < 0]
         record.events = born + earlier_events + died
@@ -346,7 +346,9 @@ class LiveMemory:
             self._survivors[:] = survivors
         self._alive.clear()
 
-    def _bear(self, tensor: Tensor, category: str, operator: str, fqn: str, phase: Phase) -> None:
+    def _record_allocation(
+        self, tensor: Tensor, category: str, operator: str, fqn: str, phase: Phase
+    ) -> None:
         """Record that a tensor's storage is alive, unless this has already been recorded."""
         if self._dead:
             self._see_deaths()

@@ -143,7 +143,7 @@ class Operator:
         is_foreach: Whether an optimizer calls the operator with a list of its parameters.
         is_pure: Whether the cost depends only on shapes and numbers. If so, the costs of earlier
             calls can be reused.
-        is_by_size: Whether the cost of a call with contiguous tensors depends only on the sizes of
+        cost_depends_only_on_bytes: Whether the cost of a call with contiguous tensors depends only on the sizes of
             the tensors in bytes, and not on their shapes or on numbers.
         costs: The costs of earlier calls, keyed by signature.
         run: Runs the operator. It skips the Python frame of the operator's `__call__`, which would
@@ -166,7 +166,7 @@ class Operator:
     is_single_kernel: bool = False
     is_foreach: bool = False
     is_pure: bool = False
-    is_by_size: bool = False
+    cost_depends_only_on_bytes: bool = False
     costs: dict[Hashable, KnownCost] = field(default_factory=dict)
     run: Any = None
 
@@ -224,7 +224,7 @@ def classify(function: Any) -> Operator:
         is_single_kernel=not calls_operators,
         is_foreach=profile_name.startswith((FOREACH, FUSED)),
         is_pure=formula is None or is_pure(function),
-        is_by_size=is_by_convention and table_name not in UNREAD,
+        cost_depends_only_on_bytes=is_by_convention and table_name not in UNREAD,
         run=direct_call(function),
     )
 

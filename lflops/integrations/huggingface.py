@@ -136,7 +136,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         watched.name = "FlopsCallback"
         watched.loader_sizes["train"] = state.train_batch_size or args.train_batch_size
         watched.loader_sizes["validate"] = args.eval_batch_size
-        watched.go_on_from(state.global_step)
+        watched.resume_from(state.global_step)
         watched.__enter__()
         self.profiles = watched.profiles
         with watched.guard:

@@ -130,7 +130,7 @@ class CategoryMarks:
                 return WAIT
             return None
         if event == REST:
-            return self._after_rest(subject)
+            return self._change_rest(subject)
         if event == BEGIN:
             self._running.append(subject)
         elif subject in self._running:
@@ -138,7 +138,7 @@ class CategoryMarks:
                 pass
         return self._current
 
-    def _after_rest(self, category: str) -> str | None:
+    def _change_rest(self, category: str) -> str | None:
         """Handle a `REST` event: from now on, time outside all phases belongs to `category`.
 
         Returns the category if it begins now, or `None` if a phase or another category is running.

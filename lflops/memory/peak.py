@@ -539,7 +539,7 @@ def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple
     sizes = _sizes(profile, max(each.live.optimizer_state for each in moments))
     peaks: list[Sharded] = []
     for level in (1, 2, 3):
-        step = _and_the_end(moments, sizes, level)
+        step = _with_end_of_backward(moments, sizes, level)
         on_rank = [_on_a_rank(moment, sizes, level, ranks) for moment in step]
         peak = max(on_rank, key=lambda each: each.total_bytes)
         peaks.append(replace(peak, memory_fit=memory_fit(peak.total_bytes, chip, ranks=ranks)))
@@ -592,7 +592,9 @@ def _sizes(profile: Profile, state: int) -> _Sizes:
     )
 
 
-def _and_the_end(moments: tuple[_Moment, ...], sizes: _Sizes, level: int) -> Iterator[_Moment]:
+def _with_end_of_backward(
+    moments: tuple[_Moment, ...], sizes: _Sizes, level: int
+) -> Iterator[_Moment]:
     """Yield the memory at each operator and, for ZeRO-3, the memory at the end of backward.
 
     At the end of backward, no operator of the model runs. But ZeRO-3 reduces the gradients outside

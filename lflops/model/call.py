@@ -31,7 +31,7 @@ class Gradients:
     def __init__(self) -> None:
         self._saved: dict[int, tuple[Tensor, Tensor | None]] = {}
 
-    def put_aside(self, leaves: Iterable[Tensor]) -> None:
+    def save_and_clear(self, leaves: Iterable[Tensor]) -> None:
         """Store the gradient of each leaf tensor, and set it to `None`."""
         for leaf in leaves:
             if leaf.requires_grad and leaf.is_leaf and id(leaf) not in self._saved:
@@ -76,7 +76,7 @@ def untouched(model: nn.Module, inputs: Iterable[Tensor], gradients: Gradients) 
         undo.callback(_restore_contents, contents)
         undo.callback(_restore_buffers, registered)
         undo.callback(gradients.put_back)
-        gradients.put_aside((*model.parameters(), *inputs))
+        gradients.save_and_clear((*model.parameters(), *inputs))
         yield
 
 
@@ -262,7 +262,7 @@ class ModelCall:
         `run` also does this before its backward, but that is too late if forward itself runs a
         backward.
         """
-        self._gradients.put_aside((*self.model.parameters(), *self.inputs()))
+        self._gradients.save_and_clear((*self.model.parameters(), *self.inputs()))
 
     def prepare(self) -> None:
         """Prepare the next pass.
@@ -293,7 +293,7 @@ class ModelCall:
             results = self._results(output)
             del output
             divide(ASIDE)
-            self._gradients.put_aside(autograd.leaves(results))
+            self._gradients.save_and_clear(autograd.leaves(results))
             # A fake tensor's methods return fake tensors even outside the fake mode.
             with without_modes():
                 ones = [_ones_like(result) for result in results]

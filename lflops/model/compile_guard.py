@@ -93,7 +93,7 @@ class KeptGraphs:
             release_graphs(self)
 
 
-def unremark_hooks(undo: CleanupStack) -> None:
+def hide_hook_warning(undo: CleanupStack) -> None:
     """Hide torch's warning about global hooks on compiled modules, until `undo` is closed.
 
     torch warns that such hooks run an extra time, for the wrapper of the compiled module. lflops'
@@ -105,7 +105,7 @@ def unremark_hooks(undo: CleanupStack) -> None:
 
 
 def _remove_new_filter(before: list[Any]) -> None:
-    """Remove the warning filter that `unremark_hooks` added.
+    """Remove the warning filter that `hide_hook_warning` added.
 
     `before` are the filters from before. If an identical filter is among them, it is the user's and
     stays.

@@ -159,12 +159,12 @@ def _probability_by_chance(
     smallest = slow[-1]
     others_slow = sum(seconds >= smallest for seconds in delay.largest_of_others)
     rate_of_others = others_slow / (steps * max(ranks - 1, 1))
-    rate = min(max(_jolt_rate(delay, smallest, compared), rate_of_others), 1.0)
+    rate = min(max(_large_excess_rate(delay, smallest, compared), rate_of_others), 1.0)
     begins = sum(before < smallest <= now for before, now in pairwise((0.0, *delay.excess)))
     return _binomial_tail(steps, begins, rate)
 
 
-def _jolt_rate(delay: RankDelay, smallest: float, compared: RankComparison) -> float:
+def _large_excess_rate(delay: RankDelay, smallest: float, compared: RankComparison) -> float:
     """Return the probability that an excess of at least `smallest` occurs in a step by chance.
 
     It is estimated from how often such excesses occurred in other places. The longer the place of

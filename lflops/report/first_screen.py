@@ -71,7 +71,7 @@ At least this share of the distances between one long wait and the next must be 
 FEWEST_STALLS = 3
 """Minimum number of long waits to describe how often they occur."""
 
-NOT_SAVED = LAST | {"ideal_compute", "no_products"}
+CAUSES_WITHOUT_CARD = LAST | {"ideal_compute", "no_products"}
 """Causes of findings that get no card, because their time cannot be saved."""
 
 VIEWS = WORDS["views"]
@@ -783,7 +783,7 @@ def _ordinal(number: int) -> str:
 
 
 def _is_saving(finding: Finding, mean: float) -> bool:
-    if finding.cause in NOT_SAVED:
+    if finding.cause in CAUSES_WITHOUT_CARD:
         return False
     if finding.is_issue or finding.seconds is None:
         return True

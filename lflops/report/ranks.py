@@ -97,7 +97,7 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
     slow_ranks = [_sentence(row, analysis) for row in found.rows[:_WORST]]
     if len(found.rows) > _WORST:
         slow_ranks.append(f"{len(found.rows) - _WORST} more{_common_host(found, analysis)}")
-    yield from label_first("slow ranks", slow_ranks or [_nobody(found, analysis)])
+    yield from label_first("slow ranks", slow_ranks or [_why_no_slow_rank(found, analysis)])
     mean = analysis.step_times.mean
     if found.lost_share is not None and (found.rows or found.is_alternating):
         less = f"{units.percent(found.lost_share)} less"
@@ -128,7 +128,7 @@ def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
     return sentences
 
 
-def _nobody(found: Stragglers, analysis: Analysis) -> str:
+def _why_no_slow_rank(found: Stragglers, analysis: Analysis) -> str:
     """Describe why no slow rank is listed."""
     if found.too_few_steps is not None:
         steps = counted(found.too_few_steps, "step")

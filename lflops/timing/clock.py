@@ -25,7 +25,7 @@ from lflops.errors import CountError
 from lflops.files import read
 from lflops.inputs.devices import runtime, with_index
 
-MUCH = 0.05
+CONTENDED_SHARE = 0.05
 """If a thread waits for a core longer than this share of its time, `UncontendedClock` is used.
 
 The share refers to the time in which the thread runs or is ready to run. An `UncontendedClock`
@@ -88,14 +88,14 @@ class UncontendedClock:
     def is_needed(self) -> bool:
         """Whether the thread has waited so long for a core that this clock should be used.
 
-        This is the case if the waits are more than `MUCH` of the time in which the thread was
+        This is the case if the waits are more than `CONTENDED_SHARE` of the time in which it was
         running or ready to run.
         """
         between = ThreadSchedule.between(b"0 0", self._schedule.read())
         if between is None:
             return False
         used, waited = between
-        return waited > MUCH * (used + waited)
+        return waited > CONTENDED_SHARE * (used + waited)
 
     def now(self) -> bytes | None:
         """Return the scheduler counters of the thread up to this moment."""

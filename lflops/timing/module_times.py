@@ -227,7 +227,7 @@ def scale_to_unprofiled(
     for part in _parts_of(hooked):
         passes = [parts.get(part, PassTimes()) for parts in hooked]
         is_scaled = part in unprofiled
-        factor = _times_the_overhead(passes, unprofiled[part], overhead) if is_scaled else 1.0
+        factor = _overhead_factor(passes, unprofiled[part], overhead) if is_scaled else 1.0
         self_seconds = [_without_overhead(times, overhead, factor, kernels) for times in passes]
         total = _total(self_seconds)
         if is_scaled and total > 0:
@@ -307,7 +307,7 @@ def _fit(
             of_pass[key] *= scale
 
 
-def _times_the_overhead(
+def _overhead_factor(
     passes: Sequence[PassTimes], unprofiled: float, overhead: HookOverhead
 ) -> float:
     """Return the factor by which the overhead must be multiplied before it is subtracted.
@@ -389,7 +389,7 @@ def attach_module_times(
         usual[part] = statistics.median(of_part) * len(of_part) / len(unprofiled)
         if is_uncontended:
             # The times of the modules do not include the time that other threads took either.
-            usual[part] = min(usual[part], _without_others(usual[part], part, hooked_steps))
+            usual[part] = min(usual[part], _without_core_waits(usual[part], part, hooked_steps))
 
     times = scale_to_unprofiled(
         passes, usual, overhead, ignored_modules(profile), means, kernels=kernels
@@ -434,7 +434,7 @@ def _own_of_step(parts: Mapping[str, PassTimes]) -> dict[ModulePhase, float]:
     return dict(self_seconds)
 
 
-def _without_others(seconds: float, part: str, hooked: Sequence[Step]) -> float:
+def _without_core_waits(seconds: float, part: str, hooked: Sequence[Step]) -> float:
     """Return the time of a part of an unprofiled step, without waits for a core.
 
     Only module-timing steps measure these waits, so it is assumed that unprofiled steps wait for

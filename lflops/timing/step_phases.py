@@ -100,7 +100,7 @@ class StepPhases:
         """The innermost phase."""
         raise NotImplementedError
 
-    def has_come(self, step: PhaseMarks) -> bool:
+    def is_readable(self, step: PhaseMarks) -> bool:
         """Return whether the marks of the step can be read without waiting for a device."""
         query = getattr(step[-1], "query", None)
         return query is None or bool(query())

@@ -96,7 +96,7 @@ def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
             )
 
 
-def passes_dynamo() -> bool:
+def can_stay_compiled() -> bool:
     """Return whether compiled code can stay compiled while a mode is active.
 
     In newer versions of torch, a mode can ask torch.compile to ignore the mode. In older versions,

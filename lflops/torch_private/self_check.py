@@ -371,7 +371,7 @@ def _of_tensors() -> dict[str, bool]:
         )
     has_overrides = tensors.is_overridden(([x], x, 1)) or tensors.has_torch_function((x,))
     written = torch.zeros(1, device="cpu").add_(1)
-    passes_dynamo = dispatch_modes.passes_dynamo() in (True, False)
+    can_stay_compiled = dispatch_modes.can_stay_compiled() in (True, False)
     return {
         "a tensor and its view do not have the same storage key": has_key,
         "a sparse tensor has unexpected parts": sparse_sizes == (2, 3, 3, 3),
@@ -386,7 +386,7 @@ def _of_tensors() -> dict[str, bool]:
             x
         ),
         "tracing is reported although nothing is traced": not dispatch_modes.is_tracing()
-        and passes_dynamo,
+        and can_stay_compiled,
     }
 
 

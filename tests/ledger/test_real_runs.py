@@ -221,7 +221,7 @@ writer.LOOK = writer.WRITE = 0.005
 first, last, folder, deadly = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], len(sys.argv) > 4
 model = torch.nn.Linear(8, 2)
 with lflops.monitor(model, dirpath=folder, trace=False, count=False, hardware=None, log=lambda _: None) as monitor:
-    monitor.go_on_from(first)
+    monitor.resume_from(first)
     for step in range(first, last):
         with monitor.step(torch.ones(4, 8)):
             model(torch.ones(4, 8)).sum().backward()
@@ -251,7 +251,7 @@ def test_work_lost_by_a_restart_is_unknown_if_the_loop_counts_from_0_again(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:
     """A loop that loads its own checkpoint tells nobody its step: nothing counts as lost."""
-    plain = TRAINING.replace("    monitor.go_on_from(first)\n", "")
+    plain = TRAINING.replace("    monitor.resume_from(first)\n", "")
     assert -9 == warm_python.run(plain, 0, 40, tmp_path, "deadly").status
     assert 0 == warm_python.run(plain, 30, 60, tmp_path).status
     ledger = adds_up(load_run(tmp_path))

@@ -158,7 +158,7 @@ def test_a_mark_that_has_not_come_is_not_read(
     clock.mark = mark  # type: ignore[assignment,method-assign]
     phases = MarkedPhases(clock)
     phases.begin()
-    assert expected is phases.has_come(phases.end())
+    assert expected is phases.is_readable(phases.end())
 
 
 @pytest.mark.gpu
@@ -177,6 +177,6 @@ def test_on_cuda_a_phase_is_the_time_of_the_stream(cuda: torch.device) -> None:
     phases.leave()
     stretch = phases.end()
     torch.cuda.synchronize()
-    assert phases.has_come(stretch)
+    assert phases.is_readable(stretch)
     seconds = phases.seconds(stretch)
     assert 3 < seconds["backward"] / seconds["forward"] < 5

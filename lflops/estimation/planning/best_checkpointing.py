@@ -296,7 +296,9 @@ def search(
     """
     budget = _budget(estimator, memory_bytes)
     with estimator.started(held) as run:
-        return _plan(BlockTrials(estimator, run, make), budget, by_room=memory_bytes is None)
+        return _plan(
+            BlockTrials(estimator, run, make), budget, budget_is_chip_memory=memory_bytes is None
+        )
 
 
 def _budget(estimator: Estimator, memory_bytes: Any) -> int:
@@ -307,30 +309,32 @@ def _budget(estimator: Estimator, memory_bytes: Any) -> int:
     return int(memory_bytes)
 
 
-def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPlan:
+def _plan(trials: BlockTrials, budget: int, *, budget_is_chip_memory: bool) -> CheckpointingPlan:
     """Choose the policies and return them as a plan.
 
     The policies are chosen from estimates of a folded model, which are faster because the model has
     fewer blocks. The whole model is then estimated with these policies. If the peak differs from
     the predicted peak, the policies are chosen again, from estimates of the whole model.
 
-    `by_room` is whether the budget is the chip's memory, not a number of bytes from the user.
+    `budget_is_chip_memory` is whether the budget is the chip's memory, not a number of bytes from the user.
     """
     try:
         chain = trials.chain(fold=True)
     except Exception:  # noqa: BLE001 - some models do not run with fewer blocks; an error of the whole model is raised below
         chain = None
     if chain is not None:
-        plan = _chosen(trials, chain, budget, by_room=by_room)
+        plan = _chosen(trials, chain, budget, budget_is_chip_memory=budget_is_chip_memory)
         if abs(plan.predicted_bytes - plan.peak_bytes) <= EXACT * plan.peak_bytes:
             return plan
     chain = trials.chain(fold=False)
     if chain is None:
         raise CountError("the whole model has no chain of blocks")
-    return _chosen(trials, chain, budget, by_room=by_room)
+    return _chosen(trials, chain, budget, budget_is_chip_memory=budget_is_chip_memory)
 
 
-def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) -> CheckpointingPlan:
+def _chosen(
+    trials: BlockTrials, chain: Chain, budget: int, *, budget_is_chip_memory: bool
+) -> CheckpointingPlan:
     """Return a plan with the cheapest policies that fit into the budget.
 
     The policies that should fit according to the chain are tested with an estimate of the whole
@@ -341,7 +345,7 @@ def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) ->
     choices = _choice(chain, allowed)
     for _ in range(1 + REPAIRS):
         profile = trials.estimate(policies_of(trials.units, choices))
-        beyond = _bytes_over_budget(profile, budget, by_room=by_room)
+        beyond = _bytes_over_budget(profile, budget, budget_is_chip_memory=budget_is_chip_memory)
         allowed -= beyond
         following = _choice(chain, allowed)
         if beyond <= 0 or following == choices:
@@ -358,17 +362,17 @@ def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) ->
         alternatives=tuple(alternatives),
         profile=profile,
         estimates=trials.made,
-        memory_fit=_memory_fit(profile, by_room=by_room),
+        memory_fit=_memory_fit(profile, budget_is_chip_memory=budget_is_chip_memory),
     )
 
 
-def _memory_fit(profile: Profile, *, by_room: bool) -> MemoryFit | None:
+def _memory_fit(profile: Profile, *, budget_is_chip_memory: bool) -> MemoryFit | None:
     """Return the memory that the step needs on the chip, and whether it fits.
 
-    `by_room` is whether the budget is the chip's memory. If it is not (the user has passed the
+    `budget_is_chip_memory` is whether the budget is the chip's memory. If it is not (the user has passed the
     budget in bytes), the result is `None`.
     """
-    if not by_room:
+    if not budget_is_chip_memory:
         return None
     return memory_fit_of(profile, profile.run.hardware)
 
@@ -380,8 +384,8 @@ def _choice(chain: Chain, budget: int) -> tuple[Policy, ...]:
     return cast("tuple[Policy, ...]", found)
 
 
-def _bytes_over_budget(profile: Profile, budget: int, *, by_room: bool) -> int:
-    needs = _memory_fit(profile, by_room=by_room)
+def _bytes_over_budget(profile: Profile, budget: int, *, budget_is_chip_memory: bool) -> int:
+    needs = _memory_fit(profile, budget_is_chip_memory=budget_is_chip_memory)
     if needs is None:
         return memory_of(profile).peak_bytes - budget
     if needs.verdict == "fits":

@@ -310,7 +310,7 @@ class LoopMonitor:
             self.mark("checkpoint")
         return self._phases.within(category)
 
-    def go_on_from(self, step: int) -> None:
+    def resume_from(self, step: int) -> None:
         """Continue the numbering of steps after a restart.
 
         Without this call, steps are numbered from 0. The ledger then cannot tell how much work was

@@ -24,7 +24,7 @@ from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.ranks.collect.topology import Topology
 from lflops.ranks.merge.batches import sum_of_batches
-from lflops.torch_private.dispatch_modes import passes_dynamo
+from lflops.torch_private.dispatch_modes import can_stay_compiled
 from lflops.torch_private.modules import compilations, graph_breaks
 from lflops.torch_private.self_check import check
 
@@ -86,7 +86,7 @@ class StepCounter:
         This is false if the model is compiled and torch would run it without compilation while
         operators are counted, as some versions of torch do.
         """
-        if passes_dynamo():
+        if can_stay_compiled():
             return True
         is_compiled = self._training.is_compiled or ModuleTree({"": self._root}).compiled
         return not is_compiled and not compilations()

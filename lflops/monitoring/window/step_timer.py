@@ -451,7 +451,7 @@ class StepTimer:
 
     def read(self) -> Iterator[TimedStep]:
         """Yield the ended steps whose times can be read without waiting for the device."""
-        while self._pending and self._phases.has_come(self._pending[0].device_marks):
+        while self._pending and self._phases.is_readable(self._pending[0].device_marks):
             yield self._pending.popleft()
 
     def seconds(self, step: TimedStep) -> float:

@@ -52,7 +52,7 @@ LARGEST = 8
 # With at least this many steps, the single slowest step is ignored.
 MANY_STEPS = 5
 # Large excesses are counted for this many sizes: the length of a step, and fractions of it.
-JOLT_SIZES = 20
+LARGE_EXCESS_SIZES = 20
 
 EVERYTHING = ModulePhase("", "all")
 """The place that stands for everything that a rank's device does in a step."""
@@ -462,11 +462,13 @@ def _large_excesses(
 ) -> tuple[tuple[int, ...], float]:
     """Count the large excesses of all ranks, to estimate how likely such an excess is by chance.
 
-    For each of `JOLT_SIZES` sizes, counts how many excesses in `beyond` have at least this size.
+    For each of `LARGE_EXCESS_SIZES` sizes, counts how many excesses in `beyond` have at least this size.
     Returns these counts, and the total time of all ranks in the same places and steps. A count
     divided by the total time is the rate at which such excesses occur.
     """
-    sizes = [table.step_seconds * LARGE_EXCESS_RATIO**number for number in range(JOLT_SIZES)]
+    sizes = [
+        table.step_seconds * LARGE_EXCESS_RATIO**number for number in range(LARGE_EXCESS_SIZES)
+    ]
     large = []
     seconds = 0.0
     for place, series in beyond.items():

@@ -407,7 +407,7 @@ def times_of(
     return sums.times(len(keys), unrecorded, device=device)
 
 
-class _Side:
+class _Totals:
     """Totals of either the host times or the device times of compiled regions, in nanoseconds.
 
     Attributes:
@@ -432,8 +432,8 @@ class _Sums:
     """Adds up the host and device times of compiled regions by module."""
 
     def __init__(self, batches: int) -> None:
-        self._host = _Side(batches)
-        self._device = _Side(batches)
+        self._host = _Totals(batches)
+        self._device = _Totals(batches)
         self._kernels: dict[tuple[str, ModulePhase, int], _Kernel] = {}
         self._regions = 0
 

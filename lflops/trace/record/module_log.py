@@ -25,7 +25,7 @@ from torch.profiler import record_function
 from lflops.attribution.hooks import install_hooks
 from lflops.attribution.module_tracker import AutogradSegments, Frame, FrameStack
 from lflops.error_guard import CleanupStack, Guard, unguarded
-from lflops.model.compile_guard import unremark_hooks
+from lflops.model.compile_guard import hide_hook_warning
 from lflops.model.module_tree import ModuleTree
 from lflops.profile.module_names import name_below
 from lflops.profile.records import PHASES, Call, ModulePhase, Phase
@@ -77,7 +77,7 @@ class ModuleLog:
         """Install the hooks until `undo` is closed. Call this on the training thread."""
         self.home = threading.get_ident()
         self.threads = {self.home: []}
-        unremark_hooks(undo)
+        hide_hook_warning(undo)
         install_hooks(undo, self, self, guard=guard)
 
     def step(self) -> None:
