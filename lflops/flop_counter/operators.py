@@ -143,8 +143,8 @@ class Operator:
         is_foreach: Whether an optimizer calls the operator with a list of its parameters.
         is_pure: Whether the cost depends only on shapes and numbers. If so, the costs of earlier
             calls can be reused.
-        cost_depends_only_on_bytes: Whether the cost of a call with contiguous tensors depends only on the sizes of
-            the tensors in bytes, and not on their shapes or on numbers.
+        cost_depends_only_on_bytes: Whether the cost of a call with contiguous tensors depends only
+            on the sizes of the tensors in bytes, and not on their shapes or on numbers.
         costs: The costs of earlier calls, keyed by signature.
         run: Runs the operator. It skips the Python frame of the operator's `__call__`, which would
             cost time.

@@ -316,7 +316,8 @@ def _plan(trials: BlockTrials, budget: int, *, budget_is_chip_memory: bool) -> C
     fewer blocks. The whole model is then estimated with these policies. If the peak differs from
     the predicted peak, the policies are chosen again, from estimates of the whole model.
 
-    `budget_is_chip_memory` is whether the budget is the chip's memory, not a number of bytes from the user.
+    `budget_is_chip_memory` is whether the budget is the chip's memory, not a number of bytes from
+    the user.
     """
     try:
         chain = trials.chain(fold=True)
@@ -369,8 +370,8 @@ def _chosen(
 def _memory_fit(profile: Profile, *, budget_is_chip_memory: bool) -> MemoryFit | None:
     """Return the memory that the step needs on the chip, and whether it fits.
 
-    `budget_is_chip_memory` is whether the budget is the chip's memory. If it is not (the user has passed the
-    budget in bytes), the result is `None`.
+    `budget_is_chip_memory` is whether the budget is the chip's memory. If it is not (the user has
+    passed the budget in bytes), the result is `None`.
     """
     if not budget_is_chip_memory:
         return None

@@ -462,8 +462,8 @@ def _large_excesses(
 ) -> tuple[tuple[int, ...], float]:
     """Count the large excesses of all ranks, to estimate how likely such an excess is by chance.
 
-    For each of `LARGE_EXCESS_SIZES` sizes, counts how many excesses in `beyond` have at least this size.
-    Returns these counts, and the total time of all ranks in the same places and steps. A count
+    For each of `LARGE_EXCESS_SIZES` sizes, counts how many excesses in `beyond` have at least this
+    size. Returns these counts, and the total time of all ranks in the same places and steps. A count
     divided by the total time is the rate at which such excesses occur.
     """
     sizes = [
