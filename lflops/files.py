@@ -189,7 +189,7 @@ def owner_text() -> bytes:
 def has_ended(owner: bytes) -> bool:
     """Return whether the process that an `owner_text` identifies has ended.
 
-    For a process of another machine, this is unknown, and the result is false.
+    For a process on another machine, this is unknown, and the result is false.
     """
     node, _, process = owner.decode(errors="replace").rpartition(" ")
     return node == platform.node() and process.isdecimal() and not _is_running(process)

@@ -80,7 +80,9 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> dict[str, float]:
-        """Mean seconds of each phase of a step. They do not overlap and add up to the mean step.
+        """Mean seconds of each phase of a step.
+
+        Phases do not overlap, and their sum is the mean step.
 
         The time outside all phases is `other`. Empty if no phase was recorded.
         """

@@ -323,7 +323,7 @@ def unsharded_macs(profile: Profile) -> dict[str, int | None]:
 
 
 def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
-    """Return the metric that shares are relative to in a phase: MACs, or FLOPs if it has no MACs.
+    """Return whether shares in a phase are shares of MACs, or of FLOPs if the phase has no MACs.
 
     For example, the optimizer has no MACs.
     """

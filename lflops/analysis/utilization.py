@@ -69,8 +69,8 @@ def flops_per_second(macs: float, seconds: float | None) -> float | None:
 def of_peak(rate: float | None, peak: float | None) -> float | None:
     """Return a rate as a share of a peak, or `None` if either is unknown.
 
-    This is MFU for the rate of the MACs of forward and backward. It is HFU if the MACs of
-    recomputation are included.
+    The result is MFU if the rate counts the MACs of forward and backward, and HFU if it also counts
+    those of recomputation.
     """
     return ratio(rate, peak)
 

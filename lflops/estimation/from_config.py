@@ -330,9 +330,10 @@ def _config(target: str, *, remote_code: bool) -> Any:
 
 
 def _check_file(target: str, path: Path) -> None:
-    """Raise an error for a file that transformers would read without end, or with too much memory.
+    """Raise an error for a configuration that transformers must not read.
 
-    That is a pipe, a device, a huge file, or a file with a setting that is too large.
+    Reading a pipe or a device may never end. A huge file, or a setting such as a million layers,
+    needs too much memory or time.
     """
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():

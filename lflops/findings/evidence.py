@@ -215,7 +215,7 @@ class StepEvidence:
         return None
 
     def _beyond_operators(self, module: str) -> float:
-        """Seconds of a module in forward, without its submodules and the time of its operators."""
+        """Return the seconds of a module's forward, excluding its submodules and its operators."""
         forward = self.profile.modules[module].forward
         if forward.self_seconds is None:
             return 0.0

@@ -81,7 +81,7 @@ class OwnOperators:
     seconds: float
 
     def explains(self, seconds: float) -> bool:
-        """Check whether the operators take at least `OPERATORS_SHARE` of some seconds."""
+        """Check whether the operators take at least `OPERATORS_SHARE` of the given seconds."""
         return self.seconds >= OPERATORS_SHARE * seconds
 
     def within(self, seconds: float) -> str:

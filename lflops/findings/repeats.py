@@ -143,5 +143,8 @@ def _multiplied(profile: Profile) -> Iterator[tuple[str, str]]:
 
 
 def modules_multiplying_in(profile: Profile, dtype: str) -> Iterable[str]:
-    """Return the modules that run matmuls in `dtype` outside submodules, sorted by name."""
+    """Return the modules whose own code runs matmuls in `dtype`, sorted by name.
+
+    Matmuls in their submodules do not count.
+    """
     return sorted({module for module, multiplied in _multiplied(profile) if multiplied == dtype})

@@ -304,7 +304,7 @@ class CompiledRegions:
 
 
 class _Replaced:
-    """Wraps all compiled functions of the process while at least one count records their calls.
+    """Wraps all compiled functions of the process while at least one counter is running.
 
     Each wrapper calls the compiled function and reports the call to all listeners.
     """

@@ -218,7 +218,7 @@ FLOAT = 4
 """Bytes of a float32."""
 
 LINE = 64
-"""Bytes of a cache line."""
+"""Size of a cache line in bytes."""
 
 PAGE = 4096
 """Bytes of a page."""

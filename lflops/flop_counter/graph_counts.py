@@ -413,7 +413,7 @@ def _merge_counted(
 
 
 def _in_phase(totals: Totals, of_call: Phase) -> Totals:
-    """Return the same work, with all work of the forward phase moved to the phase of the call.
+    """Return a copy of `totals` in which the work in forward counts in the phase of the call.
 
     A compiled graph may be called outside forward, for example in the optimizer step.
     """

@@ -275,7 +275,7 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def _convention(function: Any, table_name: str) -> CallCost | None:
-    """Return the cost function of an operator that is no matmul, such as a pointwise operator.
+    """Return the cost function of an operator that is not a matmul, such as a pointwise operator.
 
     The cost follows the conventions in `formulas/conventions.py`: a fixed number of operations per
     element. Return `None` if no convention applies to the operator.

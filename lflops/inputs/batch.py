@@ -65,8 +65,8 @@ class BatchTensors(NamedTuple):
     def shapes(self) -> Hashable:
         """Return a key that is the same for all batches with the same names and shapes of tensors.
 
-        Batches with the same key cause the same work. The key is `None` if a tensor's shape cannot
-        be read.
+        The model does the same work for batches with the same key. The key is `None` if a tensor's
+        shape cannot be read.
         """
         try:
             with without_overrides():

@@ -358,7 +358,7 @@ def _encoded(profile: Profile) -> bytes:
 def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
     """Raise an error that names the field if a value cannot be written.
 
-    Errors of msgspec do not name the field, and msgspec writes NaN and infinity as null without an
+    msgspec's errors do not name the field, and it writes NaN and infinity as null without an
     error.
     """
     items: Iterable[tuple[Key, object]] = ()

@@ -28,7 +28,7 @@ from lflops.inputs.devices import runtime, with_index
 CONTENDED_SHARE = 0.05
 """If a thread waits for a core longer than this share of its time, `UncontendedClock` is used.
 
-The share refers to the time in which the thread runs or is ready to run. An `UncontendedClock`
+It is a share of the time in which the thread runs or is ready to run. An `UncontendedClock`
 leaves out the waits.
 """
 

@@ -45,13 +45,13 @@ empty.
 """
 
 ENTERS = "enters"
-"""The reason for a stamp at which a module is entered."""
+"""Marks a stamp that was made because a module was entered."""
 
 SEGMENT = "segment"
-"""The reason for a stamp at which a segment of backward begins."""
+"""Marks a stamp that was made because a segment of backward began."""
 
 OPERATOR = "operator"
-"""The reason for a stamp at which an operator is counted."""
+"""Marks a stamp that was made because an operator was counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

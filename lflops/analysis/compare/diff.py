@@ -746,7 +746,7 @@ class DiffCause(Struct, frozen=True, kw_only=True):
 
 
 class BatchChange(Struct, frozen=True, kw_only=True):
-    """A change of the number of samples per step.
+    """A change in the number of samples per step.
 
     Attributes:
         explains_work: Whether the MACs of the step changed by the same factor as the number of

@@ -102,12 +102,13 @@ class BlockTrials:
     def estimate(
         self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None = ()
     ) -> Profile:
-        """Estimate a step in which blocks have the given checkpointing.
+        """Estimate a step in which each block is checkpointed according to its policy.
 
         Args:
             policies: Checkpointing policies, keyed by the name of a block. All other blocks
                 recompute nothing.
-            folds: The runs of blocks to shorten; `None` shortens all runs that are long enough.
+            folds: The series of equal blocks to shorten for a faster estimate. `None` shortens all
+                series that are long enough.
         """
         self.made += 1
         caller = self._estimator.caller

@@ -25,8 +25,8 @@ class GarbageCollection(OnceAllowedRule):
 class NotScheduled(RunRule):
     """The process did not run, because other programs used its cores or it was stopped.
 
-    This is never an issue of the training run. But if it takes a lot of time, lflops cannot rule
-    out other issues.
+    This is never an issue, because the training run does not cause it. If it takes a lot of time,
+    lflops cannot rule out other issues.
     """
 
     name = "not_scheduled"

@@ -33,9 +33,9 @@ class TooManyThreads(StepRule):
 
 
 class ComputingThread(StepRule):
-    """Another Python thread of the process computes, and the training thread waits for it.
+    """Another Python thread of the process keeps a core busy, and the training thread waits for it.
 
-    It is only detected if torch itself computes with one thread.
+    This is detected only if torch uses a single thread for its operators.
     """
 
     name = "thread"

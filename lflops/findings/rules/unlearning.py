@@ -1,4 +1,4 @@
-"""Layers that compute and learn nothing."""
+"""Layers that run but do not learn."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -162,7 +162,9 @@ def _pairs_by_width(x: Shape, dt: Shape) -> int:
 
 @function_formula(f"{SSD}_bmm_chunk_fwd", again_in_backward=True)
 def pairs_of_a_chunk(a: Shape, b: Shape, chunk_size: int) -> Cost:
-    """Cost of C x B for all pairs of time steps of each chunk.
+    """Cost of the products of the state matrices C and B (`a` and `b`) in each chunk.
+
+    Each pair of time steps in a chunk needs one product of a row of each.
 
     The last chunk is padded, so it costs as much as the others.
     """

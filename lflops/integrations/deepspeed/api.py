@@ -219,7 +219,7 @@ class FlopsProfiler:
         return short_units.flops(flops) if as_string else flops
 
     def get_total_macs(self, as_string: bool = False) -> int | str:  # noqa: FBT001, FBT002
-        """Return the MACs of forward."""
+        """Return the MACs of the forward pass."""
         macs = self.profile.modules[""].forward.macs
         return short_units.macs(macs) if as_string else macs
 

@@ -1,4 +1,4 @@
-"""`LightningProfiler`: the monitor as the profiler of a Lightning Trainer."""
+"""Provide `LightningProfiler`, which monitors a run as `Trainer(profiler=LightningProfiler())`."""
 
 from typing import Any
 

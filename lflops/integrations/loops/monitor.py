@@ -255,7 +255,8 @@ class LoopMonitor:
     def stage(self, name: str) -> Iterator[None]:
         """Treat a `with` block as another stage: "validate", "test" or "predict".
 
-        The block is not part of a training step. It has windows if `stages=` includes the stage.
+        The block is not part of a training step. It is profiled in windows of its own if `stages=`
+        includes the stage.
 
         Raises:
             CountError: The stage is unknown.

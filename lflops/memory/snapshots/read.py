@@ -95,7 +95,7 @@ class Frame(NamedTuple):
 
     @property
     def is_python(self) -> bool:
-        """Return whether the frame is a line of Python."""
+        """Return whether the frame is Python code, not C++."""
         if self.file.endswith(".py") or self.file.startswith("<"):
             return True
         # Cells of a notebook have names without a suffix. Headers of the C++ library also have no

@@ -87,8 +87,8 @@ class Table(PlacesOfTable, frozen=True, kw_only=True):
     differ between ranks.
 
     Attributes:
-        counted_waits: `Profile.waits`, the waits that were counted. `waits` also has places that
-            `waits_in` adds.
+        counted_waits: `Profile.waits`: where the counting step saw this rank wait. `waits` also has
+            the modules and phases where `waits_in` expects a wait.
     """
 
     modules: Mapping[str, ModuleProfile]

@@ -52,7 +52,7 @@ class RankSeries(dict[int, Steps]):
         return cls({rank: total(part[rank] for part in parts) for rank in ranks})
 
     def by_step(self) -> list[Steps]:
-        """Return one tuple for each step, with the seconds of all ranks."""
+        """Return one tuple for each step, with the duration on each rank in seconds."""
         return list(zip(*self.values(), strict=True))
 
     def add(self, other: "RankSeries") -> None:

@@ -158,9 +158,9 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def _with_added(row: ModuleProfile, below: list[ModuleProfile]) -> ModuleProfile:
-    """Return a module's row plus the parameters and the work of modules from other ranks.
+    """Add the parameters and the work of submodules that only other ranks have to a module's row.
 
-    `below` has the rows of these modules, which the module contains.
+    `below` has the rows of these submodules. Returns a new row.
     """
     if not below:
         return row

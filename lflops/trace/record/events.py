@@ -399,7 +399,7 @@ class _Walk:
         return times
 
     def walk_thread(self, items: Iterable[HostItem], replay: Replay) -> None:
-        """Attribute the events of one thread, while its module log is replayed."""
+        """Assign the events of one thread to modules, while the thread's module log is replayed."""
         opened: list[_Open] = []
         running = replay.module_phase
         step = 0
