@@ -31,6 +31,16 @@ OF_OTHERS = {
     "free_completed",
     "create_graph",
     "Linear_3",
+    "key_averages",
+    "cudaLaunchKernel",
+    "MultiheadAttention",
+    "decoder",
+    "_foreach_add_",
+    "score_mod",
+    "block_size",
+    "anchor_attention_mask",
+    "anchor_input_ids",
+    "global_attention_mask",
 }
 """Names of torch, its allocator, transformers and engines, and examples."""
 

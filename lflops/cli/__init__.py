@@ -1,4 +1,4 @@
-"""Define the shell command `lflops`, with one file for each subcommand.
+"""Define the shell command `lflops`. `main.py` lists the subcommands.
 
 Extras add their own subcommands.
 """

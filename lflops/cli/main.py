@@ -18,7 +18,8 @@ from lflops.cli.hardware import hardware, roofline, selftest
 from lflops.cli.output import UsageError, write_json
 from lflops.cli.run import ledger, run, window
 from lflops.cli.show import html, show
-from lflops.cli.why import what_if, why
+from lflops.cli.what_if import what_if
+from lflops.cli.why import why
 from lflops.errors import LflopsError
 from lflops.extras import offered
 from lflops.profile.json_file import json_schema

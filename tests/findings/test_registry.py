@@ -1,7 +1,14 @@
 """The registry of rules, and the page that is generated from it."""
 
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterable
+
 from docs.site_pages import TABLES
+from lflops.findings import rules as folder
 from lflops.findings.registry import all_rules, issue_share, part_rule
+from lflops.findings.rule import Rule
 
 
 def test_the_page_of_findings_has_every_rule() -> None:
@@ -40,3 +47,38 @@ def test_the_threshold_of_a_rule_is_found_by_its_name() -> None:
     """A name without a rule has none."""
     assert 0.09 == issue_share("data")
     assert None is issue_share("augmentation")
+
+
+def unregistered(defined: Iterable[type[Rule]]) -> set[str]:
+    """The concrete rules with a name that no registered rule is an instance of."""
+    registered = [type(rule) for rules in all_rules().values() for rule in rules]
+    return {
+        kind.__name__
+        for kind in defined
+        if getattr(kind, "name", "")
+        and not inspect.isabstract(kind)
+        and not any(issubclass(other, kind) for other in registered)
+    }
+
+
+def test_every_rule_is_registered() -> None:
+    """A rule that is in no tuple of the registry would never run."""
+    defined: set[type[Rule]] = set()
+    for module in pkgutil.iter_modules(folder.__path__):
+        file = importlib.import_module(f"{folder.__name__}.{module.name}")
+        for value in vars(file).values():
+            if inspect.isclass(value) and issubclass(value, Rule):
+                defined.add(value)
+    assert len(defined) > len(all_rules())
+    assert unregistered(defined) == set()
+
+
+def test_a_rule_that_is_not_registered_is_found() -> None:
+    """The twin of the test above."""
+
+    class Forgotten(type(part_rule("augmentation"))):  # type: ignore[misc]
+        """A rule without a place in the registry."""
+
+        name = "forgotten"
+
+    assert unregistered([Forgotten]) == {"Forgotten"}
