@@ -36,6 +36,9 @@ LARGEST_SEARCH = 1 << 25
 For an error further into the file, the search for the field would take too long.
 """
 
+MOST_DIMENSIONS = 64
+"""Maximum number of dimensions of a tensor in torch."""
+
 DEEPEST_NESTING = 100
 LARGEST_SHOWN = 10**1000
 
@@ -135,6 +138,7 @@ def _checked(text: bytes) -> Profile:
         raise ProfileError(_TRACE)
     _check_version(bytes(fields.get("schema_version", Raw())))
     profile: Profile = _decoded(text, Profile)
+    _check_shapes(profile.run.shapes)
     _check_modules(profile.modules)
     _check_references(profile)
     for phase in PHASES:
@@ -164,6 +168,16 @@ def _check_version(given: bytes) -> None:
             f"schema_version is {given.decode()}, but this lflops reads {supported}.x: "
             f"{needed} version of lflops is needed"
         )
+
+
+def _check_shapes(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that no shape has more dimensions than a tensor can have."""
+    for name, shape in shapes.items():
+        if len(shape) > MOST_DIMENSIONS:
+            raise ProfileError(
+                f"{_spelled(['run', 'shapes', name])} has {len(shape):,} dimensions, but a tensor "
+                f"has at most {MOST_DIMENSIONS}"
+            )
 
 
 def _check_modules(modules: Mapping[str, ModuleProfile]) -> None:

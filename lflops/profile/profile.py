@@ -15,9 +15,9 @@ these types cannot be part of a reference cycle.
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops import units
@@ -47,9 +47,6 @@ PhaseQuery = Phase | Literal["all"] | None
 
 Metric = Literal["macs", "executed_macs", "flops", "bytes_moved"]
 """A field of `Work` that queries of a profile can return."""
-
-MOST_DIMENSIONS = 64
-"""Maximum number of dimensions of a tensor in torch."""
 
 MARGIN = 0.1
 """Share of a device's memory that `Memory.fits` leaves free.
@@ -388,7 +385,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     host: str
     device_name: str
     dtype: str | None
-    shapes: Mapping[str, Annotated[tuple[Count, ...], Meta(max_length=MOST_DIMENSIONS)]]
+    shapes: Mapping[str, tuple[Count, ...]]
     stage: str | None = None
     step: Count | None = None
     window: Count | None = None

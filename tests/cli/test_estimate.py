@@ -606,7 +606,7 @@ WRONG = {
         ["planned:build", "--trust-remote-code"],
         "--trust-remote-code applies only to a configuration",
     ),
-    "takes no tokens": (["planned:build", "--seq", "8"], "and with the tokens of --seq"),
+    "takes no tokens": (["planned:build", "--seq", "8"], "and the tokens per sample (--seq)"),
     "no dtype": (
         ["planned:build", "--dtype", "int8"],
         "dtype='int8': pass one of float32, bfloat16, float16",
@@ -685,7 +685,7 @@ WRONG = {
     ),
     "wants more than a number": (
         ["planned:sized"],
-        "planned:sized(samples, length): missing a required argument: 'length': it is called",
+        "planned:sized(samples, length): missing a required argument: 'length'; lflops calls it",
     ),
     "does not fit": (["planned:misfit"], "[1, 50] X [60, 10].; in 1 (Linear)"),
     "no loss to scale": (

@@ -120,7 +120,7 @@ def test_an_optimizer_in_backward_needs_a_parameter_to_train() -> None:
     """A frozen model has none."""
     with pytest.raises(
         lflops.CountError,
-        match="no parameter requires a gradient: unfreeze the parameters for which",
+        match="no parameter requires a gradient: unfreeze the parameters that the optimizer",
     ):
         trained(lambda: layers(2).requires_grad_(requires_grad=False), in_backward=True)
 

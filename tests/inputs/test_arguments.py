@@ -96,22 +96,22 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
     "kwargs, a number": (
         lambda: lflops.count(net, x, 3),
         lflops.CountError,
-        ["count", "kwargs=3", "mapping"],
+        ["count", "kwargs=3", "dict"],
     ),
     "kwargs, a list": (
         lambda: lflops.count(net, x, ["twice"]),
         lflops.CountError,
-        ["count", "kwargs=['twice']", "mapping"],
+        ["count", "kwargs=['twice']", "dict"],
     ),
     "kwargs, a tensor": (
         lambda: lflops.count(net, x, x),
         lflops.CountError,
-        ["count", "kwargs=a tensor of shape (3, 4)", "mapping"],
+        ["count", "kwargs=a tensor of shape (3, 4)", "dict"],
     ),
     "kwargs, without names": (
         lambda: lflops.count(net, x, {1: True}),
         lflops.CountError,
-        ["count", "kwargs={1: True}", "names"],
+        ["count", "kwargs={1: True}", "keyword"],
     ),
     "loss, a number": (
         lambda: lflops.count(net, x, backward=True, loss=3),

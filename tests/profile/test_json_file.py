@@ -1058,3 +1058,18 @@ def test_a_file_can_be_read_by_whom_the_umask_lets(path: Path) -> None:
     finally:
         os.umask(before)
     assert 0o644 == stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_shape_with_countless_dimensions_is_refused(tmp_path: Path) -> None:
+    """Torch has at most 64. A small file could otherwise need much memory when it is shown."""
+    path = tmp_path / "a.profile.json"
+    save(small_profile(), path)
+    content = json.loads(path.read_text("utf-8"))
+    for dimensions, is_read in ((64, True), (65, False)):
+        content["run"]["shapes"] = {"x": [1] * dimensions}
+        path.write_text(json.dumps(content))
+        if is_read:
+            assert len(load(path).run.shapes["x"]) == dimensions
+        else:
+            with pytest.raises(ProfileError, match=r"shapes.* has 65 dimensions, but a tensor has"):
+                load(path)

@@ -88,4 +88,4 @@ def test_each_field_of_a_docstring_is_described(schema: dict[str, Any]) -> None:
     )
     moment = schema["$defs"]["Moment"]["prefixItems"]
     assert list(profile_builders.Moment.__struct_fields__) == [item["title"] for item in moment]
-    assert any("Most bytes alive" in item.get("description", "") for item in moment)
+    assert any("most bytes that were alive" in item.get("description", "") for item in moment)

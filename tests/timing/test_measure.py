@@ -466,7 +466,7 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         ["measure: Linear is a class: pass an instance"],
     ),
     "args": (lambda: lflops.measure(net, [x]), Error, ["measure: args is a list", "(batch,)"]),
-    "kwargs": (lambda: lflops.measure(net, x, 3), Error, ["measure: kwargs=3", "mapping"]),
+    "kwargs": (lambda: lflops.measure(net, x, 3), Error, ["measure: kwargs=3", "dict"]),
     "backward": (
         lambda: lflops.measure(net, x, backward=1),
         Error,

@@ -294,6 +294,10 @@ class _Walker:
         opened: list[_Open] = []
         for item in outer_first(items, opened):
             if len(opened) > MOST_NESTED:
+                # In a chain of items, each of which ends shortly after the next one begins, the
+                # ended items are below items that still run.
+                opened[:] = [each for each in opened if each.end > item.start]
+            if len(opened) > MOST_NESTED:
                 raise ProfileError(f"more than {MOST_NESTED:,} events of one thread overlap")
             if isinstance(item, RuntimeCall):
                 self._add_launch(item, opened)

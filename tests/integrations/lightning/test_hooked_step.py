@@ -565,8 +565,8 @@ class Counting(Callback):
     """A callback of the user that takes its time after each batch."""
 
     def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """Count to a million."""
-        sum(range(1_000_000))
+        """Count to three millions."""
+        sum(range(3_000_000))
 
 
 def test_beside_busy_programs_callbacks_keep_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,5 +578,6 @@ def test_beside_busy_programs_callbacks_keep_their_time(monkeypatch: pytest.Monk
     hooked = [step for step in monitor.profiles[0].steps if step.kind == "module_timing"]
     assert hooked
     for step in hooked:
-        # What is missing are the moments in which the hooks are removed.
-        assert step.uncontended_phases["other"] > 0.8 * step.phases["other"]
+        # What is missing are the moments in which the hooks are removed. Without the callback's
+        # time, a tenth would remain.
+        assert step.uncontended_phases["other"] > 0.5 * step.phases["other"]

@@ -964,7 +964,7 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (
         whatever(3, kind="measure"),
-        "run.kind is 'measure' on rank 2, 'count' on rank 0: pass the ranks of one run",
+        "run.kind is 'measure' on rank 2, but 'count' on rank 0: pass the ranks of one run",
     ),
     (
         whatever(versions={"torch": "2.11.0"}),
@@ -980,7 +980,7 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (
         [replica(), *(replica(run=run(tensor_parallel_size=n)) for n in (2, 4))],
-        "run.tensor_parallel_size is 4 on rank 2, 2 on rank 1: pass the ranks of one run",
+        "run.tensor_parallel_size is 4 on rank 2, but 2 on rank 1: pass the ranks of one run",
     ),
     (
         [replica(), *(replica(run=run(world_size=n)) for n in (8, 4))],
