@@ -81,8 +81,11 @@ class OwnOperators:
     seconds: float
 
     def explains(self, seconds: float) -> bool:
-        """Check whether the operators take at least `OPERATORS_SHARE` of the given seconds."""
-        return self.seconds >= OPERATORS_SHARE * seconds
+        """Check whether the operators may take at least `OPERATORS_SHARE` of the given seconds.
+
+        Without a trace, this is assumed, because their time is unknown.
+        """
+        return not self.traced or self.seconds >= OPERATORS_SHARE * seconds
 
     def within(self, seconds: float) -> str:
         """Return the end of a sentence about seconds that a module spends itself.

@@ -277,7 +277,7 @@ def _basis_of_step(analysis: Analysis) -> str:
         for step in analysis.profile.steps:
             if step.is_unprofiled and step.seconds is not None:
                 indices.append(step.index)
-        several = f"unprofiled steps between {min(indices):,} and {max(indices):,}"
+        several = f"unprofiled steps ({min(indices):,} to {max(indices):,})"
     spread = ""
     if times.spread is not None:
         spread = f" ± {plus_minus(times.spread)}"

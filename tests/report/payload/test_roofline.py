@@ -116,7 +116,7 @@ def test_the_roofs_come_with_the_chip() -> None:
     ("chip", "why"),
     [
         (None, "the peak of cpu is not known"),
-        (Hardware("chip", {"bf16": 1.0}, 100.0), "chip has no known peak in any dtype"),
+        (Hardware("chip", {"bf16": 1.0}, 100.0), "chip has no known peak for any dtype"),
         (Hardware("chip", {"fp32": 1.0}), "the bandwidth of chip is not known"),
     ],
     ids=["chip", "peak", "bandwidth"],
