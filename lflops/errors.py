@@ -30,7 +30,7 @@ class CountError(LflopsError):
 
 
 class UnknownTorchError(CountError):
-    """torch's internals differ from those of the versions that lflops supports.
+    """torch's internals differ from the internals of the versions that lflops supports.
 
     The message names torch's version and the difference.
     """

@@ -143,7 +143,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         OSError: The file cannot be written, or `path` is a folder, a pipe or a device.
     """
     before = _replaced(path)
-    permissions = 0o666 if before is None else stat.S_IMODE(before.st_mode) & 0o777
+    # Until its permissions are set below, nobody else can read a file that replaces another one.
+    permissions = 0o666 if before is None else 0o600
     temporary = temporary_path(path.parent, ".tmp")
     flags = _flags("O_WRONLY", "O_CREAT", "O_EXCL")
     number = os.open(temporary, flags, permissions)

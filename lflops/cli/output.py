@@ -46,20 +46,13 @@ def draw(content: RenderableType) -> None:
     """
     drawn = BytesIO()
     file = TextIOWrapper(drawn, encoding=sys.stdout.encoding, errors="replace", newline="\n")
-    if sys.stdout.isatty():
-        console = Console(file=file, markup=False, emoji=False, force_terminal=True)
-    else:
+    options: dict[str, Any] = {"force_terminal": True}
+    if not sys.stdout.isatty():
         columns = os.environ.get("COLUMNS", "")
         width = int(columns) if columns.isdecimal() else 0
-        console = Console(
-            file=file,
-            markup=False,
-            emoji=False,
-            force_terminal=False,
-            color_system=None,
-            width=width or WIDTH,
-        )
-    console.print(content)
+        options = {"force_terminal": False, "color_system": None, "width": width or WIDTH}
+    # Names from a file are text, whatever they contain.
+    Console(file=file, markup=False, emoji=False, **options).print(content)
     file.flush()
     _write(b"\n".join(line.rstrip() for line in drawn.getvalue().split(b"\n")))
 

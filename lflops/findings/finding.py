@@ -119,7 +119,7 @@ def leading(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """Return all findings: first those of `leading`, then the others, both sorted by cost."""
+    """Return the findings of `leading` and then all other findings, both sorted by cost."""
     found = list(findings)
     leads = leading(found)
     others = [finding for finding in found if finding not in leads]

@@ -228,7 +228,7 @@ def _check_references(profile: Profile) -> None:
 
 
 def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
-    """Check that a module's inclusive counts are its self counts plus those of its submodules.
+    """Check that a module's inclusive counts are its self counts plus its submodules' counts.
 
     A wrong number in a module also makes the sums of the modules above it wrong. The modules are
     checked from the last to the first, because the deepest modules mostly come last. The error then

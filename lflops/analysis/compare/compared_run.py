@@ -400,7 +400,7 @@ class ModuleSide(NamedTuple):
 
 
 class ModulePair(NamedTuple):
-    """The same module in both runs. A side is `None` if only the other run has the module."""
+    """A pair of one module's data from both runs, with `None` for a run without this module."""
 
     before: ModuleSide | None
     after: ModuleSide | None
