@@ -107,7 +107,7 @@ def test_the_first_screen_names_the_planted_cause(
     page = opening(file.as_uri()).page
     page.set_viewport_size({"width": 1024, "height": 768})
     page.locator(".action-card .sentence").first.wait_for()
-    # A page of another size is drawn again: both are of the same card only if read at once.
+    # Both are of the same card only if read at once: a page of another size is drawn again.
     text, bottom = page.evaluate(
         """() => {
             const card = document.querySelector(".action-card");

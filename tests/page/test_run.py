@@ -132,6 +132,23 @@ def test_a_step_is_said_where_the_pointer_is_and_several_are_selected(
     assert caption.inner_text().startswith("20 unprofiled steps of the run")
 
 
+COUNT_UNPACKED = """() => {
+    const Stream = DecompressionStream;
+    window.unpacked = 0;
+    window.DecompressionStream = function (format) { window.unpacked += 1; return new Stream(format); };
+}"""
+
+
+def test_a_page_of_another_width_is_drawn_again_at_once(page_of: Callable[..., Seen]) -> None:
+    """What was loaded is not loaded again, so nobody sees "Loading…" between the two."""
+    page = page_of(ran({"fc": 1e-3}, steps=clean(0.1, 0.2))).page
+    page.evaluate(COUNT_UNPACKED)
+    page.locator(".step-chart").evaluate("(chart) => chart.setAttribute('data-of', 'first')")
+    page.set_viewport_size({"width": 900, "height": 800})
+    page.locator(".step-chart:not([data-of])").wait_for()
+    assert 0 == page.evaluate("window.unpacked")
+
+
 def test_the_tab_has_the_run_of_its_window(opening: Callable[..., Seen], tmp_path: Path) -> None:
     """From the files in the run's folder now; without a ledger from the window."""
     for name in ("with", "without"):

@@ -18,13 +18,23 @@ const LISTED = 20;
 /** @type {Record<string, string>} */
 const LINKS = { run: "steps", modules: "modules", memory: "memory", ranks: "ranks", timeline: "timeline" };
 
+// A run is loaded once, so that a page of another width does not show "Loading…" in between. Listing the windows again makes new ones.
+/** @type {WeakMap<ProfileWindow, Promise<RunShown>>} */
+const loaded = new WeakMap();
+
 // State: all, whether all cards are shown.
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawRun(payload, context) {
+  const { window } = context;
   const node = element("section", { class: "run", "aria-label": "run in time" }, element("p", { class: "message" }, "Loading…"));
-  context.source.run(context.window).then(
-    (data) => node.replaceChildren(...firstScreen(data, context), drawWindow(payload, data.screen, context), ...wholeRun(data)),
-    (error) => node.replaceChildren(element("p", { class: "message" }, `The run cannot be shown: ${messageOf(error)}`)),
+  const data = loaded.get(window) ?? context.source.run(window);
+  loaded.set(window, data);
+  data.then(
+    (found) => node.replaceChildren(...firstScreen(found, context), drawWindow(payload, found.screen, context), ...wholeRun(found)),
+    (error) => {
+      loaded.delete(window);
+      node.replaceChildren(element("p", { class: "message" }, `The run cannot be shown: ${messageOf(error)}`));
+    },
   );
   return node;
 }
