@@ -271,7 +271,9 @@ class LoopMonitor:
         """Treat a `with` block as another stage, and assign it to a category of the ledger."""
         run = self._run
         before = self._stage
-        run.guarded("train", lambda session: session.mark("validation"))
+        if category != "inference":
+            # A loop that generates or acts before each step has no other steps.
+            run.guarded("train", lambda session: session.mark("validation"))
         with self._phases.stage(name):
             run.enters(category)
             try:

@@ -304,6 +304,35 @@ def test_rollouts_are_no_validation(tmp_path: Path, warm_python: WarmPython) -> 
     assert spent["inference"] > 0
 
 
+OFF_POLICY = f"""{ASKED}{HEARD}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(40):
+    if step == 5:
+        from lflops.monitoring.run import OPEN
+        (run,) = OPEN
+        run.request_window()
+    model.eval()
+    with torch.no_grad():
+        loss(torch.randn(1, 64))
+    model.train()
+    optimizer.zero_grad()
+    loss(torch.randn(32, 64)).backward()
+    optimizer.step()
+"""
+
+
+def test_steps_that_each_follow_a_rollout_are_timed(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """Such a loop has no other steps, and each of them is as long as usual."""
+    ended(warm_python, OFF_POLICY, tmp_path)
+    (path,) = tmp_path.glob("*.profile.json")
+    profile = lflops.load(path)
+    timed = [step for step in profile.steps if step.kind == "unprofiled"]
+    assert timed
+    assert not [step for step in timed if "validation" in step.marks]
+
+
 LOADED = f"""{ASKED}{MODEL}
 from lflops.monitoring.run import MonitoredRun
 MonitoredRun.move_time = lambda self, nanoseconds, *which: print(*which, nanoseconds > 0)
