@@ -116,8 +116,7 @@ def estimated(case: Case, folder: str, *, unrolls: bool) -> tuple[Profile, float
     changes = Changes(**case.changes)
     build = builder_of(folder, tokens=TOKENS)
     begin = time.process_time()
-    with changes.autocast():
-        profile = estimator.run(lambda: changes.applied(case.name, subject_of(case.name, build(2))))
+    profile = estimator.run(lambda: changes.applied(case.name, subject_of(case.name, build(2))))
     return profile, time.process_time() - begin
 
 

@@ -359,14 +359,13 @@ def estimate(
             def subject(number: int = samples) -> Any:
                 return changes.applied(target, build(number))
 
-            with changes.autocast():
-                if searches_policy:
-                    plan = needed("search", "--ac best")(estimator, subject, memory_bytes)
-                    profile: Profile = plan.profile
-                elif searches_batch:
-                    largest, profile = search_batch(estimator, subject, memory_bytes)
-                else:
-                    profile = estimator.run(subject)
+            if searches_policy:
+                plan = needed("search", "--ac best")(estimator, subject, memory_bytes)
+                profile: Profile = plan.profile
+            elif searches_batch:
+                largest, profile = search_batch(estimator, subject, memory_bytes)
+            else:
+                profile = estimator.run(subject)
         if offload_activations:
             profile = replace(profile, notes=(*profile.notes, _COPIES_NOT_TIMED))
     if save is not None:

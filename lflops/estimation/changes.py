@@ -397,13 +397,22 @@ class Changes:
                 recompute(block, self.policy)
         if self.offload:
             offload_activations(subject.model)
+        if self.precision is not None:
+            subject = _in_autocast(subject, MIXED[self.precision])
         return subject
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the autocast context for `precision`; without a `precision`, it does nothing."""
-        if self.precision is None:
-            return contextlib.nullcontext()
-        return torch.autocast("cpu", MIXED[self.precision])
+
+def _in_autocast(subject: Subject, dtype: torch.dtype) -> Subject:
+    """Run the model and the loss under autocast, but not backward and the optimizer.
+
+    This is what Lightning and Accelerate do. At the end of forward, autocast drops its casts of the
+    parameters.
+    """
+    autocast = torch.autocast("cpu", dtype)
+    subject.model.forward = autocast(subject.model.forward)
+    if subject.loss is None:
+        return subject
+    return subject._replace(loss=autocast(subject.loss))
 
 
 def _check_choice(name: str, value: str | None, known: Sequence[str], also: str = "") -> None:

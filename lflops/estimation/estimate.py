@@ -556,8 +556,9 @@ class Estimator:
             survivors=None if subject.step is None else [],
             host=tuple(model.parameters()) if self.offload else (),
         )
-        if is_divided(model):
-            # In the first step, torch infers the placements of results with extra tensors.
+        if is_divided(model) and stepper is None:
+            # Only after its first step are the gathered parameters of FSDP2 known. With an
+            # optimizer, the second step shows them.
             self._step(call, stepper, setup._replace(meter=Meter(progress=False)), options)
             model.zero_grad()
         log = None

@@ -26,6 +26,7 @@ from lflops.torch_private.dispatch_modes import (
     push_mode,
     route_higher_order_operators,
 )
+from lflops.torch_private.distributed import infers_sharding
 from lflops.torch_private.modules import never_compiled
 from lflops.torch_private.operators import (
     call_without_overrides,
@@ -148,7 +149,7 @@ class CountingMode(InternalMode):
             _refuse_real_parameters(args)
             if is_tracing():
                 return function(*args, **kwargs)
-        if self._partial_tensors.active and self._counter.infers_shapes(args, kwargs):
+        if self._partial_tensors.active and self._infers_shapes(args, kwargs):
             return function(*args, **kwargs)
         # The id is the key because the operator's own hash is written in Python.
         known = self._operators.get(id(function))
@@ -160,6 +161,12 @@ class CountingMode(InternalMode):
                 return self._run_overridden(operator, function, args, kwargs)
             return self._run(operator, operator.run, args, kwargs)
         return self._run_composite(operator, function, args, kwargs)
+
+    def _infers_shapes(self, args: Any, kwargs: Any) -> bool:
+        """Return whether DTensor makes this call only to infer the shape of a result."""
+        if self._fake and self._counter.in_sharded_operator and infers_sharding():
+            return True
+        return self._counter.infers_shapes(args, kwargs)
 
     def _new_operator(self, function: Any) -> Operator:
         operator = classify(function)

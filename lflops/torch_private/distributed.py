@@ -84,6 +84,17 @@ def is_pipeline_vote() -> bool:
     return False
 
 
+def infers_sharding() -> bool:
+    """Return whether DTensor is calling an operator only to infer the shape of its result.
+
+    It makes this call in addition to the real one, on fake tensors with the shapes of the whole
+    tensors. If a fake mode is already active, they are on the device of the real tensors, and only
+    the call stack distinguishes the two calls.
+    """
+    infers = "_propagate_tensor_meta_non_cached"
+    return any(frame.f_code.co_name == infers for frame, _ in walk_stack(currentframe()))
+
+
 def group_store() -> Any:
     """Return the key-value store of the default process group, or `None` if there is none."""
     with contextlib.suppress(AttributeError, RuntimeError, ValueError, AssertionError):

@@ -81,6 +81,7 @@ def check_fake_group() -> None:
         receives = _Operators()
         with receives:
             torch.distributed.recv(torch.zeros(3, device="cpu"), src=1)
+        is_inferred = _is_sharding_inferred()
     wait_name = distributed.wait_operator().name()
     _raise_if_wrong(
         {
@@ -91,9 +92,35 @@ def check_fake_group() -> None:
             "a received tensor does not dispatch the expected operator": distributed.receive_operator()
             in receives.seen,
             "every received tensor is treated as a vote of pipeline stages": not distributed.is_pipeline_vote(),
+            "the calls in which DTensor infers shapes are not recognized": is_inferred,
             "a fake process group is not destroyed": not torch.distributed.is_initialized(),
         }
     )
+
+
+def _is_sharding_inferred() -> bool:
+    """Return whether `infers_sharding` is true where DTensor infers a shape, and only there."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    is_inferring: list[bool] = []
+
+    class Watching(dispatch_modes.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if DTensor in types:
+                return NotImplemented
+            is_inferring.append(distributed.infers_sharding())
+            return function(*args, **(kwargs or {}))
+
+    mesh = init_device_mesh("cpu", (2,))
+    sharded = DTensor.from_local(torch.ones(1, 3, device="cpu"), mesh, [Shard(0)])
+    with Watching():  # type: ignore[no-untyped-call]
+        sharded.cos()
+    # The last call is the real one. DTensor infers each shape only once in a process.
+    *before, last = is_inferring
+    return all(before) and not last
 
 
 @functools.cache

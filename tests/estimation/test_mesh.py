@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lflops
 from lflops.estimation import estimate as estimate_file
-from lflops.estimation.changes import mixed_precision
+from lflops.estimation.changes import Changes, mixed_precision
 from lflops.estimation.estimate import Estimator, Subject
 from lflops.estimation.mesh import FIRST, LATER, assigned
 from lflops.memory.allocator.simulation import Request, Simulated, simulate
@@ -138,6 +138,57 @@ def test_a_mesh_is_the_wrapper_applied_by_hand(
     assert (expected.op_counts, expected.communication) == (found.op_counts, found.communication)
     assert memory(expected).timeline == memory(found).timeline
     assert memory(expected).peak_bytes == memory(found).peak_bytes
+
+
+def test_autocast_ends_before_backward_and_forgets_its_casts() -> None:
+    """As in a Trainer: the estimate of a sharded step has the peak of the step that runs.
+
+    A fake group stands for the other ranks, but this rank's tensors are real. The estimate has the
+    batch, which the count of a loop does not see.
+    """
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        model = in_shards(4)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            with lflops.counting(model) as counted:
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = model(BATCH).sum()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        distributed.destroy_process_group()
+    estimator = Estimator(
+        caller="test", backward=True, optimizer=torch.optim.AdamW, mesh={"data": 4}
+    )
+    found = estimator.run(
+        lambda: Changes(precision="bf16-mixed").applied(
+            "test", Subject(Blocks(), (BATCH,), {}, torch.sum)
+        )
+    )
+    real = memory(counted.profile).peak_bytes
+    assert abs(memory(found).peak_bytes - BATCH.nbytes - real) <= NUMBERS
+
+
+def test_shapes_that_a_sharded_operator_infers_are_no_work_of_the_step() -> None:
+    """To infer a shape, DTensor allocates the whole tensors and runs the operator once more."""
+    steps: list[Profile] = []
+    Estimator(
+        caller="test",
+        backward=True,
+        optimizer=torch.optim.AdamW,
+        hardware="H100 SXM",
+        mesh={"data": 4},
+        watch=steps.append,
+    ).run(lambda: Subject(Blocks(), (BATCH,), {}, torch.sum))
+    peaks = []
+    for step in steps:
+        moments = [each for each in memory(step).timeline if each.phase == "optimizer"]
+        assert "empty_strided" not in {each.operator for each in moments}
+        peaks.append(max(each.highest_bytes for each in moments))
+    # Only in the first step are there shapes to infer, and both steps update equal lists.
+    assert peaks[0] == peaks[1]
 
 
 SMALL = Size(width=64, wide=256, blocks=3, samples=32)

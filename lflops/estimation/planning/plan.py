@@ -5,7 +5,7 @@ FSDP2 keeps the weights gathered for the whole step (`reshard_after_forward=Fals
 gradients stay unsharded until the end of the step.
 """
 
-import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
@@ -347,16 +347,14 @@ def plan(
             caller=caller, backward=True, optimizer=makes, hardware=chip, mesh=mesh, mixed=mixed
         )
 
-    def make(samples: int) -> Subject:
-        return changes.applied(caller, subject_of(caller, build(samples)))
-
-    def context(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
-        # FSDP2 casts by itself.
+    def make(samples: int, mesh: Mesh) -> Subject:
+        subject = subject_of(caller, build(samples))
         if "data" in mesh:
-            return contextlib.nullcontext()
-        return changes.autocast()
+            # FSDP2 casts by itself.
+            return dataclasses.replace(changes, precision=None).applied(caller, subject)
+        return changes.applied(caller, subject)
 
-    sheets = WorkSheets(estimator, make, context, progress=progress)
+    sheets = WorkSheets(estimator, make, progress=progress)
     return _Search(
         sheets,
         chip,

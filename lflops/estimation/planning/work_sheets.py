@@ -15,7 +15,6 @@ with different numbers of blocks can be compared.
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, NamedTuple
 
@@ -190,8 +189,7 @@ class WorkSheets:
 
     Args:
         estimator: Creates the estimator for a mesh.
-        make: Creates the model and a batch with a given number of samples.
-        context: Creates the context in which the model of a mesh runs, for example autocast.
+        make: Creates the model for a mesh, and a batch with a given number of samples.
         progress: Function that is called before each estimate, with the number of estimates so far.
 
     Attributes:
@@ -210,14 +208,12 @@ class WorkSheets:
     def __init__(
         self,
         estimator: Callable[[Mapping[str, int]], Estimator],
-        make: Callable[[int], Subject],
-        context: Callable[[Mapping[str, int]], AbstractContextManager[Any]],
+        make: Callable[[int, Mapping[str, int]], Subject],
         *,
         progress: Callable[[int], object] | None = None,
     ) -> None:
         self._estimator = estimator
         self._make = make
-        self._context = context
         self._progress = progress
         self._lines: dict[str, _DepthLines] = {}
         self._sheets: dict[tuple[str, int | None], Sheet] = {}
@@ -354,7 +350,7 @@ class WorkSheets:
         estimator.watch = watch
 
         def make() -> Subject:
-            subject = self._make(case.samples)
+            subject = self._make(case.samples, case.mesh)
             runs = self._inspect(subject.model)
             self._folds = runs if folds is None else folds
             stack.enter_context(folded(subject.model, self._folds))
@@ -362,7 +358,7 @@ class WorkSheets:
             stack.enter_context(checkpointed(left, dict.fromkeys(left, case.policy)))
             return subject
 
-        with contextlib.ExitStack() as stack, self._context(case.mesh):
+        with contextlib.ExitStack() as stack:
             self.template = estimator.run(make)
         return self.template
 

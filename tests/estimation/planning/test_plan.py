@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import lflops
 from lflops.cli.main import main
-from lflops.estimation.changes import Changes, Policy, mixed_precision
+from lflops.estimation.changes import Policy, mixed_precision
 from lflops.estimation.estimate import Estimator, Subject, subject_of
 from lflops.estimation.planning.plan import (
     Configuration,
@@ -106,8 +106,7 @@ def sheets() -> WorkSheets:
     """Of the model, in single precision without FSDP2."""
     return WorkSheets(
         estimator,
-        lambda samples: subject_of("test", build(samples)),
-        lambda _: Changes().autocast(),
+        lambda samples, _: subject_of("test", build(samples)),
     )
 
 
@@ -360,10 +359,10 @@ def test_hsdp_and_pipelines_go_with_tensor_parallelism() -> None:
 def test_the_plane_through_three_meshes_reaches_the_bytes_of_a_whole_one() -> None:
     """Five samples on two replicas of four shards in two parts, from shards of two and eight, in two parts and in four."""
 
-    def make(samples: int) -> Subject:
+    def make(samples: int, _: Mapping[str, int]) -> Subject:
         return subject_of("test", (Planned(), *build(samples)[1:]))
 
-    tried = WorkSheets(estimator, make, lambda _: Changes().autocast())
+    tried = WorkSheets(estimator, make)
     search = _Search(tried, H100, gpus=16, batch=40, network=None, per_host=4, gathered=0.5)
     mesh = {"replica": 2, "data": 4, "tensor": 2}
     peak = search._peak(_corners(_sharded(16, [2, 4], [1])), "none", 5, mesh, accumulates=False)
@@ -383,8 +382,7 @@ def test_a_degree_that_heads_do_not_divide_is_left_out_in_a_sentence_before_an_e
 
     tried = WorkSheets(
         estimator,
-        lambda samples: subject_of("test", headed(samples)),
-        lambda _: Changes().autocast(),
+        lambda samples, _: subject_of("test", headed(samples)),
     )
     tried.sheet(Case("none", 1, {}))
     search = _Search(tried, H100, gpus=4, batch=8, network=None, per_host=4, gathered=0.5)
