@@ -1,10 +1,10 @@
 """The cost of an unprofiled step in each loop: Python calls, bytecode instructions and CPU time.
 
 Only calls and instructions of lflops in the training thread count. The largest step is reported,
-and the numbers are the same on every machine. CPU time is compared in pairs of runs with and
-without lflops, which alternate in one process on one core. The interval holds the median difference
-with a confidence of 95 %. It follows from the ranks of the differences, so it needs no assumption
-about their distribution.
+and the numbers are the same on every machine. CPU time is compared in pairs of blocks of steps with
+and without lflops, which alternate in one process on one core. The interval holds the median
+difference with a confidence of 95 %. It follows from the ranks of the differences, so it needs no
+assumption about their distribution.
 """
 
 import argparse
@@ -14,10 +14,12 @@ import logging
 import os
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from math import comb
 from pathlib import Path
@@ -42,10 +44,33 @@ ROOT = str(Path(lflops.__file__).parent)
 NEVER = Schedule(wait=10**9)
 WARM = 10
 """The steps at the start of a run that are left out."""
-SIZES = {
-    "1 ms": Size(64, 8, 150),
-    "5 ms": Size(256, 96, 60),
-    "50 ms": Size(1024, 192, 25),
+EDGE = 3
+"""The blocks at the start and at the end of a run that are left out.
+
+Before a run ends whose length is known, lflops opens a window.
+"""
+AUTO_DETECTED = "auto-detected"
+KEPT_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "4000000000",
+    "MALLOC_TRIM_THRESHOLD_": "4000000000",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+"""Settings of glibc's allocator: one heap, which only grows."""
+
+
+class Scale(NamedTuple):
+    """How large a training is, and in blocks of how many steps it takes turns."""
+
+    width: int
+    rows: int
+    steps_of_block: int
+
+
+SCALES = {
+    "1 ms": Scale(64, 8, 10),
+    "5 ms": Scale(256, 96, 8),
+    "50 ms": Scale(1024, 192, 8),
 }
 Run = Callable[[Size], object]
 
@@ -58,14 +83,12 @@ class Cost(NamedTuple):
         added: The median difference of the pairs, in seconds.
         low: The lower end of the interval of this median.
         high: The upper end of the interval.
-        elsewhere: Seconds a step that other threads of the process take more, in the median.
     """
 
     without: float
     added: float
     low: float
     high: float
-    elsewhere: float
 
 
 def auto_detected(size: Size) -> None:
@@ -79,9 +102,9 @@ def auto_detected(size: Size) -> None:
 
 
 def watched_auto_detected(size: Size) -> None:
-    """The same with `LFLOPS` set."""
+    """The same with `LFLOPS` set, which opens no window by default."""
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["LFLOPS"] = f"wait=1000000,trace=false,html=false,dirpath={folder}"
+        os.environ["LFLOPS"] = f"html=false,dirpath={folder}"
         from lflops.integrations.auto_detect.entry import watch
 
         watch()
@@ -105,8 +128,9 @@ def pairs() -> dict[str, tuple[Run, Run]]:
     plain = {name: lambda size, run=run: run(None, size) for name, run in LOOPS.items()}
     watched = {name: lambda size, run=run: run(NEVER, size) for name, run in LOOPS.items()}
     found: dict[str, tuple[Run, Run]] = {name: (plain[name], watched[name]) for name in LOOPS}
-    found["auto-detected"] = (auto_detected, watched_auto_detected)
+    found[AUTO_DETECTED] = (auto_detected, watched_auto_detected)
     lightning = plain["Lightning"]
+    found["nothing: Lightning twice"] = (lightning, lightning)
     found["an empty callback in Lightning"] = (
         lightning,
         lambda size: in_lightning(None, size, [Callback()]),
@@ -140,21 +164,100 @@ def in_child(work: Callable[[], Any]) -> Any:
     return json.loads(answer)
 
 
-def cpu_seconds(run: Run, size: Size) -> tuple[float, float]:
-    """CPU time of a step in the training thread, and in all other threads, as means over a run."""
-    process: list[float] = []
+class Turns:
+    """Two trainings in one process on one core, which take turns after a few steps.
 
-    def read() -> float:
-        process.append(time.process_time())
-        return time.thread_time()
+    A block of steps of one training is compared with the next block of the other, some milliseconds
+    later, because the speed of a shared machine changes within seconds.
 
-    drivers.CLOCKS.append(read)
-    FORWARDS.clear()
-    run(size)
-    steps = len(FORWARDS) - 1 - WARM
-    of_thread = mean(after - before for before, after in pairwise(FORWARDS[WARM:]))
-    of_process = (process[-1] - process[WARM]) / steps
-    return of_thread, of_process - of_thread
+    Attributes:
+        blocks: For each training, the mean CPU time of a step in each of its blocks.
+    """
+
+    def __init__(self, steps_of_block: int) -> None:
+        self.blocks: list[list[float]] = [[], []]
+        self._steps = steps_of_block
+        self._turn = [threading.Semaphore(0), threading.Semaphore(0)]
+        self._is_over = [False, False]
+        self._number: dict[int, int] = {}
+        self._begun: list[float | None] = [None, None]
+        self._forwards = [0, 0]
+
+    def run(self, trainings: Sequence[Callable[[], object]], in_main_thread: int) -> None:
+        """Run both, one of them in the main thread and the other in a thread of its own."""
+        drivers.CLOCKS.append(self._forward)
+        other = 1 - in_main_thread
+        thread = threading.Thread(target=self._train, args=(other, trainings[other]))
+        self._turn[0].release()
+        thread.start()
+        self._train(in_main_thread, trainings[in_main_thread])
+        thread.join()
+
+    def _train(self, number: int, training: Callable[[], object]) -> None:
+        torch.set_num_threads(1)
+        self._number[threading.get_ident()] = number
+        self._turn[number].acquire()
+        try:
+            training()
+        finally:
+            self._is_over[number] = True
+            self._turn[1 - number].release()
+
+    def _forward(self) -> float:
+        """At the end of a block, let the other training run, and wait for it."""
+        number = self._number[threading.get_ident()]
+        now = time.thread_time()
+        at_end = self._forwards[number] % self._steps == 0
+        self._forwards[number] += 1
+        if not at_end:
+            return now
+        begun = self._begun[number]
+        if begun is not None:
+            self.blocks[number].append((now - begun) / self._steps)
+        other = 1 - number
+        if not self._is_over[other]:
+            self._turn[other].release()
+            self._turn[number].acquire()
+        self._begun[number] = time.thread_time()
+        return now
+
+
+def blocks_in_turn(
+    without: Run, with_it: Run, scale: Scale, rounds: int, in_main_thread: int
+) -> tuple[list[float], list[float]]:
+    """CPU time of a step in the blocks of both trainings. The first and last blocks are left out."""
+    steps = (rounds + 2 * EDGE) * scale.steps_of_block
+    size = Size(scale.width, scale.rows, steps)
+    turns = Turns(scale.steps_of_block)
+    turns.run([partial(without, size), partial(with_it, size)], in_main_thread)
+    plain, watched = turns.blocks
+    return plain[EDGE : EDGE + rounds], watched[EDGE : EDGE + rounds]
+
+
+def means_in_children(
+    without: Run, with_it: Run, scale: Scale, rounds: int
+) -> tuple[list[float], list[float]]:
+    """CPU time of a step in runs in processes of their own, in turn.
+
+    For the auto-detected loop, which would find the plain one in its own process.
+    """
+
+    def of_steps(run: Run) -> float:
+        drivers.CLOCKS.append(time.thread_time)
+        FORWARDS.clear()
+        steps = max(4, EDGE) * scale.steps_of_block
+        run(Size(scale.width, scale.rows, 2 * steps))
+        return mean(
+            after - before for before, after in pairwise(FORWARDS[steps // 2 : -steps // 2])
+        )
+
+    plain, watched = [], []
+    for number in range(rounds):
+        order = [without, with_it] if number % 2 else [with_it, without]
+        seconds = {run: in_child(partial(of_steps, run)) for run in order}
+        plain.append(seconds[without])
+        watched.append(seconds[with_it])
+    return plain, watched
 
 
 def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
@@ -172,17 +275,25 @@ def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
     return ordered[first], ordered[count - 1 - first]
 
 
-def cost(without: Run, with_it: Run, size: Size, rounds: int) -> Cost:
-    """Compare the CPU time of runs with and without something, in turn."""
-    plain, added, elsewhere = [], [], []
-    for number in range(rounds):
-        order = [without, with_it] if number % 2 else [with_it, without]
-        seconds = {run: in_child(lambda run=run: cpu_seconds(run, size)) for run in order}
-        plain.append(seconds[without][0])
-        added.append(seconds[with_it][0] - seconds[without][0])
-        elsewhere.append(seconds[with_it][1] - seconds[without][1])
-    low, high = interval_of_median(added)
-    return Cost(median(plain), median(added), low, high, median(elsewhere))
+def cost(name: str, without: Run, with_it: Run, scale: Scale, rounds: int) -> Cost:
+    """Compare the CPU time of steps with and without something, in turn."""
+    if name == AUTO_DETECTED:
+        plain, watched = means_in_children(without, with_it, scale, rounds)
+        added = [after - before for before, after in zip(plain, watched, strict=True)]
+        return Cost(median(plain), median(added), *interval_of_median(added))
+    # The thread that trains first or that is the main thread may be faster: each is both in turn.
+    orders = [
+        in_child(partial(blocks_in_turn, without, with_it, scale, rounds, in_main_thread))
+        for in_main_thread in (0, 1)
+    ]
+    (plain, watched), (plain_again, watched_again) = orders
+    added = [
+        (after - before + after_again - before_again) / 2
+        for before, after, before_again, after_again in zip(
+            plain, watched, plain_again, watched_again, strict=True
+        )
+    ]
+    return Cost(median(plain + plain_again), median(added), *interval_of_median(added))
 
 
 class Instructions:
@@ -243,14 +354,25 @@ def work_lines() -> Iterator[str]:
     yield "All loops are before their first window. CPU time was not measured."
 
 
+def keep_memory() -> None:
+    """Start this program again, so that it never gives memory back to the system.
+
+    Otherwise, glibc gives back the activations of some steps and not of others. Page faults of half
+    a millisecond then begin or end by chance, in either training.
+    """
+    if os.environ.get("MALLOC_ARENA_MAX") != "1":
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEPT_MEMORY)  # noqa: S606
+
+
 def main() -> None:
     """Measure every loop, and write a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30, help="pairs of runs; 0 times nothing")
-    parser.add_argument("--size", choices=SIZES, action="append")
+    parser.add_argument("--rounds", type=int, default=30, help="pairs of blocks; 0 times nothing")
+    parser.add_argument("--size", choices=SCALES, action="append")
     parser.add_argument("--loop", action="append")
     parser.add_argument("--print", action="store_true", help="record nothing")
     asked = parser.parse_args()
+    keep_memory()
     for name in ("lightning.pytorch", "lightning.fabric", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger("lflops").setLevel(logging.ERROR)
@@ -261,26 +383,27 @@ def main() -> None:
         record("unprofiled_step.py", "What an unprofiled step costs", list(work_lines()))
         return
     lines = [
-        "| in each step | calls | instructions | size | step | added | 95 % interval | share of step | other threads |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| in each step | calls | instructions | size | step | added | 95 % interval | share of step |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for name, (without, with_it) in pairs().items():
         if asked.loop and name not in asked.loop:
             continue
         calls, instructions = in_child(lambda run=with_it: work_of_step(run))
-        for size_name in asked.size or SIZES:
-            found = cost(without, with_it, SIZES[size_name], asked.rounds)
+        for size_name in asked.size or SCALES:
+            found = cost(name, without, with_it, SCALES[size_name], asked.rounds)
             lines.append(
                 f"| {name} | {calls or '–'} | {instructions or '–'} | {size_name}"
                 f" | {found.without * 1e3:.2f} ms | {found.added * 1e6:.0f} µs"
                 f" | {found.low * 1e6:.0f} to {found.high * 1e6:.0f} µs"
-                f" | {found.added / found.without:.1%} | {found.elsewhere * 1e6:.0f} µs |"
+                f" | {found.added / found.without:.1%} |"
             )
             print(lines[-1], flush=True)
     lines += [
         "",
-        f"CPU time of the training thread, {asked.rounds} pairs of runs in turn, one thread of torch on one core.",
-        "Other threads: the CPU time that the ledger's thread adds. Not run on CUDA.",
+        f"CPU time of the training thread: {asked.rounds} pairs of blocks of 8 or 10 steps, in turn within one process,",
+        "each with both orders of the two threads; one thread of torch on one core. The auto-detected loop: pairs of",
+        "processes, and no window. glibc keeps its memory in all of them. Not run on CUDA.",
     ]
     if not asked.print:
         record("unprofiled_step.py", "What an unprofiled step costs", lines)
