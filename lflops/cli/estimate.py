@@ -368,6 +368,8 @@ def estimate(
                 profile = estimator.run(subject)
         if offload_activations:
             profile = replace(profile, notes=(*profile.notes, _COPIES_NOT_TIMED))
+        if precision is not None and "data" in mesh:
+            profile = replace(profile, notes=(*profile.notes, _CASTS_ARE_KEPT))
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
@@ -381,6 +383,7 @@ def estimate(
 
 _SAMPLES = "a number of samples, 1 or more, or max"
 _COPIES_NOT_TIMED = Note(code="copies_not_timed", subject="", values={})
+_CASTS_ARE_KEPT = Note(code="casts_are_kept", subject="", values={})
 
 
 def _check_search(memory: str | None, hardware: str | None, *, policy: bool, batch: bool) -> None:

@@ -546,6 +546,22 @@ def test_a_rank_computes_in_half_precision(capsys: pytest.CaptureFixture[str]) -
     assert 2 * peaks[1]["activations"] < 2 * peaks[0]["activations"]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--fsdp", "2", "--precision", "bf16-mixed"), ["casts_are_kept"]),
+        (("--fsdp", "2", "--mp", "bf16"), []),
+        (("--precision", "bf16-mixed"), []),
+    ],
+)
+def test_autocast_of_gathered_weights_is_noted(
+    options: tuple[str, ...], expected: list[str], deep: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only autocast under FSDP2 keeps whole weights, which look as if sharding did not work."""
+    found = profiled(capsys, deep, "--backward", *options)
+    assert expected == [note.code for note in found.notes if note.code == "casts_are_kept"]
+
+
 def test_offloaded_shards_are_in_the_memory_of_the_host(
     deep: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
