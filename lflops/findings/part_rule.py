@@ -74,14 +74,16 @@ class PartRule(StepRule):
 class NamedPhase(PartRule):
     """A user-defined phase of the step."""
 
+    verb = "is spent in"
+
     def __init__(self, name: str) -> None:
         self.name = name
 
     def phrase_for(self, step: StepEvidence) -> str:
-        return plain(self.name)
+        return f"the phase {plain(self.name)}"
 
     def advise_in(self, module: str, step: StepEvidence) -> str:
-        return f"Name the parts of {plain(self.name)} with lflops.scope"
+        return f"Divide the phase {plain(self.name)} with further monitor.phase blocks"
 
 
 def in_bursts(step: StepEvidence, phase: str) -> str:

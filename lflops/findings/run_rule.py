@@ -4,7 +4,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from lflops import units
 from lflops.analysis.step_times import lost_share
@@ -202,6 +205,23 @@ class OnceAllowedRule(RunRule):
     """
 
     slow_cause: ClassVar[str]
+
+    def findings(self, run: RunEvidence) -> Iterator[Finding]:
+        """Yield the finding. If a single step has the cost, its sentence is about this step."""
+        least = (self.threshold.share or 0.0) * run.training_seconds
+        slow = [step for step in run.ledger.slow_steps if step.cause == self.slow_cause]
+        slowest = max(slow, key=attrgetter("cost"), default=None)
+        for finding in super().findings(run):
+            seconds = run.seconds_by_rule[self.name]
+            if slowest is None or seconds - slowest.cost >= least:
+                yield finding
+                continue
+            sentence = (
+                f"{units.percent(finding.share)} of the run after its start-up was lost in step "
+                f"{slowest.step} alone, which took {units.duration(slowest.seconds)} instead of "
+                f"{units.duration(slowest.usual)}."
+            )
+            yield replace(finding, sentence=sentence, fix="")
 
     def excused_seconds(self, run: RunEvidence) -> float:
         """Seconds that count as the one acceptable occurrence.

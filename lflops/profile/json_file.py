@@ -44,6 +44,7 @@ LARGEST_SHOWN = 10**1000
 
 _BEGIN = 1 << 16
 _TRACE = "is a trace of torch.profiler: lflops trace show reads it"
+_LEDGER = "is a ledger: pass its folder to `lflops why` or `lflops ledger`"
 _inclusive_counts = attrgetter(*COUNTS)
 _self_counts = attrgetter(*(f"self_{count}" for count in COUNTS))
 
@@ -53,7 +54,7 @@ _short.maxstring = _short.maxlong = 80
 Key = str | int
 
 
-_ADVICE = "pass a file that Profile.save wrote"
+_ADVICE = "pass a file that FlopsMonitor or Profile.save wrote, such as *.profile.json"
 
 
 class _OtherVersionError(ProfileError):
@@ -113,6 +114,8 @@ def _content(path: Path) -> bytes:
     Raises:
         ProfileError: The file is empty, compressed, or not UTF-8.
     """
+    if path.name.endswith(".ledger.jsonl"):
+        raise ProfileError(_LEDGER)
     text = read(path, LARGEST_FILE)
     if not text.strip():
         raise ProfileError("is empty")

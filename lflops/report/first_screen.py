@@ -71,7 +71,7 @@ At least this share of the distances between one long wait and the next must be 
 FEWEST_STALLS = 3
 """Minimum number of long waits to describe how often they occur."""
 
-CAUSES_WITHOUT_CARD = LAST | {"ideal_compute", "no_products"}
+CAUSES_WITHOUT_CARD = LAST | {"ideal_compute", "no_products", "all_forward", "all_backward"}
 """Causes of findings that get no card, because their time cannot be saved."""
 
 VIEWS = WORDS["views"]
@@ -438,10 +438,31 @@ def _times_of_run(
     if window is not None:
         if window.profile.run.device_type not in {"cpu", None}:
             phases = _on_device(phases, mean, window)
+        else:
+            phases = _with_divided_other(phases, window.phases)
         phases = with_recompute(phases, window.recomputed)
     p50 = percentile(ledger.durations, 0.5)
     p95 = percentile(ledger.durations, 0.95)
     return _Times(_steps(number, mean, p50, p95, "run"), phases)
+
+
+def _with_divided_other(
+    phases: Mapping[str, float], of_window: Mapping[str, float]
+) -> dict[str, float]:
+    """Divide the phase `other` of the ledger as the window divides it.
+
+    The ledger has no phases between backward and the optimizer, such as gradient clipping. Their
+    time is part of its phase `other`.
+    """
+    divided = dict(phases)
+    parts = {name: took for name, took in of_window.items() if name not in phases}
+    total = sum(parts.values()) + of_window.get("other", 0.0)
+    if "other" not in phases or not total:
+        return divided
+    for name, took in parts.items():
+        divided[name] = phases["other"] * took / total
+    divided["other"] = phases["other"] * of_window.get("other", 0.0) / total
+    return divided
 
 
 def _steps(
@@ -658,7 +679,8 @@ def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Fin
     found = _with_run_findings(of_step, ledger, profile)
     times = _times(window, ledger)
     if times is not None and times.steps.source == "run":
-        found = [_of_all_steps(finding, times, of_window, ledger) for finding in found]
+        window_mean = 0.0 if window is None else window.mean or 0.0
+        found = [_of_all_steps(finding, times, of_window, ledger, window_mean) for finding in found]
     return ordered(found)
 
 
@@ -698,17 +720,46 @@ For all other findings about a phase, the cause is the name of the phase.
 """
 
 
+UNUSUAL_WINDOW = 1.25
+"""The steps of a window are unusual if their mean is this many times that of the whole run."""
+
+
+def _of_mean_step(finding: Finding, mean: float, window_mean: float) -> Finding:
+    """State the cost of a finding about the window as a share of the mean step of the run.
+
+    If the steps of the window took much longer than the others, for example because of other
+    programs, the cost is reduced in the same proportion. It could exceed the whole step otherwise.
+    The cost of a slow rank is a difference between ranks, and is not reduced.
+    """
+    if finding.of != "step" or not finding.seconds:
+        return finding
+    seconds = finding.seconds
+    if window_mean > UNUSUAL_WINDOW * mean and finding.rank is None:
+        seconds *= mean / window_mean
+    share = seconds / mean
+    cost = _cost(finding.share, finding.seconds)
+    sentence = finding.sentence.replace(cost, _cost(share, seconds))
+    return replace(finding, seconds=seconds, share=share, sentence=sentence)
+
+
 def _of_all_steps(
-    finding: Finding, times: _Times, of_window: Mapping[str, float], ledger: Ledger
+    finding: Finding,
+    times: _Times,
+    of_window: Mapping[str, float],
+    ledger: Ledger,
+    window_mean: float,
 ) -> Finding:
     """Replace the seconds of a finding about a whole phase with the mean over all unprofiled steps.
 
-    Other findings are not changed.
+    The cost of another finding is only compared with the mean step.
     """
     phase = _PHASES.get(finding.cause, finding.cause)
     seconds = times.phases.get(phase)
     if seconds is None:
-        return finding
+        return _of_mean_step(finding, times.steps.mean, window_mean)
+    if phase == "other":
+        # The step is an own finding, and no reason why all others take long.
+        seconds -= _slowest(ledger) / times.steps.number
     share = seconds / times.steps.mean
     cost = _cost(share, seconds)
     if phase == "data":
@@ -717,12 +768,23 @@ def _of_all_steps(
     elif _is_whole(finding, of_window.get(phase)):
         sentence = finding.sentence.replace(_cost(finding.share, finding.seconds), cost)
     else:
-        return finding
+        return _of_mean_step(finding, times.steps.mean, window_mean)
     return replace(finding, seconds=seconds, share=share, of="step", sentence=sentence)
 
 
 def _cost(share: float | None, seconds: float | None) -> str:
     return f"{units.percent(share)} of the step ({units.duration(seconds)})"
+
+
+def _slowest(ledger: Ledger) -> float:
+    """Seconds that the slowest step lost outside all phases, if there is one such step at all.
+
+    If there are more, they are typical of the run, and the result is 0.
+    """
+    slow = [
+        step.cost for step in ledger.slow_steps if step.cause == "unknown" and step.phase == "other"
+    ]
+    return slow[0] if len(slow) == 1 else 0.0
 
 
 def _is_whole(finding: Finding, phase_seconds: float | None) -> bool:

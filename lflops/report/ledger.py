@@ -32,6 +32,12 @@ WAITS = {"training/data", "training/wait"}
 LONG_WAIT_SHARE = 0.1
 """Waits in steps that were not slow count as lost time if they take this share of the run."""
 
+LONG_OTHER_SHARE = 0.25
+"""Time outside all phases counts as lost time if it takes this share of the run.
+
+It may contain useful work, such as the loss or another model.
+"""
+
 MOST_SLOW_STEPS = 10
 
 
@@ -46,6 +52,8 @@ def _is_loss(ledger: Ledger, name: str, seconds: float) -> bool:
         return False
     if name in WAITS:
         return seconds >= LONG_WAIT_SHARE * ledger.total
+    if name == "training/other":
+        return seconds >= LONG_OTHER_SHARE * ledger.total
     group = group_of(name)
     return group == "slow" or (group not in NO_LOSS and ledger.total >= SHORT_RUN_SECONDS)
 

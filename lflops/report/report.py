@@ -373,7 +373,7 @@ def _model(analysis: Analysis) -> Iterator[Fact]:
     root = profile.modules[""]
     bound = analysis.lower_bound
     if bound is not None and analysis.step_times.seconds is None:
-        yield _fact("least time", bound.seconds, "s", f"a step can take on {bound.hardware}")
+        yield _fact("least time", bound.seconds, "s", f"for a step on {bound.hardware}")
     fit = analysis.memory_fit
     fits = ""
     if fit is not None:

@@ -115,9 +115,11 @@ def refusal(path: Path, text: bytes | None = None) -> str:
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
     assert ("this lflops reads" in message) != message.endswith(
-        "; pass a file that Profile.save wrote"
+        "; pass a file that FlopsMonitor or Profile.save wrote, such as *.profile.json"
     )
-    return message.removeprefix(f"{path}: ").removesuffix("; pass a file that Profile.save wrote")
+    return message.removeprefix(f"{path}: ").removesuffix(
+        "; pass a file that FlopsMonitor or Profile.save wrote, such as *.profile.json"
+    )
 
 
 def read_or_refused(path: Path, text: bytes) -> None:

@@ -173,7 +173,7 @@ def test_a_clip_of_a_short_step_is_no_fault() -> None:
     [
         (
             "DDPStrategy",
-            "is spent on gradient clipping",
+            "between backward and the optimizer's step",
             ("is spent in Net itself, outside its layers.", "out of training_step"),
         ),
         (

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from lflops.analysis.analysis import analyze
 from lflops.cli.main import main
 from lflops.findings.finding import Finding
-from lflops.ledger.account import Ledger, Start, StepGroup, duration_class
+from lflops.ledger.account import Ledger, SlowStep, Start, StepGroup, duration_class
 from lflops.profile.profile import Profile
 from lflops.report.first_screen import (
     FirstScreen,
     WindowSummary,
+    findings_of,
     first_screen,
     most_urgent_first,
     rhythm,
@@ -185,6 +186,77 @@ def test_recomputation_is_a_phase_and_the_phases_add_up() -> None:
     assert pytest.approx(0.3) == sum(shares.values())
 
 
+CLIPPED = {"forward": 0.35, "backward": 0.15, "clip": 0.45}
+
+
+@pytest.mark.parametrize(
+    ("of_window", "expected"),
+    [
+        pytest.param(0.4, 0.08, id="like the run"),
+        pytest.param(0.2, 0.04, id="shorter steps"),
+        pytest.param(0.8, 0.08, id="twice as long, beside other programs"),
+    ],
+)
+def test_a_cost_of_the_window_is_a_share_of_the_run_s_mean_step(
+    of_window: float, expected: float
+) -> None:
+    """The optimizer takes a fifth of the window's steps. The mean step of the run takes 0.4 s."""
+    window = ran(
+        {"fc": 0.1}, steps=clean(*[of_window] * 9, forward=0.5, backward=0.3, optimizer=0.2)
+    )
+    training = replace(window.run, kind="training", stage="train", window=0, step=9)
+    summary = window_summary(analyze(replace(window, run=training)))
+    found = findings_of(summary, ledger(steps(*[0.1] * 30)))
+    (finding,) = (each for each in found if each.cause == "optimizer")
+    assert pytest.approx(expected) == finding.seconds
+    assert pytest.approx(expected / 0.4) == finding.share
+    assert f"{expected / 0.4:.1%}".replace("%", " %") in finding.sentence
+
+
+def test_clipping_in_the_run_is_no_second_cause() -> None:
+    """The ledger has 1 s of other work in a step of 2 s, of which the window has nine tenths in clip."""
+    window = ran({"fc": 0.1}, steps=clean(*[1.0] * 9, **CLIPPED))
+    groups = [
+        replace(group, spent={"data": 0.0, "forward": 0.7, "backward": 0.3, "other": 1.0})
+        for group in steps(*[0.0] * 30)
+    ]
+    screen = screen_of(window, ledger(groups))
+    parts = {part.name: part.seconds for part in screen.phases}
+    assert pytest.approx(0.9) == parts["clip"]
+    assert pytest.approx(0.1) == parts["other"]
+    costs = {card.cause: card.seconds for card in screen.cards}
+    assert pytest.approx(0.9) == costs["clip"]
+    assert pytest.approx(0.1) == costs["other"]
+
+
+def test_one_slow_step_is_named_and_is_no_cause_of_all_the_others() -> None:
+    """Thirty steps of 0.3 s, and 2.4 s outside all phases in one: of 11.4 s, 21.1 %, no action."""
+    window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=0.6, backward=0.4))
+    groups = steps(*[0.0] * 30)
+    groups[7] = replace(groups[7], spent=groups[7].spent | {"other": 2.4})
+    slow = SlowStep(
+        step=10, end=5.4, seconds=2.7, usual=0.3, cost=2.4, cause="unknown", phase="other"
+    )
+    run = replace(
+        ledger(groups),
+        slow_steps=(slow,),
+        seconds={
+            "training/forward": 6.0,
+            "training/backward": 3.0,
+            "training/data": 0.0,
+            "slow/unknown": 2.4,
+        },
+    )
+    window_findings = window_summary(analyze(window))
+    found = findings_of(window_findings, run)
+    (sentence,) = (each.sentence for each in found if each.cause == "other")
+    assert sentence == (
+        "21.1 % of the run after its start-up was lost in step 10 alone, which took 2.70 s instead "
+        "of 300 ms."
+    )
+    assert "other" not in [card.cause for card in first_screen(window_findings, run).cards]
+
+
 def test_a_known_peak_gives_mfu_over_all_steps_of_the_run() -> None:
     """The same work in steps that are longer by a factor has an MFU that is lower by it."""
     window = gpt_training()
@@ -285,7 +357,7 @@ def test_show_of_a_folder_begins_with_the_run(
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith("run Linear · 20 steps · 1 min 0 s")
     assert "step 1.10 s mean of 20 unprofiled steps of the run" in text
-    assert "step of window 300 ms" in text
+    assert "step of the window 300 ms" in text
     assert 0 == main(["show", str(tmp_path), "--json"])
     screen = json.decode(capsys.readouterr().out)["first_screen"]
     assert pytest.approx([1.1, 200 / 1.1, 0.55]) == [fact["value"] for fact in screen["figures"]]

@@ -64,6 +64,15 @@ def test_a_run_without_a_loss_is_silent(seconds: dict[str, float]) -> None:
     assert not has_losses(ledger(seconds))
 
 
+@pytest.mark.parametrize(("other", "expected"), [(4.0, False), (6.0, True)])
+def test_much_time_outside_all_phases_is_a_loss_in_a_short_run(
+    other: float, expected: bool
+) -> None:
+    """A quarter of the run, because some of it is useful."""
+    run = ledger({"training/forward": 15.0, "training/other": other})
+    assert expected == has_losses(run)
+
+
 def test_slow_steps_are_a_loss_in_a_short_run_too() -> None:
     """Five of twenty seconds."""
     assert has_losses(ledger({"training/forward": 15.0, "slow/gc": 5.0}))

@@ -27,7 +27,11 @@ class OtherWork(PartRule):
     is_overhead = True
     verb = "is spent"
     phrase = "outside all phases, in callbacks, metrics, logging or other code of the loop"
-    fix = "Name the parts of the loop with lflops.scope, which shows what takes the time"
+    fix = (
+        "Do this work less often, or name its parts with monitor.phase of lflops.monitor, which "
+        "shows what takes the time"
+    )
+    fix_in_lightning = 'Do this work less often. Trainer(profiler="simple") shows the time of each callback and hook'
     fix_with_host_syncs = (
         "Keep .item() and .cpu() out of the step: each of them waits for the device"
     )
@@ -45,7 +49,9 @@ class OtherWork(PartRule):
     def part_fix(self, step: StepEvidence) -> str:
         if model_was_never_called(step):
             return self.fix_if_never_called
-        return self.fix_with_host_syncs if step.host_syncs else self.fix
+        if step.host_syncs:
+            return self.fix_with_host_syncs
+        return self.fix_in_lightning if step.is_lightning else self.fix
 
 
 def model_was_never_called(step: StepEvidence) -> bool:

@@ -721,7 +721,9 @@ def log_run(
         lines.append(f"{label:<14}  {plain(text)}")
     if paths is not None:
         where = shlex.quote(str(paths.profiles))
-        lines.append(f"{'to see more':<14}  lflops show {where}; lflops ledger {where}")
+        # Without a window, the folder has no profile to show.
+        command = "why" if window is None else "show"
+        lines.append(f"{'to see more':<14}  lflops {command} {where}; lflops ledger {where}")
     say("\n".join(lines))
 
 

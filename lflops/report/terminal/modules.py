@@ -57,7 +57,7 @@ def header(analysis: Analysis, *, of_run: bool = False) -> Group:
 
 
 def _of_window(fact: Fact) -> Fact:
-    return fact if fact.of else replace(fact, label=f"{fact.label} of window")
+    return fact if fact.of else replace(fact, label=f"{fact.label} of the window")
 
 
 def _step_breakdown(parts: tuple[Part, ...]) -> Table:
