@@ -7,6 +7,7 @@ makes the sample repeatable, and another seed gives another sample.
 
 import argparse
 import ast
+import functools
 import io
 import random
 import re
@@ -106,8 +107,14 @@ KINDS: dict[str, Callable[[], Iterator[Text]]] = {
 
 def sample(kind: str, number: int, seed: int) -> list[Text]:
     """A random sample of one kind, the same for the same seed and the same sources."""
-    everything = sorted(KINDS[kind]())
+    everything = _everything(kind)
     return random.Random(seed).sample(everything, min(number, len(everything)))  # noqa: S311
+
+
+@functools.cache
+def _everything(kind: str) -> list[Text]:
+    """All texts of one kind, in order. Reading the sources takes seconds."""
+    return sorted(KINDS[kind]())
 
 
 def _files(pattern: str) -> list[Path]:
