@@ -91,10 +91,13 @@ class OwnOperators:
         """Return the end of a sentence about seconds that a module spends itself.
 
         It lists the operators if they explain the seconds: `, in relu (7.3 ms)`. Otherwise, it has
-        only their total. It is empty if there are no operators.
+        only their total. Without a trace, it does not claim that the operators took the time. It is
+        empty if there are no operators.
         """
         if not self.names:
             return ""
+        if not self.traced:
+            return f" (operators: {self.listed()})"
         if not self.explains(seconds):
             return f", but the operators there take only {units.duration(self.seconds)}"
         return f", in {self.listed()}"

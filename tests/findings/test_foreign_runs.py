@@ -265,7 +265,7 @@ def test_without_a_trace_large_operators_may_need_their_time() -> None:
     pooling = cell("", "max_pool2d_with_indices", "forward", bytes_moved=10_000_000)
     found = findings(trained(own={("", "forward"): 25e-3}, cells=[pooling]))["outside"]
     assert not found.is_issue
-    assert "in max_pool2d_with_indices." in found.sentence
+    assert "(operators: max_pool2d_with_indices)." in found.sentence
 
 
 def test_a_reference_model_is_said_to_run_outside_the_layers() -> None:

@@ -322,7 +322,7 @@ def test_a_model_whose_layers_have_no_time_is_no_layer_without_products() -> Non
 
 def test_modules_without_products_are_named_where_no_peak_is_known() -> None:
     """The norms take as long as the products, 8 of 16 ms."""
-    why = "50.0 % of the step (8.00 ms) is spent in blocks.*.norm (LayerNorm) itself, in native_layer_norm."
+    why = "50.0 % of the step (8.00 ms) is spent in blocks.*.norm (LayerNorm) itself (operators: native_layer_norm)."
     most = "The most time is spent in blocks.*.fc (Linear): 50.0 % of the step (8.00 ms). Without a known peak, lflops cannot tell how fast it could be."
     given = blocks({}, {"forward": 16}, hardware=None)
     assert (why, most) == told(given)[1]
