@@ -74,7 +74,7 @@ def test_runs_can_be_given_by_the_paths_of_their_files(tmp_path: Path) -> None:
     )
     with pytest.raises(
         lflops.ProfileError,
-        match=r"none\.json: No such file or directory; pass a file that Profile\.save wrote",
+        match=r"none\.json: No such file or directory; pass a file that FlopsMonitor or Profile\.save wrote",
     ):
         lflops.diff(tmp_path / "none.json", after)
 
