@@ -102,7 +102,7 @@ def auto_detected(size: Size) -> None:
 
 
 def watched_auto_detected(size: Size) -> None:
-    """The same with `LFLOPS` set, which opens no window by default."""
+    """Train in the plain loop with `LFLOPS` set, which opens no window by default."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LFLOPS"] = f"html=false,dirpath={folder}"
         from lflops.integrations.auto_detect.entry import watch
@@ -184,7 +184,7 @@ class Turns:
         self._forwards = [0, 0]
 
     def run(self, trainings: Sequence[Callable[[], object]], in_main_thread: int) -> None:
-        """Run both, one of them in the main thread and the other in a thread of its own."""
+        """Run both trainings: one in the main thread, and the other in a second thread."""
         drivers.CLOCKS.append(self._forward)
         other = 1 - in_main_thread
         thread = threading.Thread(target=self._train, args=(other, trainings[other]))
@@ -245,7 +245,7 @@ def means_in_children(
     def of_steps(run: Run) -> float:
         drivers.CLOCKS.append(time.thread_time)
         FORWARDS.clear()
-        steps = max(4, EDGE) * scale.steps_of_block
+        steps = 4 * scale.steps_of_block
         run(Size(scale.width, scale.rows, 2 * steps))
         return mean(
             after - before for before, after in pairwise(FORWARDS[steps // 2 : -steps // 2])

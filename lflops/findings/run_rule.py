@@ -14,7 +14,7 @@ from lflops.analysis.step_times import lost_share
 from lflops.findings.evidence import allowance
 from lflops.findings.finding import Finding
 from lflops.findings.rule import Rule
-from lflops.ledger.account import Ledger
+from lflops.ledger.account import Ledger, SlowStep
 from lflops.profile.profile import Profile
 from lflops.profile.series import summed
 
@@ -145,12 +145,16 @@ class RunRule(Rule):
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
         """Yield a finding if the cost is high enough and no rule about the step reports it."""
         seconds = run.seconds_by_rule.get(self.name, 0.0)
-        least = (self.threshold.share or 0.0) * run.training_seconds
+        least = self.least_seconds(run)
         if self.name not in run.seconds_by_rule or seconds < least:
             return
         if run.step_issues.isdisjoint(self.same_as or {self.name}):
             is_issue = seconds - self.excused_seconds(run) >= least * self.allowance(run)
             yield self.finding(seconds, run, is_issue=is_issue and self.is_confirmed(run))
+
+    def least_seconds(self, run: RunEvidence) -> float:
+        """Seconds of the run from which on the cost is reported."""
+        return (self.threshold.share or 0.0) * run.training_seconds
 
     def excused_seconds(self, run: RunEvidence) -> float:
         """Seconds of the cost that are acceptable and do not count towards an issue."""
@@ -208,12 +212,10 @@ class OnceAllowedRule(RunRule):
 
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
         """Yield the finding. If a single step has the cost, its sentence is about this step."""
-        least = (self.threshold.share or 0.0) * run.training_seconds
-        slow = [step for step in run.ledger.slow_steps if step.cause == self.slow_cause]
-        slowest = max(slow, key=attrgetter("cost"), default=None)
+        slowest = max(self._slow_steps(run.ledger), key=attrgetter("cost"), default=None)
         for finding in super().findings(run):
             seconds = run.seconds_by_rule[self.name]
-            if slowest is None or seconds - slowest.cost >= least:
+            if slowest is None or seconds - slowest.cost >= self.least_seconds(run):
                 yield finding
                 continue
             sentence = (
@@ -229,9 +231,11 @@ class OnceAllowedRule(RunRule):
         This is the cost of the slowest step that is slow for this reason, or the cost within one
         span of the ledger (a section of the run), whichever is higher.
         """
-        ledger = run.ledger
-        slow = [step.cost for step in ledger.slow_steps if step.cause == self.slow_cause]
-        return max([*slow, *self._seconds_by_span(ledger)], default=0.0)
+        slow = [step.cost for step in self._slow_steps(run.ledger)]
+        return max([*slow, *self._seconds_by_span(run.ledger)], default=0.0)
+
+    def _slow_steps(self, ledger: Ledger) -> list[SlowStep]:
+        return [step for step in ledger.slow_steps if step.cause == self.slow_cause]
 
     def _seconds_by_span(self, ledger: Ledger) -> Sequence[float]:
         """Seconds that this reason costs in each span (section) of the run.

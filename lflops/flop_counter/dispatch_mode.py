@@ -164,9 +164,9 @@ class CountingMode(InternalMode):
 
     def _infers_shapes(self, args: Any, kwargs: Any) -> bool:
         """Return whether DTensor makes this call only to infer the shape of a result."""
-        if self._fake and self._counter.in_sharded_operator and infers_sharding():
+        if self._counter.infers_shapes(args, kwargs):
             return True
-        return self._counter.infers_shapes(args, kwargs)
+        return self._fake and self._counter.in_sharded_operator and infers_sharding()
 
     def _new_operator(self, function: Any) -> Operator:
         operator = classify(function)

@@ -721,7 +721,7 @@ For all other findings about a phase, the cause is the name of the phase.
 
 
 UNUSUAL_WINDOW = 1.25
-"""The steps of a window are unusual if their mean is this many times that of the whole run."""
+"""A window is unusual if its mean step takes this many times the mean step of the run."""
 
 
 def _of_mean_step(finding: Finding, mean: float, window_mean: float) -> Finding:

@@ -1,7 +1,7 @@
 """Access process groups, their store, and the flat parameters of FSDP1."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from inspect import currentframe
 from pathlib import Path
 from traceback import walk_stack
@@ -77,11 +77,14 @@ def is_pipeline_vote() -> bool:
     In such a function, the stages of a torch pipeline exchange a small tensor that does not belong
     to the model.
     """
-    for frame, _ in walk_stack(currentframe()):
-        code = frame.f_code
-        if code.co_name in _VOTES and code.co_filename.endswith(_STAGES):
-            return True
-    return False
+    return _is_called_by(_VOTES, _STAGES)
+
+
+_INFERS = ("_propagate_tensor_meta_non_cached",)
+"""DTensor's function that runs an operator only for the shape of its result."""
+
+_SHARDING = str(Path("distributed", "tensor", "_sharding_prop.py"))
+"""End of the path of torch's file that defines the function in `_INFERS`."""
 
 
 def infers_sharding() -> bool:
@@ -91,8 +94,16 @@ def infers_sharding() -> bool:
     tensors. If a fake mode is already active, they are on the device of the real tensors, and only
     the call stack distinguishes the two calls.
     """
-    infers = "_propagate_tensor_meta_non_cached"
-    return any(frame.f_code.co_name == infers for frame, _ in walk_stack(currentframe()))
+    return _is_called_by(_INFERS, _SHARDING)
+
+
+def _is_called_by(functions: Collection[str], file: str) -> bool:
+    """Return whether a function of a file is on this thread's stack. `file` ends the file's path."""
+    for frame, _ in walk_stack(currentframe()):
+        code = frame.f_code
+        if code.co_name in functions and code.co_filename.endswith(file):
+            return True
+    return False
 
 
 def group_store() -> Any:

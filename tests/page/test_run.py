@@ -140,7 +140,7 @@ COUNT_UNPACKED = """() => {
 
 
 def test_a_page_of_another_width_is_drawn_again_at_once(page_of: Callable[..., Seen]) -> None:
-    """What was loaded is not loaded again, so nobody sees "Loading…" between the two."""
+    """The run is not loaded again, so the page never shows "Loading…" in between."""
     page = page_of(ran({"fc": 1e-3}, steps=clean(0.1, 0.2))).page
     page.evaluate(COUNT_UNPACKED)
     page.locator(".step-chart").evaluate("(chart) => chart.setAttribute('data-of', 'first')")

@@ -31,7 +31,10 @@ class OtherWork(PartRule):
         "Do this work less often, or name its parts with monitor.phase of lflops.monitor, which "
         "shows what takes the time"
     )
-    fix_in_lightning = 'Do this work less often. Trainer(profiler="simple") shows the time of each callback and hook'
+    fix_in_lightning = (
+        'Do this work less often. Trainer(profiler="simple") shows the time of each callback '
+        "and hook"
+    )
     fix_with_host_syncs = (
         "Keep .item() and .cpu() out of the step: each of them waits for the device"
     )
