@@ -98,7 +98,10 @@ def infers_sharding() -> bool:
 
 
 def _is_called_by(functions: Collection[str], file: str) -> bool:
-    """Return whether a function of a file is on this thread's stack. `file` ends the file's path."""
+    """Return whether this thread runs one of these functions of a file.
+
+    `file` is the end of the file's path.
+    """
     for frame, _ in walk_stack(currentframe()):
         code = frame.f_code
         if code.co_name in functions and code.co_filename.endswith(file):

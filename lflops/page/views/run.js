@@ -4,7 +4,8 @@
 import { processMemory } from "../charts/process_memory.js";
 import { stepChart } from "../charts/step_chart.js";
 import { element } from "../lib/dom.js";
-import { duration, exact, longDuration, messageOf, percent } from "../lib/format.js";
+import { duration, exact, longDuration, percent } from "../lib/format.js";
+import { fillWhenLoaded } from "../lib/loading.js";
 import { categoriesOf } from "../lib/run.js";
 import { stateOfModules } from "../lib/module_link.js";
 import { amounts, plainTable, texts, valued } from "../table/plain_table.js";
@@ -18,7 +19,7 @@ const LISTED = 20;
 /** @type {Record<string, string>} */
 const LINKS = { run: "steps", modules: "modules", memory: "memory", ranks: "ranks", timeline: "timeline" };
 
-// A run is loaded once, so that a page of another width does not show "Loading…" in between. Listing the windows again makes new ones.
+// Listing the windows again makes new ones, so their run is loaded again.
 /** @type {WeakMap<ProfileWindow, Promise<RunShown>>} */
 const loaded = new WeakMap();
 
@@ -26,15 +27,10 @@ const loaded = new WeakMap();
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawRun(payload, context) {
   const { window } = context;
-  const node = element("section", { class: "run", "aria-label": "run in time" }, element("p", { class: "message" }, "Loading…"));
-  const data = loaded.get(window) ?? context.source.run(window);
-  loaded.set(window, data);
-  data.then(
-    (found) => node.replaceChildren(...firstScreen(found, context), drawWindow(payload, found.screen, context), ...wholeRun(found)),
-    (error) => {
-      loaded.delete(window);
-      node.replaceChildren(element("p", { class: "message" }, `The run cannot be shown: ${messageOf(error)}`));
-    },
+  const node = element("section", { class: "run", "aria-label": "run in time" });
+  fillWhenLoaded(
+    node, loaded, window, () => context.source.run(window),
+    (data) => [...firstScreen(data, context), drawWindow(payload, data.screen, context), ...wholeRun(data)], "The run",
   );
   return node;
 }

@@ -2,7 +2,8 @@
 
 import { FIRST_ROW, barsOfRank, stepTimeline } from "../charts/step_timeline.js";
 import { element, select } from "../lib/dom.js";
-import { duration, exact, messageOf, words } from "../lib/format.js";
+import { duration, exact, words } from "../lib/format.js";
+import { fillWhenLoaded } from "../lib/loading.js";
 import { stateOfModules } from "../lib/module_link.js";
 import { reader } from "../table/module_columns.js";
 
@@ -26,16 +27,7 @@ const loaded = new WeakMap();
 /** @type {(payload: Payload, context: Context) => HTMLElement} */
 function drawTimeline(payload, context) {
   const node = element("section", { class: "timeline timeline-view", "aria-label": "timeline" });
-  const data = loaded.get(payload) ?? context.source.timeline(context.window);
-  loaded.set(payload, data);
-  node.append(element("p", { class: "message" }, "Loading…"));
-  data.then(
-    (found) => node.replaceChildren(...drawn(found, payload, context)),
-    (error) => {
-      loaded.delete(payload);
-      node.replaceChildren(element("p", { class: "message" }, `The timeline cannot be shown: ${messageOf(error)}`));
-    },
-  );
+  fillWhenLoaded(node, loaded, payload, () => context.source.timeline(context.window), (data) => drawn(data, payload, context), "The timeline");
   return node;
 }
 
