@@ -46,7 +46,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def track_record(self) -> str:
-        """Return text such as "at least 80 % of such findings were right, in 20 training runs".
+        """Return text such as "at least 80 % of such findings are right, as tested in 20 runs".
 
         Returns the empty string if this was not measured.
         """
@@ -54,15 +54,15 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 def track_record(right: int, total: int) -> str:
-    """Return text such as "at least 80 % of such findings were right, in 20 training runs".
+    """Return text such as "at least 80 % of such findings are right, as tested in 20 runs".
 
     Args:
         right: Number of runs in which the finding came first and was right.
         total: Number of runs in which it came first.
     """
     percent = int(100 * least_share(right, total))
-    runs = f"{total} training runs with known issues"
-    return f"at least {percent} % of such findings were right, in {runs}"
+    runs = f"{total} runs with planted issues"
+    return f"at least {percent} % of such findings are right, as tested in {runs}"
 
 
 def least_share(right: int, total: int) -> float:

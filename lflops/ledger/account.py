@@ -66,6 +66,7 @@ class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):
     """A step that took longer than is usual for its batch size.
 
     Attributes:
+        step: Number of the step, from 0.
         end: Seconds from the beginning of the process to the end of the step.
         seconds: Duration of the step.
         usual: Median duration of steps with a similar batch size, in seconds.
@@ -92,7 +93,7 @@ class StepGroup(
     A short run has one group per step. In a long run, neighbouring groups are joined.
 
     Attributes:
-        first: Number of the first step, as counted by the loggers.
+        first: Number of the first step. Steps are numbered from 0, as in the windows.
         last: Number of the last step.
         spent: Seconds in each phase, summed over the steps of the group.
         between: Seconds in each category outside the phases of the steps, such as validation. Time

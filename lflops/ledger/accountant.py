@@ -83,6 +83,11 @@ class StepEnd(NamedTuple):
     shapes: Hashable
     touched: bool
 
+    @property
+    def number(self) -> int:
+        """The number of the step, from 0."""
+        return self.step - 1
+
 
 class Evidence(NamedTuple):
     """Counters that show why a step was slow, from the operating system and the CUDA allocator.
@@ -526,7 +531,7 @@ class StepAccountant:
             elements=elements(end.shapes),
         )
         if self.first_step is None:
-            self.first_step = max(end.step - 1, 0)
+            self.first_step = max(end.number, 0)
         self.steps = end.step
         self._ended += 1
         self._add_group(step, end, between)
@@ -542,7 +547,7 @@ class StepAccountant:
             cost = between[name]
             if cost > self._usual.tolerance:
                 verdict = Verdict(self._usual.median, cost, {}, INTERRUPTIONS[name], name)
-                self._note_slow(end.step, at, took, verdict)
+                self._note_slow(end.number, at, took, verdict)
 
     def _add_group(self, step: StepSpent, end: StepEnd, between: Mapping[str, int]) -> None:
         mode: Literal["unprofiled", "profiled", "warm_up"] = "unprofiled"
@@ -552,8 +557,8 @@ class StepAccountant:
             mode = "profiled"
         seconds = step.total / 1e9
         group = StepGroup(
-            first=end.step,
-            last=end.step,
+            first=end.number,
+            last=end.number,
             spent={phase: spent / 1e9 for phase, spent in step.phases.items()},
             between={name: spent / 1e9 for name, spent in between.items() if spent},
             longest=seconds,
@@ -578,7 +583,7 @@ class StepAccountant:
         verdict = self._usual.judge(step)
         if verdict is None:
             return {}, "training/other"
-        self._note_slow(end.step, at, step.total, verdict)
+        self._note_slow(end.number, at, step.total, verdict)
         return dict(verdict.by_phase), f"slow/{verdict.cause}"
 
     def _note_slow(self, step: int, at: int, took: int, why: Verdict) -> None:

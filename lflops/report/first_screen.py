@@ -71,6 +71,9 @@ At least this share of the distances between one long wait and the next must be 
 FEWEST_STALLS = 3
 """Minimum number of long waits to describe how often they occur."""
 
+MOST_OTHERS = 3
+"""Maximum number of categories that the sentence about the share of time trained names."""
+
 CAUSES_WITHOUT_CARD = LAST | {"ideal_compute", "no_products", "all_forward", "all_backward"}
 """Causes of findings that get no card, because their time cannot be saved."""
 
@@ -586,8 +589,20 @@ def _time_trained(ledger: Ledger) -> Fact:
         value=share,
         unit="share",
         text=units.percent(share),
-        remark=f"of {units.long_duration(ledger.total)}",
+        remark=joined(
+            f"of {units.long_duration(ledger.total)}", *_other_groups(ledger)[:1], separator="; "
+        ),
     )
+
+
+def _other_groups(ledger: Ledger) -> list[str]:
+    """Return what else than training took time in a run, each with its share, largest first."""
+    others = []
+    for group, seconds in ledger.by_group().items():
+        if group != "training":
+            share = ratio(seconds, ledger.total)
+            others.append(f"{CATEGORIES[group]} {units.percent(share)}")
+    return others
 
 
 def _of_memory(peak: int, usable: int | None) -> Fact:
@@ -618,13 +633,10 @@ def _trained(ledger: Ledger | None) -> str:
     """
     if ledger is None or not ledger.total:
         return ""
-    others: list[str] = []
-    for group, seconds in ledger.by_group().items():
-        if group != "training" and len(others) < FIRST_CARDS:
-            others.append(f"{CATEGORIES[group]} {units.percent(seconds / ledger.total)}")
     total = units.long_duration(ledger.total)
     trained = f"{units.percent(trained_share(ledger))} of {total} was training"
-    return f"{joined(trained, ', '.join(others), separator='; ')}."
+    others = ", ".join(_other_groups(ledger)[:MOST_OTHERS])
+    return f"{joined(trained, others, separator='; ')}."
 
 
 # Confidence.

@@ -9,6 +9,7 @@ from lflops.ledger.account import (
     NO_LOSS,
     Ledger,
     SlowStep,
+    Start,
     group_of,
     memory_growth,
 )
@@ -85,9 +86,8 @@ def ledger_lines(ledger: Ledger) -> Iterator[str]:
     if len(ledger.starts) > 1:
         yield ""
         for number, start in enumerate(ledger.starts, 1):
-            steps = f"steps {start.first_step + 1} to {start.last_step}"
             duration = units.long_duration(start.seconds)
-            yield f"start {number}: {duration}, {steps}, {start.ended}"
+            yield f"start {number}: {duration}, {_steps_of(start)}, {start.ended}"
     if ledger.slow_steps:
         yield ""
         yield from _slow_lines(ledger.slow_steps)
@@ -124,6 +124,13 @@ def _slow_lines(steps: Iterable[SlowStep]) -> Iterator[str]:
         yield f"{step.step:>10} {times}  {cause}"
     if len(by_cost) > MOST_SLOW_STEPS:
         yield f"{len(by_cost) - MOST_SLOW_STEPS:>10} more"
+
+
+def _steps_of(start: Start) -> str:
+    """Format the numbers of the steps of a start. Steps are numbered from 0."""
+    if start.last_step <= start.first_step:
+        return "no steps"
+    return f"steps {start.first_step} to {start.last_step - 1}"
 
 
 def _growth(bytes_per_hour: float) -> str:

@@ -20,5 +20,7 @@ def test_the_share_is_that_of_the_tables(right: int, total: int, share: float) -
 def test_a_finding_says_the_share_rounded_down() -> None:
     """Nothing if nobody has counted."""
     finding = Finding(cause="data", sentence="It waits.", right=(8, 8))
-    assert finding.track_record.startswith("at least 68 % of such findings were right, in 8 ")
+    assert finding.track_record.startswith(
+        "at least 68 % of such findings are right, as tested in 8 "
+    )
     assert "" == Finding(cause="data", sentence="It waits.").track_record

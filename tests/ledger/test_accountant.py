@@ -174,7 +174,7 @@ def test_the_cost_of_a_slow_step_is_taken_out_of_its_phase() -> None:
         spent["training/forward"],
     )
     expected = SlowStep(
-        step=21, end=0.826, seconds=0.206, usual=0.006, cost=0.2, cause="loader", phase="data"
+        step=20, end=0.826, seconds=0.206, usual=0.006, cost=0.2, cause="loader", phase="data"
     )
     assert expected == slow
 
@@ -429,10 +429,10 @@ def test_each_step_is_kept_with_its_phases_and_what_lies_before_it() -> None:
     training.look()
     groups, durations = training.book.take_steps()
     assert [
+        (0, "warm_up", {}),
         (1, "warm_up", {}),
-        (2, "warm_up", {}),
-        (3, "unprofiled", {}),
-        (4, "profiled", {"validation": 0.030}),
+        (2, "unprofiled", {}),
+        (3, "profiled", {"validation": 0.030}),
     ] == [(group.first, group.mode, group.between) for group in groups]
     assert {"data": 0.003, "forward": 0.004, "other": 0.001} == groups[-1].spent
     median = percentile(durations, 0.5)

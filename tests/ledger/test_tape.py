@@ -192,4 +192,4 @@ def test_what_is_played_in_parts_is_charged_until_the_next_note_alone() -> None:
     steps = {"warm_up": 20, "training/forward": 392, "training/other": 588, "slow/gc": 60}
     spent, slow = book.take()
     assert steps == {name: each / MS for name, each in spent.items() if name != "start_up"}
-    assert [("gc", 81, 0.06)] == [(each.cause, each.step, each.cost) for each in slow]
+    assert [("gc", 80, 0.06)] == [(each.cause, each.step, each.cost) for each in slow]

@@ -36,6 +36,6 @@ def test_a_freeze_is_a_wait_that_ends_late(
         clock.now += (took := next(waits) or 0) * MS
         return not took
 
-    watched._is_over = SimpleNamespace(wait=wait)  # type: ignore[assignment] - of the event only this is asked
+    watched._is_over = SimpleNamespace(wait=wait, set=lambda: None)  # type: ignore[assignment] - of the event only this is asked
     watched._run()
     assert [(begin * MS, end * MS) for begin, end in freezes] == list(watched._accountant.freezes)

@@ -41,7 +41,7 @@ def figures(seen: Any) -> dict[str, Any]:
 
 
 RESUMED = {
-    "marks": ["restart before step 11"],
+    "marks": ["restart before step 10"],
     "slices": [
         "training: 33.0 s, 55.0 %",
         "start-up: 15.0 s, 25.0 %",
@@ -51,13 +51,13 @@ RESUMED = {
     "down": ["down for 10.0 s; start 1: killed"],
     "trained": "55.0 % of 1 min 0 s was training; start-up 25.0 %, down until the restart 16.7 %, slow steps 3.3 %.",
     "slow steps": [
-        ["5", "1.90 s", "2.00 s", "100 ms", "waiting for the data loader"],
-        ["8", "1.90 s", "2.00 s", "100 ms", "waiting for the data loader"],
-        ["15", "1.90 s", "2.00 s", "100 ms", "Python's garbage collector"],
+        ["4", "1.90 s", "2.00 s", "100 ms", "waiting for the data loader"],
+        ["7", "1.90 s", "2.00 s", "100 ms", "waiting for the data loader"],
+        ["14", "1.90 s", "2.00 s", "100 ms", "Python's garbage collector"],
     ],
     "starts": [
-        ["0 s", "30.0 s", "1 to 10", "killed"],
-        ["40.0 s", "20.0 s", "11 to 20", "finished"],
+        ["0 s", "30.0 s", "0 to 9", "killed"],
+        ["40.0 s", "20.0 s", "10 to 19", "finished"],
     ],
 }
 """By hand, from what is written."""
@@ -102,7 +102,7 @@ def test_it_can_be_read_by_all(scheme: str, opening: Callable[..., Seen], tmp_pa
 def test_a_step_is_said_where_the_pointer_is_and_several_are_selected(
     opening: Callable[..., Seen], tmp_path: Path
 ) -> None:
-    """Anywhere above or below its bar. A drag over steps 1 to 10 has the mean of 12 s over 10 steps."""
+    """Anywhere above or below its bar. A drag over steps 0 to 9 has the mean of 12 s over 10 steps."""
     write_resumed_run(tmp_path)
     assert 0 == main(["ledger", str(tmp_path), "--html", str(tmp_path / "run.html")])
     seen = opening((tmp_path / "run.html").as_uri())
@@ -114,19 +114,19 @@ def test_a_step_is_said_where_the_pointer_is_and_several_are_selected(
     caption = seen.page.locator(".step-caption").first
 
     def middle(step: int) -> float:
-        return float(box["x"] + left + (step - 0.5) * across)
+        return float(box["x"] + left + (step + 0.5) * across)
 
-    seen.page.mouse.move(middle(5), box["y"] + 12)
-    assert "step 5: 2.00 s: data wait 1.10 s (55.0 %), forward 900 ms (45.0 %)" == (
+    seen.page.mouse.move(middle(4), box["y"] + 12)
+    assert "step 4: 2.00 s: data wait 1.10 s (55.0 %), forward 900 ms (45.0 %)" == (
         caption.inner_text()
     )
-    seen.page.mouse.move(middle(1), box["y"] + 100)
+    seen.page.mouse.move(middle(0), box["y"] + 100)
     seen.page.mouse.down()
-    seen.page.mouse.move(middle(10), box["y"] + 100)
+    seen.page.mouse.move(middle(9), box["y"] + 100)
     seen.page.mouse.up()
-    selected = "steps 1 to 10: mean 1.20 s: data wait 300 ms (25.0 %), forward 900 ms (75.0 %)"
+    selected = "steps 0 to 9: mean 1.20 s: data wait 300 ms (25.0 %), forward 900 ms (75.0 %)"
     assert selected == caption.inner_text()
-    seen.page.mouse.move(middle(15), box["y"] + 100)
+    seen.page.mouse.move(middle(14), box["y"] + 100)
     assert selected == caption.inner_text()
     seen.page.locator(".frame-of-steps").press("Escape")
     assert caption.inner_text().startswith("20 unprofiled steps of the run")

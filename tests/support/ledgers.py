@@ -71,13 +71,13 @@ def write_start(
 def write_resumed_run(folder: Path) -> None:
     """A start of 30 s that is killed, 10 s in which it is down, and one of 20 s that goes on from its last step.
 
-    Steps 1 to 10 take a second of which a tenth is data wait, except for 5 and 8, which wait for 1.1 s;
-    steps 11 to 20 take a second.
+    Steps 0 to 9 take a second of which a tenth is data wait, except for 4 and 7, which wait for 1.1 s;
+    steps 10 to 19 take a second.
     """
     begin = row(10, {"start_up": 10}, memory=2**20)
     worked = row(30, {"training/data": 18, "slow/loader": 2}, step=10)
-    first = [step(number, data=1.1 if number in {5, 8} else 0.1) for number in range(1, 11)]
-    write_start(folder, 1, [begin, worked], [slow(5, 12), slow(8, 29)], first)
+    first = [step(number, data=1.1 if number in {4, 7} else 0.1) for number in range(10)]
+    write_start(folder, 1, [begin, worked], [slow(4, 12), slow(7, 29)], first)
     again = row(
         20,
         {"start_up": 5, "training/forward": 15},
@@ -86,5 +86,5 @@ def write_resumed_run(folder: Path) -> None:
         memory=3 * 2**20,
         ended="finished",
     )
-    second = [step(number) for number in range(11, 21)]
-    write_start(folder, 41, [again], [slow(15, 12, "gc")], second)
+    second = [step(number) for number in range(10, 20)]
+    write_start(folder, 41, [again], [slow(14, 12, "gc")], second)

@@ -6,7 +6,8 @@ import { chartWidth, element, svg } from "../lib/dom.js";
 import { duration, exact, phaseLabel } from "../lib/format.js";
 import { barsOf, highest, inWords, marksOf, phasesOf } from "../lib/steps.js";
 
-const [LEFT, RIGHT, TOP, HEIGHT, MARKS, BOTTOM] = [70, 60, 10, 150, 18, 36];
+const [LEFT, RIGHT, TOP, HEIGHT, MARKS, BOTTOM] = [70, 60, 10, 150, 34, 36];
+const [WINDOWS, EVENTS] = [TOP + HEIGHT + 14, TOP + HEIGHT + 30]; // baselines of the two rows of marks
 const NARROWEST = 3; // pixels of a bar
 const HINT = "Point at a bar, or drag over several bars. Arrow keys move, Shift and arrow keys select, Escape ends.";
 const ASIDE = 7; // pixels between a validation and a checkpoint at the same step
@@ -58,7 +59,7 @@ export function stepChart(groups, steps) {
     ...cut.map((bar) => svg("text", { class: "cut", x: x(bars.indexOf(bar)) + each / 2, y: TOP + 9, "text-anchor": "middle" }, "⌃")),
     ...lines(steps, most, y, width),
     ...marks.map(({ kind, at, end, text }) => svg(
-      "text", { class: `mark-${kind}`, x: (x(at) + x(end + 1)) / 2 + aside(kind, at), y: TOP + HEIGHT + MARKS - 3, "text-anchor": "middle" }, SIGNS[kind][0], svg("title", {}, text),
+      "text", { class: `mark-${kind}`, x: (x(at) + x(end + 1)) / 2 + aside(kind, at), y: kind === "window" ? WINDOWS : EVENTS, "text-anchor": "middle" }, SIGNS[kind][0], svg("title", {}, text),
     )),
     ...ticksOf(bars.length, width / 120).map((at) => svg(
       "text", { class: "axis", x: x(at) + each / 2, y: TOP + HEIGHT + MARKS + 14, "text-anchor": "middle" }, exact(bars[at].groups[0].first),

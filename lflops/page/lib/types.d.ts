@@ -71,10 +71,11 @@ interface RankTimeline {
 interface Timeline { ranks: RankTimeline[]; memory_at: number[] | null }
 
 /** The ledger of a run. The docstrings in lflops/ledger/account.py explain its fields. */
+interface Start { begin: number; seconds: number; first_step: number; last_step: number; ended: string }
 interface Ledger {
   seconds: Record<string, number>; total: number;
   slow_steps: { step: number; end: number; seconds: number; usual: number; cost: number; cause: string }[];
-  starts: { begin: number; seconds: number; first_step: number; last_step: number; ended: string }[];
+  starts: Start[];
   step_groups: StepGroup[];
   spans: { begin: number; seconds: number; steps: number; spent: Record<string, number>; memory: number | null }[];
 }

@@ -130,9 +130,15 @@ function wholeRun({ ledger: shown }) {
     element("h2", {}, "Starts"),
     plainTable("starts", [...amounts("began after", "took", "steps"), ...texts("ended")], starts.map((each) => [
       valued(each.begin - starts[0].begin, longDuration), valued(each.seconds, longDuration),
-      `${each.first_step + 1} to ${each.last_step}`, each.ended,
+      stepsOf(each), each.ended,
     ])),
   ];
+}
+
+// The numbers of the steps of a start, from 0.
+/** @type {(start: Start) => string} */
+function stepsOf({ first_step: first, last_step: end }) {
+  return end > first ? `${exact(first)} to ${exact(end - 1)}` : "–";
 }
 
 // The ledger as one bar, and a list of its categories with their phases or causes.

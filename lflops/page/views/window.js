@@ -21,7 +21,10 @@ export function drawWindow(payload, screen, { source, listed, window, rank, foll
   const { subject, speed, model, breakdown, why_no_breakdown: whyNoBreakdown, remarks } = payload.report;
   const ofRun = screen.steps?.source === "run";
   /** @type {(fact: Fact) => Fact} */
-  const named = (fact) => (ofRun && !fact.of ? { ...fact, label: `${fact.label} of the window` } : fact);
+  const named = (fact) => {
+    if (!ofRun) return fact;
+    return fact.of ? { ...fact, of: `${fact.of} of the window` } : { ...fact, label: `${fact.label} of the window` };
+  };
   const all = [...speed, ...model];
   const usual = LARGE.flatMap((name) => all.filter((fact) => fact.name === name));
   const figures = rank === null || !payload.ranks ? usual.map(named) : figuresOfRank(usual, payload.ranks.ranks, rank);
@@ -82,8 +85,9 @@ export function stacked(title, parts, missing, kind, openModules) {
 /** @type {(lines: Fact[]) => HTMLElement} */
 function facts(lines) {
   const list = element("dl", { class: "facts" });
-  for (const { label, text, remark, is_caveat } of lines) {
-    const value = [text, remark].filter(Boolean).join(", ");
+  for (const { label, text, remark, of, share, is_caveat } of lines) {
+    const part = of && share !== null ? `${percent(share)} of the ${of}` : "";
+    const value = [text, part, remark].filter(Boolean).join(", ");
     list.append(element("dt", { title: explanation(label.replace(/ of the window$/, "")) || null }, label), element("dd", is_caveat ? { class: "caveat" } : {}, value));
   }
   return list;
