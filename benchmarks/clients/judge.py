@@ -329,6 +329,8 @@ def table(rows: list[Row]) -> Iterator[str]:
 
 
 def _fault_cell(row: FaultRow) -> str:
+    if row.planted is None:
+        return f"{row.fault}: its hook was never called"
     mark = "✓" if row.is_first else f"✗ {row.first}"
     ratio = f" {row.ratio:.2f}" if row.ratio is not None else ""
     return f"{row.fault} {mark}{ratio}"

@@ -213,8 +213,9 @@ class _ModelHook(partial[None]):
 def hook_models(undo: CleanupStack, models: Iterable[nn.Module], hook: Callable[..., None]) -> None:
     """Call a hook before each call of the given modules, until `undo` is closed.
 
-    The hook receives the arguments of a forward pre-hook. It must do nothing while Dynamo compiles
-    the calling code (see `unless_compiled`). A module that was compiled in place gets no hook,
+    The hook receives the arguments of a forward pre-hook. It runs before the user's hooks, so their
+    time counts as forward. It must do nothing while Dynamo compiles the calling code (see
+    `unless_compiled`). A module that was compiled in place gets no hook,
     because a new hook would make torch compile the module again. `undo` holds only weak references
     to the modules, so it does not keep them alive.
     """
@@ -225,7 +226,7 @@ def hook_models(undo: CleanupStack, models: Iterable[nn.Module], hook: Callable[
             undo.add(_reduce_as_before, type(module))
             copyreg.pickle(type(module), _reduced)
         undo.add(_remove_if_alive, hook, ref(module))
-        module.register_forward_pre_hook(hook)
+        module.register_forward_pre_hook(hook, prepend=True)
 
 
 def unless_compiled(action: Callable[..., None], guard: ErrorGuard) -> Callable[..., None]:

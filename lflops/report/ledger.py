@@ -66,8 +66,8 @@ def headline(ledger: Ledger) -> str:
     steps = counted(ledger.steps, "step")
     line = f"{duration} in {starts}, {steps}, rank {ledger.rank} of {ledger.ranks}"
     if ledger.others:
-        others = counted(ledger.others, "start")
-        line += f"; this folder has {others} of other runs or loops, in separate files"
+        others = counted(ledger.others, "ledger file")
+        line += f"; this folder also has {others} of other runs, which are not included here"
     return line
 
 

@@ -139,10 +139,10 @@ def _why_no_slow_rank(found: Stragglers, analysis: Analysis) -> str:
             "ranks"
         )
     if found.is_alternating:
-        why = "no rank is the slowest in most of the steps"
+        why = "and none of them in most of the steps"
         if found.lengths_differ:
-            why = "the lengths of their batches differ"
-        return f"no single rank: different ranks arrive last in different steps: {why}"
+            why = "because the lengths of their batches differ"
+        return f"no single rank is slow: different ranks arrive last in different steps, {why}"
     longest_wait = max((wait.seconds for wait in found.waits), default=0.0)
     if (
         not analysis.is_staged

@@ -321,8 +321,8 @@ def _reliability_of_modules(analysis: Analysis) -> Iterator[str]:
         worst = max(factors, key=_distance_from_one)
         passes = _units_timed(analysis)
         yield (
-            f"times of modules are unreliable in this run: unprofiled {passes} took {worst:.2f} "
-            f"times as long as module-timing {passes}"
+            "module times are unreliable in this run: to match the unprofiled "
+            f"{passes}, some are multiplied by {worst:.2f}"
         )
     elif factors:
         error = max(abs(factor - 1) for factor in factors)

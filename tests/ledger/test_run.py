@@ -146,7 +146,7 @@ def test_a_folder_with_other_runs_says_so(tmp_path: Path) -> None:
     found = load_run(tmp_path)
     assert (1, 1, 5) == (found.others, len(found.starts), found.steps)
     assert headline(found).endswith(
-        "; this folder has 1 start of other runs or loops, in separate files"
+        "; this folder also has 1 ledger file of other runs, which are not included here"
     )
 
 

@@ -330,7 +330,7 @@ class WorkSheets:
         roles = {}
         for name, full_name in full_names(self._folds, self._block_names).items():
             roles[name] = role_of_block.get(full_name, Role(full_name, 1))
-        return _sheet(steps[-2:], roles)
+        return _sheet(steps[-1], roles)
 
     def _run(
         self, case: Case, folds: Sequence[Fold] | None, watch: Callable[[Profile], None] | None
@@ -348,6 +348,7 @@ class WorkSheets:
             self._progress(self.estimates)
         estimator = self._estimator(case.mesh)
         estimator.watch = watch
+        estimator.counts_first_step = watch is None
 
         def make() -> Subject:
             subject = self._make(case.samples, case.mesh)
@@ -445,8 +446,8 @@ def dimension_of(collective: str) -> str:
     return "replica" if collective == "allreduce_" else "tensor"
 
 
-def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
-    """Return a sheet with the work of the last step and the peak memory of all steps.
+def _sheet(step: Profile, roles: Mapping[str, Role]) -> Sheet:
+    """Return a sheet with the work and the peak memory of a step.
 
     The memory is stored as the peak at each place of the step. `roles` maps each block that ran to
     its role, in the order of the blocks.
@@ -456,17 +457,16 @@ def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
     def add(key: SheetKey, value: float) -> None:
         sheet[key] = sheet.get(key, 0.0) + value
 
-    for op in steps[-1].op_counts:
+    for op in step.op_counts:
         role, below = _role_of(op.module, roles)
         for field in OP_COUNT_FIELDS:
             key = OpKey(role, below, op.operator, op.phase, op.dtype, field)
             add(key, getattr(op, field))
-    for call in steps[-1].communication:
+    for call in step.communication:
         role, _ = _role_of(call.module, roles)
         add(CollectiveKey(role, call.collective, call.phase, "calls"), call.calls)
         add(CollectiveKey(role, call.collective, call.phase, "bytes"), call.bytes)
-    for step in steps:
-        _add_memory(sheet, memory_of(step).timeline, roles)
+    _add_memory(sheet, memory_of(step).timeline, roles)
     return sheet
 
 

@@ -43,7 +43,7 @@ class MoreOperators(ModuleRule):
     sentence = (
         "{where} runs {calls} operators, while {others} run {usual_calls} each: this costs {cost}."
     )
-    fix = "Replace the loop in {where} by a few large operators, or compile it"
+    fix = "If {where} has a loop, replace it with a few large operators, or compile the module"
     right = (8, 8)
 
     def detect_modules(

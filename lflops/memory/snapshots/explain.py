@@ -485,7 +485,7 @@ EXPLANATIONS: Mapping[CauseCode, Explanation] = {
         within="activations",
     ),
     "kept_gradients": Explanation(
-        "Gradients of an earlier step are alive during forward, {bytes}",
+        "{bytes} of gradients of an earlier step are still alive during forward",
         "call optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
         within="gradients",
     ),

@@ -110,7 +110,7 @@ function drawKernels({ table, left_out: leftOut, timed_on: side, graphs, assigne
   });
   const parts = [
     `${exact(graphs)} compiled graph${graphs === 1 ? "" : "s"}`, `${percent(assigned)} of the time in compiled code belongs to known modules`,
-    `${percent(fused)} is in kernels that are fused from several modules, and is divided in proportion to the bytes that their operators move`,
+    `kernels that combine operators of several modules took ${percent(fused)}, which is divided among the modules in proportion to the bytes that their operators move`,
     "figures are those of the mean traced batch", leftOut ? `${exact(leftOut)} more kernels with less time are left out` : "",
   ].filter(Boolean);
   draw();

@@ -198,7 +198,7 @@ def render_sharded(strategies: Sequence[Sharded]) -> Group:
             cells.append(text(fit.verdict, _COLOURS[fit.verdict]))
         table.add_row(text(strategy.strategy), *cells)
     remark = (
-        "computed from this step; the column 'needs' includes fragmentation, the CUDA context, "
+        "estimated from this step; the column 'needs' also includes fragmentation, the CUDA context, "
         "cuBLAS and NCCL"
     )
     return Group(table, text(remark, "dim"))

@@ -77,7 +77,7 @@ def _most_seconds_first(point: Point) -> tuple[float, float]:
 def _ceilings(ceilings: Sequence[Ceiling]) -> RenderableType:
     if not ceilings:
         return text(
-            "the roofline is unknown: pass --hardware NAME; lflops hardware lists the names",
+            'the roofline is unknown: pass --hardware NAME (to list the names, run "lflops hardware")',
             "yellow",
         )
     rows = []

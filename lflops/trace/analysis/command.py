@@ -104,7 +104,8 @@ def show(
 ) -> None:
     """Show what the device did.
 
-    Computing, communication, copies and idle time with its causes; steps, kernels and operators.
+    It prints the time for computing, communication and copies, and the idle time with its causes.
+    Tables of steps, kernels and operators follow.
     """
     if html is not None and as_json:
         raise UsageError(

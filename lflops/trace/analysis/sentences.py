@@ -529,8 +529,8 @@ def _categories(summary: TraceSummary) -> TraceTable:
         ]
         on_tensor_cores = sum(row.tensor_cores for row in summary.precisions)
         table.notes.append(
-            f"precision of kernels: {', '.join(parts)}; "
-            f"{share(on_tensor_cores, computing)} on tensor cores, judged by kernel names"
+            f"kernel time by precision: {', '.join(parts)}; "
+            f"{share(on_tensor_cores, computing)} on tensor cores (inferred from kernel names)"
         )
     return table
 

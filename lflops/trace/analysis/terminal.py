@@ -96,7 +96,11 @@ def render_trace_roofline(summary: TraceSummary, *, top: int) -> RenderableType:
     else:
         parts.append(text("no shapes were recorded: record with record_shapes=True", "yellow"))
     if any(row.share is not None and row.share > _OVER_ROOFLINE for row in rows):
-        parts.append(text("over 100 % of roofline: usually the data stayed in the cache", "dim"))
+        parts.append(
+            text(
+                "over 100 % of the roofline usually means that the data stayed in the cache", "dim"
+            )
+        )
     return Group(*parts)
 
 

@@ -314,7 +314,7 @@ PLANTED: dict[str, tuple[Callable[[], Recorder], CauseCode, str]] = {
     "gradients through forward": (
         gradients_through_forward,
         "kept_gradients",
-        "Gradients of an earlier step are alive during",
+        "1.00 GiB of gradients of an earlier step are still alive",
     ),
     "validation with a graph": (
         validation_with_a_graph,

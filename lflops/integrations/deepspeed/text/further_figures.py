@@ -122,15 +122,15 @@ def _latencies(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, 
         if step.n > 1:
             text += f", {units.duration(step.low)} to {units.duration(step.high)}"
         yield "the median step and its quartiles", text
-        source = counted(unprofiled, "unprofiled step") if unprofiled else "only the counted pass"
+        source = counted(unprofiled, "unprofiled step") if unprofiled else "the counted pass only"
         yield "the latencies come from", source
     ratio = analysis.profile.run.observer_ratio
     if ratio is not None and not unprofiled:
         text = (
-            f"{ratio:.2f} x as long; measured counting overhead is subtracted, "
-            "but a few µs per operator remain"
+            f"the pass took {ratio:.2f} times as long; this is subtracted from the latencies, "
+            "except for a few µs per operator"
         )
-        yield "cost of counting: it made the pass", text
+        yield "cost of counting", text
 
 
 def _trace(trace: Trace) -> Iterator[tuple[str, str]]:
