@@ -160,7 +160,9 @@ def parallelize(
         return tuple(_bucket(parameters, mesh["replica"]) for parameters in assigned(trained))
     devices = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     if "tensor" in mesh:
-        parallelize_module(model, devices["tensor"], _plan(caller, model))
+        plan = _plan(caller, model)
+        _check_heads(caller, model, mesh["tensor"])
+        parallelize_module(model, devices["tensor"], plan)
     if "replica" in mesh or "data" in mesh:
         _shard(model, devices, mesh, mixed or MixedPrecisionPolicy(), offload=offload)
     return ()
@@ -236,6 +238,35 @@ class _Collective:
 def tensor_plan(model: nn.Module) -> Any:
     """Return the tensor-parallel plan of a transformers model, or `None`."""
     return getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
+
+
+def heads_of(model: Any) -> dict[str, int]:
+    """Return the numbers of attention heads of a transformers model, keyed by a description.
+
+    Tensor parallelism cannot split a head, so these numbers limit it. The result is empty for
+    models without a configuration.
+    """
+    config = getattr(model, "config", None)
+    config = getattr(config, "text_config", config)
+    descriptions = {
+        "num_attention_heads": "attention heads",
+        "num_key_value_heads": "key/value heads",
+    }
+    heads: dict[str, int] = {}
+    for name, description in descriptions.items():
+        number = getattr(config, name, None)
+        if isinstance(number, int):
+            heads[description] = number
+    return heads
+
+
+def _check_heads(caller: str, model: nn.Module, ranks: int) -> None:
+    for name, number in heads_of(model).items():
+        if number % ranks:
+            raise CountError(
+                f"{caller}: {type(model).__name__} has {number} {name}, which tensor parallelism "
+                f"cannot split over {ranks} ranks: pass a number of ranks that divides {number}"
+            )
 
 
 def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:

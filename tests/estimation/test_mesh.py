@@ -6,6 +6,7 @@ By hand here, and in real processes.
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -537,6 +538,15 @@ def test_a_stage_of_a_pipeline_is_named() -> None:
     ):
         lflops.estimate(lambda: Stage(WIDTH, 2), BATCH, mesh={"replica": 2})
     assert not distributed.is_initialized()
+
+
+def test_heads_that_cannot_be_split_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers' configurations have them."""
+    config = SimpleNamespace(num_attention_heads=4, num_key_value_heads=2)
+    monkeypatch.setattr(Blocks, "config", config, raising=False)
+    assert estimated(mesh={"tensor": 2}).total()
+    with pytest.raises(lflops.CountError, match="Blocks has 2 key/value heads, which tensor para"):
+        estimated(mesh={"tensor": 4})
 
 
 def test_an_unknown_style_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

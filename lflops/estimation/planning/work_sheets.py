@@ -16,7 +16,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 from torch import nn
@@ -24,7 +24,7 @@ from torch import nn
 from lflops.estimation.changes import Policy, checkpointed, with_submodules
 from lflops.estimation.equal_blocks import Fold, folded, folds_of, full_names, shorter_folds
 from lflops.estimation.estimate import Estimator, Subject
-from lflops.estimation.mesh import tensor_plan
+from lflops.estimation.mesh import heads_of, tensor_plan
 from lflops.estimation.planning.block_trials import memory_of
 from lflops.model.module_tree import blocks_in
 from lflops.profile.module_names import ancestry
@@ -373,7 +373,7 @@ class WorkSheets:
         self.depth = 0
         if is_one_run:
             self.depth = len(blocks)
-        self.heads = _heads_of(model)
+        self.heads = heads_of(model)
         self.has_tensor_plan = bool(tensor_plan(model))
         return runs
 
@@ -417,26 +417,6 @@ def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> floa
         if accumulates and not key.with_gradients:
             peak = max(peak, value + held)
     return peak
-
-
-def _heads_of(model: Any) -> dict[str, int]:
-    """Return the numbers of attention heads of a transformers model, keyed by a description.
-
-    Tensor parallelism cannot split a head, so these numbers limit it. The result is empty for
-    models without a configuration.
-    """
-    config = getattr(model, "config", None)
-    config = getattr(config, "text_config", config)
-    descriptions = {
-        "num_attention_heads": "attention heads",
-        "num_key_value_heads": "key/value heads",
-    }
-    heads: dict[str, int] = {}
-    for name, description in descriptions.items():
-        number = getattr(config, name, None)
-        if isinstance(number, int):
-            heads[description] = number
-    return heads
 
 
 def dimension_of(collective: str) -> str:

@@ -118,6 +118,18 @@ def test_a_step_is_forward_backward_and_optimizer(loop: Loop) -> None:
     assert "+forward -forward +backward -backward +optimizer -optimizer" == loop.heard
 
 
+def test_the_users_hooks_on_the_model_are_part_of_forward(loop: Loop) -> None:
+    """Also those that were registered first, which torch would run before ours."""
+    loop.undo.close()
+    hook = loop.model.register_forward_pre_hook(lambda *_: loop.events.heard.append("hook"))
+    loop.watch()
+    loop.phases.begin_step()
+    loop.loss().backward()
+    loop.phases.end_step()
+    hook.remove()
+    assert "+forward hook -forward +backward -backward" == loop.heard
+
+
 def _transfers(loop: Loop) -> None:
     with loop.phases.named("transfer"):
         pass
