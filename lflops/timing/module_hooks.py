@@ -114,7 +114,10 @@ class ModuleTimer:
         self._mark = clock.mark
         self._stamps: list[Stamp] = []
         self._parts: dict[str, list[Stamp]] = {}
-        self._paused = False
+        self._paused = True
+        # The modules that were entered while no pass was running, and that are still running. A
+        # pass may begin inside of them, because torch calls global hooks before others.
+        self._entered_before: FrameStack[_TimedFrame] = FrameStack()
         # set once the engine is going to call `_end_segments` after this backward
         self._ends_backward = False
         self._forward = _PassStack("forward", "forward")
@@ -133,14 +136,16 @@ class ModuleTimer:
         install_hooks(undo, self, guard=guard)
 
     def begin(self) -> None:
-        """Start a pass, which begins with the forward of the root module."""
+        """Start a pass, which begins with forward. Modules may be running already."""
         self._paused = False
         self._stamps = []
         self._parts = {"forward": self._stamps}
         self._forward = _PassStack("forward", "forward")
+        self._forward.frames.extend(self._entered_before)
+        self._entered_before.clear()
         self._recompute = _PassStack("recompute", "backward")
         self._forward.segment = next_sequence_number()
-        self._stamps.append((self._mark(), self._forward.outside.module_phase, ""))
+        self._stamps.append((self._mark(), self._forward.frames[-1].module_phase, ""))
 
     def set_aside(self) -> None:
         """Exclude the time from now until the next part of the pass begins.
@@ -148,6 +153,7 @@ class ModuleTimer:
         Modules that are called during this time are not timed either.
         """
         self._paused = True
+        self._entered_before.clear()
         self._stamps.append((self._mark(), None, ""))
 
     def begin_backward(self, results: Any) -> None:
@@ -175,6 +181,7 @@ class ModuleTimer:
         Call `settle` of the clock before computing times from the stamps.
         """
         self._stamps.append((self._mark(), None, ""))
+        self._paused = True
         self._release()
         parts = self._parts
         self._parts = {}
@@ -195,15 +202,26 @@ class ModuleTimer:
         )
 
     def enter_module(self, module: nn.Module, args: Any) -> None:
-        if module in self.tree and self.follows_this_thread():
+        if module not in self.tree:
+            return
+        if self.follows_this_thread():
             self._stamps.append((self._mark(), None, ENTERS))
             stack = self._stack()
             fqn = self.tree.name_of(module, self._module_fqn(stack.frames[-1]))
             self._push(stack, _TimedFrame(id(module), ModulePhase(fqn, stack.phase), fqn), args)
+        elif threading.get_ident() == self.home:
+            above = self._entered_before[-1] if self._entered_before else self._forward.outside
+            fqn = self.tree.name_of(module, self._module_fqn(above))
+            frame = _TimedFrame(id(module), ModulePhase(fqn, "forward"), fqn)
+            self._entered_before.append(frame)
 
     def leave_module(self, module: nn.Module, *values: Any) -> None:
-        if module in self.tree and self.follows_this_thread():
+        if module not in self.tree:
+            return
+        if self.follows_this_thread():
             self._pop(id(module), values[-1])
+        elif threading.get_ident() == self.home:
+            self._entered_before.cut(id(module))
 
     def enter_scope(self, key: int, name: str) -> None:
         self._stamps.append((self._mark(), None, ""))

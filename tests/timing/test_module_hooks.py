@@ -78,6 +78,28 @@ def nested(clock: StillClock) -> nn.Module:
     return Nested(clock, outer=Outer(clock, inner=Part(clock, 256, 512)))
 
 
+def test_a_pass_may_begin_within_a_module() -> None:
+    """Its first hook begins the pass, and the next one takes 7 s; so it has 8 s, and the root none.
+
+    As in a loop that calls several models: forward begins when the first of them is called.
+    """
+    clock = StillClock()
+    models = nn.ModuleDict({"a": Part(clock, 1, 2), "b": Part(clock, 4, 8)})
+    spans = ModuleTimer(ModuleTree({"": models}), clock)
+    passes = []
+    with installed(spans):
+        for _ in range(2):
+            begins = models["a"].register_forward_pre_hook(lambda *_: spans.begin())
+            waits = models["a"].register_forward_pre_hook(lambda *_: clock.advance(7))
+            models["b"](models["a"](ones()))
+            begins.remove()
+            waits.remove()
+            spans.set_aside()
+            models["b"](ones())
+            passes.append(own(spans.pass_times(spans.end())))
+    assert [{"forward": {"a": 8, "b": 4}}] * 2 == passes
+
+
 class Projections(Itself):
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
