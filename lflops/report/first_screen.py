@@ -691,8 +691,8 @@ def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Fin
     found = _with_run_findings(of_step, ledger, profile)
     times = _times(window, ledger)
     if times is not None and times.steps.source == "run":
-        window_mean = 0.0 if window is None else window.mean or 0.0
-        found = [_of_all_steps(finding, times, of_window, ledger, window_mean) for finding in found]
+        ratio = _usual_share(of_window, times.phases)
+        found = [_of_all_steps(finding, times, of_window, ledger, ratio) for finding in found]
     return ordered(found)
 
 
@@ -733,21 +733,37 @@ For all other findings about a phase, the cause is the name of the phase.
 
 
 UNUSUAL_WINDOW = 1.25
-"""A window is unusual if its mean step takes this many times the mean step of the run."""
+"""A window is unusual if the work of its steps takes this many times as long as in the run."""
 
 
-def _of_mean_step(finding: Finding, mean: float, window_mean: float) -> Finding:
+def _usual_share(of_window: Mapping[str, float], of_run: Mapping[str, float]) -> float:
+    """Return by what to multiply times of the window to get the usual times of the run.
+
+    It is 1, unless the work in the window took much longer, for example because of other programs.
+    """
+    in_window = _work(of_window)
+    in_run = _work(of_run)
+    if in_run and in_window > UNUSUAL_WINDOW * in_run:
+        return in_run / in_window
+    return 1.0
+
+
+def _work(phases: Mapping[str, float]) -> float:
+    """Return the seconds of all phases except fetching data and what is in no phase."""
+    return sum(phases.values()) - phases.get("data", 0.0) - phases.get("other", 0.0)
+
+
+def _of_mean_step(finding: Finding, mean: float, ratio: float) -> Finding:
     """State the cost of a finding about the window as a share of the mean step of the run.
 
-    If the steps of the window took much longer than the others, for example because of other
-    programs, the cost is reduced in the same proportion. It could exceed the whole step otherwise.
-    The cost of a slow rank is a difference between ranks, and is not reduced.
+    The cost is multiplied by `ratio`, because it could exceed the whole step if the window is
+    unusual. The cost of a slow rank is a difference between ranks, and is not reduced.
     """
     if finding.of != "step" or not finding.seconds:
         return finding
     seconds = finding.seconds
-    if window_mean > UNUSUAL_WINDOW * mean and finding.rank is None:
-        seconds *= mean / window_mean
+    if finding.rank is None:
+        seconds *= ratio
     share = seconds / mean
     cost = _cost(finding.share, finding.seconds)
     sentence = finding.sentence.replace(cost, _cost(share, seconds))
@@ -759,16 +775,17 @@ def _of_all_steps(
     times: _Times,
     of_window: Mapping[str, float],
     ledger: Ledger,
-    window_mean: float,
+    ratio: float,
 ) -> Finding:
     """Replace the seconds of a finding about a whole phase with the mean over all unprofiled steps.
 
-    The cost of another finding is only compared with the mean step.
+    The cost of another finding is only compared with the mean step. `ratio` is the result of
+    `_usual_share`.
     """
     phase = _PHASES.get(finding.cause, finding.cause)
     seconds = times.phases.get(phase)
     if seconds is None:
-        return _of_mean_step(finding, times.steps.mean, window_mean)
+        return _of_mean_step(finding, times.steps.mean, ratio)
     if phase == "other":
         # The step is an own finding, and no reason why all others take long.
         seconds -= _slowest(ledger) / times.steps.number
@@ -780,7 +797,7 @@ def _of_all_steps(
     elif _is_whole(finding, of_window.get(phase)):
         sentence = finding.sentence.replace(_cost(finding.share, finding.seconds), cost)
     else:
-        return _of_mean_step(finding, times.steps.mean, window_mean)
+        return _of_mean_step(finding, times.steps.mean, ratio)
     return replace(finding, seconds=seconds, share=share, of="step", sentence=sentence)
 
 

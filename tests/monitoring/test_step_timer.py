@@ -151,6 +151,24 @@ def test_a_step_in_which_something_happens_is_not_plain() -> None:
     assert [(), ("checkpoint",), (), ("new_shapes",), (), ()] == [step.marks for step in run.read()]
 
 
+def test_an_event_in_every_step_is_part_of_a_typical_step() -> None:
+    """A checkpoint after each step, as where an epoch is one batch: from the fourth on, without a mark.
+
+    After a step without one, a checkpoint is an event again. New shapes stay a mark.
+    """
+    run = Run()
+    for is_saved in (True,) * 5 + (False, True):
+        if is_saved:
+            run.steps.mark("checkpoint")
+        run.end(BATCH)
+    saved = ("checkpoint",)
+    assert [saved, saved, saved, (), (), (), saved] == [step.marks for step in run.read()]
+    for _ in range(5):
+        run.steps.mark("recompiled")
+        run.end(BATCH)
+    assert [("recompiled",)] * 5 == [step.marks for step in run.read()]
+
+
 def test_a_step_whose_batch_was_left_is_not_plain() -> None:
     """It began twice, so its time is no step's."""
     run = Run()

@@ -3,7 +3,7 @@
 This code runs in every training step. Work that can be done later is done when a step is read.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from resource import struct_rusage
@@ -19,7 +19,7 @@ from lflops.monitoring.inputs.messages import monitor_name
 from lflops.monitoring.window.module_timing_step import ModuleTimingStep
 from lflops.phase_log import STEP_END
 from lflops.profile.series import sum_known
-from lflops.profile.steps import Step, StepKind, is_unprofiled
+from lflops.profile.steps import EVENTS, Step, StepKind, is_unprofiled
 from lflops.timing.clock import ThreadSchedule, cpu_usage
 from lflops.timing.step_phases import LoggedPhases, MarkedPhases, PhaseMarks, StepPhases
 from lflops.torch_private.modules import Compilations, compilations, remove_hook
@@ -28,6 +28,9 @@ from lflops.torch_private.modules import Compilations, compilations, remove_hook
 WARMUP_STEPS = 2
 # after this many distinct shapes, a step is no longer marked for having a new shape
 MANY_SHAPES = 16
+# After an event in this many consecutive steps, such as a checkpoint after each step, it is a part of
+# a typical step and no longer a mark.
+USUAL_AFTER = 4
 # maximum number of shapes to store, because new shapes in every batch must not fill the memory
 MOST_SHAPES = 1000
 
@@ -213,6 +216,8 @@ class StepTimer:
         self._units = units
         self._updating = updating
         self._marks: dict[str, None] = {"warmup": None}
+        # the number of consecutive steps, up to the last step, with each of `EVENTS`
+        self._repeated: Counter[str] = Counter()
         self._pending: deque[TimedStep] = deque(maxlen=MAX_PENDING_STEPS)
         self._cpu: struct_rusage | None = None
         self._thread: bytes | None = None
@@ -269,6 +274,16 @@ class StepTimer:
     def _update(self, *_: object) -> None:
         self._updated = True
 
+    def _drop_usual_events(self) -> None:
+        """Drop the marks of events that happened in each of the last steps."""
+        for event in EVENTS:
+            if event not in self._marks:
+                self._repeated[event] = 0
+                continue
+            self._repeated[event] += 1
+            if self._repeated[event] >= USUAL_AFTER:
+                del self._marks[event]
+
     def mark(self, mark: str) -> None:
         """Mark the current step as not typical, for example because of a validation."""
         self._marks[mark] = None
@@ -301,6 +316,9 @@ class StepTimer:
         is_complete = logged_step == self.logged_step + 1
         self.allow_fast_path(0)
         taken, usage, threads = self.fast_path.take()
+        if taken:
+            # Such steps have no marks.
+            self._repeated.clear()
         for number, (batch, device_marks) in enumerate(zip(taken, steps, strict=True), 1):
             step = self._ended_step(
                 self._logged_step + 1, device_marks, [batch], usage.get(number), threads.get(number)
@@ -416,6 +434,7 @@ class StepTimer:
         *of_fast_path, device_marks = self._phases.steps()
         missed = self._missed_compilations()
         self._flush(logged_step, of_fast_path, missed)
+        self._drop_usual_events()
         marks = self._marks | dict.fromkeys(missed)
         if self._scaled and not self._updated:
             marks["no_update"] = None
