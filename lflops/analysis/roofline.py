@@ -604,10 +604,9 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
     The bytes of submodules are not included. A value is `None` if the bytes of a kernel are
     unknown.
 
-    The compiler may recompute cheap operators in backward. Eager code does not recompute these
-    operators unless the module uses activation checkpointing. So for a module without
-    checkpointing, the bytes of kernels that recompute are added to the bytes of backward. Then they
-    can be compared with the bytes of eager code.
+    The compiler may recompute cheap operators in backward. Kernels that do so count as backward,
+    unless the module itself recomputes because it uses activation checkpointing. So the bytes of
+    each phase can be compared with the bytes of eager code.
     """
     trace = profile.trace
     steps = profile.traced_steps

@@ -63,15 +63,18 @@ class StepBreakdown(Struct, frozen=True, kw_only=True):
     inside_rest: tuple[str, ...]
 
 
-class _Need(NamedTuple):
-    """Seconds that operators need at the chip's peak and bandwidth, divided as in `IN_MODULES`."""
+class _LeastTime(NamedTuple):
+    """The least time of a module's operators on the chip, in seconds, by part of the step.
+
+    The fields are the parts of `IN_MODULES`, except the rest, `inefficient_kernels`.
+    """
 
     ideal_compute: float = 0.0
     recompute: float = 0.0
     memory_bound: float = 0.0
 
-    def plus(self, other: "_Need") -> "_Need":
-        return _Need(
+    def plus(self, other: "_LeastTime") -> "_LeastTime":
+        return _LeastTime(
             self.ideal_compute + other.ideal_compute,
             self.recompute + other.recompute,
             self.memory_bound + other.memory_bound,
@@ -152,7 +155,7 @@ def step_breakdown(
     )
 
 
-def _divide(seconds: float, need: _Need) -> Iterator[tuple[str, float]]:
+def _divide(seconds: float, need: _LeastTime) -> Iterator[tuple[str, float]]:
     """Divide a module's time, and yield the seconds of each part in `IN_MODULES`.
 
     A part gets the time that it needs, but no more than the previous parts left.
@@ -164,12 +167,14 @@ def _divide(seconds: float, need: _Need) -> Iterator[tuple[str, float]]:
         yield part, cut
 
 
-def _needs(profile: Profile, chip: Hardware, share: float) -> dict[tuple[str, str], _Need] | None:
+def _needs(
+    profile: Profile, chip: Hardware, share: float
+) -> dict[tuple[str, str], _LeastTime] | None:
     """Return the seconds that the operators of each module need in each pass.
 
     Return `None` if the peak for a dtype of the matmuls is unknown.
     """
-    needs: dict[tuple[str, str], _Need] = {}
+    needs: dict[tuple[str, str], _LeastTime] = {}
     bandwidth = chip.bandwidth_bytes_per_second
     for cell in profile.op_counts:
         when = step_phase(cell.phase)
@@ -186,9 +191,9 @@ def _needs(profile: Profile, chip: Hardware, share: float) -> dict[tuple[str, st
             moving = cell.bytes_moved * share / bandwidth
         memory_bound = max(moving - compute, 0.0)
         if cell.phase == "recompute":
-            need = _Need(recompute=compute, memory_bound=memory_bound)
+            need = _LeastTime(recompute=compute, memory_bound=memory_bound)
         else:
-            need = _Need(ideal_compute=compute, memory_bound=memory_bound)
+            need = _LeastTime(ideal_compute=compute, memory_bound=memory_bound)
         key = (cell.module, when)
         needs[key] = need.plus(needs[key]) if key in needs else need
     return needs
@@ -197,9 +202,9 @@ def _needs(profile: Profile, chip: Hardware, share: float) -> dict[tuple[str, st
 def _by_module(
     name: str,
     seconds: float,
-    needs: Mapping[tuple[str, str], _Need],
+    needs: Mapping[tuple[str, str], _LeastTime],
     own: Mapping[tuple[str, str], float],
-) -> Iterator[tuple[str | None, float, _Need]]:
+) -> Iterator[tuple[str | None, float, _LeastTime]]:
     """Divide the time of a phase among the modules.
 
     Each item has a module, the seconds that it took, and the seconds that its operators need at the
@@ -217,7 +222,7 @@ def _by_module(
         times = {module: took for (module, when), took in own.items() if when == name}
     # A module may have no time, for example inside a compiled module. If so, its work is added to
     # the nearest module above it that has a time.
-    needed: defaultdict[str | None, _Need] = defaultdict(_Need)
+    needed: defaultdict[str | None, _LeastTime] = defaultdict(_LeastTime)
     for (module, when), need in needs.items():
         if name not in {when, _BOTH_PASSES}:
             continue

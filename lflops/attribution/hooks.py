@@ -32,7 +32,7 @@ from lflops.model.compile_guard import hide_hook_warning, uncompiled
 from lflops.model.module_tree import ModuleTree
 from lflops.torch_private.modules import (
     HiddenHooks,
-    compiles_its_hooks,
+    is_compiled_in_place,
     never_compiled,
     remove_hook,
     scripted_without,
@@ -221,7 +221,7 @@ def hook_models(undo: CleanupStack, models: Iterable[nn.Module], hook: Callable[
     """
     scripted_without(undo, lambda each: isinstance(each, _ModelHook))
     hook = _ModelHook(hook)
-    for module in itertools.filterfalse(compiles_its_hooks, models):
+    for module in itertools.filterfalse(is_compiled_in_place, models):
         if type(module) not in copyreg.dispatch_table:
             undo.add(_reduce_as_before, type(module))
             copyreg.pickle(type(module), _reduced)

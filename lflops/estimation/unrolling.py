@@ -292,7 +292,7 @@ class Unrolling:
         """Return the requests to the allocator that the larger model would make."""
         tokens: list[Token] = []
         born_in: dict[int, int | None] = {}
-        for request, fqn in zip(log.requests, log.places, strict=True):
+        for request, fqn in zip(log.requests, log.modules, strict=True):
             block = self.number(fqn)
             if request.bytes is not None:
                 born_in[request.key] = block
@@ -366,10 +366,10 @@ class Unrolling:
         for index, shift in self.order([self.number(row.module) for row in rows]):
             row = rows[index]
             if self.number(row.module) is None:
-                other = of_longer.get(_key(row, self._one_more(row.module)))
+                other = of_longer.get(_key(row, self._name_in_longer(row.module)))
                 if not _is_linear(row) and _counts(row) != _counts(other):
                     raise NotPeriodicError(f"{row} depends on the number of blocks")
-                row = self._on_line(row, other)
+                row = self._extrapolated(row, other)
             yield replace(row, module=self.renamed(row.module, shift))
 
     def _modules(
@@ -385,10 +385,10 @@ class Unrolling:
             module = modules[name]
             new_name = self.renamed(name, shift)
             if self.number(name) is None:
-                other = longer.get(self._one_more(name))
+                other = longer.get(self._name_in_longer(name))
                 owner = None if other is None else module.owner
                 other = None if other is None else replace(other, owner=owner, peak_bytes=None)
-                module = self._on_line(replace(module, peak_bytes=None), other)
+                module = self._extrapolated(replace(module, peak_bytes=None), other)
             owner = module.owner and self.renamed(module.owner, shift)
             unrolled[new_name] = replace(module, owner=owner, peak_bytes=peaks.get(new_name))
         return unrolled
@@ -404,12 +404,13 @@ class Unrolling:
     def _notes(self, notes: Sequence[Note], longer: Sequence[Note]) -> Iterator[Note]:
         of_longer = {(note.code, note.subject): note for note in longer}
         for note in notes:
-            yield self._on_line(note, of_longer.get((note.code, note.subject)))
+            yield self._extrapolated(note, of_longer.get((note.code, note.subject)))
 
-    def _one_more(self, fqn: str) -> str:
-        """Return the name of a module outside the equal blocks when there is one more equal block.
+    def _name_in_longer(self, fqn: str) -> str:
+        """Return the name that a module outside the equal blocks has in the longer model.
 
-        Later modules in the same container get a higher number.
+        That is the folded model with one more block. A module after the blocks, in the same
+        container, has a number there that is greater by 1. All other names stay the same.
         """
         digits = self._digits(fqn)
         if not digits or int(digits) < self._repeated:
@@ -417,7 +418,7 @@ class Unrolling:
         rest = fqn[len(self._prefix) + len(digits) :]
         return f"{self._prefix}{int(digits) + 1}{rest}"
 
-    def _on_line(self, value: Any, longer: Any) -> Any:
+    def _extrapolated(self, value: Any, longer: Any) -> Any:
         """Extrapolate all numbers in a value linearly to the larger model.
 
         `value` is from the folded model, and `longer` is the same value in a model with one more
@@ -431,12 +432,12 @@ class Unrolling:
             changed = {}
             for name in value.__struct_fields__:
                 if name != "module":
-                    changed[name] = self._on_line(getattr(value, name), getattr(longer, name))
+                    changed[name] = self._extrapolated(getattr(value, name), getattr(longer, name))
             return replace(value, **changed)
         if isinstance(value, dict):
             if value.keys() != longer.keys():
                 raise NotPeriodicError(f"{value} and {longer}")
-            return {name: self._on_line(each, longer[name]) for name, each in value.items()}
+            return {name: self._extrapolated(each, longer[name]) for name, each in value.items()}
         if value != longer:
             raise NotPeriodicError(f"{value} and {longer}")
         return value
@@ -560,9 +561,10 @@ def _counts(row: Any) -> list[int]:
 
 
 def _key(row: Any, module: str | None = None) -> tuple[Any, ...]:
-    """Return a key that is the same for rows of two models that describe the same operator.
+    """Return a key that is equal for the rows of the same operator in two models.
 
-    The key has all fields of the row that are not counts. `module` replaces the name of the module.
+    It has all fields that are not integers, and `group_size`. If `module` is given, it replaces the
+    name of the module in the key.
     """
     if module is None:
         module = row.module

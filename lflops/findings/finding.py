@@ -78,17 +78,17 @@ def least_share(right: int, total: int) -> float:
         chance = 0.0
         for count in range(right, total + 1):
             chance += comb(total, count) * share**count * (1 - share) ** (total - count)
-        if chance < ONE_SIDE:
+        if chance < ERROR_OF_ONE_END:
             low = share
         else:
             high = share
     return low
 
 
-ONE_SIDE = 0.05
-"""Probability that the true share is below the interval of `least_share`.
+ERROR_OF_ONE_END = 0.05
+"""Maximum probability that the lower end of `least_share`'s interval is above the true share.
 
-The probability that it is above the interval is the same.
+The upper end would be wrong with the same probability, so it is a 90 % confidence interval.
 """
 
 BISECTIONS = 30

@@ -165,7 +165,7 @@ class Counting:
         ignored_modules(self._tree, self._ignore)
         self._logical = logical
         self._batch = batch
-        self._scopes = tracker(self._tree, phase=phase, follow=self._follow)
+        self._scopes = tracker(self._tree, phase=phase, follow=self._start_on_this_thread)
         self._counter = counter(self._scopes, options or CountOptions())
         self._undo = CleanupStack()
         self._guard = guard
@@ -295,8 +295,8 @@ class Counting:
 
         return resolve(totals, regions.calls, self._tree, traffic=self._counter.counts_traffic)
 
-    def _follow(self) -> Callable[[], None]:
-        return self._counter.follow()
+    def _start_on_this_thread(self) -> Callable[[], None]:
+        return self._counter.start_on_this_thread()
 
     def _parameters(self) -> Iterator[nn.Parameter]:
         for parameter, _ in self._tree.parameters():

@@ -87,7 +87,7 @@ class OperatorCounter(OperatorAccumulator):
         """
         return CountingMode(self)
 
-    def follow(self) -> Callable[[], None]:
+    def start_on_this_thread(self) -> Callable[[], None]:
         """Start counting on this thread, and return the function that stops it."""
         mode = self.mode()
         push_mode(mode)

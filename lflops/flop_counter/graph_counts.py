@@ -81,7 +81,7 @@ def count_graph(
         scopes.begin()
         try:
             forward = undo.enter_context(contextlib.ExitStack())
-            forward.callback(counter.follow())
+            forward.callback(counter.start_on_this_thread())
             scopes.enter_name(id(run), call.fqn)
             out = run.graph(call.graph, passed)
             scopes.leave_scope(id(run))
@@ -154,7 +154,7 @@ def _go_backward(out: Any, leaves: Sequence[Tensor], counter: OperatorCounter) -
     results = [each for each in tensors_in(out) if each.requires_grad and each.grad_fn is not None]
     gradients = [torch.empty_like(each, requires_grad=False) for each in results]
     with contextlib.ExitStack() as undo:
-        undo.callback(counter.follow())
+        undo.callback(counter.start_on_this_thread())
         if results and leaves:
             torch.autograd.grad(results, list(leaves), gradients, allow_unused=True)
 

@@ -51,15 +51,15 @@ class AllocationLog:
 
     Attributes:
         requests: The allocations and frees since the first step.
-        places: The module of each request: the owner of the allocated storage, or the module that
+        modules: The module of each request: the owner of the allocated storage, or the module that
             was running when a storage was freed.
-        place: The name of the module that is running.
+        running_module: The name of the module that is running.
     """
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
-        self.places: list[str] = []
-        self.place = ""
+        self.modules: list[str] = []
+        self.running_module = ""
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._allocations = 0
         self._replaced: tuple[int, int] | None = None
@@ -92,11 +92,11 @@ class AllocationLog:
         if self._replaced is not None and self._replaced[0] == key:
             index = self._replaced[1]
             self._replaced = None
-        self._add(index, Request(alive[0], None), self.place)
+        self._add(index, Request(alive[0], None), self.running_module)
 
-    def _add(self, index: int, request: Request, place: str) -> None:
+    def _add(self, index: int, request: Request, module: str) -> None:
         self.requests.insert(index, request)
-        self.places.insert(index, place)
+        self.modules.insert(index, module)
 
     def stop(self) -> None:
         """Stop logging frees."""
@@ -229,7 +229,7 @@ class LiveMemory:
         record = self.record
         record.moments.append((operator, fqn, phase, len(record.events)))
         if self._log is not None:
-            self._log.place = fqn
+            self._log.running_module = fqn
 
     def ran_for(self, owner: str) -> None:
         """Record which module owns the parameter that the optimizer's last operator updated."""

@@ -232,7 +232,7 @@ SIZING_SECONDS = 4.0
 """Maximum number of seconds to find the matrix size with the highest FLOP/s, for each dtype."""
 
 PROBES = 3
-"""How many blocks of calls are timed for each matrix size, to find the fastest size."""
+"""Maximum number of blocks of calls that are timed for a matrix size or for the copy."""
 
 PROBE_SECONDS = 0.02
 """Duration of a block of calls when matrix sizes are compared, in seconds."""

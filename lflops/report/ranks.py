@@ -22,7 +22,10 @@ _WORST = 3
 """
 
 _LISTED = 12
-"""Maximum number of ranks without a report whose numbers are listed."""
+"""Maximum number of failed, late or missing ranks that are named. The others are only counted.
+
+It applies to each of these three groups.
+"""
 
 _LONG_WAIT_SHARE = 0.05
 """A wait between ranks is long if it takes at least this share of the step.

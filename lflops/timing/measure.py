@@ -56,9 +56,9 @@ from lflops.timing.module_hooks import (
     of_module_calls,
 )
 from lflops.timing.module_times import (
-    ENTERS,
+    MODULE_ENTERED,
     NO_OVERHEAD,
-    OPERATOR,
+    OPERATOR_COUNTED,
     HookOverhead,
     PassTimes,
     Stamp,
@@ -483,7 +483,7 @@ class _StampingTracker(ModuleTracker):
             self._backward = backward_id()
 
     def enter_module(self, module: nn.Module, args: Any) -> None:
-        self.pause(ENTERS)
+        self.pause(MODULE_ENTERED)
         super().enter_module(module, args)
         self.resume()
 
@@ -555,7 +555,7 @@ class _StampingMode(CountingMode):
         if self._tracker.between() == OUTSIDE:
             # This call is outside the model, for example in another model.
             return function(*args, **(kwargs or {}))
-        self._tracker.pause(OPERATOR)
+        self._tracker.pause(OPERATOR_COUNTED)
         try:
             return super().__torch_dispatch__(function, types, args, kwargs)
         finally:

@@ -40,9 +40,9 @@ from lflops.profile.module_names import name_below
 from lflops.profile.records import ModulePhase, Phase
 from lflops.timing.clock import Clock, DeviceClock, HostClock, device_clock, seconds_of
 from lflops.timing.module_times import (
-    ENTERS,
+    MODULE_ENTERED,
     NO_OVERHEAD,
-    SEGMENT,
+    SEGMENT_BEGAN,
     HookOverhead,
     PassTimes,
     Stamp,
@@ -205,7 +205,7 @@ class ModuleTimer:
         if module not in self.tree:
             return
         if self.follows_this_thread():
-            self._stamps.append((self._mark(), None, ENTERS))
+            self._stamps.append((self._mark(), None, MODULE_ENTERED))
             stack = self._stack()
             fqn = self.tree.name_of(module, self._module_fqn(stack.frames[-1]))
             self._push(stack, _TimedFrame(id(module), ModulePhase(fqn, stack.phase), fqn), args)
@@ -322,7 +322,7 @@ class ModuleTimer:
     def _begin_segment(self, module_phase: ModulePhase, _gradients: Any) -> None:
         if not self._paused:
             self._recompute.outside.module_phase = module_phase
-            self._stamps.append((self._mark(), module_phase, SEGMENT))
+            self._stamps.append((self._mark(), module_phase, SEGMENT_BEGAN))
             if not self._ends_backward:
                 self._ends_backward = True
                 after_backward(self._guard(self._end_segments))

@@ -44,14 +44,14 @@ The module and phase are `None` if code of lflops runs. The reason is one of the
 empty.
 """
 
-ENTERS = "enters"
-"""Marks a stamp that was made because a module was entered."""
+MODULE_ENTERED = "enters"
+"""Reason of a stamp: a module was entered."""
 
-SEGMENT = "segment"
-"""Marks a stamp that was made because a segment of backward began."""
+SEGMENT_BEGAN = "segment"
+"""Reason of a stamp: a series of autograd nodes that one module built begins to run."""
 
-OPERATOR = "operator"
-"""Marks a stamp that was made because an operator was counted."""
+OPERATOR_COUNTED = "operator"
+"""Reason of a stamp: an operator was counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +130,14 @@ def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
         seconds = clock.seconds(mark, end)
         if key is None:
             times.observer += seconds
-            entering = reason == ENTERS
+            entering = reason == MODULE_ENTERED
             if running is not None:
                 times.calls_others[running] += entering
-                times.operators[running] += reason == OPERATOR
+                times.operators[running] += reason == OPERATOR_COUNTED
             continue
         times.self_seconds[key] += seconds
         times.called[key] += entering
-        times.segments[key] += reason == SEGMENT
+        times.segments[key] += reason == SEGMENT_BEGAN
         running = key
         entering = False
     return times
@@ -155,7 +155,7 @@ def inclusive(self_seconds: Mapping[ModulePhase, float]) -> dict[ModulePhase, fl
 MOST_OVERHEAD = 3.0
 """Maximum factor by which the measured hook overhead is multiplied."""
 
-NONE: Mapping[Any, float] = {}
+NO_SECONDS: Mapping[Any, float] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +180,8 @@ class ScaledTimes:
     def of_steps(
         cls,
         steps: Sequence[Mapping[ModulePhase, float]],
-        factors: Mapping[str, float] = NONE,
-        ignored: Mapping[str, float] = NONE,
+        factors: Mapping[str, float] = NO_SECONDS,
+        ignored: Mapping[str, float] = NO_SECONDS,
     ) -> Self:
         """Compute the statistics from the self times of the modules in each pass."""
         self_seconds = timing_stats(steps)
@@ -204,7 +204,7 @@ def scale_to_unprofiled(
     ignored: Collection[str] = (),
     means: Mapping[str, float] | None = None,
     *,
-    kernels: Mapping[ModulePhase, float] = NONE,
+    kernels: Mapping[ModulePhase, float] = NO_SECONDS,
 ) -> ScaledTimes:
     """Subtract hook overhead, and scale the rest so that it adds up to the unprofiled passes.
 
@@ -350,7 +350,7 @@ def attach_module_times(
     profile: Profile,
     hooked: Sequence[Mapping[str, PassTimes]],
     overhead: HookOverhead,
-    kernels: Mapping[ModulePhase, float] = NONE,
+    kernels: Mapping[ModulePhase, float] = NO_SECONDS,
 ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
     """Divide the time of unprofiled steps among modules as in module-timing steps.
 

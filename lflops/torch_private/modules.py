@@ -121,7 +121,7 @@ def compiled_wrapper(module: nn.Module) -> nn.Module:
     return module
 
 
-def compiles_its_hooks(module: nn.Module) -> bool:
+def is_compiled_in_place(module: nn.Module) -> bool:
     """Return whether the module was compiled in place, so that hooks on it are compiled with it."""
     return module._compiled_call_impl is not None
 

@@ -511,7 +511,7 @@ def _of_modules() -> dict[str, bool]:
     parent = nn.Module()
     modules.without_global_hooks(nn.Module.add_module)(parent, "0", child)
     modules.without_global_hooks(nn.Module.register_buffer)(parent, "buffer", None)
-    is_compiled = modules.is_compiled(parent) or modules.compiles_its_hooks(parent)
+    is_compiled = modules.is_compiled(parent) or modules.is_compiled_in_place(parent)
     has_store = distributed.group_store() is not None
     return {
         "submodules of a module are not found": list(modules.child_modules(parent))

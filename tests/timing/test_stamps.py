@@ -2,9 +2,9 @@
 
 from lflops.profile.records import ModulePhase
 from lflops.timing.module_times import (
-    ENTERS,
-    OPERATOR,
-    SEGMENT,
+    MODULE_ENTERED,
+    OPERATOR_COUNTED,
+    SEGMENT_BEGAN,
     HookOverhead,
     PassTimes,
     inclusive,
@@ -24,7 +24,7 @@ def test_what_lies_between_two_stamps_is_the_time_of_what_the_first_says() -> No
     """
     stamps = [
         (0, ROOT, ""),
-        (2, OBSERVER, ENTERS),
+        (2, OBSERVER, MODULE_ENTERED),
         (3, Q, ""),
         (9, OBSERVER, ""),
         (10, ROOT, ""),
@@ -42,9 +42,9 @@ def test_calls_are_those_of_who_is_entered_and_of_who_enters() -> None:
     """
     entered = [
         (0, ROOT, ""),
-        (1, OBSERVER, ENTERS),
+        (1, OBSERVER, MODULE_ENTERED),
         (1, Q, ""),
-        (2, OBSERVER, ENTERS),
+        (2, OBSERVER, MODULE_ENTERED),
         (2, K, ""),
         (3, OBSERVER, ""),
         (3, Q, ""),
@@ -52,7 +52,7 @@ def test_calls_are_those_of_who_is_entered_and_of_who_enters() -> None:
     again = [
         (4, OBSERVER, ""),
         (4, ROOT, ""),
-        (5, OBSERVER, ENTERS),
+        (5, OBSERVER, MODULE_ENTERED),
         (5, Q, ""),
         (6, OBSERVER, ""),
         (6, ROOT, ""),
@@ -67,12 +67,13 @@ def test_segments_and_operators_are_counted_where_they_are() -> None:
     """Two segments of q and one of the root begin; an operator of q's is counted within the second."""
     backward = [
         (0, ROOT_BACK, ""),
-        (1, Q_BACK, SEGMENT),
-        (3, ROOT_BACK, SEGMENT),
-        (6, Q_BACK, SEGMENT),
+        (1, Q_BACK, SEGMENT_BEGAN),
+        (3, ROOT_BACK, SEGMENT_BEGAN),
+        (6, Q_BACK, SEGMENT_BEGAN),
     ]
     lap = pass_times(
-        [*backward, (10, OBSERVER, OPERATOR), (15, Q_BACK, ""), (16, OBSERVER, "")], StillClock()
+        [*backward, (10, OBSERVER, OPERATOR_COUNTED), (15, Q_BACK, ""), (16, OBSERVER, "")],
+        StillClock(),
     )
     assert {ROOT_BACK: 1 + 3, Q_BACK: 2 + 4 + 1} == lap.self_seconds
     assert {ROOT_BACK: 1, Q_BACK: 2} == +lap.segments
@@ -82,7 +83,7 @@ def test_segments_and_operators_are_counted_where_they_are() -> None:
 
 def test_the_observer_is_nobodys_callee_where_nothing_ran_before_it() -> None:
     """A hook that is the first to be stamped was not called by any place."""
-    lap = pass_times([(0, OBSERVER, ENTERS), (1, Q, ""), (3, OBSERVER, "")], StillClock())
+    lap = pass_times([(0, OBSERVER, MODULE_ENTERED), (1, Q, ""), (3, OBSERVER, "")], StillClock())
     assert ({Q: 2}, {Q: 1}, {}) == (lap.self_seconds, +lap.called, +lap.calls_others)
 
 

@@ -826,9 +826,9 @@ def _module_changes(diff: Diff, explained: float | None) -> Iterator[DiffCause]:
         low = high = None
         if kind == "work":
             ratio = _ratio_of_macs(modules)
-            ratio = ratio or _ratio(module.self_work.flops for module in modules)
+            ratio = ratio or _ratio_if_changed(module.self_work.flops for module in modules)
         else:
-            ratio = _ratio(times)
+            ratio = _ratio_if_changed(times)
             low, high = _interval(times, diff.whole)
         yield DiffCause(
             kind=kind,
@@ -850,8 +850,8 @@ def _ratio_of_macs(modules: Sequence[ModuleDiff]) -> float | None:
     whole = [module.inclusive.macs for module in modules]
     before = sum_known(change.before for change in own)
     if _is_tiny(before, sum_known(change.before for change in whole)):
-        return _ratio(whole)
-    return _ratio(own)
+        return _ratio_if_changed(whole)
+    return _ratio_if_changed(own)
 
 
 def _interval(
@@ -951,7 +951,7 @@ def _name_of(modules: Sequence[ModuleDiff], sizes: Mapping[str, int]) -> str:
     return spelled_out(module.name for module in modules)
 
 
-def _ratio(changes: Iterable[Change | Timing]) -> float | None:
+def _ratio_if_changed(changes: Iterable[Change | Timing]) -> float | None:
     """Add up several numbers in each run, and return the second sum divided by the first sum.
 
     Return `None` if a number is unknown, or if both sums are the same.

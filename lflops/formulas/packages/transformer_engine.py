@@ -35,10 +35,11 @@ def _sides(x: Shape, *, last_is_inner: bool) -> tuple[int, int]:
 def _product(
     a: Shape, b: Shape, *, transposed_a: bool, transposed_b: bool, operations: int = 0
 ) -> Cost:
-    """Cost of a matmul, and of a number of operations per element of the result.
+    """Cost of a matmul, and of `operations` for each element of its result.
 
-    cuBLAS reads matrices column by column. Therefore the matmul sums over the last dimension of `a`
-    if `a` is transposed.
+    The shapes are in torch's order, but `transposed_a` and `transposed_b` are meant for cuBLAS,
+    which reads matrices column by column. So the matmul sums over the last dimension of `a` if
+    `transposed_a` is true, and over the last dimension of `b` if `transposed_b` is false.
     """
     m, k = _sides(a, last_is_inner=transposed_a)
     n, _ = _sides(b, last_is_inner=not transposed_b)

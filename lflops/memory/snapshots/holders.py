@@ -3,7 +3,7 @@
 Category and line are derived from the stack that torch recorded for the allocation.
 
 The trace of a snapshot is the list of events that torch recorded: allocations, frees and failed
-requests. A place is the index of an event in the trace.
+requests.
 """
 
 import re
@@ -74,24 +74,24 @@ class Peak(NamedTuple):
 
 def peak_of(snapshot: Snapshot) -> Peak:
     """Return the memory at the last failed request, or at the peak if none failed."""
-    at = peak_place(snapshot)
+    at = peak_index(snapshot)
     lasting = lasting_state(snapshot.trace)
-    births = births_in(snapshot.trace[: at + 1])
-    made = {birth.entry.address: birth for birth in births if birth.entry.action == "alloc"}
-    passes = births[-1].passes if births else 0
-    steps = births[-1].steps if births else 0
+    events = allocation_events(snapshot.trace[: at + 1])
+    made = {event.entry.address: event for event in events if event.entry.action == "alloc"}
+    passes = events[-1].passes if events else 0
+    steps = events[-1].steps if events else 0
     alive = []
     for address, (size, stack) in alive_before(snapshot, at).items():
-        birth = made.get(address)
-        if birth is None:
+        event = made.get(address)
+        if event is None:
             alive.append(Alive(size, stack))
             continue
         allocation = Alive(
             bytes=size,
-            stack=birth.entry.stack or stack,
-            passes_ago=passes - birth.passes,
-            steps_ago=steps - birth.steps,
-            outlives_step=birth.place in lasting,
+            stack=event.entry.stack or stack,
+            passes_ago=passes - event.passes,
+            steps_ago=steps - event.steps,
+            outlives_step=event.trace_index in lasting,
         )
         alive.append(allocation)
     # The snapshot has the segments at the end of the trace.
@@ -107,10 +107,10 @@ def peak_of(snapshot: Snapshot) -> Peak:
     )
 
 
-def failure_at(snapshot: Snapshot, place: int) -> Entry | None:
+def failure_at(snapshot: Snapshot, index: int) -> Entry | None:
     """Return the event at this index of the trace if it is a failed request, or `None` if not."""
-    if place < len(snapshot.trace) and snapshot.trace[place].action == "oom":
-        return snapshot.trace[place]
+    if index < len(snapshot.trace) and snapshot.trace[index].action == "oom":
+        return snapshot.trace[index]
     return None
 
 
@@ -152,27 +152,27 @@ def _records_stacks_of_frees(trace: tuple[Entry, ...]) -> bool:
     return False
 
 
-def peak_place(snapshot: Snapshot) -> int:
+def peak_index(snapshot: Snapshot) -> int:
     """Return the index of the last failed request in the trace.
 
     If no request failed, return the index of the event before which the most bytes are alive.
     """
     trace = snapshot.trace
-    failures = [place for place, entry in enumerate(trace) if entry.action == "oom"]
+    failures = [index for index, entry in enumerate(trace) if entry.action == "oom"]
     if failures:
         return failures[-1]
     live = sum(size for size, _ in alive_before(snapshot, len(trace)).values())
     most = live
     peak = len(trace)
-    for place in range(len(trace) - 1, -1, -1):
-        entry = trace[place]
+    for index in range(len(trace) - 1, -1, -1):
+        entry = trace[index]
         if entry.action == "alloc":
             live -= entry.size
         elif entry.action in FREED:
             live += entry.size
         if live > most:
             most = live
-            peak = place
+            peak = index
     return peak
 
 
@@ -184,12 +184,12 @@ def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
     optimizers made it, or an allocation with the same stack was freed in the same step.
     """
     lasting: set[int] = set()
-    # Places of the step's allocations that are alive, keyed by address.
+    # Indexes of the step's allocations that are alive, keyed by address.
     made: dict[int, int] = {}
     freed: set[Stack] = set()
-    for place, entry in enumerate(trace):
+    for index, entry in enumerate(trace):
         if entry.action == "alloc" and phase_of(entry.stack) == "optimizer":
-            made[entry.address] = place
+            made[entry.address] = index
         elif entry.action == "alloc":
             # The step has ended.
             lasting.update(made.values())
@@ -198,11 +198,11 @@ def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
         elif entry.action in FREED and entry.address in made:
             freed.add(trace[made.pop(entry.address)].stack)
     ends_in_step = trace and trace[-1].action == "oom"
-    for place in made.values():
-        stack = trace[place].stack
+    for index in made.values():
+        stack = trace[index].stack
         is_temporary = ends_in_step and (stack in freed or _is_torch_optimizer(stack))
         if not is_temporary:
-            lasting.add(place)
+            lasting.add(index)
     return frozenset(lasting)
 
 
@@ -218,34 +218,34 @@ def _is_torch_optimizer(stack: Stack) -> bool:
     return False
 
 
-class Birth(NamedTuple):
+class AllocationEvent(NamedTuple):
     """An allocation, or a request that failed.
 
     Attributes:
-        place: Index of the event in the trace.
+        trace_index: Index of the event in the trace.
         entry: The event.
         passes: Number of forward passes that had begun before it.
         steps: Number of optimizer steps that had ended before it.
     """
 
-    place: int
+    trace_index: int
     entry: Entry
     passes: int
     steps: int
 
 
-def births_in(trace: tuple[Entry, ...]) -> list[Birth]:
+def allocation_events(trace: tuple[Entry, ...]) -> list[AllocationEvent]:
     """Return the allocations and failed requests of a trace, with forward passes and steps counted.
 
     A trace does not contain the beginnings of passes. A forward pass is assumed to begin at the
     first allocation by a module's forward after an allocation by other code, such as backward. An
     optimizer step is assumed to end at the first allocation by other code.
     """
-    births = []
+    events = []
     passes = 0
     steps = 0
     latest: Phase = "other"
-    for place, entry in enumerate(trace):
+    for index, entry in enumerate(trace):
         if entry.action not in ("alloc", "oom"):
             continue
         if not _recomputes(entry.stack):
@@ -255,8 +255,8 @@ def births_in(trace: tuple[Entry, ...]) -> list[Birth]:
             if latest == "optimizer" and phase != "optimizer":
                 steps += 1
             latest = phase
-        births.append(Birth(place, entry, passes, steps))
-    return births
+        events.append(AllocationEvent(index, entry, passes, steps))
+    return events
 
 
 def _recomputes(stack: Stack) -> bool:
@@ -270,13 +270,14 @@ class Change(NamedTuple, Generic[Label]):
     """A change of live memory: an event that allocates, frees or fails.
 
     Attributes:
-        place: Index of the event in the trace; -1 for an allocation that is older than the trace.
+        trace_index: Index of the event in the trace; -1 for an allocation that is older than the
+            trace.
         label: The label of the allocation, which the caller of `changes` chooses, for example a
             category. `None` if the allocation is unknown, or for a failed request.
         bytes: The bytes that the event adds, negative for a free; 0 for a failed request.
     """
 
-    place: int
+    trace_index: int
     label: Label | None
     bytes: int
 
@@ -302,16 +303,16 @@ def changes(
         label = label_older(nbytes, stack)
         held[address] = (label, nbytes)
         yield Change(-1, label, nbytes)
-    for place, entry in enumerate(snapshot.trace):
+    for index, entry in enumerate(snapshot.trace):
         if entry.action == "alloc":
-            label = label_new(place, entry)
+            label = label_new(index, entry)
             held[entry.address] = (label, entry.size)
-            yield Change(place, label, entry.size)
+            yield Change(index, label, entry.size)
         elif entry.action in FREED and entry.address in held:
             label, nbytes = held.pop(entry.address)
-            yield Change(place, label, -nbytes)
+            yield Change(index, label, -nbytes)
         elif entry.action in (*FREED, "oom"):
-            yield Change(place, None, 0)
+            yield Change(index, None, 0)
 
 
 def phase_of(stack: Stack) -> Phase:

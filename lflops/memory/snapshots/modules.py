@@ -17,11 +17,11 @@ from msgspec import Struct
 from lflops import units
 from lflops.errors import ProfileError
 from lflops.memory.snapshots.holders import (
-    Birth,
-    births_in,
+    AllocationEvent,
+    allocation_events,
     changes,
     failure_at,
-    peak_place,
+    peak_index,
     phase_of,
 )
 from lflops.memory.snapshots.read import Snapshot
@@ -36,7 +36,10 @@ For example, attention allocates its result, its softmax sums, and two numbers f
 """
 
 MOST_OPERATORS = 2_000
-"""Maximum number of operators to match. The operators that allocate the most are used."""
+"""Maximum number of operators of a profile that are matched with allocations.
+
+If a profile has more, those that allocate the most are matched. Ties may add a few.
+"""
 
 LEAST_SHARE = 0.5
 """A profile is rejected if less than this share of the step's bytes can be matched with it.
@@ -100,31 +103,32 @@ def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
     Raises:
         ProfileError: The profile has no memory or does not match, or the snapshot has no step.
     """
-    peak = peak_place(snapshot)
-    births = [birth for birth in births_in(snapshot.trace) if birth.entry.action == "alloc"]
-    step = max((birth.passes for birth in births if birth.place < peak), default=0)
+    peak = peak_index(snapshot)
+    events = allocation_events(snapshot.trace)
+    allocations = [event for event in events if event.entry.action == "alloc"]
+    step = max((event.passes for event in allocations if event.trace_index < peak), default=0)
     if not step:
         raise ProfileError("the snapshot records no forward pass with stacks before its peak")
     if profile.memory is None:
         raise ProfileError("the profile has no memory")
     operators = tuple(_operators(profile.memory.timeline))
     matches = _Matches(operators, profile.patterns())
-    until_step = [birth for birth in births if birth.passes <= step]
-    for passes, made in grouped(until_step, lambda birth: birth.passes).items():
+    until_step = [event for event in allocations if event.passes <= step]
+    for passes, made in grouped(until_step, lambda event: event.passes).items():
         matches.add_pass(made, UNMATCHED if passes == step else EARLIER, match=passes > 0)
 
     names = matches.names
-    of_step = [birth for birth in until_step if birth.passes == step]
-    of_passes = [birth for birth in of_step if names[birth.place] != OPTIMIZER]
-    total = sum(birth.entry.size for birth in of_passes)
-    matched = sum(birth.entry.size for birth in of_passes if birth.place in matches.phases)
+    of_step = [event for event in until_step if event.passes == step]
+    of_passes = [event for event in of_step if names[event.trace_index] != OPTIMIZER]
+    total = sum(event.entry.size for event in of_passes)
+    matched = sum(event.entry.size for event in of_passes if event.trace_index in matches.phases)
     share = matched / max(total, 1)
     if share < LEAST_SHARE:
         raise ProfileError(
             f"the profile matches {units.percent(share)} of the step at the peak: check that it "
             "has the same model, batch and precision"
         )
-    moments = _moments(snapshot, peak, names, matches.phases, of_passes[0].place)
+    moments = _moments(snapshot, peak, names, matches.phases, of_passes[0].trace_index)
     return MemoryByModule(matched_share=share, moments=moments)
 
 
@@ -144,51 +148,54 @@ class _Matches:
         self.names: dict[int, str] = {}
         self.phases: dict[int, str] = {}
 
-    def add_pass(self, births: list[Birth], rest: str, *, match: bool) -> None:
+    def add_pass(self, allocations: list[AllocationEvent], rest: str, *, match: bool) -> None:
         """Name the allocations between the beginnings of two successive forward passes.
 
         Allocations that match an operator get the name of the operator's module.
 
         Args:
-            births: The allocations.
+            allocations: The allocations.
             rest: The name for allocations that match no operator, `EARLIER` or `UNMATCHED`.
             match: Whether to match the allocations with operators. Allocations before the first
                 forward pass are not matched.
         """
-        places: list[int] = []
+        indexes: list[int] = []
         sizes: list[tuple[bool, int]] = []
-        for birth in births:
-            phase = phase_of(birth.entry.stack)
+        for event in allocations:
+            phase = phase_of(event.entry.stack)
             if phase == "optimizer":
-                self.names[birth.place] = OPTIMIZER
-                self.phases[birth.place] = phase
+                self.names[event.trace_index] = OPTIMIZER
+                self.phases[event.trace_index] = phase
             else:
-                self.names[birth.place] = rest
-                places.append(birth.place)
-                sizes.append((phase == "backward", birth.entry.size))
+                self.names[event.trace_index] = rest
+                indexes.append(event.trace_index)
+                sizes.append((phase == "backward", event.entry.size))
         if not match:
             return
-        for index, operator in _aligned(tuple(sizes), self._operators):
-            place = places[index]
+        for number, operator in _aligned(tuple(sizes), self._operators):
+            index = indexes[number]
             module = self._patterns.get(operator.module, operator.module) or "the model itself"
-            self.names[place] = f"{module}, made in {operator.phase}"
-            self.phases[place] = step_phase(operator.phase)
+            self.names[index] = f"{module}, made in {operator.phase}"
+            self.phases[index] = step_phase(operator.phase)
 
 
 def _moments(
     snapshot: Snapshot, peak: int, names: dict[int, str], phases: dict[int, str], begin: int
 ) -> dict[str, dict[str, int]]:
-    """Return the live bytes by name, at the peak of each phase and at the peak of the step.
+    """Return the live bytes at the peak of each phase and at the peak of the step.
 
-    If a request failed, the failure counts as the peak of the step.
+    The result has the keys of `MemoryByModule.moments`. If a request failed, the moment of the
+    failure replaces the peak of the step.
 
     Args:
         snapshot: The snapshot.
-        peak: Index of the failure or the peak in the trace.
-        names: The name of each allocation, keyed by its index in the trace. An allocation without a
-            name belongs to the next step.
-        phases: The phase of each allocation, keyed by its index in the trace.
-        begin: Index in the trace at which the step begins.
+        peak: Index in the trace of the last failed request or, if none failed, of the step's peak.
+        names: What each allocation belongs to, such as `layers.*.mlp, made in forward`, keyed by
+            its index in the trace. The first allocation that is missing here begins the next step,
+            and ends the search.
+        phases: The phase of each allocation, keyed by its index in the trace. Only allocations that
+            match an operator, or that an optimizer made, have a phase.
+        begin: Index in the trace of the step's first allocation, apart from the optimizer's.
     """
     live: Counter[str] = Counter()
     at_peak: Counter[str] | None = None
@@ -196,15 +203,15 @@ def _moments(
     moments: dict[str, Counter[str]] = {}
     next_step = ""
     for change in changes(
-        snapshot, lambda *_: EARLIER, lambda place, _: names.get(place, next_step)
+        snapshot, lambda *_: EARLIER, lambda index, _: names.get(index, next_step)
     ):
-        if at_peak is None and change.place >= peak:
+        if at_peak is None and change.trace_index >= peak:
             at_peak = live.copy()
         if change.label == next_step:
             break
         live[change.label or UNMATCHED] += change.bytes
-        phase = phases.get(change.place, phase)
-        if change.bytes <= 0 or change.place < begin or not phase:
+        phase = phases.get(change.trace_index, phase)
+        if change.bytes <= 0 or change.trace_index < begin or not phase:
             continue
         if phase not in moments or live.total() > moments[phase].total():
             moments[phase] = live.copy()

@@ -122,14 +122,14 @@ def timeline_of(
     def category_of_older(nbytes: int, stack: Stack) -> Category:
         return category_of(Alive(nbytes, stack), parameter_sizes)
 
-    def category_of_new(place: int, entry: Entry) -> Category:
-        alive = Alive(entry.size, entry.stack, passes_ago=0, outlives_step=place in lasting)
+    def category_of_new(index: int, entry: Entry) -> Category:
+        alive = Alive(entry.size, entry.stack, passes_ago=0, outlives_step=index in lasting)
         return category_of(alive, parameter_sizes)
 
     live: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
     traced: list[Change[Category]] = []
     for change in changes(snapshot, category_of_older, category_of_new):
-        if change.place >= 0:
+        if change.trace_index >= 0:
             traced.append(change)
         else:
             live[change.label or "unknown"] += change.bytes
@@ -143,14 +143,14 @@ def timeline_of(
     phase: Phase = "other"
     kept_indices = set(kept)
     for index, change in enumerate(traced):
-        entry = trace[change.place]
+        entry = trace[change.trace_index]
         live[change.label or "unknown"] += change.bytes
         # An entry that frees may have the stack of the allocation.
         if entry.action not in FREED:
             phase = phase_of(entry.stack)
         if index not in kept_indices:
             continue
-        points["at"].append(change.place)
+        points["at"].append(change.trace_index)
         points["operator"].append(entry.action)
         points["module"].append(line_of(entry.stack) or "no stack")
         points["phase"].append(phase)
@@ -166,7 +166,7 @@ def _peak(trace: tuple[Entry, ...], traced: list[Change[Category]], totals: list
     If no request failed, return the index of the change after which the most bytes are alive.
     """
     for index in reversed(range(len(traced))):
-        if trace[traced[index].place].action == "oom":
+        if trace[traced[index].trace_index].action == "oom":
             return index
     return max(range(len(totals)), key=totals.__getitem__, default=0)
 

@@ -30,7 +30,7 @@ from lflops.ranks.collect.store import RankStore, poll
 from lflops.ranks.collect.topology import Topology
 from lflops.ranks.collect.window_reports import RankWindow
 from lflops.ranks.merge.merge import merge
-from lflops.ranks.merge.rank_table import waits_in
+from lflops.ranks.merge.rank_table import waiting_places
 from lflops.ranks.merge.unprofiled_steps import UnprofiledSteps, most_steps
 
 
@@ -112,7 +112,7 @@ class SharedSteps:
             # The ranks have different modules.
             self._waits.pop(stage, None)
             return profile
-        self._waits[stage] = waits_in(profile)
+        self._waits[stage] = waiting_places(profile)
         if stage not in self._steps or self._steps[stage].common <= of_window.steps:
             return profile
         self._compare(stage)

@@ -19,9 +19,9 @@ from lflops.ranks.merge.rank_series import RankSeries
 from lflops.ranks.merge.rank_table import (
     RankTable,
     Repeated,
+    exposed_on_all_ranks,
     few_intervals,
     intervals_of,
-    known_waits,
     repeated_places,
 )
 
@@ -95,10 +95,10 @@ class RankTimes:
             self._homes.update(dict.fromkeys(ranks, group))
         self._world = max((head.summary.run.world_size for head in heads), default=1)
         self._waits: set[ModulePhase] = set()
-        self._begins: set[ModulePhase] = set()
+        self._async_starts: set[ModulePhase] = set()
         for places in tables.values():
             self._waits.update(places.waits)
-            self._begins.update(places.begins)
+            self._async_starts.update(places.async_starts)
         self._disturbed: set[int] = set()
         waiting = {}
         for head in heads:
@@ -107,7 +107,7 @@ class RankTimes:
             waiting[head.summary.rank] = {
                 places.places[number]: seconds for number, seconds in head.waiting.items()
             }
-        self._known_waits = known_waits(waiting)
+        self._exposed_on_all_ranks = exposed_on_all_ranks(waiting)
 
     def add(self, rank: int, times: bytes) -> None:
         """Store the packed times of a rank. Does nothing if the rank has sent no times."""
@@ -144,7 +144,7 @@ class RankTimes:
         if not chosen:
             return None
         selection = _Selection(groups, chosen, self._waits, patterns, self._world)
-        return selection.table(self._begins, self._known_waits)
+        return selection.table(self._async_starts, self._exposed_on_all_ranks)
 
 
 class _Selection:
@@ -188,12 +188,12 @@ class _Selection:
 
     def table(
         self,
-        begins: AbstractSet[ModulePhase],
+        async_starts: AbstractSet[ModulePhase],
         known: Mapping[ModulePhase, Mapping[int, float]],
     ) -> RankTable:
         """Make the table of the selected places.
 
-        `begins` and `known` become `RankTable.begins` and `RankTable.known_waits`.
+        `async_starts` and `known` become `RankTable.async_starts` and `RankTable.exposed_on_all_ranks`.
         """
         chosen = self._chosen_places()
         busy = {}
@@ -206,9 +206,9 @@ class _Selection:
             waiting=_sorted_series(self._ranks, self._waiting),
             intervals=self._intervals,
             waits=frozenset(self._waits),
-            begins=frozenset(begins - self._waits),
+            async_starts=frozenset(async_starts - self._waits),
             staged=self._is_staged,
-            known_waits=known,
+            exposed_on_all_ranks=known,
             patterns=self._patterns,
         )
 

@@ -36,7 +36,7 @@ from lflops.profile.profile import (
 from lflops.profile.records import PHASES, Count, ModulePhase, Seconds, ready_for_threads
 from lflops.profile.steps import is_disturbed
 from lflops.ranks.merge.merge import RankSummary, summary_of_rank
-from lflops.ranks.merge.rank_table import OUTSIDE, begins_in, waiting_in, waits_in
+from lflops.ranks.merge.rank_table import OUTSIDE, async_starts_in, exposed_by_place, waiting_places
 from lflops.timing.module_times import ScaledTimes, with_times
 
 Part = TypeVar("Part")
@@ -67,17 +67,18 @@ class RankReport(NamedTuple):
 
 
 class PlacesOfTable(Struct, frozen=True, kw_only=True):
-    """The part of a `Table` that is needed to read times. It can be unpacked separately.
+    """The part of a `Table` that says where each packed time belongs. It can be unpacked alone.
 
     Attributes:
         places: The places that have times, in the order of the packed times.
         waits: The places where ranks wait for each other.
-        begins: The places that start a collective whose result is awaited in another place.
+        async_starts: The places that start a collective. Ranks wait for its result in another
+            place.
     """
 
     places: tuple[ModulePhase, ...]
     waits: tuple[ModulePhase, ...]
-    begins: tuple[ModulePhase, ...]
+    async_starts: tuple[ModulePhase, ...]
 
 
 class Table(PlacesOfTable, frozen=True, kw_only=True):
@@ -88,7 +89,7 @@ class Table(PlacesOfTable, frozen=True, kw_only=True):
 
     Attributes:
         counted_waits: `Profile.waits`: where the counting step saw this rank wait. `waits` also has
-            the modules and phases where `waits_in` expects a wait.
+            the modules and phases where `waiting_places` expects a wait.
     """
 
     modules: Mapping[str, ModuleProfile]
@@ -162,11 +163,11 @@ def pack(report: RankReport, *, ranks: int = 1) -> Packed:
         report.rank, profile, table=name, node=report.node, coordinates=report.coordinates
     )
     disturbed = [step.index for step in hooked if is_disturbed(step.marks)]
-    waiting_by_place = waiting_in(profile)
+    exposed = exposed_by_place(profile)
     waiting = {}
     for number, place in enumerate(table.places):
-        if place in waiting_by_place:
-            waiting[number] = waiting_by_place[place]
+        if place in exposed:
+            waiting[number] = exposed[place]
     head = RankHeader(
         summary=summary,
         at=at,
@@ -224,8 +225,8 @@ def _table(profile: Profile, steps: Sequence[Mapping[ModulePhase, float]]) -> Ta
         unsupported=profile.unsupported,
         communication=tuple(communication),
         places=_places(profile, steps),
-        waits=tuple(sorted(waits_in(profile))),
-        begins=tuple(sorted(begins_in(profile))),
+        waits=tuple(sorted(waiting_places(profile))),
+        async_starts=tuple(sorted(async_starts_in(profile))),
         counted_waits=profile.waits,
     )
 

@@ -34,13 +34,13 @@ from lflops.profile.timeline import MOST_RANKS, StepTimeline
 from lflops.ranks.merge.rank_comparison import SelfWork, compare_ranks, times_last
 from lflops.ranks.merge.rank_table import (
     RankTable,
-    begins_in,
-    known_waits,
+    async_starts_in,
+    exposed_by_place,
+    exposed_on_all_ranks,
     quartiles_in,
     rank_stats,
     table_of,
-    waiting_in,
-    waits_in,
+    waiting_places,
 )
 from lflops.ranks.merge.rows import MergedRows, ranges
 from lflops.ranks.merge.steps import MergedSteps, RankSteps, waits_at_end
@@ -140,7 +140,7 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     by_rank = _by_rank(profiles)
     waits: set[ModulePhase] = set()
     for profile in by_rank.values():
-        waits |= waits_in(profile)
+        waits |= waiting_places(profile)
 
     def memory_of(rank: int) -> Memory | None:
         return by_rank[rank].memory
@@ -162,17 +162,17 @@ def _quartile_table(
     """
     times = {}
     waiting = {}
-    begins: set[ModulePhase] = set()
+    async_starts: set[ModulePhase] = set()
     for rank, profile in profiles.items():
-        begins |= begins_in(profile)
+        async_starts |= async_starts_in(profile)
         quartiles = quartiles_in(profile)
         if quartiles:
             times[rank] = quartiles
-            waiting[rank] = waiting_in(profile)
+            waiting[rank] = exposed_by_place(profile)
     if len(times) < 2:
         return None
-    known = known_waits(waiting)
-    return table_of(times, waits, begins, known, patterns=patterns, are_quartiles=True)
+    known = exposed_on_all_ranks(waiting)
+    return table_of(times, waits, async_starts, known, patterns=patterns, are_quartiles=True)
 
 
 def summary_of_rank(

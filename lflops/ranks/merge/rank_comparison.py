@@ -118,9 +118,12 @@ class _Usual(NamedTuple):
 
 
 def compare_ranks(
-    table: RankTable, work: Mapping[ModulePhase, SelfWork] | None = None, *, whole: bool = False
+    table: RankTable,
+    work: Mapping[ModulePhase, SelfWork] | None = None,
+    *,
+    by_whole_step: bool = False,
 ) -> RankComparison | None:
-    """Compare the ranks in the steps of a table.
+    """Compare the times of the ranks in each step: find delays, and long waits for a rank.
 
     Returns `None` if the table has fewer than two ranks or no steps.
 
@@ -128,9 +131,10 @@ def compare_ranks(
         table: The times of the ranks.
         work: The work of each module in each phase. It is used to estimate the usual time of a
             module that only one rank has.
-        whole: How to find ranks that are slow everywhere. If false, a rank is slow everywhere if it
-            is slow in most places. If true, whole steps are compared. Pass `True` if the table has
-            few places.
+        by_whole_step: Whether only whole steps are compared to find ranks that are slow everywhere.
+            If false, a rank is slow everywhere if it is slow in most places (modules in a phase).
+            In a pipeline, whole steps are then compared too. Pass `True` if the table has few
+            places.
     """
     if len(table.ranks) < 2 or not table.steps:
         return None
@@ -138,22 +142,26 @@ def compare_ranks(
     usual = _usual(table, work or {})
     # The places are compared lazily, because there may be very many places.
     excesses = chain(
-        _everywhere(table, usual, lateness, whole=whole),
+        _everywhere(table, usual, lateness, by_whole_step=by_whole_step),
         _in_places(table, usual, lateness),
         _in_repeated(table, lateness),
     )
     worst = heapq.nlargest(KEPT, excesses, key=attrgetter("cost"))
-    beyond = {place: table.seconds[place].minus(usual.series[place]) for place in usual.series}
-    large_excesses, large_excess_seconds = _large_excesses(table, beyond)
+    excesses_by_place = {}
+    for place, series in usual.series.items():
+        excesses_by_place[place] = table.seconds[place].minus(series)
+    large_excesses, large_excess_seconds = _large_excesses(table, excesses_by_place)
     for pattern, repeated in table.repeated.items():
-        beyond[pattern] = repeated.seconds.beyond_others()
+        excesses_by_place[pattern] = repeated.seconds.excess_over_others()
     if not table.staged:
-        beyond[EVERYTHING] = _on_device(table, usual.series, whole=whole).beyond_others()
+        in_model = _in_model(table, usual.series, by_whole_step=by_whole_step)
+        excesses_by_place[EVERYTHING] = in_model.excess_over_others()
     delays = []
     for excess in worst:
         if excess.cost >= WORTH_KEEPING * table.step_seconds:
-            of_all_ranks = beyond.get(excess.place, RankSeries())
-            delays.append(_delay(excess, of_all_ranks, begins=excess.place in table.begins))
+            of_all_ranks = excesses_by_place.get(excess.place, RankSeries())
+            begins_collective = excess.place in table.async_starts
+            delays.append(_delay(excess, of_all_ranks, begins_collective=begins_collective))
     return RankComparison(
         steps=table.steps,
         seconds=table.step_seconds,
@@ -189,7 +197,7 @@ class _Lateness:
     def __init__(self, table: RankTable) -> None:
         self._waiting_of_others = table.waiting.median_of_others() if table.staged else None
         self._by_interval = {
-            interval: series.beyond_others() for interval, series in table.busy.items()
+            interval: series.excess_over_others() for interval, series in table.busy.items()
         }
         self.ranks = self._least_waiting(table) if table.staged else self._latest()
 
@@ -310,7 +318,7 @@ def _by_work(
 
 
 def _in_places(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the excess of each late rank in each place."""
+    """Yield the excess of the latest ranks in each place with a known usual time."""
     for place, series in usual.series.items():
         intervals = (table.intervals[place],)
         for rank in lateness.ranks:
@@ -321,7 +329,11 @@ def _in_places(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator
 
 
 def _in_repeated(table: RankTable, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the excess of each late rank, summed over repeated modules such as `layers.*.mlp`."""
+    """Yield the excess of the latest ranks in repeated modules, such as `layers.*.mlp`.
+
+    The times of all modules with such a pattern are added up first. The docstring of this file
+    defines excess and lateness.
+    """
     for place, repeated in table.repeated.items():
         usual = repeated.seconds.median_of_others()
         for rank in lateness.ranks:
@@ -334,13 +346,13 @@ def _in_repeated(table: RankTable, lateness: _Lateness) -> Iterator[_Excess]:
 
 
 def _everywhere(
-    table: RankTable, usual: _Usual, lateness: _Lateness, *, whole: bool
+    table: RankTable, usual: _Usual, lateness: _Lateness, *, by_whole_step: bool
 ) -> Iterator[_Excess]:
-    """Yield the excess of each late rank that is slow everywhere.
+    """Yield the excess of the latest ranks everywhere: in most places, or in whole steps.
 
-    `whole` is described in `compare_ranks`.
+    `by_whole_step` is described in `compare_ranks`.
     """
-    if whole:
+    if by_whole_step:
         yield from _whole_steps(table, lateness, EVERYTHING)
         return
     yield from _devices(table, usual, lateness)
@@ -349,7 +361,7 @@ def _everywhere(
 
 
 def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> Iterator[_Excess]:
-    """Yield the excess busy time of each late rank over the whole step."""
+    """Yield the excess busy time of the latest ranks over the whole step."""
     busy = table.busy_in_all()
     usual = busy.median_of_others()
     intervals = tuple(table.busy)
@@ -359,16 +371,17 @@ def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> I
 
 
 def _devices(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the excess of each late rank that is slower than usual in most places.
+    """Yield the excess of the latest ranks everywhere, estimated from most places.
 
-    Such a rank probably has a slow device.
+    It is positive only if a rank is slower than usual in most places, probably because its device
+    is slow.
     """
     intervals = tuple(table.busy)
     for rank in lateness.ranks:
         own = {}
         others = {}
         for place, series in usual.series.items():
-            if rank in series and is_on_device(place) and place not in usual.estimated:
+            if rank in series and is_in_model(place) and place not in usual.estimated:
                 own[place] = table.seconds[place][rank]
                 others[place] = series[rank]
         slower = _slower_in_most_places(own, others)
@@ -410,18 +423,20 @@ def _slower_in_most_places(
     return ratios
 
 
-def is_on_device(place: ModulePhase) -> bool:
-    """Return whether the work of this place runs on the device."""
+def is_in_model(place: ModulePhase) -> bool:
+    """Return whether a place is in the model, and not a phase outside it, such as `data`."""
     return bool(place.fqn) or place.phase not in OUTSIDE
 
 
-def _on_device(table: RankTable, places: Iterable[ModulePhase], *, whole: bool) -> RankSeries:
-    """Return the total time of each rank in those of the `places` that run on the device.
+def _in_model(
+    table: RankTable, places: Iterable[ModulePhase], *, by_whole_step: bool
+) -> RankSeries:
+    """Return the total time of each rank in those of the `places` that are in the model.
 
-    If `whole` is true, all `places` are included. A rank that lacks one of the included places is
-    left out.
+    If `by_whole_step` is true, all `places` are included. A rank that lacks one of the included
+    places is left out.
     """
-    parts = [table.seconds[place] for place in places if whole or is_on_device(place)]
+    parts = [table.seconds[place] for place in places if by_whole_step or is_in_model(place)]
     if not parts:
         return RankSeries()
     ranks = [rank for rank in table.ranks if all(rank in series for series in parts)]
@@ -444,34 +459,34 @@ def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
     return 1.0
 
 
-def _noise(beyond: RankSeries, rank: int) -> float | None:
+def _noise(excesses: RankSeries, rank: int) -> float | None:
     """Return how much the ranks other than `rank` differ from each other.
 
     This is the standard deviation of the ranks' median excesses, estimated so that outliers have
-    little influence. Returns `None` if there are too few ranks. `beyond` has the excess of each
-    rank in each step.
+    little influence. Returns `None` if there are too few ranks. `excesses` has the excess of
+    each rank in each step.
     """
-    medians = [median for other, median in beyond.medians().items() if other != rank]
+    medians = [median for other, median in excesses.medians().items() if other != rank]
     if len(medians) < FEW_RANKS:
         return None
     return robust_deviation(medians)
 
 
 def _large_excesses(
-    table: RankTable, beyond: Mapping[ModulePhase, RankSeries]
+    table: RankTable, excesses_by_place: Mapping[ModulePhase, RankSeries]
 ) -> tuple[tuple[int, ...], float]:
     """Count the large excesses of all ranks, to estimate how likely such an excess is by chance.
 
-    For each of `LARGE_EXCESS_SIZES` sizes, counts how many excesses in `beyond` have at least this
-    size. Returns these counts, and the total time of all ranks in the same places and steps. A count
-    divided by the total time is the rate at which such excesses occur.
+    For each of `LARGE_EXCESS_SIZES` sizes, counts how many excesses in `excesses_by_place` have at
+    least this size. Returns these counts, and the total time of all ranks in the same places and
+    steps. A count divided by the total time is the rate at which such excesses occur.
     """
     sizes = [
         table.step_seconds * LARGE_EXCESS_RATIO**number for number in range(LARGE_EXCESS_SIZES)
     ]
     large = []
     seconds = 0.0
-    for place, series in beyond.items():
+    for place, series in excesses_by_place.items():
         for excess in series.values():
             large += [each for each in excess if each >= sizes[-1]]
         seconds += sum(map(sum, table.seconds[place].values()))
@@ -496,8 +511,8 @@ def _waits(table: RankTable) -> Iterator[RankWait]:
             continue
         longest_rank = max(others, key=waited.__getitem__)
         transfer = traced = None
-        if place in table.known_waits:
-            known = table.known_waits[place]
+        if place in table.exposed_on_all_ranks:
+            known = table.exposed_on_all_ranks[place]
             transfer = min(known.values())
             traced = statistics.median(known[rank] for rank in others) - transfer
         yield RankWait(
@@ -528,7 +543,7 @@ def _lost(table: RankTable) -> float:
     """Return the seconds per step that the median rank waits for the last rank."""
     lost = 0.0
     for series in table.busy.values():
-        lost += _usual_mean(series.beyond_median())
+        lost += _usual_mean(series.excess_of_slowest())
     return lost
 
 
@@ -544,10 +559,10 @@ def _usual_mean(steps: Sequence[float]) -> float:
     return statistics.fmean([*others, second, second])
 
 
-def _delay(excess: _Excess, beyond: RankSeries, *, begins: bool) -> RankDelay:
+def _delay(excess: _Excess, excesses: RankSeries, *, begins_collective: bool) -> RankDelay:
     """Convert an excess to a `RankDelay`.
 
-    `beyond` has the excess of all ranks in the same place.
+    `excesses` has the excess of all ranks in the same place.
     """
     return RankDelay(
         module=excess.place.fqn,
@@ -557,9 +572,9 @@ def _delay(excess: _Excess, beyond: RankSeries, *, begins: bool) -> RankDelay:
         usual=statistics.median(excess.usual),
         excess=excess.excess,
         late=excess.late,
-        noise=_noise(beyond, excess.rank),
-        largest_of_others=tuple(heapq.nlargest(LARGEST, beyond.values_except(excess.rank))),
+        noise=_noise(excesses, excess.rank),
+        largest_of_others=tuple(heapq.nlargest(LARGEST, excesses.values_except(excess.rank))),
         intervals=excess.intervals,
         modules=excess.modules,
-        begins_collective=begins,
+        begins_collective=begins_collective,
     )

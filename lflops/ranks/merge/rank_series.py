@@ -78,16 +78,16 @@ class RankSeries(dict[int, Steps]):
             others[rank] = tuple(map(statistics.median, without_rank))
         return others
 
-    def beyond_others(self) -> "RankSeries":
+    def excess_over_others(self) -> "RankSeries":
         """Return the seconds of each rank minus the median of the other ranks."""
         return self.minus(self.median_of_others())
 
-    def beyond_median(self) -> list[float]:
+    def excess_of_slowest(self) -> list[float]:
         """Return, for each step, by how many seconds the slowest rank exceeds the median rank."""
-        beyond = []
+        excesses = []
         for step in self.by_step():
-            beyond.append(max(step) - statistics.median_low(step))
-        return beyond
+            excesses.append(max(step) - statistics.median_low(step))
+        return excesses
 
     def means(self) -> dict[int, float]:
         """Return the mean over the steps, for each rank."""

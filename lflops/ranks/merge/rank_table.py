@@ -78,9 +78,9 @@ class RankTable:
             `layers.*.mlp` if there are several such modules.
         are_quartiles: Whether the table has three quartiles instead of steps, because the times of
             single steps are unknown.
-        begins: The places that start a collective whose result is awaited in another place.
-        known_waits: Exposed seconds of collectives per step, by place and rank. It has only the
-            places in `waits` for which all ranks have traced times.
+        async_starts: The places that start a collective whose result is awaited in another place.
+        exposed_on_all_ranks: Exposed seconds of collectives per step, by place and rank. It has
+            only the places in `waits` for which all ranks have traced times.
     """
 
     seconds: Mapping[ModulePhase, RankSeries]
@@ -92,8 +92,8 @@ class RankTable:
     staged: bool
     patterns: Mapping[str, str] = field(default_factory=dict)
     are_quartiles: bool = False
-    begins: Collection[ModulePhase] = frozenset()
-    known_waits: Mapping[ModulePhase, Mapping[int, float]] = field(default_factory=dict)
+    async_starts: Collection[ModulePhase] = frozenset()
+    exposed_on_all_ranks: Mapping[ModulePhase, Mapping[int, float]] = field(default_factory=dict)
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -186,7 +186,7 @@ def few_intervals(intervals: Mapping[ModulePhase, int], ranks: int) -> dict[Modu
 def table_of(
     times: Mapping[int, Sequence[Mapping[ModulePhase, float]]],
     waits: Collection[ModulePhase],
-    begins: Collection[ModulePhase] = (),
+    async_starts: Collection[ModulePhase] = (),
     known: Mapping[ModulePhase, Mapping[int, float]] | None = None,
     *,
     patterns: Mapping[str, str] | None = None,
@@ -197,8 +197,8 @@ def table_of(
     Args:
         times: Seconds by rank, step and place; all ranks have the same steps.
         waits: See `RankTable.waits`.
-        begins: See `RankTable.begins`.
-        known: See `RankTable.known_waits`.
+        async_starts: See `RankTable.async_starts`.
+        known: See `RankTable.exposed_on_all_ranks`.
         patterns: See `RankTable.patterns`.
         are_quartiles: See `RankTable.are_quartiles`.
     """
@@ -214,7 +214,7 @@ def table_of(
         seconds,
         steps_of_ranks,
         waits,
-        begins,
+        async_starts,
         known,
         patterns=patterns,
         are_quartiles=are_quartiles,
@@ -225,7 +225,7 @@ def table_of_series(
     seconds: Mapping[ModulePhase, RankSeries],
     steps: dict[int, int],
     waits: Collection[ModulePhase],
-    begins: Collection[ModulePhase] = (),
+    async_starts: Collection[ModulePhase] = (),
     known: Mapping[ModulePhase, Mapping[int, float]] | None = None,
     *,
     patterns: Mapping[str, str] | None = None,
@@ -237,8 +237,8 @@ def table_of_series(
         seconds: The times by place.
         steps: The number of steps of each rank.
         waits: See `RankTable.waits`.
-        begins: See `RankTable.begins`.
-        known: See `RankTable.known_waits`.
+        async_starts: See `RankTable.async_starts`.
+        known: See `RankTable.exposed_on_all_ranks`.
         patterns: See `RankTable.patterns`.
         are_quartiles: See `RankTable.are_quartiles`.
     """
@@ -264,8 +264,8 @@ def table_of_series(
         staged=is_staged,
         patterns=patterns or {},
         are_quartiles=are_quartiles,
-        begins=frozenset(begins) - waits,
-        known_waits=known or {},
+        async_starts=frozenset(async_starts) - waits,
+        exposed_on_all_ranks=known or {},
     )
 
 
@@ -323,7 +323,7 @@ def _stat(place: ModulePhase, medians: dict[int, float], *, waits: bool) -> Rank
     )
 
 
-def waits_in(profile: Profile) -> set[ModulePhase]:
+def waiting_places(profile: Profile) -> set[ModulePhase]:
     """Return the places in which this rank waits for other ranks.
 
     If the profile does not list these places, returns the places of its collectives. If no step was
@@ -357,20 +357,20 @@ def _possible_waits(profile: Profile) -> set[ModulePhase]:
     return places | {SYNC}
 
 
-def begins_in(profile: Profile) -> set[ModulePhase]:
+def async_starts_in(profile: Profile) -> set[ModulePhase]:
     """Return the places that start a collective whose result is awaited in another place."""
     begun = {ModulePhase(each.module, each.phase) for each in profile.communication}
-    return begun - waits_in(profile)
+    return begun - waiting_places(profile)
 
 
-def waiting_in(profile: Profile) -> dict[ModulePhase, float | None]:
+def exposed_by_place(profile: Profile) -> dict[ModulePhase, float | None]:
     """Return the exposed seconds of collectives per step, by the place where they are awaited.
 
     The seconds include transfer and waiting. They are `None` if the time of any of the collectives
     is unknown. If a collective begins in a module and is not awaited there, it is awaited at the
     end of the phase, in the root.
     """
-    waits = waits_in(profile)
+    waits = waiting_places(profile)
     exposed: dict[ModulePhase, float | None] = {}
     for each in profile.communication:
         place = ModulePhase(each.module, each.phase)
@@ -386,16 +386,17 @@ def waiting_in(profile: Profile) -> dict[ModulePhase, float | None]:
     return exposed
 
 
-def known_waits(
+def exposed_on_all_ranks(
     waiting: Mapping[int, Mapping[ModulePhase, float | None]],
 ) -> dict[ModulePhase, dict[int, float]]:
-    """Select the places in which the exposed seconds of collectives are known on all ranks.
+    """Return the exposed seconds of collectives, for the places where all ranks have them.
 
     Args:
-        waiting: Exposed seconds of collectives by rank and place; `None` if unknown.
+        waiting: For each rank, the exposed seconds in each place; `None` if unknown. Exposed
+            means that nothing was computed at the same time.
 
     Returns:
-        The exposed seconds by place and rank.
+        For each place, the exposed seconds on each rank.
     """
     by_place: dict[ModulePhase, dict[int, float]] = defaultdict(dict)
     for rank, places in waiting.items():

@@ -138,7 +138,7 @@ class UnprofiledSteps:
         if contended is not None:
             table = table_of_series(_without(phases, contended), steps, awaited)
             waited = RankSeries.sum_of(contended.values(), whole.ranks)
-        comparison = compare_ranks(table, whole=True)
+        comparison = compare_ranks(table, by_whole_step=True)
         if comparison is None:
             return None
         delays = [*comparison.delays[:KEPT], *_preemptions(waited, whole)]
@@ -147,7 +147,7 @@ class UnprofiledSteps:
             comparison,
             seconds=whole.step_seconds,
             delays=tuple(map(_rounded, delays)),
-            usual_lost_seconds=statistics.median(busy.beyond_median()),
+            usual_lost_seconds=statistics.median(busy.excess_of_slowest()),
             at=tuple(indices),
             awaited=tuple(sorted(place.phase for place in awaited)),
             activity=_activity({delay.rank for delay in delays}, columns, busy),
@@ -308,12 +308,12 @@ def _preemptions(waited: RankSeries, table: RankTable) -> list[RankDelay]:
     """
     if _has_unknown(waited):
         return []
-    beyond = waited.beyond_others()
+    excesses = waited.excess_over_others()
     usual = waited.median_of_others()
-    late = table.busy_in_all().beyond_others()
+    late = table.busy_in_all().excess_over_others()
     delays = []
-    for rank in beyond:
-        cost = mean_excess(list(map(min, beyond[rank], late[rank])))
+    for rank in excesses:
+        cost = mean_excess(list(map(min, excesses[rank], late[rank])))
         if cost >= _WORTH_KEEPING * table.step_seconds:
             delay = RankDelay(
                 module="",
@@ -321,7 +321,7 @@ def _preemptions(waited: RankSeries, table: RankTable) -> list[RankDelay]:
                 rank=rank,
                 seconds=statistics.median(waited[rank]),
                 usual=statistics.median(usual[rank]),
-                excess=beyond[rank],
+                excess=excesses[rank],
                 late=late[rank],
                 intervals=tuple(table.busy),
             )
@@ -357,9 +357,9 @@ def _activity(
     core, or its batches were larger. It is averaged over the steps, weighted by the lateness of the
     rank.
     """
-    late = busy.beyond_others()
-    waited = columns["waited"].beyond_others()
-    other_threads = columns["cpu"].minus(columns["thread_cpu"]).beyond_others()
+    late = busy.excess_over_others()
+    waited = columns["waited"].excess_over_others()
+    other_threads = columns["cpu"].minus(columns["thread_cpu"]).excess_over_others()
     units = columns["units"].means()
     activity = []
     for rank in sorted(ranks):
@@ -398,8 +398,8 @@ def _lengths_explain(units: RankSeries, busy: RankSeries) -> float | None:
     It shows whether ranks are late because they have larger batches. From both values, the median
     of the other ranks is subtracted first. Returns `None` if the sizes are unknown or all the same.
     """
-    more = list(chain.from_iterable(units.beyond_others().values()))
-    late = list(chain.from_iterable(busy.beyond_others().values()))
+    more = list(chain.from_iterable(units.excess_over_others().values()))
+    late = list(chain.from_iterable(busy.excess_over_others().values()))
     if any(map(math.isnan, more)) or min(len(set(more)), len(set(late))) < 2:
         return None
     return statistics.correlation(more, late)

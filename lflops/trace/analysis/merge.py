@@ -55,14 +55,15 @@ class Clock(Struct, frozen=True, kw_only=True):
 
 
 class MergedTraces(Struct, frozen=True, kw_only=True):
-    """Result of a merge.
+    """The merged trace, and how the clocks of the ranks were shifted.
 
     Attributes:
         file: Path of the merged trace.
-        ranks: The merged ranks; `None` if neither the trace nor its file name has the rank.
+        ranks: The rank of each trace. An entry is `None` if neither the trace nor its file name has
+            the rank.
+        events: Number of events in the merged trace.
         damaged: Number of events left out because they cannot be read.
-        clocks: Shift of each rank except the first. The clock of the first rank is the common
-            clock.
+        clocks: Clock of each rank except the first, whose clock is the common clock.
     """
 
     file: str

@@ -172,12 +172,15 @@ class _Call(NamedTuple):
     arguments: Sequence[Argument]
     has_values: bool
 
-    def value(self, place: int) -> Any:
-        """Return the argument at an index: the shape of a tensor, or the value of another argument.
+    def value(self, index: int) -> Any:
+        """Return an argument: its shape if it is a tensor, otherwise its value.
 
-        Returns `None` if the argument was not passed.
+        `index` is its position. Returns `None` if the argument was not passed.
+
+        Raises:
+            _Unknown: The argument is not a tensor, and the trace has no values.
         """
-        argument = self.arguments[place]
+        argument = self.arguments[index]
         if argument.shape is not None:
             return argument.shape
         if not self.has_values:

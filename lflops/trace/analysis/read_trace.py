@@ -148,7 +148,11 @@ class _WorkArgs(_CollectiveArgs, gc=False):
 
 
 class _AscendArgs(Struct, gc=False):
-    """The arguments of an Ascend device's slices, and of the event that names its process."""
+    """The arguments of a slice without a category, or of an event that names a process.
+
+    The event has the name of the process in `name`. A slice without a `task` is not work of an
+    Ascend device.
+    """
 
     name: str = ""
     task: str = field(default="", name="Task Type")

@@ -478,9 +478,9 @@ class _Sums:
         host: int,
         device: int,
     ) -> None:
-        owners = _owners(call, region.running, rows)
-        modules = len({row for row, _ in owners})
-        for (row, phase), share in owners.items():
+        shares = _time_shares(call, region.running, rows)
+        modules = len({row for row, _ in shares})
+        for (row, phase), share in shares.items():
             if row is None or call is None:
                 self._host.unassigned += host * share
                 self._device.unassigned += device * share
@@ -563,21 +563,28 @@ def _matched(
     return matched
 
 
-def _owners(
+def _time_shares(
     call: KernelCall | None, running: ModulePhase, rows: Sequence[str | None]
 ) -> Mapping[tuple[str | None, str], float]:
-    """Return the modules and phases to which a call's time belongs, with their shares.
+    """Return the share of a kernel call's time that belongs to each module and phase.
 
-    The module is `None` if the call or its module is unknown. Code of the compiled function itself
-    belongs to the module that runs the graph. In a backward graph, nodes of forward count as
-    recompute. A forward graph may contain nodes of backward, because the compiler computes them
-    early to save memory. Their time counts as forward.
+    The nodes that a call computes may belong to several modules. The module is `None` if it is
+    unknown. Code of the compiled function itself belongs to the module that runs the graph.
+
+    The phase is the one in which the graph runs, with one exception: nodes of forward in a backward
+    graph count as recompute. A forward graph may contain nodes of backward, which the compiler
+    computes early to save memory. They count as forward.
+
+    Args:
+        call: The kernel call; `None` if it is unknown.
+        running: The module and phase that run the graph.
+        rows: For each module of the graph, its name in the profile; `None` if unknown.
     """
     if call is None or not call.shares:
         return {(None, running.phase): 1.0}
-    owners: defaultdict[tuple[str | None, str], float] = defaultdict(float)
+    time_shares: defaultdict[tuple[str | None, str], float] = defaultdict(float)
     for module, is_of_forward, share in call.shares:
         row = running.fqn if module < 0 else rows[module]
         is_recompute = running.phase == "backward" and is_of_forward
-        owners[row, "recompute" if is_recompute else running.phase] += share
-    return owners
+        time_shares[row, "recompute" if is_recompute else running.phase] += share
+    return time_shares

@@ -23,7 +23,12 @@ from lflops.profile.records import ModulePhase, Phase, Rank, RankStat, TimingSta
 from lflops.profile.steps import Step
 from lflops.ranks.merge.batches import sum_of_batches
 from lflops.ranks.merge.merge import _fitted, merge
-from lflops.ranks.merge.rank_table import known_waits, rank_stats, table_of, waiting_in
+from lflops.ranks.merge.rank_table import (
+    exposed_by_place,
+    exposed_on_all_ranks,
+    rank_stats,
+    table_of,
+)
 from lflops.ranks.merge.rows import ranges
 from tests.support.processes import Ranks
 from tests.support.profile_builders import (
@@ -496,7 +501,7 @@ def test_exposed_time_is_known_where_it_is_awaited(
         bytes=8,
     )
     given = {
-        rank: waiting_in(
+        rank: exposed_by_place(
             replica(
                 waits=(ModulePhase("", "backward"),),
                 communication=(replace(once, exposed_seconds=seconds),),
@@ -504,9 +509,9 @@ def test_exposed_time_is_known_where_it_is_awaited(
         )
         for rank, seconds in enumerate(exposed)
     }
-    assert {ModulePhase(row, "backward"): known for row, known in expected.items()} == known_waits(
-        given
-    )
+    assert {
+        ModulePhase(row, "backward"): known for row, known in expected.items()
+    } == exposed_on_all_ranks(given)
 
 
 def test_the_least_time_of_a_collective_is_kept_where_two_ranks_know_it() -> None:
