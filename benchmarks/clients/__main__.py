@@ -73,7 +73,9 @@ def main() -> None:
     versions = _versions(every)
     for name, client in every.items():
         if read(results, name, PLAIN):
-            rows.append(judge(results, name, client, versions.get(client.package, "")))
+            rows.append(
+                judge(results, name, client, versions.get((client.environment, client.package), ""))
+            )
     (results / "results.json").write_text(as_json(rows))
     shown = [row for row in rows if row.name in chosen]
     lines = [*table(shown), _load(results, every)]
@@ -105,8 +107,8 @@ def _load(results: Path, every: dict[str, Client]) -> str:
     return f"- Load of the machine after a cell: {known[0]:.1f} to {known[-1]:.1f}, median {middle:.1f}."
 
 
-def _versions(every: dict[str, Client]) -> dict[str, str]:
-    """The installed version of each package."""
+def _versions(every: dict[str, Client]) -> dict[tuple[str, str], str]:
+    """The installed version of each package, by environment and package."""
     versions = {}
     for environment in {client.environment for client in every.values()}:
         python = ROOT / f".venv-clients-{environment}" / "bin" / "python"
@@ -114,7 +116,7 @@ def _versions(every: dict[str, Client]) -> dict[str, str]:
         freeze = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
         for line in freeze.splitlines():
             package, _, version = line.partition("==")
-            versions.setdefault(package.lower().replace("_", "-"), version)
+            versions[environment, package.lower().replace("_", "-")] = version
     return versions
 
 

@@ -45,7 +45,6 @@ from lflops.memory.allocator.settings import settings_of
 from lflops.memory.allocator.simulation import Request, simulate
 from lflops.memory.peak import allocator_limit
 from lflops.model.call import ModelCall, same_random_numbers
-from lflops.model.compile_guard import force_eager
 from lflops.model.module_tree import blocks_in
 from lflops.profile.notes import Note
 from lflops.profile.profile import Communication, Profile, Reserved
@@ -295,9 +294,6 @@ class Estimator:
             timeline of the profile has every operator, and the allocator is not simulated.
         unrolls: Whether to run only a few of many equal blocks. The result is the same and takes
             less time.
-        counts_first_step: Whether to count the first of the two steps with an optimizer. It needs
-            at most as much memory as the second step, except in the optimizer of a few optimizers
-            that need extra memory to create their state.
     """
 
     caller: str
@@ -315,7 +311,6 @@ class Estimator:
     progress: bool | Progress = False
     watch: Callable[[Profile], object] | None = None
     unrolls: bool = True
-    counts_first_step: bool = True
 
     def run(self, make: Callable[[], Subject], *, held: Iterable[Tensor] = ()) -> Profile:
         """Estimate the subject that `make` returns.
@@ -572,14 +567,11 @@ class Estimator:
         records: list[MemoryRecord] = []
         options = dataclasses.replace(options, log=log, records=records)
         done = setup.meter.done
-        profiles = []
-        if stepper is not None and not self.counts_first_step:
-            _step_uncounted(call, stepper, setup.chip)
-        elif stepper is not None:
-            profiles.append(self._step(call, stepper, setup, options))
+        profiles = [self._step(call, stepper, setup, options)]
+        if stepper is not None:
             if is_whole:
                 setup.meter.total = 2 * setup.meter.done - done
-        profiles.append(self._step(call, stepper, setup, options))
+            profiles.append(self._step(call, stepper, setup, options))
         if log is not None:
             log.stop()
         steps = [StepRecord(*pair) for pair in zip(profiles, records, strict=True)]
@@ -644,14 +636,6 @@ class Estimator:
             yield from stepper.notes
         if self.offload:
             yield _offload_note(call.model, stepper)
-
-
-def _step_uncounted(call: ModelCall, stepper: Stepper, chip: Hardware | None) -> None:
-    """Run the first step only to create the optimizer's state and the buffers of FSDP2."""
-    call.prepare()
-    with attention_on(chip), force_eager():
-        call.run()
-        stepper.step()
 
 
 class _Setup(NamedTuple):

@@ -34,7 +34,7 @@ from lflops.profile.series import gathered
 
 # Number of blocks that a folded model keeps in a run of equal blocks. A second, shorter model keeps
 # one block less.
-KEPT = 5
+KEPT = 4
 
 
 class Role(NamedTuple):
@@ -330,7 +330,7 @@ class WorkSheets:
         roles = {}
         for name, full_name in full_names(self._folds, self._block_names).items():
             roles[name] = role_of_block.get(full_name, Role(full_name, 1))
-        return _sheet(steps[-1], roles)
+        return _sheet(steps[-2:], roles)
 
     def _run(
         self, case: Case, folds: Sequence[Fold] | None, watch: Callable[[Profile], None] | None
@@ -348,7 +348,6 @@ class WorkSheets:
             self._progress(self.estimates)
         estimator = self._estimator(case.mesh)
         estimator.watch = watch
-        estimator.counts_first_step = watch is None
 
         def make() -> Subject:
             subject = self._make(case.samples, case.mesh)
@@ -426,8 +425,8 @@ def dimension_of(collective: str) -> str:
     return "replica" if collective == "allreduce_" else "tensor"
 
 
-def _sheet(step: Profile, roles: Mapping[str, Role]) -> Sheet:
-    """Return a sheet with the work and the peak memory of a step.
+def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
+    """Return a sheet with the work of the last step and the peak memory of all steps.
 
     The memory is stored as the peak at each place of the step. `roles` maps each block that ran to
     its role, in the order of the blocks.
@@ -437,16 +436,17 @@ def _sheet(step: Profile, roles: Mapping[str, Role]) -> Sheet:
     def add(key: SheetKey, value: float) -> None:
         sheet[key] = sheet.get(key, 0.0) + value
 
-    for op in step.op_counts:
+    for op in steps[-1].op_counts:
         role, below = _role_of(op.module, roles)
         for field in OP_COUNT_FIELDS:
             key = OpKey(role, below, op.operator, op.phase, op.dtype, field)
             add(key, getattr(op, field))
-    for call in step.communication:
+    for call in steps[-1].communication:
         role, _ = _role_of(call.module, roles)
         add(CollectiveKey(role, call.collective, call.phase, "calls"), call.calls)
         add(CollectiveKey(role, call.collective, call.phase, "bytes"), call.bytes)
-    _add_memory(sheet, memory_of(step).timeline, roles)
+    for step in steps:
+        _add_memory(sheet, memory_of(step).timeline, roles)
     return sheet
 
 
