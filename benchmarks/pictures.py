@@ -1,6 +1,7 @@
 """Take the pictures of the documentation in Chromium.
 
-The script in the README makes the first picture, the demo makes the others. Run `make pictures`.
+The script in the README makes the first picture, `pictured_runs.py` makes those of a slow rank and
+of a comparison, and the demo makes the others. Run `make pictures`.
 
 python benchmarks/pictures.py [--page FILE] [--into FOLDER] [--width PIXELS]
 """
@@ -28,6 +29,8 @@ WANTED = {
     "modules": ".grid-body [role=row]",
     "timeline": ".step-timeline svg",
     "roofline": ".picture svg",
+    "ranks": ".ranks .facts",
+    "compare": ".compared .sentences",
 }
 """What is waited for."""
 
@@ -50,6 +53,37 @@ def take(browser: Any, page: Path, into: Path, *, width: int) -> None:
             opened.locator(WANTED.get(view, ".timeline svg")).first.wait_for()
             opened.screenshot(path=into / f"{view}{'-dark' if theme == 'dark' else ''}.png")
         opened.close()
+
+
+def take_one(browser: Any, page: Path, view: str, into: Path, *, width: int) -> None:
+    """Take one view of a page in both themes, as high as `FAULT_HEIGHT`."""
+    for theme in ("light", "dark"):
+        size = {"width": width, "height": FAULT_HEIGHT}
+        opened = browser.new_page(viewport=size, color_scheme=theme)
+        opened.goto(f"{page.resolve().as_uri()}#view={view}")
+        opened.locator(WANTED[view]).first.wait_for()
+        opened.screenshot(path=into / f"{view}{'-dark' if theme == 'dark' else ''}.png")
+        opened.close()
+
+
+FAULT_HEIGHT = 760
+"""How many pixels of the views of runs with faults are shown from the top."""
+
+
+def take_faults(browser: Any, into: Path, *, width: int) -> None:
+    """Train with a slow rank, and before and after a change; take the ranks and the comparison."""
+    script = Path(__file__).parent / "pictured_runs.py"
+    with TemporaryDirectory() as folder:
+        for kind in ("slow-rank", "before", "after"):
+            run = [sys.executable, "-W", "ignore", str(script), kind, f"{folder}/{kind}"]
+            subprocess.run(run, check=True)  # noqa: S603
+        page = max(Path(folder, "slow-rank").rglob("train-*.profile.html"))
+        take_one(browser, page, "ranks", into, width=width)
+        compared = Path(folder, "compared.html")
+        runs = [str(Path(folder, "before")), str(Path(folder, "after"))]
+        command = [sys.executable, "-m", "lflops", "html", *runs, "-o", str(compared)]
+        subprocess.run(command, check=True)  # noqa: S603
+        take_one(browser, compared, "compare", into, width=width)
 
 
 HERO_SIZE = {"width": 1280, "height": 620}
@@ -88,9 +122,10 @@ def main() -> None:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         take_hero(browser, asked.into)
+        take_faults(browser, asked.into, width=asked.width)
         take(browser, page, asked.into, width=asked.width)
         browser.close()
-    print(f"{(len(VIEWS) + 1) * 2} pictures in {asked.into}")
+    print(f"{(len(VIEWS) + 3) * 2} pictures in {asked.into}")
 
 
 if __name__ == "__main__":

@@ -318,15 +318,15 @@ SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
-def dtype_of(argument: str, name: str) -> torch.dtype:
+def dtype_of(option: str, name: str) -> torch.dtype:
     """Return the dtype with this name, in upper or lower case.
 
-    Raises a `CountError` that names the argument if there is no such dtype.
+    Raises a `CountError` that names the option of `lflops estimate` if there is no such dtype.
     """
     lower = name.lower()
     found = DTYPES.get(SHORT_NAMES.get(lower, lower))
     if found is None:
-        raise CountError(f"{argument}={name!r}: pass one of {', '.join((*DTYPES, *SHORT_NAMES))}")
+        raise CountError(f"--{option} {name}: pass one of {', '.join((*DTYPES, *SHORT_NAMES))}")
     return found
 
 
@@ -371,8 +371,8 @@ class Changes:
         _check_choice("ac", self.policy, EVERY_POLICY, also="best")
         if self.quantized is not None and self.adapter_rank is None:
             raise CountError(
-                f"quantize={self.quantized!r} applies to the frozen layers below adapters: pass "
-                "lora= as well"
+                f"--quantize {self.quantized} applies to the frozen layers below adapters: pass "
+                "--lora as well"
             )
 
     def applied(self, caller: str, subject: Subject) -> Subject:
@@ -418,7 +418,7 @@ def _in_autocast(subject: Subject, dtype: torch.dtype) -> Subject:
 def _check_choice(name: str, value: str | None, known: Sequence[str], also: str = "") -> None:
     if value is not None and value not in known:
         choices = [*known, also] if also else known
-        raise CountError(f"{name}={value!r}: pass one of {', '.join(choices)}")
+        raise CountError(f"--{name} {value}: pass one of {', '.join(choices)}")
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

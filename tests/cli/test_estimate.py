@@ -625,21 +625,21 @@ WRONG = {
     "takes no tokens": (["planned:build", "--seq", "8"], "and the tokens per sample (--seq)"),
     "no dtype": (
         ["planned:build", "--dtype", "int8"],
-        "dtype='int8': pass one of float32, bfloat16, float16",
+        "--dtype int8: pass one of float32, bfloat16, float16",
     ),
     "no policy": (
         ["planned:build", "--ac", "some"],
-        "ac='some': pass one of none, selective, selective-op, full, best",
+        "--ac some: pass one of none, selective, selective-op, full, best",
     ),
     "no blocks": (["planned:build", "--ac", "full"], "planned:build: Sequential has no blocks"),
     "no rank": (["planned:build", "--lora", "16x"], "--lora 16x: pass the rank, such as r=16"),
     "quantizes what is trained": (
         ["planned:build", "--quantize", "nf4"],
-        "quantize='nf4' applies to the frozen layers below adapters",
+        "--quantize nf4 applies to the frozen layers below adapters",
     ),
     "quantizes by no name": (
         ["planned:build", "--lora", "r=2", "--quantize", "int4"],
-        "quantize='int4': pass one of nf4, nf4-dq",
+        "--quantize int4: pass one of nf4, nf4-dq",
     ),
     "nothing to adapt": (
         ["planned:nowhere_linear", "--lora", "r=2"],
@@ -667,7 +667,7 @@ WRONG = {
     ),
     "computes in no dtype": (
         ["planned:build", "--fsdp", "2", "--mp", "int8"],
-        "mp='int8': pass one of float32",
+        "--mp int8: pass one of float32",
     ),
     "a budget for nothing": (
         ["planned:build", "--memory", "40GB"],
