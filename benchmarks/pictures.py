@@ -86,7 +86,7 @@ def take_faults(browser: Any, into: Path, *, width: int) -> None:
         take_one(browser, compared, "compare", into, width=width)
 
 
-HERO_SIZE = {"width": 1280, "height": 620}
+HERO_SIZE = {"width": 1280, "height": 770}
 
 
 def take_hero(browser: Any, into: Path) -> None:
