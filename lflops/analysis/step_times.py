@@ -32,6 +32,13 @@ def lost_share(profile: Profile) -> float:
     return statistics.median(profile.cpu_lost_shares or [0.0])
 
 
+LEAST_LOST = 0.02
+"""Lost CPU time matters only if it is at least this share of the step.
+
+A step that waits most of the time uses little of the CPU, so it loses little.
+"""
+
+
 class StepTimes(Struct, frozen=True, kw_only=True):
     """Times over the unprofiled steps. `None` or a missing phase means unknown.
 
@@ -134,6 +141,14 @@ def with_recompute(phases: Mapping[str, float], share: float) -> dict[str, float
         else:
             divided[name] = seconds
     return divided
+
+
+def busy_share(profile: Profile, times: StepTimes) -> float:
+    """Return `lost_share`, or 0 if less than `LEAST_LOST` of a step was lost."""
+    lost = lost_share(profile)
+    if times.cpu_seconds is None or not times.mean:
+        return lost
+    return lost if lost * times.cpu_seconds.median >= LEAST_LOST * times.mean else 0.0
 
 
 def step_times(profile: Profile) -> StepTimes:

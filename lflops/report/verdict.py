@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from lflops import units
 from lflops.analysis.analysis import Analysis
-from lflops.analysis.step_times import VERY_BUSY, lost_share
+from lflops.analysis.step_times import VERY_BUSY, busy_share
 from lflops.findings.finding import Finding, leading
 from lflops.findings.run_rule import LARGE_SHARE
 from lflops.profile.notes import are_times_far_off, time_factors
@@ -173,7 +173,7 @@ def unseen_because(analysis: Analysis) -> str | None:
     times = analysis.step_times
     if times.mean is None:
         return "nothing was timed"
-    if lost_share(analysis.profile) >= VERY_BUSY:
+    if busy_share(analysis.profile, times) >= VERY_BUSY:
         return CAVEATS["busy"]
     if times.steps < FEWEST_STEPS:
         said = f"fewer than {FEWEST_STEPS} unprofiled steps were timed"
@@ -279,7 +279,7 @@ def _confidence(analysis: Analysis, caveats: int) -> Iterator[str]:
 def _steadiness(analysis: Analysis) -> Iterator[str]:
     """Yield texts about the number of timed steps and their spread, and about a busy machine."""
     times = analysis.step_times
-    lost = lost_share(analysis.profile)
+    lost = busy_share(analysis.profile, times)
     if times.seconds is not None and times.mean is not None:
         yield _number_of_steps(analysis)
         median = times.seconds.median
@@ -300,7 +300,7 @@ def _number_of_steps(analysis: Analysis) -> str:
     spread = ""
     if times.steps > 1 and times.spread is not None:
         spread = f" ± {plus_minus(times.spread)}"
-    is_quiet = lost_share(analysis.profile) < VERY_BUSY
+    is_quiet = busy_share(analysis.profile, times) < VERY_BUSY
     kind = "unprofiled " if is_quiet else ""
     noun = analysis.evidence.unit if times.steps == 1 else _units_timed(analysis)
     return f"{units.count(times.steps)} {kind}{noun}{spread}"

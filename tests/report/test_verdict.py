@@ -277,6 +277,16 @@ def test_a_busy_machine_is_in_the_verdict() -> None:
     assert "unprofiled" not in found.confidence
 
 
+def test_little_cpu_time_that_is_lost_is_no_busy_machine() -> None:
+    """Of 40 ms a step needs 2 ms of the CPU: 30 % of it are 1.5 % of the step, and of 4 ms 3 %."""
+    for needed, is_said in ((0.002, False), (0.004, True)):
+        given = blocks({}, {"data": 36, "forward": 4}, hardware=None)
+        timed = [replace(step, cpu_user=needed, cpu_system=0.0) for step in given.steps]
+        busy = replace(timed[0], kind="module_timing", cpu_user=0.07, cpu_lost=0.03)
+        found = report_of(analyze(replace(given, steps=(*timed, busy)))).verdict
+        assert is_said == ("other processes took 30 %" in found.confidence)
+
+
 def test_without_a_peak_the_time_and_the_wait_are_named() -> None:
     """40 ms a step, 24 of them the wait."""
     said, why = told(blocks({}, {"data": 24, "forward": 16}, hardware=None))
