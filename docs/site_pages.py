@@ -130,15 +130,20 @@ def notes() -> str:
 
 
 def findings() -> str:
-    """For each rule: its name, its meaning, the cost that makes it an issue, and the fix."""
+    """A table of all names, then for each: its meaning, the cost that makes it an issue, and the fix."""
     from lflops.findings.registry import all_rules
 
-    lines = []
-    for name, rules in all_rules().items():
+    lines = ["| name | meaning |", "|---|---|"]
+    for name, rules in sorted(all_rules().items()):
+        meaning, _, _ = (inspect.getdoc(type(rules[0])) or "").partition("\n")
+        lines.append(f"| [`{name}`](#{name}) | {meaning} |")
+    lines.append("")
+    for name, rules in sorted(all_rules().items()):
         lines += [f"## `{name}`", ""]
         for rule in rules:
             lines += [inspect.getdoc(type(rule)) or "", ""]
-        lines += [f"**Counts as an issue**: {issue_threshold(rules[0])}", ""]
+        thresholds = dict.fromkeys(issue_threshold(rule) for rule in rules)
+        lines += [f"**Counts as an issue**: {' Or: '.join(thresholds)}", ""]
         fixes = dict.fromkeys(rule.fix for rule in rules if rule.fix)
         lines += [f"**What to do**: {as_markdown(fix)}." for fix in fixes]
         lines.append("")

@@ -72,10 +72,29 @@ def test_counts_of_other_tools_are_those_of_the_benchmark() -> None:
 
 def test_the_comparison_links_to_its_measurement() -> None:
     """To a section that is there."""
-    anchors = {
-        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-        for heading in re.findall(r"^## (.*)$", RESULTS, re.MULTILINE)
-    }
     linked = re.findall(r"^\| \[[^]]*\]\(benchmarks/RESULTS\.md#([\w-]+)\)", README, re.MULTILINE)
     assert linked
-    assert set() == set(linked) - anchors
+    assert set() == set(linked) - anchors(ROOT / "benchmarks" / "RESULTS.md")
+
+
+@pytest.mark.parametrize("page", sorted(each.name for each in ROOT.glob("*.md")))
+def test_links_of_the_pages_outside_the_site_lead_somewhere(page: str) -> None:
+    """The site checks its own links. These are relative to the repository."""
+    text = (ROOT / page).read_text("utf-8")
+    broken = []
+    for link in re.findall(r"(?:\]\(|src=\"|srcset=\")([^)\"\s]+)", text):
+        path, _, anchor = link.partition("#")
+        if link.startswith(("http", "mailto:", "../../")):
+            continue
+        target = ROOT / path if path else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert [] == broken
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, and those that it defines itself."""
+    text = page.read_text("utf-8")
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    found = {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+    return found | set(re.findall(r"id=\"([^\"]+)\"", text))
