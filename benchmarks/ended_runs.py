@@ -27,7 +27,7 @@ from torch import distributed, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import lflops
-from lflops.ledger.run import read_segment
+from lflops.ledger.ledger_file import read_segment
 from lflops.monitoring.outputs.paths import OutputPaths
 from lflops.trace.analysis.read_trace import read_trace
 

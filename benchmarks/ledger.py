@@ -29,8 +29,8 @@ from torch import Tensor, distributed, nn
 
 import lflops
 from lflops.ledger.accountant import StepAccountant
+from lflops.ledger.ledger_file import REQUEST, Head, Row, Segment, load_run
 from lflops.ledger.marks import CategoryMarks, EventQueue
-from lflops.ledger.run import REQUEST, Head, Row, Segment, load_run
 from lflops.ledger.writer import LedgerWriter
 from lflops.monitoring.inputs.phases import Phases
 from lflops.phase_log import BEGIN, END

@@ -30,7 +30,7 @@ from lflops.integrations.lightning.monitor import FlopsMonitor as FlopsMonitor
 from lflops.integrations.lightning.profiler import LightningProfiler as LightningProfiler
 from lflops.integrations.loops.monitor import monitor as monitor
 from lflops.ledger.account import Ledger as Ledger
-from lflops.ledger.run import load_run as load_run
+from lflops.ledger.ledger_file import load_run as load_run
 from lflops.profile.json_file import load as load
 from lflops.profile.profile import Profile as Profile
 from lflops.ranks.merge.merge import merge as merge

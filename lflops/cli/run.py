@@ -14,7 +14,7 @@ import typer
 from lflops.cli.output import UsageError, write_json, write_lines
 from lflops.files import write_whole
 from lflops.integrations.auto_detect.entry import VARIABLE, settings_line
-from lflops.ledger.run import REQUEST, load_run, newest_file
+from lflops.ledger.ledger_file import REQUEST, load_run, newest_file
 from lflops.report.html import page_of_data, write
 from lflops.report.ledger import headline, ledger_lines
 from lflops.report.payload.payload import run_shown

@@ -13,7 +13,7 @@ from lflops.findings.rules.between_steps import (
     SavingCheckpoints,
     Validation,
 )
-from lflops.findings.rules.busiest import BusiestModule, NoMatmuls
+from lflops.findings.rules.busiest_module import BusiestModule, NoMatmuls
 from lflops.findings.rules.communication import (
     CommunicationOfRun,
     ExposedCommunication,
@@ -28,12 +28,6 @@ from lflops.findings.rules.device_copies import (
 from lflops.findings.rules.gradient_clipping import GradientClipping
 from lflops.findings.rules.growing_memory import GrowingMemory
 from lflops.findings.rules.idle_device import IdleDevice
-from lflops.findings.rules.left_on import (
-    AnomalyMode,
-    EvalMode,
-    FindUnusedParameters,
-    GraphBreaks,
-)
 from lflops.findings.rules.memory_driver import AllocatingMemory
 from lflops.findings.rules.module_parts import (
     BackwardOutsideModules,
@@ -43,6 +37,7 @@ from lflops.findings.rules.module_parts import (
     MemoryBoundWork,
     RecomputedMatmuls,
 )
+from lflops.findings.rules.not_learning import FrozenLayers, UnusedLayer
 from lflops.findings.rules.optimizer import SlowOptimizer
 from lflops.findings.rules.other_work import (
     OtherWork,
@@ -51,7 +46,6 @@ from lflops.findings.rules.other_work import (
 )
 from lflops.findings.rules.outside_layers import OutsideLayers
 from lflops.findings.rules.padding import Padding
-from lflops.findings.rules.peak import PeakTooLow
 from lflops.findings.rules.precision import UnusedTensorCores, WideDtype
 from lflops.findings.rules.python_code import PythonCode
 from lflops.findings.rules.recomputation import Recomputation
@@ -59,6 +53,12 @@ from lflops.findings.rules.repeated_backward import RepeatedBackward
 from lflops.findings.rules.sleep import SleepingThread
 from lflops.findings.rules.slow_module import MoreOperators, SlowModule
 from lflops.findings.rules.slow_rank import AlternatingStragglers, SlowRank
+from lflops.findings.rules.slow_settings import (
+    AnomalyMode,
+    EvalMode,
+    FindUnusedParameters,
+    GraphBreaks,
+)
 from lflops.findings.rules.slow_steps import (
     AllocatorRetries,
     GarbageCollection,
@@ -69,8 +69,8 @@ from lflops.findings.rules.slow_steps import (
     UnexplainedSlowSteps,
 )
 from lflops.findings.rules.threads import ComputingThread, TooManyThreads
-from lflops.findings.rules.unlearning import FrozenLayers, UnusedLayer
-from lflops.findings.rules.unlocated import AllOfBackward, AllOfForward
+from lflops.findings.rules.time_without_module import AllOfBackward, AllOfForward
+from lflops.findings.rules.wrong_peak import PeakTooLow
 from lflops.findings.run_rule import RunRule
 
 SETTING_RULES: tuple[StepRule, ...] = (

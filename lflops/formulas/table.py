@@ -216,7 +216,7 @@ def function_formula(
 
 
 def _read_places() -> dict[str, dict[str, int]]:
-    content = Path(__file__).with_name("places.toml").read_bytes()
+    content = Path(__file__).with_name("argument_positions.toml").read_bytes()
     rows = msgspec.toml.decode(content, type=dict[str, dict[str, int]])
     places = {}
     for operators, positions in rows.items():

@@ -32,8 +32,8 @@ from lflops.files import read
 from lflops.ledger.account import Ledger
 from lflops.ledger.accountant import StepAccountant
 from lflops.ledger.deferred import DeferredCalls
+from lflops.ledger.ledger_file import ENDING, Head, Row, Segment, ledger_of
 from lflops.ledger.marks import AFTER_RUN, CategoryMarks, EventQueue, StepCounters, unknown
-from lflops.ledger.run import ENDING, Head, Row, Segment, ledger_of
 from lflops.phase_log import BATCH, COUNTERS, REST, STEP_END, PhaseLog
 
 

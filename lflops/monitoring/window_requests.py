@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lflops.ledger.run import REQUEST
+from lflops.ledger.ledger_file import REQUEST
 from lflops.monitoring.inputs.messages import warn
 from lflops.ranks.collect.store import poll, wait_for
 

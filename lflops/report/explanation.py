@@ -24,7 +24,7 @@ from lflops.findings.finding import Finding, first_issue
 from lflops.findings.registry import issue_share
 from lflops.findings.run_rule import preempted_share, training_seconds
 from lflops.ledger.account import Ledger
-from lflops.ledger.run import load_run
+from lflops.ledger.ledger_file import load_run
 from lflops.profile.json_file import load
 from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile

@@ -21,7 +21,7 @@ from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.step_times import with_recompute
 from lflops.findings.evaluate import findings_of_run
-from lflops.findings.finding import LAST, Finding, leading, least_share, ordered
+from lflops.findings.finding import LAST, Finding, least_share, ordered
 from lflops.findings.part_rule import BURST_RATIO
 from lflops.findings.run_rule import RunEvidence, preempted_share
 from lflops.ledger.account import CATEGORIES, Ledger, StepGroup, percentile
@@ -47,9 +47,6 @@ FIRST_CARDS = 3
 
 LEAST_SAVING = 0.01
 """A finding that is not an issue gets a card only if it may save at least this share of a step."""
-
-LARGE_OVERHEAD = 0.05
-"""Overhead is large if it takes at least this share of the step, or of the run."""
 
 PREEMPTED_SHARE = 0.05
 """Confidence is low if steps waited for a CPU core for at least this share of the training time.
@@ -343,7 +340,7 @@ def first_screen(window: WindowSummary | None, ledger: Ledger | None) -> FirstSc
         phases = times.phases
         mean = steps.mean
     cards: list[Card] = []
-    for finding in most_urgent_first(findings_of(window, ledger)):
+    for finding in findings_of(window, ledger):
         if _is_saving(finding, mean):
             cards.append(_card(finding, confidence, ledger))
     hint = ""
@@ -732,18 +729,15 @@ For all other findings about a phase, the cause is the name of the phase.
 """
 
 
-UNUSUAL_WINDOW = 1.25
-"""A window is unusual if the work of its steps takes this many times as long as in the run."""
-
-
 def _usual_share(of_window: Mapping[str, float], of_run: Mapping[str, float]) -> float:
     """Return by what to multiply times of the window to get the usual times of the run.
 
-    It is 1, unless the work in the window took much longer, for example because of other programs.
+    It is less than 1 if the work in the window took longer, for example because of other programs.
+    Otherwise, a cost could exceed its phase.
     """
     in_window = _work(of_window)
     in_run = _work(of_run)
-    if in_run and in_window > UNUSUAL_WINDOW * in_run:
+    if in_run and in_window > in_run:
         return in_run / in_window
     return 1.0
 
@@ -756,8 +750,8 @@ def _work(phases: Mapping[str, float]) -> float:
 def _of_mean_step(finding: Finding, mean: float, ratio: float) -> Finding:
     """State the cost of a finding about the window as a share of the mean step of the run.
 
-    The cost is multiplied by `ratio`, because it could exceed the whole step if the window is
-    unusual. The cost of a slow rank is a difference between ranks, and is not reduced.
+    The cost is multiplied by `ratio`, the result of `_usual_share`. The cost of a slow rank is a
+    difference between ranks, and is not reduced.
     """
     if finding.of != "step" or not finding.seconds:
         return finding
@@ -792,8 +786,9 @@ def _of_all_steps(
     share = seconds / times.steps.mean
     cost = _cost(share, seconds)
     if phase == "data":
-        often = _stalls(ledger)
-        sentence = f"{cost} is spent waiting for data{often and f', {often}'}."
+        stalls = _stalls(ledger)
+        often = "" if stalls is None else f": {units.duration(stalls.seconds)} {stalls.often}"
+        sentence = f"{cost} is spent waiting for data{often}."
     elif _is_whole(finding, of_window.get(phase)):
         sentence = finding.sentence.replace(_cost(finding.share, finding.seconds), cost)
     else:
@@ -826,44 +821,51 @@ def _is_whole(finding: Finding, phase_seconds: float | None) -> bool:
     return phase_seconds is not None and math.isclose(finding.seconds, phase_seconds)
 
 
-def _stalls(ledger: Ledger | None) -> str:
-    """Describe how often the loop waits long for data, such as `every 3rd step`.
+class Stalls(NamedTuple):
+    """Long waits for data in a run in which most waits are short.
 
-    Return the empty string if there are no long waits.
+    Attributes:
+        seconds: Mean duration of the long waits.
+        often: How often they occur, such as `every 3rd step` or `in 7 of 90 steps`.
     """
+
+    seconds: float
+    often: str
+
+
+def _stalls(ledger: Ledger | None) -> Stalls | None:
+    """Return the long waits for data of a run, or `None` if there are none."""
     if ledger is None:
-        return ""
-    waits = [group.spent.get("data", 0.0) for group in ledger.unprofiled if group.steps == 1]
-    return rhythm(waits)
+        return None
+    return stalls_in(
+        [group.spent.get("data", 0.0) for group in ledger.unprofiled if group.steps == 1]
+    )
 
 
-def rhythm(seconds: Sequence[float]) -> str:
-    """Describe in which steps a time is long, if it is short in most steps.
+def stalls_in(waits: Sequence[float]) -> Stalls | None:
+    """Return the long waits, or `None` if the time is similar in all steps.
 
-    The result is, for example, `every 3rd step` or `in 7 of 90 steps`. It is empty if the time is
-    similar in all steps.
-
-    Args:
-        seconds: The time in each step, in the order of the steps.
+    `waits` are the seconds of waiting in each step, in the order of the steps.
     """
-    if not seconds:
-        return ""
-    rising = sorted(seconds)
+    if not waits:
+        return None
+    rising = sorted(waits)
     # A single step may have a much longer wait than all other steps.
     longest = rising[-2] if len(rising) > FEWEST_STALLS else rising[-1]
-    long = [place for place, value in enumerate(seconds) if value > longest / 2]
+    long = [place for place, value in enumerate(waits) if value > longest / 2]
     usual = rising[: len(rising) - len(long)]
     if len(long) < FEWEST_STALLS or len(usual) < len(long):
-        return ""
+        return None
     if longest < BURST_RATIO * usual[len(usual) // 2]:
-        return ""
+        return None
     distances = [after - before for before, after in pairwise(long)]
     usual_distance = sorted(distances)[len(distances) // 2]
     is_regular = distances.count(usual_distance) >= REGULAR_SHARE * len(distances)
     # Steps in a row are a slow part of the run, not a rhythm.
+    often = f"in {len(long)} of {len(waits)} steps"
     if is_regular and usual_distance > 1:
-        return f"every {_ordinal(usual_distance)} step"
-    return f"in {len(long)} of {len(seconds)} steps"
+        often = f"every {_ordinal(usual_distance)} step"
+    return Stalls(sum(waits[place] for place in long) / len(long), often)
 
 
 def _ordinal(number: int) -> str:
@@ -879,21 +881,6 @@ def _is_saving(finding: Finding, mean: float) -> bool:
     if finding.is_issue or finding.seconds is None:
         return True
     return bool(finding.fix) and finding.seconds >= LEAST_SAVING * mean
-
-
-def most_urgent_first(findings: Sequence[Finding]) -> list[Finding]:
-    """Sort findings for cards: issues first, then large overhead, then all other findings."""
-    leads = leading(findings)
-    others = [finding for finding in findings if finding not in leads]
-    return leads + sorted(others, key=_is_large_overhead, reverse=True)
-
-
-def _is_large_overhead(finding: Finding) -> bool:
-    """Return whether a finding is about overhead that takes a large share of the step or the run.
-
-    Overhead is time in which the model computes nothing.
-    """
-    return finding.is_overhead and (finding.share or 0.0) >= LARGE_OVERHEAD
 
 
 def _card(finding: Finding, of_screen: Confidence, ledger: Ledger | None) -> Card:
@@ -919,9 +906,9 @@ def _card(finding: Finding, of_screen: Confidence, ledger: Ledger | None) -> Car
 
 def _title_of(finding: Finding, ledger: Ledger | None) -> str:
     if finding.cause == "data":
-        often = _stalls(ledger)
-        if often:
-            return f"Data loading stalls {often}"
+        stalls = _stalls(ledger)
+        if stalls is not None:
+            return f"Data loading stalls {stalls.often}"
     title = WORDS["titles"].get(finding.cause, plain(finding.cause.replace("_", " ")))
     if finding.rank is not None:
         title = f"{title} {finding.rank}"

@@ -176,7 +176,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
         It comes from the window itself, and from the ledger in the run's folder.
         """
         # These load msgspec, which TensorBoard does not need to start.
-        from lflops.ledger.run import ENDING
+        from lflops.ledger.ledger_file import ENDING
         from lflops.report.payload.payload import encoded_run
 
         window = self._requested(environ, _parameters(environ))

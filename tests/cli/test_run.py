@@ -9,7 +9,7 @@ import pytest
 
 from lflops.cli import run
 from lflops.cli.main import main
-from lflops.ledger.run import load_run
+from lflops.ledger.ledger_file import load_run
 from lflops.monitoring.inputs.settings import settings_of
 from tests.support.wheel import unpacked_wheel
 

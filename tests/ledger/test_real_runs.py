@@ -19,7 +19,7 @@ import lflops
 from lflops.integrations.huggingface import FlopsCallback
 from lflops.ledger import writer
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger
-from lflops.ledger.run import load_run
+from lflops.ledger.ledger_file import load_run
 from lflops.monitoring.session import Session
 from lflops.monitoring.window.step_timer import FastPathSteps
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Validated, loader, watching

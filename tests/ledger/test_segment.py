@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lflops.errors import ProfileError
-from lflops.ledger import run as segment_file
+from lflops.ledger import ledger_file as segment_file
 from lflops.ledger.account import SlowStep, StepGroup, duration_class, in_pairs, percentile
-from lflops.ledger.run import Head, Row, Segment, coarser, ledger_of, read_segment
+from lflops.ledger.ledger_file import Head, Row, Segment, coarser, ledger_of, read_segment
 
 SECOND = 10**9
 HEAD = Head(begin=1_000 * SECOND, rank=0, ranks=1, pid=1)

@@ -14,7 +14,7 @@ import lflops
 from lflops.cli.main import main
 from lflops.ledger import writer
 from lflops.ledger.accountant import StepAccountant
-from lflops.ledger.run import REQUEST
+from lflops.ledger.ledger_file import REQUEST
 from lflops.schedule import Schedule
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, watching
 from tests.support.ports import free_port

@@ -12,7 +12,7 @@ import sys
 from msgspec import Struct, msgpack
 from msgspec._utils import get_class_annotations
 from lflops.ranks.collect.report import Memory, PlacesOfTable, RankHeader, Table
-from lflops.ledger.run import Line
+from lflops.ledger.ledger_file import Line
 from lflops.profile.profile import Profile
 from lflops.profile.steps import Step
 from lflops.report.payload.compare import _Window

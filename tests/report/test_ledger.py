@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from lflops.cli.main import main
 from lflops.ledger.account import Ledger, SlowStep, Span, Start, memory_growth
-from lflops.ledger.run import Head, Row, Segment
+from lflops.ledger.ledger_file import Head, Row, Segment
 from lflops.report.ledger import has_losses, ledger_lines
 
 GIB = 1 << 30

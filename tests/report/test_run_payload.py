@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import json
 
 from lflops.ledger.account import CATEGORIES, CAUSES
-from lflops.ledger.run import load_run
+from lflops.ledger.ledger_file import load_run
 from lflops.report.payload.payload import ledger_shown
 from tests.support.ledgers import write_resumed_run
 

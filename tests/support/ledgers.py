@@ -5,7 +5,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from lflops.ledger.account import SlowStep, StepGroup, duration_class
-from lflops.ledger.run import ENDING, Head, Row, Segment
+from lflops.ledger.ledger_file import ENDING, Head, Row, Segment
 
 SECOND = 10**9
 

@@ -29,6 +29,11 @@ class ExposedCommunication(PartRule):
     )
     right = (15, 15)
 
+    def phrase_for(self, step: StepEvidence) -> str:
+        if step.stragglers.rows:
+            return f"{self.phrase}, in addition to the wait for the slow rank"
+        return self.phrase
+
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
         collectives = step.profile.communication
         calls = sum(collective.calls for collective in collectives)

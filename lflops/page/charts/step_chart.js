@@ -6,6 +6,8 @@ import { chartWidth, element, svg } from "../lib/dom.js";
 import { duration, exact, phaseLabel } from "../lib/format.js";
 import { barsOf, highest, inWords, marksOf, phasesOf } from "../lib/steps.js";
 
+/** @typedef {import("../lib/steps.js").StepBar} StepBar */
+
 const [LEFT, RIGHT, TOP, HEIGHT, MARKS, BOTTOM] = [70, 60, 10, 150, 34, 36];
 const [WINDOWS, EVENTS] = [TOP + HEIGHT + 14, TOP + HEIGHT + 30]; // baselines of the two rows of marks
 const NARROWEST = 3; // pixels of a bar
@@ -58,11 +60,14 @@ export function stepChart(groups, steps) {
     ...paths,
     ...cut.map((bar) => svg("text", { class: "cut", x: x(bars.indexOf(bar)) + each / 2, y: TOP + 9, "text-anchor": "middle" }, "⌃")),
     ...lines(steps, most, y, width),
+    ...marks.filter(({ kind, at, end }) => kind === "window" && end > at).map(({ at, end }) => svg(
+      "rect", { class: "window-range", x: x(at), y: TOP + HEIGHT + 2, width: x(end + 1) - x(at), height: 3 },
+    )),
     ...marks.map(({ kind, at, end, text }) => svg(
       "text", { class: `mark-${kind}`, x: (x(at) + x(end + 1)) / 2 + aside(kind, at), y: kind === "window" ? WINDOWS : EVENTS, "text-anchor": "middle" }, SIGNS[kind][0], svg("title", {}, text),
     )),
-    ...ticksOf(bars.length, width / 120).map((at) => svg(
-      "text", { class: "axis", x: x(at) + each / 2, y: TOP + HEIGHT + MARKS + 14, "text-anchor": "middle" }, exact(bars[at].groups[0].first),
+    ...ticksOf(bars, width / 120).map(([at, number]) => svg(
+      "text", { class: "axis", x: x(at) + each / 2, y: TOP + HEIGHT + MARKS + 14, "text-anchor": "middle" }, exact(number),
     )),
     svg("text", { class: "axis", x: LEFT + inner / 2, y: height - 4, "text-anchor": "middle" }, "step"),
     cursor,
@@ -140,9 +145,24 @@ function lines(steps, most, y, width) {
   });
 }
 
-// Positions of bars with a number on the axis.
-/** @type {(bars: number, most: number) => number[]} */
+// The bars with a number on the axis, with this number: the multiples of a round number of steps.
+/** @type {(bars: StepBar[], most: number) => [number, number][]} */
 function ticksOf(bars, most) {
-  const number = Math.max(Math.min(Math.floor(most), bars), 1);
-  return [...new Set(Array.from({ length: number }, (_, at) => Math.floor((at * bars) / number)))];
+  const first = bars[0].groups[0].first;
+  const last = bars[bars.length - 1].groups.at(-1)?.last ?? first;
+  const distance = roundedUp((last - first + 1) / Math.max(most, 1));
+  /** @type {[number, number][]} */
+  const ticks = [];
+  bars.forEach(({ groups }, at) => {
+    const number = Math.ceil(groups[0].first / distance) * distance;
+    if (number <= groups[groups.length - 1].last && ticks.at(-1)?.[1] !== number) ticks.push([at, number]);
+  });
+  return ticks;
+}
+
+// The next larger of 1, 2, 5, 10, 20, 50, ...
+/** @type {(value: number) => number} */
+function roundedUp(value) {
+  const power = 10 ** Math.max(Math.floor(Math.log10(value)), 0);
+  return [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= value) ?? value;
 }

@@ -16,6 +16,8 @@ export const run = { id: "run", label: "Run", draw: drawRun, isSized: true, ofOn
 
 const FIRST_CARDS = 3;
 const LISTED = 20;
+const OTHERS = "None of these is an issue. They show where time goes:";
+const OTHERS_AFTER_ISSUES = "These are no issues. They show where other time goes:";
 /** @type {Record<string, string>} */
 const LINKS = { run: "steps", modules: "modules", memory: "memory", ranks: "ranks", timeline: "timeline" };
 
@@ -76,7 +78,12 @@ function doNext({ cards, nothing }, context) {
   const more = element("button", { type: "button", onclick: () => { fill(cards.length); if (context) { context.state.all = "true"; context.remember(); } } }, `${cards.length - FIRST_CARDS} more`);
   /** @type {(number: number) => void} */
   function fill(number) {
-    list.replaceChildren(...cards.slice(0, number).map((card) => element("li", {}, cardOf(card, context))));
+    const shown = cards.slice(0, number);
+    const firstOther = cards.findLastIndex((card) => card.is_issue) + 1;
+    list.replaceChildren(...shown.flatMap((card, at) => {
+      const item = element("li", {}, cardOf(card, context));
+      return at === firstOther ? [element("li", { class: "quiet of-others" }, at ? OTHERS_AFTER_ISSUES : OTHERS), item] : [item];
+    }));
     more.hidden = number >= cards.length;
   }
   fill(context?.state.all ? cards.length : FIRST_CARDS);

@@ -12,7 +12,7 @@ from lflops.analysis.analysis import Analysis
 from lflops.errors import ProfileError
 from lflops.garbage import gc_paused
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, StepGroup
-from lflops.ledger.run import ENDING, load_run
+from lflops.ledger.ledger_file import ENDING, load_run
 from lflops.profile.profile import Profile
 from lflops.profile.records import Rank, TimingStats, median_of, ready_for_threads
 from lflops.ranks.stragglers import slowest_first

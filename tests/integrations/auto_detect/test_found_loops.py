@@ -15,7 +15,7 @@ from torch import nn
 import lflops
 from lflops.integrations.auto_detect.entry import FINDER, settings_line, step_ends
 from lflops.integrations.auto_detect.finder import modules_of
-from lflops.ledger.run import load_run
+from lflops.ledger.ledger_file import load_run
 from tests.support.warm_python import Ended, Script, WarmPython
 
 ASKED = """

@@ -6,7 +6,7 @@ import pytest
 
 from lflops.errors import ProfileError
 from lflops.ledger.account import Start
-from lflops.ledger.run import Head, Row, Segment, ledger_of, load_run, starts_of_a_run
+from lflops.ledger.ledger_file import Head, Row, Segment, ledger_of, load_run, starts_of_a_run
 from lflops.report.ledger import headline
 
 SECOND = 10**9

@@ -51,7 +51,7 @@ def test_places_are_those_of_the_schema(operator: str) -> None:
         pytest.skip(f"torch {torch.__version__} has no {operator}")
     found = {name: names.index(name) for name in asked_for(operator) if name in names}
     assert found == PLACES.get(operator, {}), (
-        f"in lflops/formulas/places.toml the row of {operator} has to be {found}"
+        f"in lflops/formulas/argument_positions.toml the row of {operator} has to be {found}"
     )
 
 
