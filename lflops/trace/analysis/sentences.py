@@ -94,6 +94,11 @@ _MOST = 0.6
 Otherwise, it may sum up the causes in `_HOST`.
 """
 
+_FUSABLE = frozenset({"pointwise", "copy", "reduction", "fill"})
+"""Categories of kernels that torch.compile can fuse with each other."""
+_MUCH_FUSABLE = 0.25
+"""The verdict mentions kernels that can be fused if they take this share of the kernel time."""
+
 _SHORT_NAME = 24
 """Maximum width of operator and group names outside the first column of a table."""
 
@@ -145,13 +150,23 @@ def verdict(summary: TraceSummary) -> Iterator[str]:
         yield "The trace contains no device work: all times are host times."
         return
     yield _states_sentence(summary, device)
-    for state, time in _losses(device):
-        if time > _LARGE * device.window:
-            yield from _advice(summary, state)
+    advice = [*_state_advice(summary, device)]
+    fusable = [*_fusable_sentence(summary)]
+    # The larger loss comes first.
+    if _fusable_time(summary) > device.window - device.computing:
+        yield from (*fusable, *advice)
+    else:
+        yield from (*advice, *fusable)
     if summary.step is not None and summary.steps:
         yield from _step_sentences(summary, summary.step)
     elif summary.before_device and summary.before_device > _LARGE * summary.recorded:
         yield f"The host ran for {nanoseconds(summary.before_device)} before the first device work."
+
+
+def _state_advice(summary: TraceSummary, device: DeviceTimeline) -> Iterator[str]:
+    for state, time in _losses(device):
+        if time > _LARGE * device.window:
+            yield from _advice(summary, state)
 
 
 def _advice(summary: TraceSummary, state: str) -> Iterator[str]:
@@ -169,6 +184,29 @@ def _advice(summary: TraceSummary, state: str) -> Iterator[str]:
         advice = CAUSES[_largest_cause(summary)].next
         if advice:
             yield f"To reduce the idle time: {advice}."
+
+
+def _fusable_sentence(summary: TraceSummary) -> Iterator[str]:
+    """Yield the share of kernel time that torch.compile could shorten, if it is large.
+
+    Nothing is yielded if the trace already has kernels of Triton.
+    """
+    if any(kernel.name.startswith("triton_") for kernel in summary.kernels):
+        return
+    total = sum(row.device for row in summary.categories)
+    time = _fusable_time(summary)
+    if time > _MUCH_FUSABLE * total:
+        large = [row for row in summary.categories if row.device > _LARGE * total]
+        names = [row.category for row in large if row.category in _FUSABLE]
+        yield (
+            f"{share(time, total)} of the kernel time is spent in {' and '.join(names)} kernels, "
+            "which torch.compile can fuse."
+        )
+
+
+def _fusable_time(summary: TraceSummary) -> int:
+    """Return the nanoseconds of all kernels that torch.compile can fuse."""
+    return sum(row.device for row in summary.categories if row.category in _FUSABLE)
 
 
 def _largest_cause(summary: TraceSummary) -> Cause:
@@ -234,7 +272,16 @@ def _step_sentences(summary: TraceSummary, step: TimingStats) -> Iterator[str]:
             f"the device computes in {computing} of it."
         )
     before = summary.before_device or 0
-    if before > _LARGE * steps_time:
+    if before <= _LARGE * steps_time:
+        return
+    if summary.left_out.device > before / 2:
+        kernels = counted(summary.left_out.calls, "kernel")
+        yield (
+            "When the first step starts, the device still runs work that was launched before the "
+            f"recording began: {kernels}, {nanoseconds(summary.left_out.device)}. It is left out "
+            "of all figures."
+        )
+    else:
         yield f"The first device work begins {nanoseconds(before)} after the first step starts."
 
 

@@ -303,6 +303,38 @@ def test_collectives_and_modules_are_shown(
     ] in lines
 
 
+def test_much_time_in_small_kernels_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 1000 ns 300 are additions and 100 a sum; a kernel of Triton shows that it is compiled."""
+    trace = TraceByHand()
+    trace.kernel("ampere_sgemm_128x64", 0, 600, launch=(-20, -10))
+    trace.kernel("vectorized_elementwise_kernel<add>", 600, 900, launch=(-9, -8))
+    trace.kernel("reduce_kernel<sum>", 900, 1000, launch=(-7, -6))
+    said = (
+        "40.0 % of the kernel time is spent in pointwise and reduction kernels, which "
+        "torch.compile can fuse."
+    )
+    assert said in " ".join(shown(capsys, trace.write(tmp_path / "a.json")).split())
+    trace.kernel("triton_poi_fused_add_0", 1000, 1001, launch=(-5, -4))
+    assert said[7:] not in " ".join(shown(capsys, trace.write(tmp_path / "a.json")).split())
+
+
+def test_work_of_before_the_recording_is_no_idle_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 600 ns at the beginning of the step it ran for 500."""
+    trace = TraceByHand()
+    trace.step(0, 0, 1000)
+    trace.kernel("before", 0, 500)
+    trace.kernel("first", 600, 900, launch=(20, 40))
+    said = (
+        "When the first step starts, the device still runs work that was launched before the "
+        "recording began: 1 kernel, 500 ns. It is left out of all figures."
+    )
+    assert said in " ".join(shown(capsys, trace.write(tmp_path / "a.json")).split())
+
+
 def test_the_verdict_names_one_cause_where_one_is_most_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
