@@ -56,6 +56,9 @@ If no issue was found in such a run, the report says that it cannot tell whether
 
 PREEMPTED = "this machine was busy during a part of the run, or the process was stopped"
 
+MANY_STEPS = 30
+"""Confidence in a cost that was measured in at least this many steps of the run is high."""
+
 PROVEN_SHARE = 0.65
 """Confidence in a finding is high if at least this share of similar findings was right."""
 
@@ -443,7 +446,10 @@ def _times_of_run(
         phases = with_recompute(phases, window.recomputed)
     p50 = percentile(ledger.durations, 0.5)
     p95 = percentile(ledger.durations, 0.95)
-    return _Times(_steps(number, mean, p50, p95, "run"), phases)
+    steps = _steps(number, mean, p50, p95, "run")
+    if ledger.ranks > 1:
+        steps = replace(steps, said=f"rank {ledger.rank}: {steps.said}")
+    return _Times(steps, phases)
 
 
 def _with_divided_other(
@@ -899,7 +905,7 @@ def _card(finding: Finding, of_screen: Confidence, ledger: Ledger | None) -> Car
         sentence=finding.sentence,
         view=view,
         module=finding.module,
-        confidence=_confidence_of(finding, of_screen),
+        confidence=_confidence_of(finding, of_screen, ledger),
         is_issue=finding.is_issue,
     )
 
@@ -917,7 +923,12 @@ def _title_of(finding: Finding, ledger: Ledger | None) -> str:
     return f"{title[0].upper()}{title[1:]}"
 
 
-def _confidence_of(finding: Finding, of_screen: Confidence) -> Confidence:
+def _confidence_of(finding: Finding, of_screen: Confidence, ledger: Ledger | None) -> Confidence:
+    if ledger is not None and (finding.of == "run" or finding.cause == "data"):
+        number = sum(group.steps for group in ledger.unprofiled)
+        if number >= MANY_STEPS and preempted_share(ledger) < PREEMPTED_SHARE:
+            why = f"measured in all {number} unprofiled steps of the run"
+            return Confidence(level="high", why=(why,))
     level: Level = "medium"
     if finding.right is not None:
         is_proven = least_share(*finding.right) >= PROVEN_SHARE

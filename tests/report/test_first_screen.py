@@ -114,6 +114,12 @@ def test_a_loader_that_stalls_every_third_step_is_the_first_card() -> None:
     )
     assert "workers" in card.action
     assert card.is_issue
+    assert ("high", ("measured in all 30 unprofiled steps of the run",)) == (
+        card.confidence.level,
+        card.confidence.why,
+    )
+    (first, *_) = screen_of(window, ledger(steps(*STALLS[:27]))).cards
+    assert ("data", "medium") == (first.cause, first.confidence.level)
 
 
 def cost(cause: str, share: float, *, issue: bool = False, overhead: bool = False) -> Finding:

@@ -50,7 +50,7 @@ function firstScreen({ screen, steps: ofWindow, ledger }, context) {
   const chart = groups.length ? element("div", { id: "steps" }, element("h2", {}, "Step time"), stepChart(groups, steps)) : null;
   const openModules = (/** @type {string} */ name) => context?.go("modules", stateOfModules(name));
   return [
-    element("div", { class: "run-head" }, element("p", {}, element("b", {}, title), ...header.map((text) => element("span", {}, text))), badge(confidence, "confidence")),
+    element("div", { class: "run-head" }, element("p", {}, element("b", {}, title), ...header.map((text) => element("span", {}, text))), badge(confidence, "confidence", { saysWhy: true })),
     element("div", { class: "figures" }, ...figures.map((fact) => figure(fact))),
     ...(hint ? [element("p", { class: "hint" }, hint)] : []),
     ...(chart ? [chart] : []),
@@ -64,10 +64,12 @@ function firstScreen({ screen, steps: ofWindow, ledger }, context) {
   ];
 }
 
-/** @type {(confidence: Confidence, label: string) => HTMLElement} */
-function badge({ level, why }, label) {
+// `saysWhy` shows the first reason of a low level without a click.
+/** @type {(confidence: Confidence, label: string, options?: { saysWhy?: boolean }) => HTMLElement} */
+function badge({ level, why }, label, { saysWhy = false } = {}) {
+  const because = saysWhy && level === "low" && why.length ? `, ${why[0]}` : "";
   return element(
-    "details", { class: `badge ${level}` }, element("summary", { "aria-label": `${label}: ${level}. Show why.` }, `${label}: ${level}`),
+    "details", { class: `badge ${level}` }, element("summary", { "aria-label": `${label}: ${level}. Show why.` }, `${label}: ${level}${because}`),
     element("ul", {}, ...why.map((text) => element("li", {}, text))),
   );
 }
