@@ -8,8 +8,8 @@ import { barsOf, highest, inWords, marksOf, phasesOf } from "../lib/steps.js";
 
 /** @typedef {import("../lib/steps.js").StepBar} StepBar */
 
-const [LEFT, RIGHT, TOP, HEIGHT, MARKS, BOTTOM] = [70, 60, 10, 150, 34, 36];
-const [WINDOWS, EVENTS] = [TOP + HEIGHT + 14, TOP + HEIGHT + 30]; // baselines of the two rows of marks
+const [LEFT, RIGHT, TOP, HEIGHT, BOTTOM] = [70, 60, 10, 150, 36];
+const ROW = 17; // height of a row of marks: one for windows, one for events
 const NARROWEST = 3; // pixels of a bar
 const HINT = "Point at a bar, or drag over several bars. Arrow keys move, Shift and arrow keys select, Escape ends.";
 const ASIDE = 7; // pixels between a validation and a checkpoint at the same step
@@ -24,14 +24,19 @@ export function stepChart(groups, steps) {
   const phases = phasesOf(groups);
   const most = highest(bars, steps?.p95 ?? null) || 1;
   const each = inner / bars.length;
-  const height = TOP + HEIGHT + MARKS + BOTTOM;
+  const marks = marksOf(bars);
+  const hasWindows = marks.some(({ kind }) => kind === "window");
+  const hasEvents = marks.some(({ kind }) => kind !== "window");
+  const marksHeight = ROW * (Number(hasWindows) + Number(hasEvents));
+  const [windows, events] = [TOP + HEIGHT + 14, TOP + HEIGHT + marksHeight - 3]; // baselines of the rows
+  const height = TOP + HEIGHT + marksHeight + BOTTOM;
   /** @type {(at: number) => number} */
   const x = (at) => LEFT + at * each;
   /** @type {(seconds: number) => number} */
   const y = (seconds) => TOP + HEIGHT * (1 - Math.min(seconds / most, 1));
   const usual = steps ? `${steps.said}.` : "";
   const caption = element("p", { class: "step-caption", "aria-live": "polite" }, usual);
-  const cursor = svg("rect", { class: "cursor", y: TOP, height: HEIGHT + MARKS, width: 0, x: 0 });
+  const cursor = svg("rect", { class: "cursor", y: TOP, height: HEIGHT + marksHeight, width: 0, x: 0 });
   let [from, to] = [-1, -1];
 
   // One path for each phase is drawn faster than a rectangle for each bar and phase.
@@ -45,7 +50,6 @@ export function stepChart(groups, steps) {
     return svg("path", { d, style: { fill: colourOfPart(phase) } });
   });
   const cut = bars.filter(({ seconds }) => seconds > most * 1.001);
-  const marks = marksOf(bars);
   /** @type {(kind: string, at: number) => number} */
   const aside = (kind, at) => {
     const isShared = ["validation", "checkpoint"].every((each) => marks.some((mark) => mark.kind === each && mark.at === at));
@@ -64,10 +68,10 @@ export function stepChart(groups, steps) {
       "rect", { class: "window-range", x: x(at), y: TOP + HEIGHT + 2, width: x(end + 1) - x(at), height: 3 },
     )),
     ...marks.map(({ kind, at, end, text }) => svg(
-      "text", { class: `mark-${kind}`, x: (x(at) + x(end + 1)) / 2 + aside(kind, at), y: kind === "window" ? WINDOWS : EVENTS, "text-anchor": "middle" }, SIGNS[kind][0], svg("title", {}, text),
+      "text", { class: `mark-${kind}`, x: (x(at) + x(end + 1)) / 2 + aside(kind, at), y: kind === "window" ? windows : events, "text-anchor": "middle" }, SIGNS[kind][0], svg("title", {}, text),
     )),
     ...ticksOf(bars, width / 120).map(([at, number]) => svg(
-      "text", { class: "axis", x: x(at) + each / 2, y: TOP + HEIGHT + MARKS + 14, "text-anchor": "middle" }, exact(number),
+      "text", { class: "axis", x: x(at) + each / 2, y: TOP + HEIGHT + marksHeight + 14, "text-anchor": "middle" }, exact(number),
     )),
     svg("text", { class: "axis", x: LEFT + inner / 2, y: height - 4, "text-anchor": "middle" }, "step"),
     cursor,

@@ -16,8 +16,7 @@ export const run = { id: "run", label: "Run", draw: drawRun, isSized: true, ofOn
 
 const FIRST_CARDS = 3;
 const LISTED = 20;
-const OTHERS = "None of these is an issue. They show where time goes:";
-const OTHERS_AFTER_ISSUES = "These are no issues. They show where other time goes:";
+const OTHERS = "These are no issues. They show where other time goes:";
 /** @type {Record<string, string>} */
 const LINKS = { run: "steps", modules: "modules", memory: "memory", ranks: "ranks", timeline: "timeline" };
 
@@ -84,13 +83,13 @@ function doNext({ cards, nothing }, context) {
     const firstOther = cards.findLastIndex((card) => card.is_issue) + 1;
     list.replaceChildren(...shown.flatMap((card, at) => {
       const item = element("li", {}, cardOf(card, context));
-      return at === firstOther ? [element("li", { class: "quiet of-others" }, at ? OTHERS_AFTER_ISSUES : OTHERS), item] : [item];
+      return at && at === firstOther ? [element("li", { class: "quiet of-others" }, OTHERS), item] : [item];
     }));
     more.hidden = number >= cards.length;
   }
   fill(context?.state.all ? cards.length : FIRST_CARDS);
   return element(
-    "div", { class: "do-next" }, element("h2", {}, "Do next", cards.length ? element("span", { class: "quiet" }, " – time that each saves at most, in a step") : null),
+    "div", { class: "do-next" }, element("h2", {}, "Do next", cards.length ? element("span", { class: "quiet" }, ` – time that each saves at most, in a step${cards.some((card) => card.is_issue) ? "" : "; none is an issue"}`) : null),
     ...(nothing ? [element("p", {}, nothing)] : [list, more]),
   );
 }
