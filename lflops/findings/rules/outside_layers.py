@@ -25,8 +25,8 @@ class OutsideLayers(ModuleRule):
     threshold = Threshold(share=0.12, reported=0.05)
     sentence = "{Cost} is spent in {itself}{operators}."
     fix = (
-        "Keep .item(), images, prints and loops in Python out of training_step and forward, and "
-        "name the parts of them with lflops.scope"
+        "Keep .item(), images, prints, many calls of self.log and loops in Python out of "
+        "training_step and forward, and name the parts of them with lflops.scope"
     )
 
     sentence_of_custom_loop = "{Cost} is spent in {itself}, or between it and backward{operators}."
