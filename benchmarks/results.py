@@ -78,15 +78,17 @@ def in_turn(
     }
 
 
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+"""A program that keeps a core busy until its parent ends, also if that is killed."""
+
+
 @contextlib.contextmanager
 def beside(processes: int, *, first: bool = True) -> Iterator[None]:
     """So many others compute meanwhile.
 
     Beside none, this one goes first, if it may, as on an idle machine.
     """
-    others = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)
-    ]
+    others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(processes)]  # noqa: S603
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(
             0,
