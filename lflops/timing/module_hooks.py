@@ -181,7 +181,6 @@ class ModuleTimer:
         Call `settle` of the clock before computing times from the stamps.
         """
         self._stamps.append((self._mark(), None, ""))
-        self._paused = True
         self._release()
         parts = self._parts
         self._parts = {}

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import lflops
 from lflops.analysis.analysis import analyze
 from lflops.integrations.lightning.monitor import FlopsMonitor
+from lflops.monitoring.window import step_timer
 from lflops.monitoring.window.module_timing_step import ModuleTimingStep
 from lflops.profile.profile import Profile
 from lflops.schedule import Schedule
@@ -380,24 +381,37 @@ class Slowed(Validated):
         self.clock.speed = 2 if batch_idx in ACTIVE else 1
 
 
-def test_without_a_clean_step_times_are_as_they_were_stamped(clock: Changing) -> None:
+def test_without_a_clean_step_times_are_as_they_were_stamped(
+    clock: Changing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There is nothing to scale them to, and no ratio."""
+    monkeypatch.setattr(step_timer, "USUAL_AFTER", 10**9)
     profile = fitted(Slowed(clock), val_check_interval=1)
     assert times(ONCE, 2) == own(profile)
     assert profile.run.observer_ratio is None
     assert [] == [note for note in profile.notes if note.code == "time_scaled"]
 
 
-def test_a_validation_between_the_batches_of_a_step_is_in_no_row(clock: Changing) -> None:
+def test_a_validation_between_the_batches_of_a_step_is_in_no_row(
+    clock: Changing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two batches make a step, and each is validated behind.
 
     No step is clean, so nothing scales away what does not belong here.
     """
+    monkeypatch.setattr(step_timer, "USUAL_AFTER", 10**9)
     profile = fitted(Validated(clock), val_check_interval=1, accumulate_grad_batches=2)
     assert {("validation",)} == {
         step.marks for step in profile.steps if step.kind == "module_timing"
     }
     assert times(ONCE, 2) == own(profile)
+
+
+def test_a_validation_in_every_step_is_part_of_a_step(clock: Changing) -> None:
+    """The hooked steps take twice as long, and are scaled to the others."""
+    profile = fitted(Slowed(clock), val_check_interval=1)
+    assert own(profile) == ONCE
+    assert 2 == profile.run.observer_ratio
 
 
 def test_a_hooked_step_that_was_disturbed_is_in_no_ratio(clock: Changing) -> None:

@@ -27,6 +27,7 @@ from lflops.analysis.analysis import analyze
 from lflops.integrations.deepspeed.text.summary import summary
 from lflops.monitoring import window_publisher as results
 from lflops.monitoring.outputs.loggers import TensorBoardOutput, markdown_of, module_scalars
+from lflops.monitoring.window import step_timer
 from lflops.profile.profile import Profile
 from lflops.report.html import page
 from lflops.report.log_text import log_text
@@ -732,8 +733,11 @@ def test_the_clean_steps_are_waited_for(clock: StillClock) -> None:
     assert not profile.run.partial
 
 
-def test_a_window_does_not_wait_for_ever(clock: StillClock) -> None:
+def test_a_window_does_not_wait_for_ever(
+    clock: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twenty steps behind its end it is told of with what there is, where every step is disturbed."""
+    monkeypatch.setattr(step_timer, "USUAL_AFTER", 10**9)
 
     class Always(Timed, Validated):
         pass
