@@ -35,34 +35,23 @@ WANTED = {
 """What is waited for."""
 
 
-def take(browser: Any, page: Path, into: Path, *, width: int) -> None:
-    """Take each view in the light and in the dark theme: `summary.png`, `summary-dark.png`.
+def take(browser: Any, page: Path, view: str, picture: Path, *, width: int, height: int) -> None:
+    """Take a view in the light and in the dark theme: `run.png`, `run-dark.png`.
 
     Args:
         browser: Chromium.
-        page: The file of a window.
-        into: The folder of the pictures.
-        width: Of the window, in pixels.
+        page: The file of a window or of a comparison.
+        view: The view.
+        picture: The file of the picture in the light theme.
+        width: Width of the browser's window, in pixels.
+        height: How much of the view is shown, from the top.
     """
-    for theme in ("light", "dark"):
-        opened = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=theme)
-        for view, height in VIEWS.items():
-            opened.set_viewport_size({"width": width, "height": height})
-            opened.goto(f"{page.resolve().as_uri()}#view={view}")
-            opened.reload()  # another fragment alone loads nothing
-            opened.locator(WANTED.get(view, ".timeline svg")).first.wait_for()
-            opened.screenshot(path=into / f"{view}{'-dark' if theme == 'dark' else ''}.png")
-        opened.close()
-
-
-def take_one(browser: Any, page: Path, view: str, into: Path, *, width: int) -> None:
-    """Take one view of a page in both themes, as high as `FAULT_HEIGHT`."""
-    for theme in ("light", "dark"):
-        size = {"width": width, "height": FAULT_HEIGHT}
+    for theme, ending in (("light", ""), ("dark", "-dark")):
+        size = {"width": width, "height": height}
         opened = browser.new_page(viewport=size, color_scheme=theme)
         opened.goto(f"{page.resolve().as_uri()}#view={view}")
-        opened.locator(WANTED[view]).first.wait_for()
-        opened.screenshot(path=into / f"{view}{'-dark' if theme == 'dark' else ''}.png")
+        opened.locator(WANTED.get(view, ".timeline svg")).first.wait_for()
+        opened.screenshot(path=picture.with_stem(picture.stem + ending))
         opened.close()
 
 
@@ -78,12 +67,12 @@ def take_faults(browser: Any, into: Path, *, width: int) -> None:
             run = [sys.executable, "-W", "ignore", str(script), kind, f"{folder}/{kind}"]
             subprocess.run(run, check=True)  # noqa: S603
         page = max(Path(folder, "slow-rank").rglob("train-*.profile.html"))
-        take_one(browser, page, "ranks", into, width=width)
+        take(browser, page, "ranks", into / "ranks.png", width=width, height=FAULT_HEIGHT)
         compared = Path(folder, "compared.html")
         runs = [str(Path(folder, "before")), str(Path(folder, "after"))]
         command = [sys.executable, "-m", "lflops", "html", *runs, "-o", str(compared)]
         subprocess.run(command, check=True)  # noqa: S603
-        take_one(browser, compared, "compare", into, width=width)
+        take(browser, compared, "compare", into / "compare.png", width=width, height=FAULT_HEIGHT)
 
 
 HERO_SIZE = {"width": 1280, "height": 770}
@@ -96,12 +85,7 @@ def take_hero(browser: Any, into: Path) -> None:
     with TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=folder, check=True)  # noqa: S603
         page = max(Path(folder).rglob("train-*.profile.html"))
-        for theme in ("light", "dark"):
-            opened = browser.new_page(viewport=HERO_SIZE, color_scheme=theme)
-            opened.goto(f"{page.as_uri()}#view=run")
-            opened.locator(WANTED["run"]).first.wait_for()
-            opened.screenshot(path=into / f"hero{'-dark' if theme == 'dark' else ''}.png")
-            opened.close()
+        take(browser, page, "run", into / "hero.png", **HERO_SIZE)
 
 
 def main() -> None:
@@ -123,7 +107,9 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         take_hero(browser, asked.into)
         take_faults(browser, asked.into, width=asked.width)
-        take(browser, page, asked.into, width=asked.width)
+        for view, height in VIEWS.items():
+            picture = asked.into / f"{view}.png"
+            take(browser, page, view, picture, width=asked.width, height=height)
         browser.close()
     print(f"{(len(VIEWS) + 3) * 2} pictures in {asked.into}")
 

@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-from results import record
+from results import BUSY, record
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -649,7 +649,7 @@ def logged(log: Path) -> defaultdict[Case, list[Outcome]]:
 @contextlib.contextmanager
 def busy_core(*, busy: bool) -> Iterator[None]:
     """Another process that never sleeps."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
+    process = subprocess.Popen([sys.executable, "-c", BUSY]) if busy else None  # noqa: S603
     try:
         yield
     finally:

@@ -33,7 +33,7 @@ import torch
 from msgspec import msgpack
 from msgspec.structs import replace
 from ranks import Batches, NapsBackward, Ranks, nap, rank
-from results import record
+from results import BUSY, record
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -626,7 +626,7 @@ def contended(case: Case) -> subprocess.Popen[bytes] | None:
     os.sched_setaffinity(0, {cores[rank() % len(cores)]})
     if rank() != case.slow_rank:
         return None
-    return subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    return subprocess.Popen([sys.executable, "-c", BUSY])  # noqa: S603
 
 
 def cases(given: argparse.Namespace) -> Iterator[Case]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.faults.parts import Parts
+from benchmarks.results import BUSY
 
 Change = Callable[[Parts, random.Random, float], None]
 
@@ -405,7 +406,7 @@ def more_threads_than_cores(_parts: Parts, draw: random.Random, _seconds: float)
 def core_is_shared(parts: Parts, _draw: random.Random, _seconds: float) -> None:
     """As many other processes as cores compute."""
     for _each in range(os.cpu_count() or 1):
-        parts.others.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+        parts.others.append(subprocess.Popen([sys.executable, "-c", BUSY]))  # noqa: S603
 
 
 @kind("another thread", can_choose=False)

@@ -431,7 +431,7 @@ def is_in_model(place: ModulePhase) -> bool:
 def _in_model(
     table: RankTable, places: Iterable[ModulePhase], *, by_whole_step: bool
 ) -> RankSeries:
-    """Return the total time of each rank in those of the `places` that are in the model.
+    """Return the total time of each rank in all `places` inside the model.
 
     If `by_whole_step` is true, all `places` are included. A rank that lacks one of the included
     places is left out.
