@@ -11,8 +11,9 @@ from lflops.analysis.tree import SORT_KEYS, share_of
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json, write_lines
 from lflops.profile.records import PHASES, Phase
 from lflops.report.explanation import profile_at, windows_in
-from lflops.report.first_screen import FirstScreen, first_screen, window_summary
-from lflops.report.first_screen_text import first_screen_rows
+from lflops.report.first_screen.screen import FirstScreen, first_screen
+from lflops.report.first_screen.text import first_screen_rows
+from lflops.report.first_screen.window import window_summary
 from lflops.report.html import page, page_of_run, write
 from lflops.report.module_table import FORMATS, csv_table, latex_table, markdown_table
 from lflops.report.payload.payload import ledger_in, payload
@@ -22,12 +23,13 @@ from lflops.report.terminal.memory import render_checkpointed, render_memory
 from lflops.report.terminal.modules import header, render, render_operators
 
 _JSON = (
-    "Print one JSON object: run, phase, first_screen, report, pace (unprofiled steps), utilization, share_of, "
-    "totals (by phase), rows, unsupported (operators without a formula), uncalled (modules) and "
-    "notes. share_of is macs, or flops if the phase has no MACs. Rows are nested by children, with "
-    "the exact counts and the seconds of each phase. With --operators, it has operators and trace "
-    "instead of rows; with --memory, memory and checkpointed (by block). A row with a repeat has "
-    "the counts of one of its modules, and the mean time of all. Unknown values are null."
+    "Print one JSON object: run, phase, first_screen, report, pace (unprofiled steps), "
+    "utilization, share_of, totals (by phase), rows, unsupported (operators without a formula), "
+    "uncalled (modules) and notes. share_of is macs, or flops if the phase has no MACs. Each row "
+    "has the exact counts and the seconds of each phase, and its submodules as a list, children. "
+    "With --operators, it has operators and trace instead of rows; with --memory, memory and "
+    "checkpointed (by block). A row with a repeat has the counts of one of its modules, and the "
+    "mean time of all. Unknown values are null."
 )
 
 
@@ -95,7 +97,7 @@ def show(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
 ) -> None:
-    """Print a profile: the verdict, the step, totals, and the modules."""
+    """Print a profile: why a step takes as long as it does, its phases, totals, and the modules."""
     chosen = _phase(phase)
     _check_views(
         flat=flat, depth=depth, sort=sort, by_operator=by_operator, memory=memory, phase=chosen
@@ -308,7 +310,8 @@ def _default_page(files: list[Path]) -> Path:
 def _distinct_names(files: list[Path]) -> list[str]:
     """Return a name for each file: the file name, or the path if two files have the same name.
 
-    If a path is passed twice, the second one gets a number. For a single file, the list is empty.
+    If a path is passed twice, a number is added to the second name. For a single file, the list is
+    empty.
     """
     if len(files) == 1:
         return []
@@ -316,10 +319,10 @@ def _distinct_names(files: list[Path]) -> list[str]:
     if len(set(shown)) < len(shown):
         shown = [str(file) for file in files]
     names: list[str] = []
-    for index, path in enumerate(shown):
-        is_first = shown.index(path) == index
+    for index, name in enumerate(shown):
+        is_first = shown.index(name) == index
         if is_first:
-            names.append(path)
+            names.append(name)
         else:
-            names.append(f"{path} ({index + 1})")
+            names.append(f"{name} ({index + 1})")
     return names

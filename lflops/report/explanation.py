@@ -29,14 +29,10 @@ from lflops.profile.json_file import load
 from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.profile.series import ratio
-from lflops.report.first_screen import (
-    PREEMPTED,
-    PREEMPTED_SHARE,
-    WindowSummary,
-    findings_of,
-    first_screen,
-    window_summary,
-)
+from lflops.report.first_screen.confidence import PREEMPTED, PREEMPTED_SHARE
+from lflops.report.first_screen.findings import findings_of
+from lflops.report.first_screen.screen import first_screen
+from lflops.report.first_screen.window import WindowSummary, window_summary
 from lflops.report.ranks import ranks
 from lflops.report.report import report_of
 from lflops.report.text import counted, joined, shortened
@@ -88,9 +84,10 @@ class Explanation(Struct, Displayed, frozen=True, kw_only=True):
         status: "found" if there is an issue. "nothing found" if there is no issue, and enough
             steady steps were measured to see one. Otherwise "cannot tell".
         said: Sentence with the time of a step and its efficiency.
-        findings: Issues, and overhead that costs more than every issue, sorted by cost. Findings
-            that only show where the other time goes come after them.
-        because: The evidence behind the findings, or the reason why an issue would not be visible.
+        findings: First the issues, and overhead that costs more than every issue, sorted by cost.
+            Then the findings that only show where the other time goes.
+        because: How reliable the numbers are: how many steps were timed, how much they vary, and
+            what is unknown.
         unseen: Reason why an issue might exist although none was found, for example that too few
             steps were measured. `None` if an issue would have been found. Empty if no window was
             profiled.
@@ -163,10 +160,10 @@ def last_window(folder: Path) -> Path | None:
     If no training step was profiled, return the last profile of another stage, or `None`.
     """
 
-    def rank(file: Path) -> tuple[bool, float]:
+    def order_key(file: Path) -> tuple[bool, float]:
         return file.name.startswith("train"), file.stat().st_mtime
 
-    return max(folder.rglob("*.profile.json"), key=rank, default=None)
+    return max(folder.rglob("*.profile.json"), key=order_key, default=None)
 
 
 def windows_in(folder: Path) -> list[Profile]:
@@ -259,8 +256,8 @@ def _issues(run: Analysis) -> dict[tuple[str, str], Finding]:
 def _would_show(analysis: Analysis, cause: str) -> bool:
     """Return whether an issue would have been found in a run if the run had it.
 
-    This is certain if enough steady steps were measured to find any issue, or if the phase that the
-    issue is about is short in nearly all steps.
+    This is certain if enough steady steps were measured to find any issue. It is also certain if
+    the issue is a long phase, and in three quarters of the steps this phase is too short for it.
     """
     if unseen_because(analysis) is None:
         return True
@@ -306,7 +303,7 @@ def _explained(
     if unseen is None and was_preempted:
         unseen = PREEMPTED
     because = verdict.confidence
-    # The caveat ends with "N notes below", but in this text there are no notes below.
+    # The confidence then ends with "N notes below", but an explanation has no notes.
     if verdict.caveats:
         because = f"{because.removesuffix('below')}in lflops show"
     if was_preempted:

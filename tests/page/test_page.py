@@ -16,7 +16,8 @@ from lflops.hardware.chips import Hardware
 from lflops.profile.profile import Profile
 from lflops.profile.records import PHASES, Phase
 from lflops.profile.steps import Step
-from lflops.report.first_screen import first_screen, window_summary
+from lflops.report.first_screen.screen import first_screen
+from lflops.report.first_screen.window import window_summary
 from lflops.report.html import save
 from lflops.report.report import report_of
 from tests.support.browser import GRID, ROW, Seen, bench, tab

@@ -13,15 +13,11 @@ from lflops.cli.main import main
 from lflops.findings.finding import Finding
 from lflops.ledger.account import Ledger, SlowStep, Start, StepGroup, duration_class
 from lflops.profile.profile import Profile
-from lflops.report.first_screen import (
-    FirstScreen,
-    WindowSummary,
-    findings_of,
-    first_screen,
-    stalls_in,
-    window_summary,
-)
-from lflops.report.first_screen_text import first_screen_rows, sparkline
+from lflops.report.first_screen.findings import findings_of
+from lflops.report.first_screen.screen import FirstScreen, first_screen
+from lflops.report.first_screen.stalls import stalls_in
+from lflops.report.first_screen.text import first_screen_rows, sparkline
+from lflops.report.first_screen.window import WindowSummary, window_summary
 from lflops.report.payload.payload import encoded_run, payload, run_shown
 from tests.support.ledgers import write_resumed_run
 from tests.support.profile_pairs import clean, ran

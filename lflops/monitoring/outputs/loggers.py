@@ -33,8 +33,9 @@ from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PASS_PHASES, PHASES, median_of
 from lflops.profile.series import multiplied
 from lflops.report import html as page
-from lflops.report.first_screen import WindowSummary, first_screen, window_summary
-from lflops.report.first_screen_text import first_screen_markdown, first_screen_rows
+from lflops.report.first_screen.screen import first_screen
+from lflops.report.first_screen.text import first_screen_markdown, first_screen_rows
+from lflops.report.first_screen.window import WindowSummary, window_summary
 from lflops.report.ledger import has_losses
 from lflops.report.log_text import log_text
 from lflops.report.ranks import slow_ranks
@@ -136,7 +137,7 @@ class TensorBoardOutput(Output):
 
         The first window also logs `LAYOUT`.
         """
-        # tensorboard may not be installed if there is no such logger
+        # imported here, because runs without a TensorBoard logger may not have tensorboard
         from lflops.tensorboard.events import summary_of
 
         writer = self._logger.experiment
@@ -157,7 +158,7 @@ class TensorBoardOutput(Output):
         return f"in TensorBoard, tab LFLOPS: tensorboard --logdir {log_dir}"
 
     def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002
-        """Write the run's hyperparameters, with the MACs and parameters of a step.
+        """Write the run's hyperparameters, the number of parameters, and the MACs of a step.
 
         If the logger has a hyperparameter with the same name, the logger's value is written. The
         list of columns that TensorBoard can show is not written, because TensorBoard applies the
@@ -173,7 +174,8 @@ class TensorBoardOutput(Output):
             is_plain = isinstance(value, int | float | str)
             parameters[str(name)] = value if is_plain else str(value)
         _, begun, ended = hparams(parameters, {})
-        # A Trainer of transformers closes its writer before the run ends, and this opens it again.
+        # The Trainer of transformers closes its writer before the run ends. `_get_file_writer`
+        # opens it again.
         file_writer = writer.file_writer or writer._get_file_writer()  # noqa: SLF001
         for summary in (begun, ended):
             file_writer.add_summary(summary, step)
@@ -341,9 +343,9 @@ def _table_row(name: str, module: ModuleProfile) -> list[Any]:
 
 
 def totals(profile: Profile) -> dict[str, float]:
-    """Return the parameters and MACs of a step, for a table of runs.
+    """Return the number of parameters, and the MACs of each phase of a step in units of 10⁹.
 
-    Empty if nothing was counted.
+    Loggers show these values in their tables of runs. Empty if nothing was counted.
     """
     if not profile.is_counted:
         return {}
@@ -389,7 +391,8 @@ class RunLogger:
 
     def __init__(self, run: Any) -> None:
         self.experiment = run
-        # not `dir` itself: its files are uploaded, and the artifacts already have these files
+        # Not `run.dir` itself: Weights & Biases uploads every file in it, and the artifacts already
+        # contain the files of lflops.
         self.log_dir = str(Path(run.dir).parent)
         run.define_metric("lflops_step", hidden=True)
         for name in ("lflops/*", "lflops_modules/*"):
@@ -437,7 +440,7 @@ A fact is a named number of the report. If a tag has several facts, the first fa
 contains is logged.
 """
 
-# the factors from the report's units to those of the tags: ms, TFLOP/s and GiB
+# factors that convert the report's units to the units of the tags: ms, TFLOP/s and GiB
 _FACTORS = {"s": 1e3, "FLOP/s": 1e-12, "bytes": 2**-30}
 
 
@@ -454,7 +457,7 @@ def scalars(analysis: Analysis) -> dict[str, float]:
 
 
 MOST_ROWS_AT_END = 5_000
-"""When the run ends, larger HTML pages are not written again, because this takes seconds.
+"""Size at which an HTML page is not written again when the run ends, because this takes seconds.
 
 The size of a page is the number of its modules and operators.
 """
@@ -491,9 +494,11 @@ class Reporters:
         self._settings = settings
         self._root = "lflops" if monitor == 1 else f"lflops_{monitor}"
         self._outputs = self._outputs_of(training.loggers)
-        # the modules of each stage that have curves, by pattern: repeated modules have one curve
+        # for each stage, the name patterns of the modules that have curves; repeated modules share
+        # a pattern, and so they share a curve
         self._busiest: dict[str, tuple[str, ...]] = {}
-        # the points of these curves and their steps, until there are enough windows
+        # for each stage, the points of these curves with their steps, until there are enough
+        # windows
         self._held_back: defaultdict[str, deque[tuple[dict[tuple[str, str], float], int]]] = (
             defaultdict(deque)
         )
@@ -533,8 +538,8 @@ class Reporters:
     def point(self, metrics: Mapping[str, float], stage: str, step: int) -> None:
         """Log metrics of the steps since the last call as points of curves.
 
-        This also happens in steps outside windows. From now on, `window_scalars` leaves these
-        metrics out, because their curves would otherwise have the same metric twice.
+        This method is also called outside windows. From now on, `window_scalars` leaves out these
+        metrics, because otherwise the curves would have two points for the same steps.
         """
         self._on_curves.update((stage, name) for name in metrics)
         self._log({(self._root, stage, name): value for name, value in metrics.items()}, step)
@@ -679,7 +684,7 @@ class Reporters:
         return found
 
     def _detailed_text(self, analysis: Analysis) -> str:
-        """Return the text for `detailed` and `output_file`, in the format of DeepSpeed's profiler."""
+        """Return the text for `detailed` and `output_file`, as DeepSpeed's profiler formats it."""
         settings = self._settings
         for summary in offered("summary", "the summary"):
             text = summary(

@@ -16,7 +16,8 @@ from lflops.ledger.ledger_file import ENDING, load_run
 from lflops.profile.profile import Profile
 from lflops.profile.records import Rank, TimingStats, median_of, ready_for_threads
 from lflops.ranks.stragglers import slowest_first
-from lflops.report.first_screen import FirstScreen, WindowSummary, first_screen, window_summary
+from lflops.report.first_screen.screen import FirstScreen, first_screen
+from lflops.report.first_screen.window import WindowSummary, window_summary
 from lflops.report.ledger import headline
 from lflops.report.payload.columns import VERSION, Columns, Value, lists
 from lflops.report.payload.compare import ComparedFigures, compared_figures
@@ -144,7 +145,7 @@ It is built only once, even if both the TensorBoard tab and the page need it.
 
 
 def _payload(analysis: Analysis) -> Payload:
-    """Build the payload, but without the paths of trace files."""
+    """Build the payload without the paths of trace files, which depend on the folder."""
     profile = analysis.profile
     root = profile.modules[""].class_name or "a script"
     return Payload(
@@ -192,6 +193,9 @@ def _head(analysis: Analysis) -> WindowHeader:
     device = run.device_name
     if run.kind == "estimate" and run.hardware is not None:
         device = run.hardware.name
+    dtype = run.precision or run.dtype
+    if run.dtype == "tf32":
+        dtype = run.dtype
     return WindowHeader(
         step=run.step,
         when=joined(window, step),
@@ -199,7 +203,7 @@ def _head(analysis: Analysis) -> WindowHeader:
         device=device,
         strategy=run.strategy,
         ranks=run.world_size,
-        dtype=run.dtype if run.dtype == "tf32" else run.precision or run.dtype,
+        dtype=dtype,
         partial=run.partial,
         figures=figures,
         ranges=ranges,
@@ -215,7 +219,7 @@ def _relative(folder: Path, file: str) -> str:
 
 
 def _ranks(analysis: Analysis) -> RanksShown | None:
-    """Return the data of the Ranks view, or `None` for a run with one rank."""
+    """Return the data of the Ranks view, or `None` if the run has only one rank."""
     profile = analysis.profile
     if len(profile.ranks) < 2:
         return None

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from lflops import units
 from lflops.ledger.account import Ledger
 from lflops.profile.module_names import plain
-from lflops.report.first_screen import FIRST_CARDS, FirstScreen
+from lflops.report.first_screen.cards import FIRST_CARDS
+from lflops.report.first_screen.screen import FirstScreen
 from lflops.report.text import counted, joined, label_first
 
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>|#]")
@@ -45,7 +46,8 @@ def first_screen_rows(
     yield from label_first("do next", list(_cards(screen)))
     phases = []
     for part in screen.phases:
-        phases.append(f"{part.label} {part.text.replace(', ', ' (')})")
+        seconds, _, share = part.text.partition(", ")
+        phases.append(f"{part.label} {seconds} ({share})")
     if phases:
         yield "step by phase", ", ".join(phases)
     slow = [rank.said for rank in screen.ranks if rank.lost or rank.status != "ok"]

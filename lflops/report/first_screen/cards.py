@@ -1,0 +1,151 @@
+"""Turn findings into cards. A card is a suggestion for one thing to do next."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from lflops import units
+from lflops.findings.finding import LAST, Finding, least_share
+from lflops.findings.run_rule import preempted_share
+from lflops.ledger.account import Ledger
+from lflops.profile.module_names import plain
+from lflops.report.first_screen.confidence import PREEMPTED_SHARE, Confidence, Level
+from lflops.report.first_screen.stalls import stalls_of
+from lflops.report.text import WORDS
+
+MOST_CARDS = 6
+"""Maximum number of cards of a first screen.
+
+The page shows the first `FIRST_CARDS` cards, and the other cards after a click. Texts only have the
+first `FIRST_CARDS` cards.
+"""
+
+
+FIRST_CARDS = 3
+
+
+LEAST_SAVING = 0.01
+"""A finding that is not an issue gets a card only if it may save at least this share of a step."""
+
+
+MANY_STEPS = 30
+"""Confidence in a cost that was measured in at least this many steps of the run is high."""
+
+
+PROVEN_SHARE = 0.65
+"""Confidence in a finding is high if at least this share of similar findings was right."""
+
+
+CAUSES_WITHOUT_CARD = LAST | {"ideal_compute", "no_products", "all_forward", "all_backward"}
+"""Causes of findings that get no card, because their time cannot be saved."""
+
+
+VIEWS = WORDS["views"]
+"""The view (tab) of the page that shows the evidence of a finding, keyed by the finding's cause.
+
+For causes that are not in this mapping, the view is `modules` if the finding names a module, and
+otherwise `run`.
+"""
+
+
+class Card(Struct, frozen=True, kw_only=True):
+    """A suggestion for one thing to do next.
+
+    Attributes:
+        cause: The name of the finding's rule.
+        title: A few words that name the cause of the cost.
+        seconds: Seconds per step that the action saves at most, or `None` if that is unknown.
+        text: The saving as text, such as `−29.0 ms`.
+        action: Advice on what to do. Empty if there is no general advice.
+        sentence: The finding as a sentence.
+        view: The view of the page that shows the evidence.
+        module: The module that this view shows, if the finding is about a module.
+        confidence: Confidence in the finding.
+        is_issue: Whether this is an issue to fix. If not, the card only shows where the time goes.
+    """
+
+    cause: str
+    title: str
+    seconds: float | None
+    text: str
+    action: str
+    sentence: str
+    view: str
+    module: str
+    confidence: Confidence
+    is_issue: bool
+
+
+def cards_of(
+    findings: Sequence[Finding], mean: float, confidence: Confidence, ledger: Ledger | None
+) -> list[Card]:
+    """Return a card for each finding whose time might be saved, in the order of the findings.
+
+    `mean` is the mean step in seconds, and `confidence` is the confidence in the whole screen.
+    """
+    cards = []
+    for finding in findings:
+        if _is_saving(finding, mean):
+            cards.append(_card(finding, confidence, ledger))
+    return cards
+
+
+def _is_saving(finding: Finding, mean: float) -> bool:
+    if finding.cause in CAUSES_WITHOUT_CARD:
+        return False
+    if finding.is_issue or finding.seconds is None:
+        return True
+    return bool(finding.fix) and finding.seconds >= LEAST_SAVING * mean
+
+
+def _card(finding: Finding, of_screen: Confidence, ledger: Ledger | None) -> Card:
+    seconds = finding.seconds
+    saving = "unknown"
+    if seconds is not None:
+        saving = f"−{units.duration(seconds)}"
+    usual_view = "modules" if finding.module else "run"
+    view = VIEWS.get(finding.cause, usual_view)
+    return Card(
+        cause=finding.cause,
+        title=_title_of(finding, ledger),
+        seconds=seconds,
+        text=saving,
+        action=finding.fix,
+        sentence=finding.sentence,
+        view=view,
+        module=finding.module,
+        confidence=_confidence_of(finding, of_screen, ledger),
+        is_issue=finding.is_issue,
+    )
+
+
+def _title_of(finding: Finding, ledger: Ledger | None) -> str:
+    if finding.cause == "data":
+        stalls = stalls_of(ledger)
+        if stalls is not None:
+            return f"Data loading stalls {stalls.often}"
+    title = WORDS["titles"].get(finding.cause, plain(finding.cause.replace("_", " ")))
+    if finding.rank is not None:
+        title = f"{title} {finding.rank}"
+    if finding.module:
+        title = f"{title} in {plain(finding.module)}"
+    return f"{title[0].upper()}{title[1:]}"
+
+
+def _confidence_of(finding: Finding, of_screen: Confidence, ledger: Ledger | None) -> Confidence:
+    if ledger is not None and (finding.of == "run" or finding.cause == "data"):
+        number = sum(group.steps for group in ledger.unprofiled)
+        if number >= MANY_STEPS and preempted_share(ledger) < PREEMPTED_SHARE:
+            why = f"measured in all {number} unprofiled steps of the run"
+            return Confidence(level="high", why=(why,))
+    level: Level = "medium"
+    if finding.right is not None:
+        is_proven = least_share(*finding.right) >= PROVEN_SHARE
+        if is_proven and of_screen.level != "low":
+            level = "high"
+        return Confidence(level=level, why=(finding.track_record,))
+    if not finding.is_issue:
+        if of_screen.level == "low":
+            level = "low"
+        return Confidence(level=level, why=("below the threshold of an issue",))
+    return Confidence(level=of_screen.level, why=("above the threshold of an issue",))

@@ -1,0 +1,48 @@
+"""Judge how reliable the values of the first screen are."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from lflops.findings.run_rule import preempted_share
+from lflops.ledger.account import Ledger
+from lflops.report.first_screen.window import WindowSummary
+
+Level = Literal["high", "medium", "low"]
+
+
+PREEMPTED_SHARE = 0.05
+"""Confidence is low if steps waited for a CPU core for at least this share of the training time.
+
+If no issue was found in such a run, the report says that it cannot tell whether anything is wrong.
+"""
+
+
+PREEMPTED = "this machine was busy during a part of the run, or the process was stopped"
+
+
+class Confidence(Struct, frozen=True, kw_only=True):
+    """A level of confidence in a value, with the reasons."""
+
+    level: Level
+    why: tuple[str, ...] = ()
+
+
+def confidence_in(window: WindowSummary | None, ledger: Ledger | None) -> Confidence:
+    if window is None:
+        return Confidence(level="low", why=("no window was profiled", "only the ledger of the run"))
+    why = []
+    if window.unseen is not None:
+        why.append(window.unseen)
+    if ledger is not None and preempted_share(ledger) >= PREEMPTED_SHARE:
+        why.append(PREEMPTED)
+    is_low = bool(why)
+    doubts = [text for text in window.confidence if text not in why]
+    why += doubts
+    level: Level = "high"
+    if is_low:
+        level = "low"
+    elif len(doubts) > 1:
+        # The first text has the number of timed steps.
+        level = "medium"
+    return Confidence(level=level, why=tuple(why))

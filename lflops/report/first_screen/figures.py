@@ -1,0 +1,120 @@
+"""Build the figures of the first screen, such as the step time and MFU, and the time trained."""
+
+from collections.abc import Iterator
+
+from lflops import units
+from lflops.ledger.account import CATEGORIES, Ledger
+from lflops.profile.series import ratio
+from lflops.report.first_screen.step_times import Steps, StepTimes
+from lflops.report.first_screen.window import WindowSummary
+from lflops.report.report import Fact
+from lflops.report.text import counted, joined
+
+MOST_OTHERS = 3
+"""Maximum number of categories that the sentence about the share of time trained names."""
+
+
+def figures_of(
+    window: WindowSummary | None, ledger: Ledger | None, times: StepTimes | None
+) -> Iterator[Fact]:
+    if times is not None:
+        yield _of_step(times.steps)
+    if window is not None and window.flops is not None and times is not None:
+        yield _of_compute(window, window.flops / times.steps.mean)
+    if ledger is not None:
+        yield _time_trained(ledger)
+    elif window is not None:
+        yield from window.rates[:1]
+    if window is not None and window.peak_bytes is not None:
+        yield _of_memory(window.peak_bytes, window.usable_bytes)
+
+
+def _of_step(steps: Steps) -> Fact:
+    number = counted(steps.number, "unprofiled step")
+    return Fact(
+        name="step",
+        label="step",
+        value=steps.mean,
+        unit="s",
+        text=units.duration(steps.mean),
+        remark=f"mean of {number} of the {steps.source}",
+    )
+
+
+def _of_compute(window: WindowSummary, rate: float) -> Fact:
+    if window.peak is None:
+        return Fact(
+            name="achieved",
+            label="achieved",
+            value=rate,
+            unit="FLOP/s",
+            text=units.rate(rate, "FLOP/s"),
+            remark="of an unknown peak",
+        )
+    peak = units.rate(window.peak, "FLOP/s")
+    return Fact(
+        name="MFU",
+        label="MFU",
+        value=rate / window.peak,
+        unit="of peak",
+        text=units.of_peak(rate / window.peak),
+        remark=f"{units.rate(rate, 'FLOP/s')} of {peak}",
+    )
+
+
+def _time_trained(ledger: Ledger) -> Fact:
+    share = trained_share(ledger)
+    return Fact(
+        name="trained",
+        label="time trained",
+        value=share,
+        unit="share",
+        text=units.percent(share),
+        remark=joined(
+            f"of {units.long_duration(ledger.total)}", *_other_groups(ledger)[:1], separator="; "
+        ),
+    )
+
+
+def _other_groups(ledger: Ledger) -> list[str]:
+    """Return what else than training took time in a run, each with its share, largest first."""
+    others = []
+    for group, seconds in ledger.by_group().items():
+        if group != "training":
+            share = ratio(seconds, ledger.total)
+            others.append(f"{CATEGORIES[group]} {units.percent(share)}")
+    return others
+
+
+def _of_memory(peak: int, usable: int | None) -> Fact:
+    of_chip = ""
+    if usable is not None:
+        of_chip = f"of {units.size(usable)} that the chip has"
+    return Fact(
+        name="peak live memory",
+        label="peak live memory",
+        value=peak,
+        unit="bytes",
+        text=units.size(peak),
+        remark=of_chip,
+    )
+
+
+def trained_share(ledger: Ledger) -> float | None:
+    """Share of the run's time that was spent in training steps that were not slow."""
+    if not ledger.total:
+        return None
+    return ledger.by_group().get("training", 0.0) / ledger.total
+
+
+def time_trained_sentence(ledger: Ledger | None) -> str:
+    """Return a sentence with the share of the run's time that was training.
+
+    It also names the largest other categories. It is empty if there is no ledger.
+    """
+    if ledger is None or not ledger.total:
+        return ""
+    total = units.long_duration(ledger.total)
+    trained = f"{units.percent(trained_share(ledger))} of {total} was training"
+    others = ", ".join(_other_groups(ledger)[:MOST_OTHERS])
+    return f"{joined(trained, others, separator='; ')}."

@@ -1,0 +1,168 @@
+"""Join the findings about a step with the findings about the run, and state costs per mean step."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from lflops import units
+from lflops.analysis.step_times import with_recompute
+from lflops.findings.evaluate import findings_of_run
+from lflops.findings.finding import Finding, ordered
+from lflops.findings.run_rule import RunEvidence
+from lflops.ledger.account import Ledger
+from lflops.profile.profile import Profile
+from lflops.report.first_screen.stalls import stalls_of
+from lflops.report.first_screen.step_times import StepTimes, times_of
+from lflops.report.first_screen.window import WindowSummary
+
+
+def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Finding]:
+    """Return the findings about a run, from its last window and its ledger.
+
+    If a finding is about a whole phase, its cost is the mean over all unprofiled steps of the run,
+    and not only over the steps of the window.
+    """
+    profile = None
+    of_step: Sequence[Finding] = ()
+    of_window: Mapping[str, float] = {}
+    if window is not None:
+        profile = window.profile
+        of_step = window.findings
+        of_window = with_recompute(window.phases, window.recomputed)
+    if ledger is None:
+        return ordered(of_step)
+    found = _with_run_findings(of_step, ledger, profile)
+    times = times_of(window, ledger)
+    if times is not None and times.steps.source == "run":
+        ratio = _usual_share(of_window, times.phases)
+        found = [_of_all_steps(finding, times, of_window, ledger, ratio) for finding in found]
+    return ordered(found)
+
+
+def _with_run_findings(
+    of_step: Sequence[Finding], ledger: Ledger, profile: Profile | None
+) -> list[Finding]:
+    """Add the findings about the whole run to the findings about a step.
+
+    Findings whose time is already explained by another finding are dropped.
+    """
+    # All steps of the run show the data wait better than the steps of the window.
+    step_issues = {finding.cause for finding in of_step if finding.is_issue} - {"data"}
+    run = RunEvidence(ledger=ledger, profile=profile, step_issues=frozenset(step_issues))
+    of_run = findings_of_run(run)
+    is_in_run = any(finding.cause == "data" for finding in of_run)
+    findings = [*of_run]
+    for finding in of_step:
+        if finding.cause != "data" or not is_in_run:
+            findings.append(finding)
+    collecting = [finding.seconds or 0.0 for finding in findings if finding.cause == "gc"]
+    explained = 2 * max(collecting, default=0.0)
+    issues = {finding.cause for finding in findings if finding.is_issue}
+    kept = []
+    for finding in findings:
+        # The garbage collector runs in no phase.
+        is_collecting = finding.cause == "other" and (finding.seconds or 0.0) <= explained
+        is_twice = not finding.is_issue and finding.cause in issues
+        if not is_collecting and not is_twice:
+            kept.append(finding)
+    return kept
+
+
+_PHASES = {"recomputed": "recompute"}
+"""The phase that a finding is about, keyed by the finding's cause.
+
+For all other findings about a phase, the cause is the name of the phase.
+"""
+
+
+def _usual_share(of_window: Mapping[str, float], of_run: Mapping[str, float]) -> float:
+    """Return by what to multiply times of the window to get the usual times of the run.
+
+    It is less than 1 if the work in the window took longer, for example because of other programs.
+    Otherwise, a cost could exceed its phase.
+    """
+    in_window = _work(of_window)
+    in_run = _work(of_run)
+    if in_run and in_window > in_run:
+        return in_run / in_window
+    return 1.0
+
+
+def _work(phases: Mapping[str, float]) -> float:
+    """Return the seconds of all phases except fetching data and what is in no phase."""
+    return sum(phases.values()) - phases.get("data", 0.0) - phases.get("other", 0.0)
+
+
+def _of_mean_step(finding: Finding, mean: float, ratio: float) -> Finding:
+    """State the cost of a finding about the window as a share of the mean step of the run.
+
+    The cost is multiplied by `ratio`, the result of `_usual_share`. The cost of a slow rank is a
+    difference between ranks, and is not reduced.
+    """
+    if finding.of != "step" or not finding.seconds:
+        return finding
+    seconds = finding.seconds
+    if finding.rank is None:
+        seconds *= ratio
+    share = seconds / mean
+    cost = _cost(finding.share, finding.seconds)
+    sentence = finding.sentence.replace(cost, _cost(share, seconds))
+    return replace(finding, seconds=seconds, share=share, sentence=sentence)
+
+
+def _of_all_steps(
+    finding: Finding,
+    times: StepTimes,
+    of_window: Mapping[str, float],
+    ledger: Ledger,
+    ratio: float,
+) -> Finding:
+    """Replace the seconds of a finding about a whole phase with the mean over all unprofiled steps.
+
+    The cost of another finding is only compared with the mean step. `ratio` is the result of
+    `_usual_share`.
+    """
+    phase = _PHASES.get(finding.cause, finding.cause)
+    seconds = times.phases.get(phase)
+    if seconds is None:
+        return _of_mean_step(finding, times.steps.mean, ratio)
+    if phase == "other":
+        # A single slow step is a separate finding. It is not a reason why other steps take long.
+        seconds -= _slowest(ledger) / times.steps.number
+    share = seconds / times.steps.mean
+    cost = _cost(share, seconds)
+    if phase == "data":
+        stalls = stalls_of(ledger)
+        often = "" if stalls is None else f": {units.duration(stalls.seconds)} {stalls.often}"
+        sentence = f"{cost} is spent waiting for data{often}."
+    elif _is_whole(finding, of_window.get(phase)):
+        sentence = finding.sentence.replace(_cost(finding.share, finding.seconds), cost)
+    else:
+        return _of_mean_step(finding, times.steps.mean, ratio)
+    return replace(finding, seconds=seconds, share=share, of="step", sentence=sentence)
+
+
+def _cost(share: float | None, seconds: float | None) -> str:
+    return f"{units.percent(share)} of the step ({units.duration(seconds)})"
+
+
+def _slowest(ledger: Ledger) -> float:
+    """Seconds that the slowest step lost outside all phases, if there is one such step at all.
+
+    If there are more, they are typical of the run, and the result is 0.
+    """
+    slow = [
+        step.cost for step in ledger.slow_steps if step.cause == "unknown" and step.phase == "other"
+    ]
+    return slow[0] if len(slow) == 1 else 0.0
+
+
+def _is_whole(finding: Finding, phase_seconds: float | None) -> bool:
+    """Return whether the cost of a finding is the whole time of a phase.
+
+    `phase_seconds` is the mean time of this phase in the window, or `None` if it was not timed.
+    """
+    if finding.of != "step" or finding.rank is not None or not finding.seconds:
+        return False
+    return phase_seconds is not None and math.isclose(finding.seconds, phase_seconds)

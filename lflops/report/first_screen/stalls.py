@@ -1,0 +1,72 @@
+"""Find long waits for data among short waits, and describe how often they occur."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from lflops.findings.part_rule import BURST_RATIO
+from lflops.ledger.account import Ledger
+
+REGULAR_SHARE = 0.9
+"""Long waits are reported as regular (`every 3rd step`) if most of them are equally far apart.
+
+At least this share of the distances between one long wait and the next must be the same.
+"""
+
+
+FEWEST_STALLS = 3
+"""Minimum number of long waits to describe how often they occur."""
+
+
+class Stalls(NamedTuple):
+    """Long waits for data in a run in which most waits are short.
+
+    Attributes:
+        seconds: Mean duration of the long waits.
+        often: How often they occur, such as `every 3rd step` or `in 7 of 90 steps`.
+    """
+
+    seconds: float
+    often: str
+
+
+def stalls_of(ledger: Ledger | None) -> Stalls | None:
+    """Return the long waits for data of a run, or `None` if there are none."""
+    if ledger is None:
+        return None
+    return stalls_in(
+        [group.spent.get("data", 0.0) for group in ledger.unprofiled if group.steps == 1]
+    )
+
+
+def stalls_in(waits: Sequence[float]) -> Stalls | None:
+    """Return the long waits, or `None` if the time is similar in all steps.
+
+    `waits` are the seconds of waiting in each step, in the order of the steps.
+    """
+    if not waits:
+        return None
+    rising = sorted(waits)
+    # A single step may have a much longer wait than all other steps.
+    longest = rising[-2] if len(rising) > FEWEST_STALLS else rising[-1]
+    long = [place for place, value in enumerate(waits) if value > longest / 2]
+    usual = rising[: len(rising) - len(long)]
+    if len(long) < FEWEST_STALLS or len(usual) < len(long):
+        return None
+    if longest < BURST_RATIO * usual[len(usual) // 2]:
+        return None
+    distances = [after - before for before, after in pairwise(long)]
+    usual_distance = sorted(distances)[len(distances) // 2]
+    is_regular = distances.count(usual_distance) >= REGULAR_SHARE * len(distances)
+    # Steps in a row are a slow part of the run, not a rhythm.
+    often = f"in {len(long)} of {len(waits)} steps"
+    if is_regular and usual_distance > 1:
+        often = f"every {_ordinal(usual_distance)} step"
+    return Stalls(sum(waits[place] for place in long) / len(long), often)
+
+
+def _ordinal(number: int) -> str:
+    if number % 100 in {11, 12, 13}:
+        return f"{number}th"
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{endings.get(number % 10, 'th')}"

@@ -1,0 +1,186 @@
+"""Compute the step times of the first screen and divide the mean step into phases.
+
+Times and the data wait cover all unprofiled steps of the run and come from its ledger. Without a
+ledger, they come from the unprofiled steps of the window.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lflops import units
+from lflops.analysis.step_times import with_recompute
+from lflops.ledger.account import Ledger, StepGroup, percentile
+from lflops.profile.series import ratio, scaled, summed
+from lflops.report.first_screen.window import WindowSummary
+from lflops.report.report import Part
+from lflops.report.text import counted, phase_label
+
+
+class Steps(Struct, frozen=True, kw_only=True):
+    """The unprofiled steps that all times are computed from.
+
+    Attributes:
+        number: Number of steps.
+        mean: Mean in seconds.
+        p50: Median in seconds.
+        p95: 95th percentile in seconds.
+        source: "run" for all unprofiled steps of the run, "window" for the unprofiled steps of the
+            window.
+        said: All these values as text.
+    """
+
+    number: int
+    mean: float
+    p50: float | None
+    p95: float | None
+    source: Literal["run", "window"]
+    said: str
+
+
+class StepTimes(NamedTuple):
+    """Statistics of the unprofiled steps, and their mean seconds by phase."""
+
+    steps: Steps
+    phases: Mapping[str, float]
+
+
+def times_of(window: WindowSummary | None, ledger: Ledger | None) -> StepTimes | None:
+    """Return the times of the unprofiled steps of the run.
+
+    Without a ledger, return the times of the unprofiled steps of the window.
+    """
+    if ledger is not None and ledger.unprofiled:
+        return _times_of_run(ledger.unprofiled, ledger, window)
+    if window is None or window.mean is None:
+        return None
+    seconds = []
+    for step in window.profile.steps:
+        if step.is_unprofiled and step.seconds is not None:
+            seconds.append(step.seconds)
+    seconds.sort()
+    p50 = _quantile(seconds, 0.5)
+    p95 = _quantile(seconds, 0.95)
+    steps = _steps(len(seconds), window.mean, p50, p95, "window")
+    return StepTimes(steps, with_recompute(window.phases, window.recomputed))
+
+
+def _quantile(rising: Sequence[float], share: float) -> float | None:
+    """Return a quantile of sorted values, for example the median if `share` is 0.5.
+
+    The result is always one of the values.
+    """
+    if not rising:
+        return None
+    place = max(int(-(-share * len(rising) // 1)) - 1, 0)
+    return rising[place]
+
+
+def _times_of_run(
+    groups: Sequence[StepGroup], ledger: Ledger, window: WindowSummary | None
+) -> StepTimes:
+    number = sum(group.steps for group in groups)
+    mean = sum(group.seconds for group in groups) / number
+    sums: list[tuple[str, float]] = []
+    for group in groups:
+        sums += group.spent.items()
+    phases = summed(sums)
+    for name in phases:
+        phases[name] /= number
+    if window is not None:
+        if window.profile.run.device_type not in {"cpu", None}:
+            phases = _on_device(phases, mean, window)
+        else:
+            phases = _with_divided_other(phases, window.phases)
+        phases = with_recompute(phases, window.recomputed)
+    p50 = percentile(ledger.durations, 0.5)
+    p95 = percentile(ledger.durations, 0.95)
+    steps = _steps(number, mean, p50, p95, "run")
+    if ledger.ranks > 1:
+        steps = replace(steps, said=f"rank {ledger.rank}: {steps.said}")
+    return StepTimes(steps, phases)
+
+
+def _with_divided_other(
+    phases: Mapping[str, float], of_window: Mapping[str, float]
+) -> dict[str, float]:
+    """Divide the phase `other` of the ledger as the window divides it.
+
+    The ledger has no phases between backward and the optimizer, such as gradient clipping. Their
+    time is part of its phase `other`.
+    """
+    divided = dict(phases)
+    parts = {name: took for name, took in of_window.items() if name not in phases}
+    total = sum(parts.values()) + of_window.get("other", 0.0)
+    if "other" not in phases or not total:
+        return divided
+    for name, took in parts.items():
+        divided[name] = phases["other"] * took / total
+    divided["other"] = phases["other"] * of_window.get("other", 0.0) / total
+    return divided
+
+
+def _steps(
+    number: int, mean: float, p50: float | None, p95: float | None, source: Literal["run", "window"]
+) -> Steps:
+    said = (
+        f"{counted(number, 'unprofiled step')} of the {source}: p50 {units.duration(p50)}, "
+        f"p95 {units.duration(p95)}, mean {units.duration(mean)}"
+    )
+    return Steps(number=number, mean=mean, p50=p50, p95=p95, source=source, said=said)
+
+
+def _on_device(phases: Mapping[str, float], mean: float, window: WindowSummary) -> dict[str, float]:
+    """Return the mean seconds by phase of a step that runs on a GPU or another device.
+
+    The times in the ledger are host times. On a device, they show how long the host launched
+    kernels, and not how long the kernels ran. So only the data wait comes from the ledger. The rest
+    of the step is divided in the same proportions as in the window.
+    """
+    waited = phases.get("data", 0.0)
+    rest = dict(window.phases)
+    rest.pop("data", None)
+    total = sum(rest.values())
+    if not total:
+        return {**phases}
+    scale = max(mean - waited, 0.0) / total
+    data = {}
+    if waited:
+        data["data"] = waited
+    return data | scaled(rest, scale)
+
+
+_ORDER = ("data", "transfer", "forward", "prefill", "decode", "recompute", "backward", "wait")
+
+
+_LAST = ("optimizer", "other")
+
+
+def _place(phase: str) -> tuple[int, str]:
+    """Return a key that sorts phases in the order in which a step runs them.
+
+    User-defined phases come before the optimizer.
+    """
+    if phase in _ORDER:
+        return _ORDER.index(phase), ""
+    if phase in _LAST:
+        return len(_ORDER) + 1 + _LAST.index(phase), ""
+    return len(_ORDER), phase
+
+
+def phase_parts(phases: Mapping[str, float]) -> Iterator[Part]:
+    """Yield the phases in the order in which a step runs them, with mean seconds and shares."""
+    mean = sum(phases.values())
+    for name in sorted(phases, key=_place):
+        seconds = phases[name]
+        share = ratio(seconds, mean) or 0.0
+        yield Part(
+            name=name,
+            label=phase_label(name),
+            seconds=seconds,
+            share=share,
+            text=f"{units.duration(seconds)}, {units.percent(share)}",
+            advice="",
+        )
