@@ -11,6 +11,8 @@ import torch
 from hypothesis import settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+from lflops import garbage
+from lflops.hardware import chips
 from tests.support.browser import CHROMIUM
 from tests.support.process_state import settle
 from tests.support.shared_starts import scope_of, shares_first
@@ -33,6 +35,10 @@ torch.set_num_threads(1)
 # The programs that tests start print as they do where nobody says otherwise.
 for name in ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "PYTHONUNBUFFERED"):
     os.environ.pop(name, None)
+
+# A process with all tests has millions of objects. Beside other programs, a search for profilers
+# among them takes longer than a training run is made to wait.
+garbage.LONGEST = 60.0
 
 # An empty table: the chips of who runs the tests are not those of the tests.
 os.environ["LFLOPS_CHIPS"] = os.devnull
@@ -112,6 +118,12 @@ def _usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
     Whoever runs the tests may have said so.
     """
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_chip_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget, after each test, the files of chips that it has passed as `hardware`."""
+    monkeypatch.setattr(chips, "_given", {})
 
 
 @pytest.fixture(autouse=True)
