@@ -109,16 +109,35 @@ def kind(schema: Any) -> str:
     return schema.get("type", "any")
 
 
+EXAMPLES: dict[str, dict[str, int]] = {
+    "schedule_shrunk": {
+        "batches": 12,
+        "skip_first": 1,
+        "wait": 2,
+        "warmup": 1,
+        "active": 3,
+        "windows": 1,
+    }
+}
+"""Values of the examples in the reference of the notes, for sentences that need a certain order."""
+
+
 def notes() -> str:
     """For each code: its sentence with example values, its cause and its remedy."""
     from lflops.profile.notes import Note, kinds, sentence
 
-    example: dict[type, int | float | str] = {int: 12, float: 0.25, str: "…"}
     lines = []
     for code, row in sorted(kinds().items()):
-        values = {
-            "forward" if name == "*" else name: example[kind] for name, kind in row.values.items()
-        }
+        # Rising numbers, because sentences compare a number with one that is named after it.
+        numbers = itertools.count(start=12, step=12)
+        values: dict[str, int | float | str] = {}
+        for name, kind in row.values.items():
+            key = "forward" if name == "*" else name
+            if kind is int:
+                values[key] = next(numbers)
+            else:
+                values[key] = 0.25 if kind is float else "…"
+        values |= EXAMPLES.get(code, {})
         lines += [
             f"## `{code}`",
             "",
@@ -141,27 +160,32 @@ def findings() -> str:
     for name, rules in sorted(all_rules().items()):
         lines += [f"## `{name}`", ""]
         for rule in rules:
+            if len(rules) > 1:
+                lines += ["**In the whole run**" if is_about_run(rule) else "**In a step**", ""]
             lines += [inspect.getdoc(type(rule)) or "", ""]
-        thresholds = dict.fromkeys(issue_threshold(rule) for rule in rules)
-        lines += [f"**Counts as an issue**: {' Or: '.join(thresholds)}", ""]
-        fixes = dict.fromkeys(rule.fix for rule in rules if rule.fix)
-        lines += [f"**What to do**: {as_markdown(fix)}." for fix in fixes]
-        lines.append("")
+            lines += [f"**Counts as an issue**: {issue_threshold(rule)}", ""]
+            if rule.fix:
+                lines += [f"**What to do**: {as_markdown(rule.fix)}.", ""]
     return "\n".join(lines)
+
+
+def is_about_run(rule: Any) -> bool:
+    """Whether a rule looks at the ledger of the run, and not at a step of a window."""
+    from lflops.findings.run_rule import RunRule
+
+    return isinstance(rule, RunRule)
 
 
 def issue_threshold(rule: Any) -> str:
     """The cost that makes a finding an issue, and how often such a finding was right."""
     from lflops.findings.finding import track_record
-    from lflops.findings.run_rule import RunRule
 
     threshold = rule.threshold
-    is_never_issue = "never an issue" in (inspect.getdoc(type(rule)) or "")
-    if threshold.share is None or is_never_issue:
+    if threshold.share is None:
         return "never; it only shows where the time goes."
     costs = []
     if threshold.share:
-        whole = "run after its start-up" if isinstance(rule, RunRule) else "step"
+        whole = "run after its start-up" if is_about_run(rule) else "step"
         costs.append(f"{threshold.share * 100:g} % of the {whole}")
     if threshold.seconds:
         costs.append(f"{threshold.seconds * 1000:g} ms per step")

@@ -1,4 +1,4 @@
-"""Define the base classes of all rules: a rule turns evidence into a finding."""
+"""Define the base classes of the rules. A rule turns evidence into findings."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,8 @@ from lflops.profile.notes import filled
 Facts = Mapping[str, float | str | None]
 """Values for the placeholders in a rule's templates, keyed by the names of the placeholders.
 
-Strings may contain any text, because some of them are module names.
+The strings in `Candidate.facts` may contain control characters, because some of them are names from
+the user. `StepRule.words` replaces these characters.
 """
 
 
@@ -28,7 +29,8 @@ class Threshold:
             finding only shows where the time goes.
         seconds: An issue must also cost at least this many seconds per step. Frameworks spend some
             time in each step, and in a short step this time is a large share.
-        reported: A candidate is reported if it costs at least this share of the step.
+        reported: A candidate is reported if it costs at least this share of the step. A rule about
+            the run uses `share` instead, unless it is `None`.
     """
 
     share: float | None = None
@@ -44,7 +46,7 @@ class Candidate:
         rule: The rule that found it.
         seconds: The cost in seconds per step, or `None` if unknown.
         module: Name of the module with this cost. Empty if the cost is in no particular module.
-        facts: Further values for the rule's templates of the sentence and the fix.
+        facts: Further values for the templates of the sentence and the fix.
         rank: The slow rank, if the rule is about a rank.
         phase: The phase in which this rank is slow.
         is_rest: Whether another finding already reports some of the same time. `seconds` is then
@@ -64,16 +66,16 @@ class Rule(ABC):
     """One reason why a step or a run may take longer.
 
     The docstring of a subclass is part of the documentation. It describes the meaning of the
-    finding, and when it is an issue. `sentence` and `fix` are templates. Both may contain `{where}`
-    for the module, `{cost}` for the cost, `{Cost}` for the cost at the start of a sentence, and the
-    candidate's facts.
+    finding, and when the finding is an issue. `sentence` and `fix` are templates. Both may contain
+    `{where}` for the module, `{cost}` for the cost, `{Cost}` for the cost at the start of a
+    sentence, and the names of the candidate's facts.
 
     Attributes:
         name: The name of the rule, and the `cause` of its findings.
         threshold: The smallest costs at which the rule's findings are reported and are issues.
         sentence: Template of the finding's sentence.
         fix: Template of the advice on how to reduce the cost.
-        is_overhead: Whether the model computes nothing during this time.
+        is_overhead: Whether the model computes nothing in the time that the rule is about.
         right: How reliable the rule was in the training runs of `benchmarks/faults` that no rule
             was tuned on: a pair `(right, total)`. The rule's finding was reported first in `total`
             runs, and in `right` of these runs it named the known issue.
@@ -121,11 +123,14 @@ class StepRule(Rule):
         return self.is_confirmed(candidate, step)
 
     def issue_share(self, step: StepEvidence) -> float | None:
-        """Smallest share of the step that makes a candidate an issue."""
+        """Return the smallest share of the step at which a candidate is an issue.
+
+        Returns `None` if no candidate is an issue.
+        """
         return self.threshold.share
 
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
-        """Cost in seconds that is compared with the threshold.
+        """Return the cost in seconds that is compared with the threshold.
 
         The delay caused by other programs is subtracted if it is known.
         """
@@ -135,7 +140,10 @@ class StepRule(Rule):
         return seconds
 
     def allowance(self, candidate: Candidate, step: StepEvidence) -> float:
-        """Factor by which the threshold rises on a busy machine."""
+        """Return the factor by which the threshold rises on a busy machine.
+
+        It is 1 if the cost is judged without the delay caused by other programs.
+        """
         return 1.0 if step.times.uncontended else allowance(step.lost_cpu_share)
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
@@ -177,15 +185,21 @@ class StepRule(Rule):
         return filled(self.fix_for(candidate, step), self.words(candidate, step))
 
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
-        """Template of the sentence. Rules override this if it depends on the candidate."""
+        """Return the template of the sentence.
+
+        Rules override this method if the template depends on the candidate.
+        """
         return self.sentence
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
-        """Template of the fix. Rules override this if the fix depends on the candidate."""
+        """Return the template of the fix.
+
+        Rules override this method if the template depends on the candidate.
+        """
         return self.fix
 
     def words(self, candidate: Candidate, step: StepEvidence) -> Facts:
-        """Values for the placeholders in the templates."""
+        """Return the values for the placeholders in the templates."""
         words: dict[str, float | str | None] = {}
         for name, value in candidate.facts.items():
             words[name] = plain(value) if isinstance(value, str) else value
@@ -240,7 +254,7 @@ def root_itself(class_name: str) -> str:
 
 
 def others_like(number: int) -> str:
-    """Describe the modules with which a module is compared: "the other 5 identical modules".
+    """Describe the modules that a module is compared with: "the other 5 identical modules".
 
     Args:
         number: Number of these modules.

@@ -1,4 +1,4 @@
-"""Define the evidence about a run, and the base classes of the rules that read its ledger."""
+"""Define the evidence about a run, and the base classes of the rules about a run."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class RunEvidence:
 
     @cached_property
     def training_seconds(self) -> float:
-        """Seconds from the end of start-up to the end of training, without the time of lflops."""
+        """The result of `training_seconds` for this run."""
         return training_seconds(self.ledger)
 
     @cached_property
@@ -74,7 +74,8 @@ class RunEvidence:
             if sum("recompiled" in each for each in marks) >= MANY_RECOMPILED_STEPS:
                 return True
         spans = [span for span in self.ledger.spans if span.steps > self.ledger.steps / 2]
-        # Every compiled model takes much time in the first span.
+        # The first of these spans is left out: in a short run, every compiled model is compiled in
+        # this span.
         late = spans[1:]
         compiling = sum(span.spent.get("compilation", 0.0) for span in late)
         seconds = sum(span.seconds for span in late)
@@ -82,14 +83,17 @@ class RunEvidence:
 
 
 def training_seconds(ledger: Ledger) -> float:
-    """Seconds from the end of start-up to the end of training, without the time of lflops."""
+    """Return the seconds from the end of start-up to the end of training.
+
+    The time in which lflops itself works is left out.
+    """
     return sum(seconds for group, seconds in ledger.by_group().items() if group not in NOT_TRAINING)
 
 
 def preempted_share(ledger: Ledger) -> float:
-    """Share of the training time in which steps waited for a core.
+    """Return the share of the training time that slow steps waited for a core.
 
-    The longest wait is left out, because the process may have been stopped during it.
+    The longest wait is left out, because the process may have been stopped during this wait.
     """
     waits = [step.cost for step in ledger.slow_steps if step.cause == "not_scheduled"]
     seconds = ledger.seconds.get("slow/not_scheduled", 0.0) - max(waits, default=0.0)
@@ -97,9 +101,9 @@ def preempted_share(ledger: Ledger) -> float:
 
 
 def rule_of(category: str, ledger: Ledger) -> str:
-    """Return the name of the rule that reports a ledger category, such as "slow/gc".
+    """Return the name of the rule that reports a category of the ledger: "gc" for "slow/gc".
 
-    Returns the empty string for categories that are no problem: training itself, the time before
+    Returns the empty string for a category that no rule reports: training itself, the time before
     and after training, and the work of lflops.
     """
     group, _, part = category.partition("/")
@@ -113,6 +117,11 @@ def rule_of(category: str, ledger: Ledger) -> str:
 
 
 def _rule_of_slow_steps(cause: str, ledger: Ledger) -> str:
+    """Return the name of the rule that reports the slow steps with a cause.
+
+    If the cause is unknown and these steps lost most of their time outside all phases, this is the
+    rule `other`.
+    """
     if cause == "loader":
         return "data"
     if cause != "unknown":
@@ -120,9 +129,9 @@ def _rule_of_slow_steps(cause: str, ledger: Ledger) -> str:
     by_phase = summed(
         (step.phase, step.cost) for step in ledger.slow_steps if step.cause == "unknown"
     )
-    if not by_phase:
-        return cause
-    return "other" if max(by_phase, key=by_phase.__getitem__) == "other" else cause
+    if by_phase and max(by_phase, key=by_phase.__getitem__) == "other":
+        return "other"
+    return cause
 
 
 class RunRule(Rule):
@@ -133,8 +142,8 @@ class RunRule(Rule):
             the verb and the phrase: "12 % of the run after its start-up is spent on validation".
         phrase: Noun phrase for the work that takes the time, such as "validation".
         same_as: Names of the rules about the step that report the same time. If one of these rules
-            found an issue in the last window, this rule reports nothing. If `same_as` is empty,
-            only the rule about the step with the same name is considered.
+            found an issue in the last window, this rule reports nothing. An empty set stands for
+            the rule about the step that has the same name as this rule.
     """
 
     is_overhead: ClassVar[bool] = True
@@ -143,29 +152,41 @@ class RunRule(Rule):
     same_as: ClassVar[frozenset[str]] = frozenset()
 
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
-        """Yield a finding if the cost is high enough and no rule about the step reports it."""
+        """Yield a finding if the cost is high enough and no rule in `same_as` reports it."""
         seconds = run.seconds_by_rule.get(self.name, 0.0)
         least = self.least_seconds(run)
         if self.name not in run.seconds_by_rule or seconds < least:
             return
         if run.step_issues.isdisjoint(self.same_as or {self.name}):
-            is_issue = seconds - self.excused_seconds(run) >= least * self.allowance(run)
-            yield self.finding(seconds, run, is_issue=is_issue and self.is_confirmed(run))
+            yield self.finding(seconds, run, is_issue=self.is_issue(seconds, run))
+
+    def is_issue(self, seconds: float, run: RunEvidence) -> bool:
+        """Return whether a cost in seconds of the run is an issue."""
+        if self.threshold.share is None:
+            return False
+        least = self.least_seconds(run) * self.allowance(run)
+        return seconds - self.excused_seconds(run) >= least and self.is_confirmed(run)
 
     def least_seconds(self, run: RunEvidence) -> float:
-        """Seconds of the run from which on the cost is reported."""
-        return (self.threshold.share or 0.0) * run.training_seconds
+        """Return the minimum cost of a reported finding, in seconds of the run."""
+        share = self.threshold.share
+        if share is None:
+            share = self.threshold.reported
+        return share * run.training_seconds
 
     def excused_seconds(self, run: RunEvidence) -> float:
-        """Seconds of the cost that are acceptable and do not count towards an issue."""
+        """Return the part of the cost, in seconds, that is acceptable in any run.
+
+        Only the rest of the cost can make the finding an issue.
+        """
         return 0.0
 
     def allowance(self, run: RunEvidence) -> float:
-        """Factor by which the threshold rises on a busy machine."""
+        """Return the factor by which the threshold rises on a busy machine."""
         return run.allowance
 
     def may_be_due_to_others(self, run: RunEvidence) -> bool:
-        """Return whether other programs on the machine may also cause such a cost."""
+        """Return whether other programs on the machine may be the reason for the cost."""
         return False
 
     def is_confirmed(self, run: RunEvidence) -> bool:
@@ -173,7 +194,7 @@ class RunRule(Rule):
         return run.allowance <= 1 or not self.may_be_due_to_others(run)
 
     def finding(self, seconds: float, run: RunEvidence, *, is_issue: bool) -> Finding:
-        """Make a finding from a cost of the whole run."""
+        """Make a finding from a cost in seconds of the whole run."""
         share = seconds / run.training_seconds
         per_step = seconds / max(run.ledger.steps, 1)
         cost = f"{units.percent(share)} of the run after its start-up"
@@ -202,7 +223,7 @@ class BetweenStepsRule(RunRule):
 
 
 class OnceAllowedRule(RunRule):
-    """A reason that may occur once in any run, because of the machine. Once is not an issue.
+    """A reason that may occur once in any run, because of the machine, without being an issue.
 
     Attributes:
         slow_cause: The cause that the ledger records for steps that are slow for this reason.
@@ -211,7 +232,11 @@ class OnceAllowedRule(RunRule):
     slow_cause: ClassVar[str]
 
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
-        """Yield the finding. If a single step has the cost, its sentence is about this step."""
+        """Yield the finding.
+
+        If the cost would be too small to report without the slowest step, the sentence is about
+        this step.
+        """
         slowest = max(self._slow_steps(run.ledger), key=attrgetter("cost"), default=None)
         for finding in super().findings(run):
             seconds = run.seconds_by_rule[self.name]
@@ -226,10 +251,10 @@ class OnceAllowedRule(RunRule):
             yield replace(finding, sentence=sentence, fix="")
 
     def excused_seconds(self, run: RunEvidence) -> float:
-        """Seconds that count as the one acceptable occurrence.
+        """Return the seconds of the one occurrence that is acceptable.
 
-        This is the cost of the slowest step that is slow for this reason, or the cost within one
-        span of the ledger (a section of the run), whichever is higher.
+        This is the highest cost of a single slow step, or of a single span of the ledger (a section
+        of the run), whichever is higher.
         """
         slow = [step.cost for step in self._slow_steps(run.ledger)]
         return max([*slow, *self._seconds_by_span(run.ledger)], default=0.0)
@@ -238,7 +263,7 @@ class OnceAllowedRule(RunRule):
         return [step for step in ledger.slow_steps if step.cause == self.slow_cause]
 
     def _seconds_by_span(self, ledger: Ledger) -> Sequence[float]:
-        """Seconds that this reason costs in each span (section) of the run.
+        """Return the seconds that this reason costs in each span (section) of the run.
 
         The result is empty if there is only one span.
         """
@@ -255,6 +280,8 @@ class OnceAllowedRule(RunRule):
 
 class UncertainRule(RunRule):
     """A cost that a ledger alone cannot prove to be an issue.
+
+    It is reported only if the run has no profile.
 
     Attributes:
         category: The ledger category that contains the cost.

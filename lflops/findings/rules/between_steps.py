@@ -21,13 +21,10 @@ class Inference(BetweenStepsRule):
     """
 
     name = "inference"
-    threshold = Threshold(share=0.05)
+    threshold = Threshold(reported=0.05)
     verb = "is spent on"
     phrase = "inference without gradients (rollout, evaluation or generation)"
     fix = "Run fewer or larger batches without gradients, if the training run allows it"
-
-    def is_confirmed(self, run: RunEvidence) -> bool:
-        return False
 
 
 class SavingCheckpoints(BetweenStepsRule):

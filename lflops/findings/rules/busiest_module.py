@@ -1,4 +1,4 @@
-"""The modules with the most time, for steps without other findings or without a known peak."""
+"""Modules with the most time, for steps without other findings or without the chip's peak."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +11,7 @@ from lflops.findings.rules.python_code import in_brackets, modules_of
 class NoMatmuls(StepRule):
     """A module spends time in operators without matmuls, such as norms and activations.
 
-    This is reported only if the peak is unknown, and it is never an issue.
+    This is reported only if the chip's peak is unknown, and it is never an issue.
     """
 
     name = "no_products"
@@ -60,7 +60,7 @@ def _patterns_with_operators(step: StepEvidence) -> set[str]:
 class BusiestModule(StepRule):
     """The module that takes the most time.
 
-    It is reported if there is no other finding or if the peak is unknown.
+    It is reported if there is no other finding, or if the chip's peak is unknown.
     """
 
     name = "busiest"
@@ -75,8 +75,8 @@ class BusiestModule(StepRule):
         is_peak_missing = step.breakdown is None and not step.are_module_times_unreliable
         if not step.busiest or (earlier and not is_peak_missing):
             return
-        below_root = [modules for modules in step.busiest if modules.pattern]
         # The root itself has a separate finding.
+        below_root = [modules for modules in step.busiest if modules.pattern]
         most = below_root[0] if below_root else step.busiest[0]
         found = {candidate.module for candidate in earlier}
         if not most.pattern or most.pattern not in found:

@@ -6,13 +6,13 @@ from lflops.findings.rule import Candidate, Threshold
 from lflops.findings.run_rule import UncertainRule
 
 MANY_COLLECTIVES = 8
-"""Communication is an issue only if a step has at least this many collectives and they are small.
+"""Communication is an issue only if a step has at least this many small collectives.
 
-Such collectives should be merged.
+Many small collectives should be merged into a few large ones.
 """
 
 SMALL_MESSAGE_BYTES = 1 << 20
-"""Collectives are small if they have fewer bytes than this on average."""
+"""The collectives of a step are small if they have fewer bytes than this on average."""
 
 
 class ExposedCommunication(PartRule):
@@ -42,7 +42,7 @@ class ExposedCommunication(PartRule):
 
 
 class LightningCollectives(PartRule):
-    """Ranks wait for each other in Lightning's collectives, for example because of `sync_dist=True`."""
+    """Ranks wait for each other in Lightning's collectives, for example with `sync_dist=True`."""
 
     name = "sync"
     threshold = Threshold(share=0.10)

@@ -9,9 +9,9 @@ from lflops.findings.run_rule import RunEvidence, RunRule
 class DataWait(PartRule):
     """The training loop waits for the next batch.
 
-    The time in which a worker process hands over a finished batch is not counted, because more
-    workers do not shorten it. If other programs use the machine, the workers may not get a core,
-    and the wait is not an issue.
+    The time in which a worker process hands over a finished batch does not count towards an issue,
+    because more workers do not shorten it. With workers, the wait is not an issue if other programs
+    use the CPU, because the workers may then not get a core.
     """
 
     name = "data"

@@ -1,4 +1,4 @@
-"""Copies to and from the device, and calls of the model that prepare a batch."""
+"""Copies to and from the device, and model calls that prepare a batch."""
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.part_rule import PartRule
@@ -8,9 +8,9 @@ from lflops.findings.rule import Candidate, Threshold
 class HostToDeviceCopy(PartRule):
     """The step waits while the batch is copied to the device.
 
-    On a CPU nothing is copied, and the time is spent in other code that prepares the batch. This
-    time is not an issue if forward has more MACs than backward, because some Trainers generate and
-    score text while they prepare a batch.
+    On a CPU nothing is copied, and the time is spent in other code that prepares the batch. On a
+    CPU, it is not an issue if forward has more MACs than backward: the loop then also runs the
+    model to prepare the batch, as Trainers do that generate and score text.
     """
 
     name = "transfer"
@@ -39,20 +39,17 @@ class HostToDeviceCopy(PartRule):
 
 
 class InferenceInStep(PartRule):
-    """The model is called while a batch is prepared, to generate text or to score it.
+    """The model is called to generate or score text while a batch is prepared.
 
-    It is never an issue, because the training run learns from the result.
+    It is never an issue, because training needs the generated text or the scores.
     """
 
     name = "inference"
     label = "inference"
-    threshold = Threshold(share=0.10)
+    threshold = Threshold()
     verb = "is spent on"
     phrase = "model calls that prepare a batch (generation or scoring)"
     fix = "Generate or score in larger batches, or with a faster engine, if the run allows it"
-
-    def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
-        return False
 
 
 class ExposedCopies(PartRule):

@@ -8,8 +8,8 @@ from lflops.findings.rule import Threshold
 class GradientClipping(PartRule):
     """Gradients are clipped slowly, for example by a loop over the parameters.
 
-    The cost is all the time between backward and the optimizer's step, so other work on the
-    gradients is part of it, such as statistics for a logger.
+    The cost is all the time between backward and the optimizer's step. It therefore includes other
+    work on the gradients, such as statistics for a logger.
     """
 
     name = "clip"

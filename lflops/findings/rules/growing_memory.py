@@ -10,7 +10,7 @@ from lflops.ledger.account import memory_growth
 
 
 class GrowingMemory(RunRule):
-    """The main memory of the process grows from each quarter of the run to the next."""
+    """The process uses more main memory in each quarter of the run than in the quarter before."""
 
     name = "memory"
     threshold = Threshold(share=0.0)

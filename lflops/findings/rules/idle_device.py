@@ -8,7 +8,7 @@ from lflops.findings.rule import Threshold
 LARGE_CLIPPING_SHARE = 0.05
 """If clipping takes at least this share of the step, it may be why the host waits for the device.
 
-If clipping takes less time, the waits of the host come from calls such as `.item()`.
+Otherwise, the host waits because of calls such as `.item()`.
 """
 
 

@@ -1,4 +1,4 @@
-"""Parts of the time of modules: ideal compute, and the work that does not run at the peak."""
+"""Parts of the time of modules: ideal compute, and time beyond ideal compute."""
 
 from collections.abc import Iterable
 
@@ -11,18 +11,17 @@ from lflops.profile.series import grouped
 MAIN_CLASSES = 3
 """Maximum number of module classes that are examined to describe memory-bound work.
 
-These are the classes with the most memory-bound work. If their modules run no matmuls, the sentence
-of the finding says "memory-bound pointwise work".
+The classes with the most memory-bound work are examined. If their modules run no matmuls, the
+sentence of the finding says "memory-bound pointwise work".
 """
 
 COVERED_SHARE = 2 / 3
 """No further class is examined once the examined classes have this share of memory-bound work."""
 
-
 UNKNOWN_PARTS = {"idle": "idle time", "memory_bound": "memory-bound work"}
-"""Parts of the step that are included in `inefficient_kernels` if their time is unknown.
+"""Parts of the step that `inefficient_kernels` includes if their time is unknown.
 
-The values are the words by which the sentence of the finding calls these parts.
+The values are the names of these parts in the sentence of the finding.
 """
 
 
@@ -83,20 +82,22 @@ def _main_modules(step: StepEvidence) -> Iterable[str]:
         for name, parts in step.breakdown.modules.items()
         if parts["memory_bound"]
     }
+
+    def share_of(names: Iterable[str]) -> float:
+        return sum(shares[name] for name in names)
+
     by_class = grouped(shares, lambda name: step.profile.modules[name].class_name or name)
-    ordered = sorted(
-        by_class.values(), key=lambda names: sum(shares[name] for name in names), reverse=True
-    )
+    ordered = sorted(by_class.values(), key=share_of, reverse=True)
     covered = 0.0
     for names in ordered[:MAIN_CLASSES]:
         if covered >= COVERED_SHARE * sum(shares.values()):
             return
         yield from names
-        covered += sum(shares[name] for name in names)
+        covered += share_of(names)
 
 
 class InefficientKernels(PartRule):
-    """Time that modules take in addition to what their operators need on this chip.
+    """Time that modules take beyond the least time that their operators need on this chip.
 
     Typical causes are small kernels, kernel launches and slow memory layouts. If the device was not
     traced, its idle time is included.
@@ -117,7 +118,10 @@ class InefficientKernels(PartRule):
 
 
 class ForwardOutsideModules(PartRule):
-    """Forward time outside all modules that lflops monitors."""
+    """Forward time outside all modules that lflops monitors.
+
+    It is not reported as a separate finding: the cost of the finding `outside` includes it.
+    """
 
     name = "forward"
     phrase = "forward outside the layers"

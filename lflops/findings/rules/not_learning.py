@@ -39,7 +39,7 @@ class FrozenLayers(StepRule):
 
 
 class UnusedLayer(StepRule):
-    """A trainable layer runs in forward but gets no gradient, because nothing uses its output."""
+    """A trainable layer runs in forward, but no gradient reaches it: nothing uses its output."""
 
     name = "unused"
     threshold = Threshold(share=0.05)

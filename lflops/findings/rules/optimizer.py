@@ -12,7 +12,7 @@ SECONDS_PER_BYTE = 1 / 5e9
 """Upper bound on the seconds that an optimizer's operator on a CPU needs per byte that it moves."""
 
 SECONDS_PER_CACHED_BYTE = 1 / 20e9
-"""Like `SECONDS_PER_BYTE`, but for small operators, whose tensors fit into a cache."""
+"""Like `SECONDS_PER_BYTE`, but for small operators: their tensors fit into a cache."""
 
 LARGEST_CACHED_BYTES = 1 << 20
 """An operator counts as small if it moves fewer bytes than this per call."""
@@ -51,9 +51,10 @@ class SlowOptimizer(PartRule):
 
 
 def needed_seconds(step: StepEvidence) -> float:
-    """Upper bound on the seconds that the operators of the optimizer need.
+    """Return an upper bound on the seconds per step that the operators of the optimizer need.
 
-    On a device, the time to move their bytes and to launch them is multiplied by `SLOW_ON_DEVICE`.
+    On a device, this is the time to launch the operators and to move their bytes, multiplied by
+    `SLOW_ON_DEVICE`.
     """
     work = step.root.optimizer
     run = step.profile.run

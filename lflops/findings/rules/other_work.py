@@ -9,7 +9,7 @@ from lflops.profile.series import summed
 UNWATCHED_SHARE = 0.05
 """Matmuls outside all phases are ignored if their MACs are at most this share of forward's MACs.
 
-If they have more MACs, the loop is assumed to train another model in this time.
+If they have more MACs, the loop is assumed to train another model outside the phases.
 """
 
 MODEL_PHASES = {"forward", "backward", "recompute"}
@@ -18,7 +18,7 @@ MODEL_PHASES = {"forward", "backward", "recompute"}
 class OtherWork(PartRule):
     """The training loop spends time outside all phases: callbacks, metrics, logging, other code.
 
-    It is not an issue if matmuls run in this time. In that case, the loop trains another model that
+    It is not an issue if many matmuls run in this time. The loop then trains another model that
     lflops does not monitor, such as the discriminator of a GAN.
     """
 
@@ -60,8 +60,8 @@ class OtherWork(PartRule):
 def model_was_never_called(step: StepEvidence) -> bool:
     """Return whether neither the model nor any of its modules ran in any step.
 
-    A profile without operator counts does not show which modules were called. In this case the
-    model ran if any step has a forward phase.
+    A profile without operator counts does not show which modules were called. The model of such a
+    profile ran if any step has a forward phase.
     """
     profile = step.profile
     if "" not in profile.uncalled:

@@ -10,7 +10,7 @@ from lflops.findings.rules.python_code import SECONDS_PER_MODULE
 from lflops.profile.records import ModulePhase
 
 PYTHON_SHARE = 0.5
-"""Python code is the cause if it takes at least this share of the time outside the layers."""
+"""Python code is the reason if it takes at least this share of the time outside the layers."""
 
 
 class OutsideLayers(ModuleRule):
@@ -87,7 +87,8 @@ def _seconds_outside(step: StepEvidence) -> float | None:
 def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
     """Return whether Python code takes most of the time outside the layers.
 
-    Backward runs no Python code, so only forward is examined.
+    Backward runs no Python code, so only forward is examined. If the time of forward or of its
+    operators is unknown, Python code is assumed to be the reason if there is a step breakdown.
     """
     forward = step.root.forward.self_seconds
     if forward is None or not step.profile.is_counted:

@@ -9,7 +9,7 @@ from lflops.profile.notes import notes_with
 
 
 class Padding(StepRule):
-    """The model also computes the padding of each batch.
+    """A large share of each batch is padding, which the model computes as well.
 
     The cost is the time that forward and backward spend on padding. It is reported if at least 30 %
     of the positions are padding. lflops detects padding by a padding mask in the batch. Without a

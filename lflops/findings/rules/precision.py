@@ -20,8 +20,9 @@ FLOAT32_HALVES_FLOAT64 = 0.5
 class WideDtype(ModuleRule):
     """A module, or the whole model, runs matmuls in a wider dtype than necessary.
 
-    A repeated module, such as a block, is compared with its repeats. Other modules and the whole
-    model are reported only for float64, because float32 saves at least half of their time.
+    A repeated module is compared with the other repeats, for example a block with the other blocks.
+    Modules without repeats and the whole model are reported only for float64, because float32 saves
+    at least half of their time.
     """
 
     name = "dtype"
@@ -92,7 +93,7 @@ class WideDtype(ModuleRule):
 
 
 def _public_name(dtype: str) -> str:
-    """Return the dtype of the tensors.
+    """Return the dtype of the tensors that a matmul in `dtype` multiplies.
 
     For TF32 this is float32, because TF32 is only a precision of matmuls.
     """

@@ -12,7 +12,6 @@ SECONDS_PER_MODULE = 50e-6
 The time of a module includes one such call for itself and one for each direct submodule.
 """
 
-
 MOSTLY_PYTHON = 3
 """A module is reported if it takes at least this many times as long as its operators and calls.
 
@@ -21,7 +20,7 @@ A module without operators is always reported.
 
 
 class PythonCode(StepRule):
-    """Modules take more time in forward than their own operators need.
+    """Modules themselves take more time in forward than their operators need.
 
     Typical causes are forward hooks, prints and loops in Python. A module that runs operators is
     reported only if a trace shows that it takes at least three times as long as its operators need.
@@ -82,5 +81,5 @@ def modules_of(candidates: Iterable[Candidate]) -> set[str]:
 
 
 def in_brackets(class_name: str) -> str:
-    """Format the class of a module, such as ` (GELU)`; empty without a class."""
+    """Format the class of a module, such as ` (GELU)`. Without a class, return an empty string."""
     return f" ({class_name})" if class_name else ""

@@ -53,7 +53,10 @@ class RepeatedBackward(StepRule):
 
 
 def _largest_call(step: StepEvidence, phase: Phase) -> float:
-    """MACs per call of the operator with the most MACs per call in a phase."""
+    """Return the MACs of the largest operator call in a phase.
+
+    The MACs of a call are the mean over all calls of the same operator in one module.
+    """
     macs_per_call = [
         count.macs / count.calls
         for count in step.profile.op_counts

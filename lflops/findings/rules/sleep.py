@@ -10,10 +10,10 @@ from lflops.findings.rules.python_code import modules_of
 class SleepingThread(ModuleRule):
     """The training thread uses no CPU in the forward of a module: it sleeps or waits.
 
-    If the module is slower than identical modules, another finding reports it.
+    If the module is slower than identical modules, another finding reports the time.
 
-    This is reported only for runs on a CPU with one rank, because other runs also wait for a device
-    or for other ranks. Waits for a core and for a batch are subtracted.
+    This is reported only for runs on a CPU with one rank, because the thread of other runs also
+    waits for a device or for other ranks. Waits for a core and for a batch are subtracted.
     """
 
     name = "sleep"

@@ -1,6 +1,6 @@
 """Modules that are slower than identical modules, or that run more operators than their repeats.
 
-Repeats are modules of one class whose names differ only in numbers, such as `layers.0` and
+Repeats are modules of one class with names that differ only in numbers, such as `layers.0` and
 `layers.1`.
 """
 

@@ -42,9 +42,9 @@ OUTSIDE_MODULES = {
 class SlowRank(StepRule):
     """One rank is slower than the other ranks, and they wait for it.
 
-    The threshold is higher on a machine that runs other programs. A rank on a CPU that is slower in
-    everything is an issue only after 50 steps or five seconds, because other programs may be the
-    reason for a shorter slowdown.
+    The threshold is higher on a machine that runs other programs. If a rank on a CPU is slower in
+    all phases, it is an issue only after 50 steps or five seconds, because other programs may be
+    the reason for a shorter slowdown.
     """
 
     name = "rank"
@@ -90,7 +90,7 @@ class SlowRank(StepRule):
 
 
 class AlternatingStragglers(StepRule):
-    """Ranks alternate: each step waits for a different rank.
+    """The slowest rank changes from step to step, and the other ranks wait for it.
 
     The usual reason is that ranks get batches with different sequence lengths.
     """
@@ -111,7 +111,7 @@ class AlternatingStragglers(StepRule):
 def _may_be_brief(row: Straggler, step: StepEvidence) -> bool:
     """Return whether a CPU rank is slow in all phases, but not for long enough to be an issue.
 
-    Other programs on the machine may be the cause of such a short slowdown.
+    Other programs on the machine may be the reason for such a short slowdown.
     """
     if step.profile.run.device_type != "cpu":
         return False
@@ -134,8 +134,7 @@ def place_of(module: str, phase: str) -> str:
     """Format where a rank is slow, such as "layers.3.mlp forward" or "data loading".
 
     Args:
-        module: Name of the module. Empty if the rank is slow in a phase outside modules, or in the
-            root module itself.
+        module: Name of the module. Empty for a phase outside modules, and for the root itself.
         phase: The phase in which the rank is slow.
     """
     if not module and phase in OUTSIDE_MODULES:
@@ -156,7 +155,7 @@ def place_of_rank(row: Straggler) -> str:
 
 
 def hosts_by_rank(profile: Profile) -> dict[int, str]:
-    """Return the host of each rank as text, such as ` on node7`.
+    """Return the host of each rank as the end of a phrase, such as ` on node7`.
 
     The result is empty if all ranks are on one host.
     """
@@ -202,9 +201,9 @@ def without_rank_costs(
 
 
 def _part_of(slow_rank: Candidate) -> str:
-    """Return the name of the rule whose candidate contains the delay of a slow rank.
+    """Return the name of the rule for the part of the step that contains the delay of a slow rank.
 
-    This is the rule for a part of the step or, for a delay in the root module, the rule `outside`.
+    For a delay in the root module, this is the rule `outside`.
     """
     phase = step_phase(slow_rank.phase)
     if phase not in PASSES:

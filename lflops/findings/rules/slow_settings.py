@@ -10,7 +10,7 @@ from lflops.profile.notes import notes_with
 class NotedSetting(StepRule):
     """A setting that makes training slow or wrong. Its cost is unknown.
 
-    The profile has a note about this setting, whose name is the name of the rule.
+    The setting is found by a note in the profile. The code of the note is the name of the rule.
     """
 
     threshold = Threshold(share=0.0)

@@ -25,20 +25,17 @@ class GarbageCollection(OnceAllowedRule):
 class NotScheduled(RunRule):
     """The process did not run, because other programs used its cores or it was stopped.
 
-    This is never an issue, because the training run does not cause it. If it takes a lot of time,
+    This is never an issue, because the training run is not the reason. If it takes a lot of time,
     lflops cannot rule out other issues.
     """
 
     name = "not_scheduled"
-    threshold = Threshold(share=0.05)
+    threshold = Threshold(reported=0.05)
     phrase = (
         "slow steps in which the process was not running: other programs used its cores, or it was "
         "stopped"
     )
     fix = "Run on an otherwise idle machine, with no more threads than cores"
-
-    def is_confirmed(self, run: RunEvidence) -> bool:
-        return False
 
 
 class Swapping(RunRule):
@@ -82,7 +79,7 @@ class LargerBatches(RunRule):
 
 
 class UnexplainedSlowSteps(OnceAllowedRule):
-    """Some steps are slow, and the ledger has no cause for them.
+    """Some steps are slow, and lflops does not know the cause.
 
     A single slow step is not an issue.
     """

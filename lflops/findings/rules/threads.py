@@ -12,7 +12,7 @@ FEWEST_STEPS = 3
 
 
 class TooManyThreads(StepRule):
-    """Torch computes with more threads than there are cores, and this makes all times longer."""
+    """Torch computes with more threads than cores, which makes all times longer."""
 
     name = "threads"
     threshold = Threshold(share=0.0)
@@ -57,7 +57,11 @@ class ComputingThread(StepRule):
 
 
 def _share_of_other_threads(step: Step) -> float | None:
-    """Share of a module-timing step in which only other threads of the process computed."""
+    """Return the share of a module-timing step in which only other threads computed.
+
+    These are threads of this process. Returns `None` for steps of other kinds, or if the share is
+    unknown.
+    """
     if step.kind != "module_timing" or is_disturbed(step.marks):
         return None
     if not step.seconds or step.thread_cpu is None:

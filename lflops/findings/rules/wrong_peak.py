@@ -1,4 +1,4 @@
-"""A step that runs faster than the known peak of the chip allows, so that the peak is wrong."""
+"""A step that runs faster than the chip's peak allows, which shows that the peak is too low."""
 
 from collections.abc import Iterable, Sequence
 
