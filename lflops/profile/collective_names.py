@@ -11,8 +11,8 @@ _KERNEL = re.compile(
     re.IGNORECASE,
 )
 _KINDS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, str])
-# In these collectives, a rank keeps its own share of the message.
-_SHARE = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+# In these collectives, a rank sends the whole message except for the share that belongs to itself.
+_WITHOUT_OWN_SHARE = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
 
 
 @functools.lru_cache(1 << 12)
@@ -40,8 +40,11 @@ def bus_factor(kind: str, size: int | None) -> float | None:
         kind: Kind of the collective, such as `all_reduce`.
         size: Number of ranks in the group.
     """
-    if kind not in _SHARE and kind != "all_reduce":
+    if kind not in _WITHOUT_OWN_SHARE and kind != "all_reduce":
         return 1.0
     if not size:
         return None
-    return (size - 1) / size * (2 if kind == "all_reduce" else 1)
+    share_of_others = (size - 1) / size
+    if kind == "all_reduce":
+        return 2 * share_of_others
+    return share_of_others

@@ -1,6 +1,7 @@
-"""Read and write the JSON file of a profile, and its JSON schema.
+"""Read and write the JSON file of a profile, and make its JSON schema.
 
-The file is written atomically, and checked when it is read. Every failure is a `ProfileError`.
+The file is written atomically. Its content is checked before it is written and when it is read.
+Every failure is a `ProfileError`.
 """
 
 import inspect
@@ -31,17 +32,21 @@ LARGEST_FILE = 1 << 30
 """Maximum size in bytes of a profile's file that is read."""
 
 LARGEST_SEARCH = 1 << 25
-"""The message about invalid JSON names the field only if the error is within this many bytes.
+"""The message about invalid JSON names the field only if the error is in the first bytes of a file.
 
-For an error further into the file, the search for the field would take too long.
+This is the number of these bytes. For a later error, the search for the field would take too long.
 """
 
 MOST_DIMENSIONS = 64
 """Maximum number of dimensions of a tensor in torch."""
 
 DEEPEST_NESTING = 100
-LARGEST_SHOWN = 10**1000
+"""The search for the field of invalid JSON stops at this depth of nested objects and arrays."""
 
+LARGEST_SHOWN = 10**1000
+"""Messages show only sums below this number, because Python refuses to print huge numbers."""
+
+# Number of bytes that are decompressed to recognize a trace.
 _BEGIN = 1 << 16
 _TRACE = "is a trace of torch.profiler: lflops trace show reads it"
 _LEDGER = "is a ledger: pass its folder to `lflops why` or `lflops ledger`"
@@ -60,7 +65,7 @@ _ADVICE = "pass a file that FlopsMonitor or Profile.save wrote, such as *.profil
 class _OtherVersionError(ProfileError):
     """The profile has a different schema version.
 
-    The message already says what to do, so `_ADVICE` is not added to it.
+    The message already contains advice, so `_ADVICE` is not added to it.
     """
 
 
@@ -121,13 +126,13 @@ def _content(path: Path) -> bytes:
         raise ProfileError("is empty")
     if text.startswith(GZIP):
         begin = b""
-        # The file may be damaged.
+        # A damaged file is reported like any other compressed file.
         with suppress(zlib.error):
             begin = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(text, _BEGIN)
         is_trace = b'"traceEvents"' in begin
         raise ProfileError(_TRACE if is_trace else "is compressed with gzip: decompress it first")
     try:
-        # msgspec does not check the strings of unknown fields.
+        # msgspec does not check whether the strings of unknown fields are UTF-8.
         text.decode()
     except UnicodeDecodeError as error:
         path_to_byte = _path_at_byte(text, error.start)
@@ -151,9 +156,12 @@ def _checked(text: bytes) -> Profile:
 
 
 def _check_version(given: bytes) -> None:
-    """Raise an error if the file has another major schema version.
+    """Check that lflops can read the major version of the file's schema.
 
     This is checked first. Otherwise, a file of another version would be reported as damaged.
+
+    Args:
+        given: The JSON text of the field `schema_version`; empty if the field is missing.
     """
     version = re.fullmatch(rb'"([0-9]{1,9})\.([0-9]{1,9})"', given)
     if not given:
@@ -196,7 +204,8 @@ def _check_modules(modules: Mapping[str, ModuleProfile]) -> None:
         if module.depth != depth:
             path = _spelled(["modules", name, "depth"])
             raise ProfileError(
-                f"{path} is {_short.repr(module.depth)}, but a module with this name has depth {depth}"
+                f"{path} is {_short.repr(module.depth)}, "
+                f"but a module with this name has depth {depth}"
             )
         if module.owner is not None:
             _check_module(modules, _spelled(["modules", name, "owner"]), module.owner)
@@ -233,9 +242,9 @@ def _check_references(profile: Profile) -> None:
 def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
     """Check that a module's inclusive counts are its self counts plus its submodules' counts.
 
-    A wrong number in a module also makes the sums of the modules above it wrong. The modules are
-    checked from the last to the first, because the deepest modules mostly come last. The error then
-    names the module with the wrong number.
+    A wrong number in a module also makes the sum of its parent wrong. The modules are checked from
+    the last to the first, because submodules mostly come after their parents. The error then names
+    the module with the wrong number.
     """
     sums = {name: _self_counts(work) for name, work in works.items()}
     for name, work in works.items():
@@ -295,7 +304,7 @@ def _misfit(text: bytes, error: str) -> str:
 def _misfitting(text: bytes, path: str) -> tuple[list[Key], bytes, Any]:
     """Find the value to which a msgspec error refers.
 
-    Where msgspec's path has `...` instead of a key, the values of the mapping are tried one by one.
+    If msgspec's path has `...` instead of a key, the values of the mapping are tried one by one.
 
     Returns:
         The keys of the full path, the JSON text of the value, and the expected type.
@@ -330,17 +339,19 @@ def _first_misfit(values: Mapping[str, Raw], kind: Any) -> str:
     raise LookupError
 
 
-# A string is one token, so that brackets in the string do not count. A string without an end
-# continues to the end of the text.
+# A string is one token, so that brackets inside it are not mistaken for JSON brackets. A string
+# without a closing quote extends to the end of the text.
 _TOKEN = re.compile(rb'"(?P<string>[^"\\]*+(?:\\.[^"\\]*+)*+)"?\s*+(?P<colon>:?)|[\[\]{},]')
 
 
 def _path_at_byte(text: bytes, byte: int) -> str:
     """Return the path of keys to the byte at which JSON is invalid, such as `modules['a'].calls: `.
 
-    Returns the empty string for a byte at the top level. It is also empty if the byte is beyond
-    `LARGEST_SEARCH`, because the search would take minutes.
+    Returns the empty string for a byte at the top level. The result is also empty if the byte is
+    beyond `LARGEST_SEARCH`, because the search would take minutes.
     """
+    # The key in each open object, or the index in each open array. An object without a key so far
+    # has `None`.
     keys: list[Key | None] = []
     if byte > LARGEST_SEARCH:
         return ""
@@ -356,7 +367,7 @@ def _path_at_byte(text: bytes, byte: int) -> str:
                 keys[-1] = token["string"].decode(errors="replace")
         if len(keys) > DEEPEST_NESTING:
             break
-    return _spelled([*(key for key in keys if key is not None)], ": ")
+    return _spelled([key for key in keys if key is not None], ": ")
 
 
 def _encoded(profile: Profile) -> bytes:
@@ -375,8 +386,12 @@ def _encoded(profile: Profile) -> bytes:
 def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
     """Raise an error that names the field if a value cannot be written.
 
-    msgspec's errors do not name the field, and it writes NaN and infinity as null without an
-    error.
+    The errors of msgspec do not name the field, and msgspec writes NaN and infinity as null without
+    an error.
+
+    Args:
+        value: The value, which may contain other values.
+        keys: The keys of the path to the value.
     """
     items: Iterable[tuple[Key, object]] = ()
     match value:
@@ -390,7 +405,8 @@ def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
             items = enumerate(value)
         case float() if not isfinite(value):
             raise ProfileError(
-                f"{_spelled(keys)} is {value}, but must be a finite number, or None if it is unknown"
+                f"{_spelled(keys)} is {value}, but must be a finite number, "
+                "or None if it is unknown"
             )
         case _ if type(value) not in {str, int, float, bool, NoneType}:
             raise ProfileError(
@@ -431,7 +447,7 @@ def json_schema(
     """Return the JSON schema (draft 2020-12) of a type.
 
     The docstrings of the classes become the descriptions of objects and fields. The schema allows
-    unknown fields, so it accepts the files of every minor version with the same major version.
+    unknown fields, so it accepts the files of all versions with the same major version.
 
     Args:
         value: The type, by default `Profile`.
@@ -444,17 +460,16 @@ def json_schema(
 
 
 def _describe(name: str, definition: dict[str, Any]) -> None:
-    """Use the "Attributes" section of a class's docstring as the descriptions of the fields.
+    """Move the "Attributes" section of a class's docstring to the descriptions of the fields.
 
-    msgspec uses the whole docstring as the description of the object, so the section is removed
-    there.
+    msgspec uses the whole docstring as the description of the object.
     """
     description = inspect.cleandoc(definition.get("description", ""))
     text, _, attributes = description.partition("Attributes:\n")
     if text:
         definition["description"] = " ".join(text.split())
     fields = definition.get("properties", {})
-    # The items of an array are the fields of a tuple or of a struct.
+    # A named tuple or an array-like struct is an array in JSON, so its fields are the items.
     if "prefixItems" in definition:
         kind = getattr(model, name, None) or getattr(timeline, name)
         names = kind._fields if issubclass(kind, tuple) else kind.__struct_fields__

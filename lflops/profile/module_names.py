@@ -51,13 +51,13 @@ def patterns(
 ) -> dict[str, str]:
     """Return the pattern of each module name: repeated modules have the same pattern.
 
-    In a pattern, a star replaces the numbers of repeated modules, as in `layers.*.mlp.0`. A star
-    means all numbers. If only some of the numbered siblings are alike, their numbers are listed, as
-    in `layers.{0-2,4}.mlp`. The pattern of a module that is not repeated is its name.
+    In a pattern, a star replaces the numbers of repeated modules, as in `layers.*.mlp.0`. The star
+    stands for all numbers. If only some of the numbered siblings are alike, their numbers are
+    listed, as in `layers.{0-2,4}.mlp`. The pattern of a module that is not repeated is its name.
 
-    A module is repeated if its name is a number and the previous or the next sibling is alike. The
-    48 blocks of a stack are repeated. The first and the third layer of a `Sequential` are not,
-    because a different layer is between them.
+    A module is repeated if its name is a number and the previous or the next sibling is alike. For
+    example, the 48 blocks of a stack are repeated. The first and the third layer of a `Sequential`
+    are not repeated if a different layer is between them.
 
     Siblings are alike if they have the same class. Siblings without submodules must also have the
     same number of parameters.
@@ -79,6 +79,7 @@ def patterns(
             if is_whole:
                 pattern = name_below(above, label)
             if pattern in taken:
+                # Another group has this pattern, so the modules of this group keep their names.
                 found.update({name: name for name in names})
             else:
                 found.update(dict.fromkeys(names, pattern))
@@ -175,8 +176,8 @@ def fold_repeats(
 
     Args:
         items: The items to group.
-        key: Function that returns the name of an item's module, followed by all other values that
-            the items of one group have in common.
+        key: Function that returns the name of an item's module, followed by the other values that
+            must be equal within a group.
         patterns: The result of `patterns`. A name without a pattern is its own pattern.
     """
     modules_of_pattern = Counter(patterns.values())
@@ -212,7 +213,7 @@ def added_up(values: Mapping[str, float], patterns: Mapping[str, str]) -> dict[s
 
 
 def plain(content: str) -> str:
-    """Replace control characters, so that a name from the user cannot control the terminal."""
+    """Replace unprintable characters, so that a name from the user cannot control the terminal."""
     if content.isprintable():
         return content
     characters = []

@@ -1,8 +1,9 @@
 """Define the notes of a profile: facts that a reader of its numbers must know.
 
-A note has a code, such as `graph_breaks`, and values. Reports print its sentence. For each code,
-notes.toml contains the sentence, the cause, the remedy, and the types of the values. To add a kind
-of note, add a table to notes.toml, and create a `Note(code=...)` in the code that finds the fact.
+A note has a code, such as `graph_breaks`, and values. Reports print a sentence for each note. For
+each code, notes.toml contains the sentence, the cause, the remedy, and the types of the values. To
+add a kind of note, add a table to notes.toml, and create a `Note(code=...)` in the code that finds
+the fact.
 """
 
 import functools
@@ -25,8 +26,8 @@ class Note(Struct, frozen=True, kw_only=True):
     Attributes:
         code: The kind of note, such as `graph_breaks`. A file from a later version of lflops may
             have unknown codes.
-        subject: The thing that the note is about, such as the name of a module. notes.toml
-            describes it for each code. It may be empty.
+        subject: The thing that the note is about, such as the name of a module. For each code,
+            notes.toml describes the subject. Some codes have no subject; it is then empty.
         values: Values by name, with the types that notes.toml defines.
     """
 
@@ -39,12 +40,12 @@ class NoteKind(NamedTuple):
     """One kind of note: the contents of a table of notes.toml.
 
     Attributes:
-        sentence: Template of the sentence, as `_Words` describes. If the wording depends on the
-            values, a function that returns the sentence.
+        sentence: Template of the sentence, in the syntax that `_Words` describes. If the wording
+            depends on the values, this is a function that returns the sentence.
         cause: The reason for the note, for the documentation.
         remedy: The action that a reader can take, for the documentation.
-        reasons: For some kinds of notes, the subject of the note selects a reason for the sentence.
-            These are the reasons, keyed by subject.
+        reasons: The possible reasons in the sentence, keyed by the subject of the note. Empty for
+            kinds of notes without such reasons.
         values: The type of each value, by name. `*` stands for names that depend on the run.
     """
 
@@ -56,7 +57,7 @@ class NoteKind(NamedTuple):
 
 
 def sentence(note: Note) -> str:
-    """Return the sentence of a note. If its code is unknown, list its subject and its values."""
+    """Return the sentence of a note. For an unknown code, it lists the code, subject and values."""
     if note.code not in kinds():
         return _unknown(note)
     template = kinds()[note.code].sentence
@@ -68,17 +69,17 @@ def notes_with(code: str, notes: Iterable[Note]) -> Iterator[Note]:
     return (note for note in notes if note.code == code)
 
 
-# If module times were scaled by a larger factor, they are unreliable.
+# Module times are unreliable if they were scaled by more than this factor, up or down.
 _FAR = 2
 
 
 def are_times_far_off(notes: Iterable[Note]) -> bool:
-    """Return whether module times are unreliable: they were scaled by more than a factor of 2."""
+    """Return whether module times are unreliable, because they were scaled by more than `_FAR`."""
     return any(not 1 / _FAR <= factor <= _FAR for factor in time_factors(notes))
 
 
 def time_factors(notes: Iterable[Note]) -> list[float]:
-    """Return the factors by which module times were scaled to the times of unprofiled steps."""
+    """Return the factors by which module times were multiplied to match unprofiled steps."""
     factors: list[float] = []
     for note in notes_with("time_scaled", notes):
         factors += [value for value in note.values.values() if not isinstance(value, str)]
@@ -97,10 +98,10 @@ _UNITS: Mapping[str, Callable[[float | None], str]] = {
 class _Words(string.Formatter):
     """Formats the values in the template of a sentence.
 
-    `{macs}` is formatted as a count. `{bytes:size}` is formatted with the units of a size; see
-    `_UNITS` for the other units. `{calls:call}` is a count with a noun: "1 call" or "3 calls". If
-    the plural does not end in s, it follows a slash: `{n:entry/entries}`. A missing value is shown
-    as a dash.
+    `{macs}` is formatted as a count, and `{bytes:size}` as a size with its unit. `_UNITS` has all
+    such formats. `{calls:call}` is a count with a noun: "1 call" or "3 calls". If the plural is not
+    the singular with an s, it follows a slash: `{n:entry/entries}`. A missing value is shown as a
+    dash.
     """
 
     def format_field(self, value: float | str | None, format_spec: str) -> str:
@@ -117,7 +118,7 @@ _WORDS = _Words()
 
 
 def filled(template: str, names: Mapping[str, float | str | None]) -> str:
-    """Replace the placeholders of a template. `_Words` describes the template.
+    """Replace the placeholders of a template. `_Words` describes the syntax of a template.
 
     Args:
         template: The template.
@@ -286,9 +287,9 @@ _SENTENCES: Mapping[str, Callable[[Note], str]] = {
     "schedule_shrunk": _schedule_shrunk,
     "time_scaled": _time_scaled,
 }
-"""For some codes of notes, the function that returns the sentence of a note.
+"""Functions that return the sentence of a note, keyed by the code of the note.
 
-All other notes have a template in notes.toml, but these sentences are too complex for a template.
+These sentences are too complex for a template. All other notes have a template in notes.toml.
 """
 
 

@@ -4,8 +4,9 @@ Numbers are in SI units (bytes, seconds, operations), and counts are exact integ
 unknown, never 0. A profile contains no sentences and no torch objects.
 
 The name of a module is its dotted path; the name of the root is the empty string. A named scope
-(`lflops.scope`) is treated like a module. The self work of a module ran while no submodule of it
-was running. Its inclusive work is the self work plus the work of all modules below it.
+(`lflops.scope`) is treated like a module. The self work of a module is the work that ran while none
+of its submodules was running. The inclusive work of a module is its self work plus the work of all
+modules below it.
 
 Python's garbage collector does not track the types that occur thousands of times in a profile
 (`gc=False`), which makes loading 5,000 modules a quarter faster. This is safe because values of
@@ -51,7 +52,8 @@ Metric = Literal["macs", "executed_macs", "flops", "bytes_moved"]
 MARGIN = 0.1
 """Share of a device's memory that `Memory.fits` leaves free.
 
-Of 80 GB, CUDA's context needs about 0.5 GB, NCCL 1.6 GB, fragmentation 4 GB, and the driver 1 GB.
+On a device with 80 GB, about 7 GB are not available for tensors: CUDA's context needs 0.5 GB, NCCL
+1.6 GB, fragmentation 4 GB, and the driver 1 GB.
 """
 
 SCHEMA_VERSION = "2.0"
@@ -65,8 +67,9 @@ ignored, and missing fields get their default.
 class Work(Struct, frozen=True, kw_only=True, gc=False):
     """The work of one module in one phase.
 
-    Each field includes the submodules. The field with the prefix `self_` has the same value without
-    the submodules.
+    The value of each field includes the submodules. The field with the same name and the prefix
+    `self_` is the value without the submodules. Counts are for the counted pass. In a window of a
+    training run, they are for one step, including all accumulated batches.
 
     Attributes:
         calls: Number of operator calls that computed or moved data. Views and allocations do not
@@ -79,10 +82,21 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
         bytes_moved: The least possible memory traffic of the operators: each operator reads its
             inputs once and writes its results once. This is not the measured traffic.
         comm_bytes: Bytes that the collectives exchange.
+        self_calls: `calls` without the submodules.
+        self_macs: `macs` without the submodules.
+        self_executed_macs: `executed_macs` without the submodules.
+        self_flops: `flops` without the submodules.
+        self_bytes_moved: `bytes_moved` without the submodules.
+        self_comm_bytes: `comm_bytes` without the submodules.
         logical_macs: MACs that the unsharded model would need for this rank's batch, computed from
-            the global shapes of sharded tensors. `None` if a rank computed with its local part as a
-            plain tensor, because a plain tensor does not have the global shape.
-        seconds: Time per step. It is measured on the CUDA stream, or on the host for a CPU.
+            the global shapes of sharded tensors. `None` if a rank used its local part of a sharded
+            tensor as a plain tensor, because a plain tensor does not have the global shape.
+        self_logical_macs: `logical_macs` without the submodules. `None` if it is unknown for the
+            module itself.
+        seconds: Time per step. It is measured on the CUDA stream, or on the host for a CPU. `None`
+            if modules were not timed, or if the work is from several ranks, and always in the
+            phases `optimizer` and `other`.
+        self_seconds: `seconds` without the submodules.
         device_seconds: Time per step in which kernels ran on the device. Known only with a trace.
     """
 
@@ -106,15 +120,19 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
 
 
 COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
-"""The fields of `Work` that are exact and always known. Each also exists with the prefix `self_`.
-"""
+"""The exact counts of `Work`, which are always known. All also exist with the prefix `self_`."""
 
 OP_COUNT_FIELDS = COUNTS[:-1]
 """The fields of `OpCount` that are counts."""
 
 
 class DtypeShare(Struct, frozen=True, kw_only=True, gc=False):
-    """The parameters of one dtype in a module and its submodules: their number and their bytes."""
+    """The parameters of one dtype in a module and its submodules: their number and their bytes.
+
+    Attributes:
+        parameters: Number of parameters of this dtype.
+        bytes: Bytes of these parameters.
+    """
 
     parameters: Count
     bytes: Count
@@ -126,19 +144,34 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         class_name: The name of the class; `"scope"` for a named scope.
         depth: Number of modules above this module; 0 for the root.
-        detail: The module's `extra_repr`, such as `in_features=768, out_features=3072, bias=True`.
         calls: Number of calls in forward; 0 for a container that is never called itself.
         compiled: Whether the module usually runs as code of torch.compile. In the counting step, it
             runs without compilation.
         owner: If the module shares its parameters with an earlier module, the name of the earlier
             module, where the parameters are counted. Otherwise `None`.
         parameters: Number of parameters of this module and its submodules. In the whole profile,
-            each shared parameter is counted once.
-        local_parameters: The number of these parameters that this rank holds, if the model is
-            sharded.
+            each shared parameter is counted once. If the model is sharded, the shards of all ranks
+            are included.
+        trainable_parameters: The number of these parameters that require a gradient.
+        parameter_bytes: Bytes of `parameters`.
+        trainable_parameter_bytes: Bytes of `trainable_parameters`.
+        self_parameters: `parameters` without the parameters of submodules. A shared parameter is
+            counted only in its first module (see `owner`).
+        local_parameters: The number of `parameters` that this rank holds. It is smaller than
+            `parameters` only if the model is sharded.
+        local_parameter_bytes: Bytes of `local_parameters`.
         dtypes: `parameters` and their bytes, by dtype.
         peak_bytes: The most bytes that were alive at one time while this module or one of its
             submodules ran.
+        detail: The module's `extra_repr`, such as `in_features=768, out_features=3072, bias=True`.
+        forward: Work in the forward pass.
+        backward: Work in the backward pass, without `recompute`.
+        recompute: Work in the backward pass that repeats a part of forward, for example with
+            activation checkpointing.
+        optimizer: Work of the optimizer's steps. It is assigned to the modules that own the updated
+            parameters.
+        other: Work outside forward, backward and the optimizer's steps, such as gradient clipping
+            and metrics.
     """
 
     class_name: str
@@ -178,12 +211,12 @@ def with_works(
         works: The new work, by module and phase. Unknown modules are ignored.
     """
     changed: dict[str, dict[str, Any]] = {}
-    for (row, phase), work in works.items():
-        changed.setdefault(row, {})[phase] = work
+    for (name, phase), work in works.items():
+        changed.setdefault(name, {})[phase] = work
     result = dict(modules)
-    for row, of_row in changed.items():
-        if row in result:
-            result[row] = replace(result[row], **of_row)
+    for name, work_by_phase in changed.items():
+        if name in result:
+            result[name] = replace(result[name], **work_by_phase)
     return result
 
 
@@ -191,8 +224,24 @@ class OpCount(Struct, frozen=True, kw_only=True, gc=False):
     """The work of one operator in one phase of one module, in one dtype.
 
     Attributes:
+        module: Name of the innermost module that ran the operator. `""` means the root and
+            everything outside modules. In the phase `optimizer`, the module that owns the updated
+            parameter.
+        operator: Name of the operator, such as `addmm`. It includes the namespace, except for
+            `aten`. `torch.compile` is the work of a compiled graph that cannot be assigned to
+            single operators.
+        phase: The phase in which the operator ran; see `ModuleProfile`.
         dtype: The dtype of the operands for matmuls, convolutions and attention. For other
-            operators, the dtype of the result.
+            operators, the dtype of the result. `tf32` for a matmul in float32 if torch's settings
+            allow TF32. Empty if the operator has no tensors.
+        calls: Number of calls. A call in backward that repeats a part of forward, such as fused
+            attention, is counted in `backward` and again in `recompute`.
+        macs: Multiply-accumulates of all calls; see `Work.macs`.
+        executed_macs: `macs` without the multiply-accumulates that the kernel skips because of a
+            causal or block mask.
+        flops: FLOPs of all calls; see `Work.flops`.
+        bytes_moved: The least possible memory traffic of all calls in bytes; see
+            `Work.bytes_moved`.
     """
 
     module: str
@@ -210,6 +259,15 @@ class UnsupportedCall(Struct, frozen=True, kw_only=True):
     """An operator without a formula for its FLOPs, in one module and phase.
 
     Its work is unknown and not included in any total.
+
+    Attributes:
+        module: Name of the innermost module that ran the operator. `""` means the root and
+            everything outside modules.
+        operator: Name of the operator, as in `OpCount.operator`.
+        phase: The phase in which the operator ran; see `ModuleProfile`.
+        calls: Number of calls.
+        bytes: Bytes of the arguments and results of all calls. For an operator inside a TorchScript
+            module, only the bytes of its packed weights.
     """
 
     module: str
@@ -223,8 +281,17 @@ class Communication(Struct, frozen=True, kw_only=True, gc=False):
     """The calls of one collective in one process group, in one module and phase.
 
     Attributes:
-        collective: The kind of the collective, such as `all_reduce`.
-        bytes: The number of bytes that a rank sends or receives, whichever is larger.
+        module: Name of the innermost module that called the collective. `""` means the root and
+            everything outside modules.
+        phase: The phase in which the collective was called; see `ModuleProfile`.
+        collective: Name of the collective's operator without its namespace, such as `allreduce_`
+            or `all_gather_into_tensor`.
+        group: Name of the process group in torch; empty if unknown. An estimate has numbers instead
+            of names.
+        group_size: Number of ranks in the process group; `None` if unknown.
+        calls: Number of calls.
+        bytes: The bytes that the rank sends or the bytes that it receives, whichever number is
+            larger, summed over the calls.
         seconds: Time of the collective's kernels per step, including the wait for other ranks. It
             is measured on the device, or on the host for gloo. `None` if the collective was not
             traced. Also `None` if other collectives of the same kind ran in the same module and
@@ -251,11 +318,15 @@ class Moment(Struct, frozen=True, array_like=True, gc=False):
     """One entry of the memory timeline: an operator, and the bytes that were alive before it ran.
 
     Attributes:
+        operator: Name of the operator, as in `OpCount.operator`.
+        module: Name of the innermost module that ran the operator. `""` means the root and
+            everything outside modules, including the optimizer's steps.
+        phase: The phase in which the operator ran; see `ModuleProfile`.
         live_bytes: Bytes of tensors that were alive before the operator ran.
         index: Position of the operator among all operators of the step.
         by_category: `live_bytes` by category.
-        highest_bytes: The most bytes that were alive between this operator and the operator of the
-            next entry.
+        highest_bytes: The most bytes that were alive from the beginning of this operator to the
+            operator of the next entry.
     """
 
     operator: str
@@ -268,7 +339,18 @@ class Moment(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Allocation(Struct, frozen=True, array_like=True, gc=False):
-    """A storage that was alive at the memory peak, and the operator that allocated it."""
+    """A storage that was alive at the memory peak, and the operator that allocated it.
+
+    Attributes:
+        category: The final use of the storage: the name of a field of `ByCategory`.
+        operator: Name of the operator that allocated the storage, as in `OpCount.operator`. Empty
+            if the storage was alive before the step.
+        module: Name of the module that allocated the storage. For parameters, buffers and
+            optimizer state, the module that owns the parameter or buffer.
+        phase: The phase in which the storage was allocated; see `ModuleProfile`. `other` if the
+            storage was alive before the step.
+        bytes: Size of the storage in bytes.
+    """
 
     category: str
     operator: str
@@ -316,15 +398,15 @@ class Memory(Struct, frozen=True, kw_only=True):
         by_category: Bytes at the peak in each category: parameters, gradients, optimizer_state,
             activations, temporary, other. At another time, more bytes of a category may be alive;
             see `most_by_category`.
-        most_by_category: The most bytes of each category that were alive at any time. Activations
-            reach their maximum at the end of forward.
         by_module: Bytes at the peak, by the module that allocated them or, for parameters, owns
             them. The bytes of submodules are not included.
-        activations_by_module: The activations in `by_module`.
         alive: The 50 largest storages at the peak.
-        timeline: The operators in the order of execution. If there are more than 20,000, the step
-            is divided into sections. Then only the operator at the peak is kept and, for each
-            section, the operators with the least and the most live bytes.
+        timeline: The operators in the order of execution. If there are more than 20,000 operators,
+            the step is divided into sections. In this case, the timeline has only the operator at
+            the peak and, for each section, the operators with the least and the most live bytes.
+        activations_by_module: The bytes of activations in `by_module`, by module.
+        most_by_category: The most bytes of each category that were alive at any time. Activations
+            reach their maximum at the end of forward.
         reserved: Memory that torch's CUDA allocator reserves; `None` if it was not simulated.
     """
 
@@ -362,21 +444,67 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     """Facts about the profiled run: the model, the inputs, and the machine.
 
     Attributes:
+        kind: How the profile was made. `count`: one pass was counted and nothing was timed.
+            `measure`: a pass was counted, and passes were timed. `estimate`: the step ran with fake
+            tensors, without computing anything. `training`: a window of a training run, in any
+            `stage`.
         created: Time at which the profile was made, in ISO 8601 and UTC.
+        versions: Versions of `lflops`, `torch` and `python`, by name.
+        host: Name of the machine that made the profile.
+        device_name: Name of the device of the model's parameters, such as `NVIDIA H200`; for a CPU,
+            the name of the processor. In an estimate, `hardware` has the chip of the estimate.
+        dtype: The dtype in which forward and backward run the most MACs, such as `bfloat16` or
+            `tf32`. If no MACs were counted, the dtype of autocast or of most parameters. `None` if
+            unknown.
         shapes: Shapes of the inputs.
+        stage: The stage of a training run: `train`, `validate`, `test` or `predict`. `None` if
+            `kind` is not `training`.
+        step: Number of the last step of the window, as in `Step.index`. `steps` may contain a few
+            later steps. `None` if `kind` is not `training`.
+        window: Number of the window in its stage, from 0. `None` if `kind` is not `training`.
+        partial: Whether results are missing: the code ended with an exception, the run ended before
+            the window did, or a rank failed or is missing.
+        hardware: The peak rates and memory of the chip. `None` if they are unknown or were not
+            requested, or if the ranks have different chips.
+        precision: The precision as the training loop names it, such as `bf16-mixed`. Otherwise, the
+            autocast that was active, such as `autocast bfloat16`. `None` if there is neither.
+        samples_per_step: Number of samples in a step on one rank, including all accumulated
+            batches; `None` if unknown.
+        tokens_per_step: Number of tokens in a step on one rank, including all accumulated batches.
+            Padding is included, unless the user passed the number. `None` if unknown.
+        accumulation: Number of batches whose gradients are accumulated for one optimizer step.
+            `None` if `stage` is not `train`.
+        strategy: Name of the class that distributes the run: Lightning's strategy, or in other
+            loops the class that wraps the model, or else the class of the engine. In an estimate,
+            the kinds of parallelism, such as `fsdp2, tensor parallel`. `None` if there is none.
+        world_size: Number of ranks in the run. A profile from `count` or `measure` has 1 until it
+            is merged, even if there are more ranks.
+        data_parallel_size: Number of parts into which data parallelism divides the batch of a step.
+            `None` if unknown.
+        tensor_parallel_size: Number of ranks among which tensor parallelism divides a layer. `None`
+            if unknown.
+        pipeline_parallel_size: Number of ranks among which a pipeline divides the layers. `None` if
+            unknown.
+        expert_parallel_size: Number of ranks among which the experts of a layer are divided. `None`
+            if unknown.
+        observer_ratio: Factor by which lflops made steps longer: the median duration of
+            module-timing steps, divided by the median duration of unprofiled steps. If one pass was
+            both counted and timed, its duration with counting, divided by its duration without.
+            `None` if either duration is unknown.
         device_type: Type of the device in torch, such as `cuda`.
         allocated_bytes: The most bytes that torch's CUDA allocator had allocated since its counters
             were last reset, read at the end of a window. For several ranks, the largest value.
             `None` on a CPU.
-        reserved_bytes: The most bytes that the CUDA allocator had reserved, read in the same way.
+        reserved_bytes: The most bytes that torch's CUDA allocator had reserved in the same time,
+            read in the same way.
         threads: Number of threads that torch uses in an operator on the CPU; `None` if the model
             runs on another device.
         cores: Number of cores that the process may use.
         workers: Number of running child processes, such as workers of a DataLoader; `None` if
             unknown.
         samples_from: How `samples_per_step` was found, in words, such as `dimension 0 of images`.
-        tokens_from: How `tokens_per_step` was found: the names of the inputs with one element per
-            token, or `units=` if the user passed the number.
+        tokens_from: How `tokens_per_step` was found: the names of the inputs that have one element
+            per token, or `units=` if the user passed the number.
     """
 
     kind: Literal["count", "measure", "estimate", "training"]
@@ -418,14 +546,28 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
     The JSON file has exactly these fields.
 
     Attributes:
+        schema_version: Version of the schema of the file, as "major.minor".
+        run: Facts about the run: the model, the inputs, and the machine.
         modules: The modules by name. The root has the empty name.
         op_counts: The work of each operator in each module and phase.
         unsupported: Operators without a formula for their FLOPs.
-        waits: The modules and phases in which this rank waits for other ranks, because a collective
-            runs or is awaited there.
+        communication: The collectives that were called in each module and phase.
+        waits: The modules and phases in which this rank runs a collective or waits for a
+            collective. There, it also waits for other ranks.
+        steps: The observed steps. In a merged profile, each step is merged from the steps of all
+            ranks. Empty if nothing was timed.
+        memory: The memory of tensors in the counted pass or step. In a merged profile, it is from
+            the rank with the largest peak. `None` if unknown.
+        trace: Totals of the traced steps. In a merged profile, they are from one rank. `None` if no
+            step was traced.
+        ranks: All ranks of the run, including ranks that sent no results. Empty if the profile is
+            not merged from ranks.
+        rank_stats: The times of ranks in each module and phase that at least two ranks timed. Empty
+            if the profile is not merged from ranks.
         rank_comparison: The delays of ranks in module-timing steps.
         unprofiled_comparison: The delays of ranks in unprofiled steps. There are more of these
             steps, but they have no module times.
+        notes: Facts that a reader of the profile must know.
         timelines: Timelines of a few steps. A profile of several ranks has timelines of the first
             ranks. For each rank, the step with the median length comes first. Empty if no step was
             traced or timed by module.
@@ -525,7 +667,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
     def is_counted(self) -> bool:
         """Return whether operators were counted.
 
-        If not, the profile has only times, and all its counts are 0.
+        If operators were not counted, the profile has only times, and all its counts are 0.
         """
         return not any(notes_with("not_counted", self.notes))
 
@@ -542,10 +684,10 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def cpu_lost_shares(self) -> list[float]:
-        """For each step, the share of the process's CPU time that other processes took.
+        """The share of the process's CPU time that other processes took, for each measured step.
 
-        Steps without this measurement are left out. The list is empty for accelerators: there, a
-        wait of the host for a core does not always make the step longer.
+        Steps without this measurement are left out. The list is empty for accelerators, because a
+        wait of the host for a core does not always make such a step longer.
         """
         if self.run.device_type not in {"cpu", None}:
             return []
@@ -560,7 +702,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def uncalled(self) -> tuple[str, ...]:
-        """Names of the modules that never ran: neither they nor their submodules were called.
+        """Names of the modules that never ran. Their submodules did not run either.
 
         Submodules of TorchScript modules are left out, because it is unknown whether they ran.
         """
@@ -584,7 +726,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
         parameters.
 
         Args:
-            below: The names directly below each name, if they are known.
+            below: The names of the modules directly below each module, if they are known.
         """
         kinds = {}
         for name, module in self.modules.items():

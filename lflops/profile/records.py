@@ -1,8 +1,9 @@
-"""Define the parts of a profile about traces and ranks, and the phases of a step."""
+"""Define the phases of a step, timing statistics, and a profile's records of traces and ranks."""
 
 import math
 import statistics
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from msgspec import Meta, Struct, json
@@ -16,25 +17,26 @@ PASSES: Mapping[str, tuple[Phase, ...]] = {
     "forward": ("forward",),
     "backward": ("backward", "recompute"),
 }
-"""The phases that belong to the forward pass and to the backward pass."""
+"""The phases of the forward pass and of the backward pass, keyed by pass."""
+
 PASS_PHASES = PHASES[:3]
-"""The phases that belong to the forward pass or to the backward pass."""
+"""The phases of both passes together."""
 
 
 def ready_for_threads(*kinds: Any) -> None:
     """Create a decoder for each of the given types, so that several threads can decode them.
 
-    msgspec crashes if two threads decode a type at the same time and neither has decoded it before.
+    msgspec crashes if two threads decode a type for the first time at the same moment.
     """
     for kind in kinds:
         json.Decoder(kind)
 
 
 def step_phase(phase: str) -> str:
-    """Return the timed phase that contains a counted phase: `backward` for `recompute`.
+    """Return the phase to which the time of a counted phase belongs.
 
-    Operators of `recompute` are counted separately, but their time is part of `backward`. All other
-    phases are returned unchanged.
+    This is `backward` for `recompute`: its operators are counted separately, but their time is part
+    of `backward`. All other phases are returned unchanged.
     """
     return "backward" if phase == "recompute" else phase
 
@@ -44,6 +46,10 @@ class ModulePhase(NamedTuple):
 
     In comparisons of ranks, it can also be a phase of the step that is outside all modules:
     `ModulePhase("", "data")`.
+
+    Attributes:
+        fqn: Name of the module. `""` means the root and everything outside modules.
+        phase: In a file, one of `forward`, `backward`, `recompute`, `optimizer` and `other`.
     """
 
     fqn: str
@@ -83,8 +89,7 @@ class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
     def of(cls, values: Iterable[float]) -> Self | None:
         """Return the median and the quartiles of measured seconds; `None` if there are no values.
 
-        A negative value counts as 0. It can occur if the value is the difference of two noisy
-        times.
+        A negative value counts as 0. Differences of two noisy times can be negative.
         """
         seconds = [max(value, 0.0) for value in values]
         if not seconds:
@@ -123,6 +128,10 @@ class ByCategory(NamedTuple):
     A gradient counts in `gradients` as soon as backward has created it.
 
     Attributes:
+        parameters: Parameters of the model, including the shards of other ranks while FSDP has
+            gathered them.
+        gradients: Gradients of the parameters.
+        optimizer_state: State that the optimizer keeps for the parameters, such as momentum.
         activations: Tensors created in forward, whether or not they are saved for backward.
         temporary: Tensors created in backward or in an optimizer's step that are neither gradients
             nor optimizer state.
@@ -145,6 +154,17 @@ class TracedOperator(Struct, frozen=True, kw_only=True):
     """The number of calls and the time of one operator in the traces.
 
     Inclusive time contains the operators that the operator calls; self time does not.
+
+    Attributes:
+        name: Name in the trace: an operator such as `aten::addmm`, a node of autograd, or a call of
+            the device's runtime such as `cudaLaunchKernel`.
+        calls: Number of calls in all traced batches.
+        host_seconds: Inclusive time of all calls on the host, in seconds.
+        self_host_seconds: Self time of all calls on the host, in seconds.
+        device_seconds: Inclusive time on the device, in seconds: the time of the kernels and
+            copies that the calls launched. 0 if they launched none.
+        self_device_seconds: Self time on the device, in seconds. 0 if the operator itself launched
+            no kernels or copies.
     """
 
     name: str
@@ -185,6 +205,9 @@ class CompiledKernel(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         name: The name in generated code, such as `cpp_fused_gelu_1` or `extern_kernels.mm`.
+        module: Name of the module that has this share of the kernel; `""` for the root.
+        phase: The phase in which the graph runs. `recompute` for a part of forward that the graph
+            repeats in backward.
         modules: Number of modules that the kernel computes for. The kernel's time and bytes are
             divided among these modules in proportion to the bytes that their graph nodes move.
         calls: Number of calls of the kernel.
@@ -271,12 +294,9 @@ class Trace(Struct, frozen=True, kw_only=True):
     compiled: CompiledCode | None = None
 
     def by_own_time(self, *, on_device: bool) -> list[TracedOperator]:
-        """Return the operators, sorted by self time on the device or on the host."""
-        return sorted(
-            self.operators,
-            key=lambda each: each.self_device_seconds if on_device else each.self_host_seconds,
-            reverse=True,
-        )
+        """Return the operators, sorted by self time on the device or on the host, largest first."""
+        field = "self_device_seconds" if on_device else "self_host_seconds"
+        return sorted(self.operators, key=attrgetter(field), reverse=True)
 
     def per_batch(self, figure: float | None) -> float | None:
         """Divide a total of the trace by the number of traced batches.
@@ -290,13 +310,26 @@ class Rank(Struct, frozen=True, kw_only=True, gc=False):
     """One rank of the run. If the rank did not send its results, most fields are empty.
 
     Attributes:
+        rank: Number of the rank, from 0.
+        node: Number of the rank's machine in the run, as text. `None` if the rank sent no results,
+            or if its profile was merged by `merge`.
+        host: Name of the rank's machine. `None` if the rank sent no results.
         device: The name of the rank's chip.
+        coordinates: Position of the rank in each kind of parallelism, from 0, such as `{"data": 3,
+            "tensor": 0}`. Empty if unknown.
+        status: `ok` if the rank sent its results, and `failed` if the run ended with an exception
+            on it. `late` if the rank had begun to send its results when rank 0 stopped waiting.
+            `missing` if there are no results for any other reason.
         step: Time of an unprofiled step. It is about the same on ranks that wait for each other,
             even if one of them is slow.
         data: The data wait of an unprofiled step.
         cpu: CPU time of an unprofiled step.
-        slowest: Number of steps in which this rank was the slowest, if waiting for other ranks is
-            not counted. `None` if its steps were not compared.
+        macs: MACs of this rank in forward and backward, without `recompute`. `None` if the rank
+            sent no results.
+        peak_bytes: The most bytes of tensors that were alive on this rank at one time, as in
+            `Memory.peak_bytes`. `None` if unknown.
+        slowest: Number of steps in which this rank took longest, not counting its waits for other
+            ranks. `None` if its steps were not compared.
     """
 
     rank: Count
@@ -314,11 +347,11 @@ class Rank(Struct, frozen=True, kw_only=True, gc=False):
 
 
 PREEMPTED = "preempted"
-"""Name that is used like a phase: the time in which a rank's training thread waited for a core."""
+"""Name of a pseudo-phase: the time in which a rank's training thread waited for a core."""
 
 
 class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
-    """How much longer one rank takes than the other ranks in one place, step by step.
+    """The delay of one rank in one place: the extra time that it takes there in each step.
 
     A place is a module in a phase, or a phase outside modules.
 
@@ -329,20 +362,19 @@ class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
             means everything that the rank's device does, `stage` means the rank's stage of a
             pipeline, and `PREEMPTED` means the time in which the rank's training thread waited for
             a core.
-        modules: Number of modules that `module` stands for.
         rank: The rank.
-        intervals: A step is divided into numbered intervals by its collectives. These are the
-            numbers of the intervals in which the place runs.
         seconds: Median time of this rank in the place.
-        usual: Median time that is usual in the place. This is the median of the other ranks, or an
-            estimate if no other rank runs the module.
+        usual: Median time of the other ranks in the place, or an estimate of it if no other rank
+            runs the module.
         excess: Seconds that this rank took longer than usual, for each compared step. Negative if
             it was faster.
         late: Seconds by which this rank arrived later than the median rank at the collective that
             ends the interval, for each compared step.
-        noise: Each of the other ranks has a median excess in this place; this is the standard
-            deviation of these medians. It shows how large an excess occurs by chance. `None` if
-            there are too few ranks.
+        intervals: Numbers of the intervals of a step in which the place runs. The collectives of a
+            step divide it into these intervals.
+        modules: Number of modules that `module` stands for.
+        noise: Standard deviation of the median excesses of the other ranks in this place. It shows
+            how large an excess can be by chance. `None` if there are too few ranks.
         largest_of_others: The largest excesses of other ranks in this place, over all steps,
             largest first.
         begins_collective: Whether a collective begins in the place but is awaited in another place,
@@ -364,9 +396,12 @@ class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RankWait(Struct, frozen=True, kw_only=True, gc=False):
-    """How long ranks wait for another rank in one place (a module in a phase).
+    """The time that ranks wait for another rank in one place (a module in a phase).
 
     Attributes:
+        module: Name of the module. `""` means the root and everything outside modules.
+        phase: One of `PHASES`, or `clip` for gradient clipping, or `sync` for the end of the step,
+            where ranks wait for each other.
         for_rank: The rank for which the other ranks wait longest.
         ranks: Number of ranks other than `for_rank`.
         seconds: Waiting time of the median rank, as a mean over the steps. With 5 or more steps,
@@ -392,7 +427,7 @@ class RankWait(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
-    """What the process of a late rank did differently from the other ranks.
+    """Differences between a late rank and the other ranks that may explain the delay.
 
     Each time is the difference from the median of the other ranks. It is a weighted mean over the
     steps: the later the rank was in a step, the more weight this step has.
@@ -418,10 +453,10 @@ class FlaggedRank(Struct, frozen=True, kw_only=True, gc=False):
     """A straggler (a slow rank) that lflops found and logged during the run.
 
     Attributes:
-        rank: The slow rank.
         module: The module in which the rank was slow; see `RankDelay`.
         phase: The phase in which the rank was slow; see `RankDelay`.
         modules: Number of modules that `module` stands for.
+        rank: The slow rank.
         seconds_lost: Mean cost per step, over the steps that were compared when the straggler was
             found.
         pattern: `steady` if the rank was slow in all steps, `intermittent` if only in some steps.
@@ -476,22 +511,22 @@ class RankComparison(Struct, frozen=True, kw_only=True):
         delays: The delays of ranks, with the most expensive delay first.
         waits: The places in which ranks wait for another rank, with the longest wait first.
         large_excesses: How often any rank in any place took longer than the other ranks by at least
-            1, 1/√2, 1/2, … of a step. Such counts show which delays occur by chance.
+            1, 1/√2, 1/2, … of a step. These counts show how large a delay can be by chance.
         large_excess_seconds: Total time of all ranks and steps in the places that
             `large_excesses` covers.
         places: Number of places that `large_excesses` covers.
-        from_quartiles: Set if the times of single steps are unknown. The three values per rank are
-            then the quartiles of its times, not the times of three steps.
+        from_quartiles: Set if the times of single steps are unknown. Each rank then has three
+            values: the quartiles of its times, not the times of three steps.
         usual_lost_seconds: Like `lost_seconds`, but for the median step instead of the mean step,
             so that rare delays do not change it.
         at: The index of each compared step.
         awaited: The phases in which ranks wait for each other; `wait` is the end of backward. A
             long time in these phases does not make a rank a straggler.
-        activity: What the processes of late ranks did differently from the other ranks.
+        activity: Differences between late ranks and the other ranks that may explain the delays.
         waited: Seconds per step in which a rank's training thread waited for a core, as a mean over
             ranks and steps.
-        lengths_explain: Correlation between the lateness of a rank and the size of its batch, both
-            relative to the other ranks.
+        lengths_explain: Correlation between the busy time of a rank and the size of its batch, both
+            relative to the other ranks. Near 1, the sizes of the batches explain the delays.
         excludes_waits: Set if the time in which a rank's training thread waited for a core is not
             included in the phases. It is then a separate delay with the phase `PREEMPTED`.
         flagged: The stragglers that were logged during the run.
@@ -531,8 +566,8 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
         median: Time of the median rank. For an even number of ranks, the lower of the two middle
             times.
         high: Time of the slowest rank.
-        high_rank: The rank with the longest time. If `waits` is set, it may only have waited for
-            other ranks.
+        high_rank: The rank with the longest time. If `waits` is set, this rank may only have waited
+            for other ranks.
         waits: Whether ranks wait for each other in this module and phase. If so, the times include
             the waiting.
         by_rank: The seconds of each rank that reported them. Only the 32 entries with the largest

@@ -1,4 +1,4 @@
-"""Functions that group items, add up numbers, and shorten long series."""
+"""Group items, add up numbers, and shorten long series."""
 
 import statistics
 from collections import Counter
@@ -30,8 +30,11 @@ def gathered(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
 
 
 def sums(items: Sequence[object], *fields: str) -> dict[str, int]:
-    """For each of the given field names, add up the values of this field over all items."""
-    return {field: sum(getattr(item, field) for item in items) for field in fields}
+    """Add up the values of some fields over all items, and return the sums by field name."""
+    totals: dict[str, int] = {}
+    for field in fields:
+        totals[field] = sum(getattr(item, field) for item in items)
+    return totals
 
 
 def summed(pairs: Iterable[tuple[Key, Number]]) -> dict[Key, Number]:
@@ -63,7 +66,7 @@ def largest_known(values: Iterable[int | None]) -> int | None:
 
 
 def positions(items: Iterable[Key]) -> dict[Key, int]:
-    """Return the position of each item, as a mapping from item to position."""
+    """Return the position of each item, keyed by item."""
     return {item: position for position, item in enumerate(items)}
 
 
@@ -80,17 +83,17 @@ def multiplied(value: Number | None, factor: Number) -> Number | None:
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:
-    """Return the part divided by the whole; `None` if either is unknown or the whole is 0."""
+    """Return `part` divided by `whole`; `None` if either is unknown or `whole` is 0."""
     if part is None or not whole:
         return None
     return part / whole
 
 
 def robust_deviation(values: Sequence[float]) -> float:
-    """Estimate the standard deviation in a way that a few outliers do not influence.
+    """Estimate the standard deviation, without the influence of a few outliers.
 
     The result is 1.4826 times the median distance from the median. For normally distributed values,
-    it equals the standard deviation.
+    this is the standard deviation.
     """
     middle = statistics.median(values)
     return 1.4826 * statistics.median(abs(value - middle) for value in values)
@@ -116,11 +119,11 @@ def _spelled(run: Sequence[int]) -> str:
 
 
 def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
-    """Choose at most `most` indices of a series, so that a plot of these values has the same shape.
+    """Choose at most `most` indices of a series, so that a plot of their values has the same shape.
 
     The series is divided into sections of equal length. The result has the indices of the minimum
     and the maximum of each section, the first and the last index, and the indices in `keep`. If the
-    series is not longer than `most`, the result has all indices.
+    series has at most `most` values, the result has all indices.
     """
     if len(values) <= most:
         return list(range(len(values)))

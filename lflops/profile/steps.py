@@ -12,21 +12,22 @@ from msgspec import Struct
 from lflops.profile.records import Count, Seconds
 
 StepKind = Literal["unprofiled", "counting", "module_timing", "traced"]
-"""How lflops observed a step. In an unprofiled step, it only read the clock."""
+"""The way in which lflops observed a step. In an unprofiled step, lflops only read the clock."""
 
 DISTURBANCES = frozenset(
     {"warmup", "recompiled", "new_shapes", "validation", "checkpoint", "background"}
 )
 """Marks in `Step.marks` which mean that the duration of the step is not typical.
 
-The mark `no_update` is not one of them, because a step without an update of the parameters takes
-about as long as other steps.
+The mark `no_update` does not have this meaning, because a step without an update of the parameters
+takes about as long as other steps.
 """
 
 EVENTS = ("validation", "checkpoint")
 """Disturbances that the training loop causes between batches.
 
-They may take longer on some ranks than on others, so ranks are also compared in such steps.
+Ranks are also compared in such steps, because validation or a checkpoint may take longer on some
+ranks than on others.
 """
 
 WITHIN_FORWARD = ("prefill", "decode")
@@ -81,10 +82,12 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
         fetching_waited: The part of `thread_waited` before the batch of the step was available.
             Only in module-timing steps.
         uncontended_phases: Seconds of each phase without the time in which another thread had the
-            core of the training thread. Only in module-timing steps on a busy machine. In these
-            steps, module times do not include this time either.
-        samples: Number of samples in the step.
-        tokens: Number of tokens in the step.
+            core of the training thread. Only in module-timing steps on a busy machine. The module
+            times of these steps exclude the time of the other threads as well.
+        samples: Number of samples in the step. In a merged profile, the sum over the batches of all
+            ranks. `None` if unknown.
+        tokens: Number of tokens in the step. In a merged profile, the sum over the batches of all
+            ranks. `None` if unknown.
         marks: Events in the step: any of `DISTURBANCES`, or `no_update` if the optimizer did not
             update the parameters.
     """
@@ -115,15 +118,17 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def with_phases(steps: Sequence[Step]) -> tuple[Sequence[Step], float]:
-    """Return the steps whose phases are known, and a factor for their times.
+    """Return the steps with known phases, and a factor for their times.
 
     If CUDA timing events are expensive, phases are measured only in some steps. Multiply the times
-    of these steps by the factor to estimate the times of all steps. The factor is the mean duration
-    of all steps, divided by the mean duration of the steps with known phases.
+    of these steps by the factor to estimate the mean times of all steps. The factor is the mean
+    duration of all steps, divided by the mean duration of the steps with known phases.
     """
     known = [step for step in steps if step.phases] or steps
     mean_of_known = _mean_seconds(known)
-    scale = _mean_seconds(steps) / mean_of_known if mean_of_known else 1.0
+    scale = 1.0
+    if mean_of_known:
+        scale = _mean_seconds(steps) / mean_of_known
     return known, scale
 
 

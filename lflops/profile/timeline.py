@@ -17,12 +17,14 @@ Step = TypeVar("Step")
 # A merged profile has timelines of only the first ranks: at most this many.
 MOST_RANKS = 8
 
-# A rank has at most this many timelines: the step with the median length, and the first other steps.
+# A rank has at most this many timelines: one of the step with the median length, and the others of
+# the first other steps.
 MOST_STEPS = 4
 
-# A timeline keeps at most this many of the longest module slices.
+# A timeline keeps only the longest module slices: at most this many.
 MOST_SLICES = 2_000
-# A timeline keeps at most this many of the longest operators, and as many kernels.
+
+# A timeline keeps only the longest operators and the longest kernels: at most this many of both.
 MOST_WORK = 1_500
 
 
@@ -51,6 +53,7 @@ class TimedWork(Struct, frozen=True, array_like=True, gc=False):
     """An operator on a thread, or a kernel on a stream.
 
     Attributes:
+        name: Name of the operator or kernel in the trace, such as `aten::addmm`.
         start: Nanoseconds from the beginning of the step.
         length: Duration in nanoseconds.
         lane: Number of the thread or the stream.
@@ -69,13 +72,17 @@ class StepTimeline(Struct, frozen=True, kw_only=True):
     """The timeline of one step of one rank.
 
     Attributes:
+        rank: The rank. 0 if the profile is not merged from ranks.
+        step: Number of the step, as in `Step.index`. For a traced step, its position among the
+            traced steps.
         source: Whether the step is a traced step or a module-timing step. Only a traced step has
             operators and kernels.
         length: Duration of the step in nanoseconds.
+        slices: The time ranges of modules and phases, sorted by lane and then by start.
+        operators: The operators that no other operator calls, sorted by lane and then by start.
+        kernels: The kernels, copies and fills on the device, sorted by lane and then by start.
         left_out: The number of slices, the number of operators and the number of kernels that were
             left out so that the timeline stays small. The shortest are left out.
-        step: Number of the step, as in `Step.index`. For a traced step, its position among the
-            traced steps.
     """
 
     rank: Count = 0
@@ -115,17 +122,19 @@ def nested(self_times: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlic
         self_times: The self times in chronological order.
         lane: Number of the thread.
     """
-    # The outermost slice comes first.
+    # The slices that have not ended, with the outermost slice first.
     open_slices: list[SelfTime] = []
     for time in _without_engine(self_times):
         path = ancestry(time.fqn)[::-1]
         common = _common_depth(open_slices, path, time.phase)
         while len(open_slices) > common:
-            yield _slice(open_slices.pop(), len(open_slices), lane)
+            ended = open_slices.pop()
+            yield _slice(ended, len(open_slices), lane)
         open_slices = [each._replace(end=max(each.end, time.end)) for each in open_slices]
-        open_slices += [time._replace(fqn=row) for row in path[common:]]
+        open_slices += [time._replace(fqn=fqn) for fqn in path[common:]]
     while open_slices:
-        yield _slice(open_slices.pop(), len(open_slices), lane)
+        ended = open_slices.pop()
+        yield _slice(ended, len(open_slices), lane)
 
 
 def _common_depth(open_slices: Sequence[SelfTime], path: Sequence[str], phase: str) -> int:
@@ -137,17 +146,17 @@ def _common_depth(open_slices: Sequence[SelfTime], path: Sequence[str], phase: s
         phase: The phase of the next self time.
     """
     depth = 0
-    for each, row in zip(open_slices, path, strict=False):
-        if each.fqn != row or each.phase != phase:
+    for each, fqn in zip(open_slices, path, strict=False):
+        if each.fqn != fqn or each.phase != phase:
             break
         depth += 1
     return depth
 
 
 def _without_engine(self_times: Iterable[SelfTime]) -> Iterator[SelfTime]:
-    """Drop the self time of the root that lies between two modules in backward.
+    """Drop each self time of the root between two modules in backward.
 
-    This is time of the autograd engine, not of the root.
+    The autograd engine runs in this time, not the root.
     """
     times = list(self_times)
     for number, time in enumerate(times):
@@ -209,7 +218,7 @@ def median_first(steps: Sequence[Step], length: Callable[[Step], float]) -> list
 
 
 def _longest_work(works: Iterable[TimedWork]) -> tuple[tuple[TimedWork, ...], int]:
-    """Return the longest operators or kernels, and the number of the others, which are left out.
+    """Return the longest operators or kernels, and the number of operators or kernels left out.
 
     The result is sorted by lane (the thread or stream), then by time.
     """

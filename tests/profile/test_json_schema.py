@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+from msgspec import Struct
 
 import lflops
 from lflops.cli.main import main
@@ -89,3 +90,45 @@ def test_each_field_of_a_docstring_is_described(schema: dict[str, Any]) -> None:
     moment = schema["$defs"]["Moment"]["prefixItems"]
     assert list(profile_builders.Moment.__struct_fields__) == [item["title"] for item in moment]
     assert any("most bytes that were alive" in item.get("description", "") for item in moment)
+
+
+def undescribed(schema: dict[str, Any]) -> list[str]:
+    """Fields of a schema's definitions that have no description, such as `Run.kind`."""
+    missing = []
+    for name, definition in schema["$defs"].items():
+        fields = definition.get("properties")
+        if fields is None:
+            fields = {item["title"]: item for item in definition["prefixItems"]}
+        for field, item in fields.items():
+            if not item.get("description"):
+                missing.append(f"{name}.{field}")
+    return missing
+
+
+def test_every_field_is_described(schema: dict[str, Any]) -> None:
+    """The reference page of the profile file has no empty meaning."""
+    assert [] == undescribed(schema)
+
+
+class Inner(Struct):
+    """A class without descriptions of its fields."""
+
+    third: int
+
+
+class Outer(Struct):
+    """A class that describes only one of its fields.
+
+    Attributes:
+        first: The only field with a description.
+    """
+
+    first: int
+    second: Inner
+
+
+def test_a_field_without_a_description_is_found() -> None:
+    """In objects and in arrays."""
+    assert ["Outer.second", "Inner.third"] == undescribed(json_schema(Outer, "twin"))
+    array = {"prefixItems": [{"title": "described", "description": "A."}, {"title": "bare"}]}
+    assert ["Array.bare"] == undescribed({"$defs": {"Array": array}})
