@@ -30,7 +30,12 @@ def main() -> int:
     """Record this run, and compare it with the baseline, if there is one."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--baseline", type=Path, default=Path("good.profile.json"))
-    parser.add_argument("--hidden", type=int, default=256, help="change it, and the build fails")
+    parser.add_argument(
+        "--hidden",
+        type=int,
+        default=256,
+        help="width of the model; another width breaks the limits",
+    )
     parser.add_argument("--repeats", type=int, default=30)
     given, limits = parser.parse_known_args()
 
@@ -44,7 +49,7 @@ def main() -> int:
     now = given.baseline.with_suffix(".now.json")
     profile.save(now)
     shell = [sys.executable, "-m", "lflops", "diff", str(given.baseline), str(now), *limits]
-    return subprocess.run(shell, check=False).returncode  # noqa: S603 - our own
+    return subprocess.run(shell, check=False).returncode  # noqa: S603 - the command is built above
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Profile a model with DeepSpeed or with lflops, by the same call.
+"""Profile a model with DeepSpeed or with lflops, with the same call.
 
 `docs/how-to/deepspeed.md` shows both outputs side by side.
 

@@ -1,6 +1,7 @@
 """Fine-tune a frozen transformer with low-rank adapters.
 
-Backward costs about as much as forward, not twice as much. It takes some seconds on two cores.
+Backward costs about as much as forward, not twice as much. The example takes some
+seconds on two cores.
 
 python examples/finetune_lora.py
 lflops show runs/lora/train-0-*.profile.json --phase backward

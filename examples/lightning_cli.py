@@ -1,12 +1,13 @@
 """Train a model with a monitor, both configured in a YAML file.
 
-LightningCLI sets the arguments of the monitor and of its schedule. It takes some seconds on two
-cores.
+LightningCLI sets the arguments of the monitor and of its schedule. The command line can change each
+setting, for example with `--model.layers 6` or `--trainer.callbacks.schedule.wait 20`. The example
+takes some seconds on two cores.
 
 pip install 'jsonargparse[signatures]'
 python examples/lightning_cli.py fit --config examples/lightning_cli.yaml
 python examples/lightning_cli.py fit --config examples/lightning_cli.yaml --model.layers 6
---trainer.callbacks.schedule.wait 20 tensorboard --logdir runs/cli
+tensorboard --logdir runs/cli
 """
 
 from itertools import pairwise

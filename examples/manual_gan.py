@@ -2,7 +2,7 @@
 
 The profile shows the cost of each network in each phase.
 
-It takes some seconds on two cores.
+The example takes some seconds on two cores.
 
 python examples/manual_gan.py
 lflops show runs/gan/train-0-*.profile.json

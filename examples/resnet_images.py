@@ -2,7 +2,7 @@
 
 The output shows which stages take more time than their share of the work.
 
-It takes some seconds on two cores.
+The example takes some seconds on two cores.
 
 python examples/resnet_images.py
 lflops show runs/resnet/train-0-*.profile.json --sort time

@@ -1,6 +1,6 @@
 """Train a small GPT on generated text with a FlopsMonitor.
 
-It takes half a minute on two cores.
+The example takes half a minute on two cores.
 
 python examples/train_gpt.py
 lflops show gpt/lflops/train-1-*.profile.json
