@@ -1,4 +1,4 @@
-# The public names, for type checkers and editors. `__init__.py` loads each one when it is first used.
+# The public names, for type checkers and editors. `__init__.py` loads a name at its first use.
 
 from lflops import hardware as hardware, tensorboard as tensorboard
 from lflops.analysis.compare.diff import diff as diff

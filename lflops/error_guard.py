@@ -4,9 +4,9 @@ If lflops fails, it removes everything that it has installed, logs one warning, 
 continues. After an interrupt such as Ctrl-C, lflops also removes everything, and the interrupt is
 raised.
 
-    boundary = ErrorGuard(fail)
-    hook = boundary.guard(listener.enter_module)     # a hook that never raises
-    with boundary:                                   # a block that never raises
+    guard = ErrorGuard(fail)
+    hook = guard.guard(listener.enter_module)     # a hook that raises no errors
+    with guard:                                   # a block that raises no errors
         session.batch_ends(batch)
 """
 
@@ -79,8 +79,8 @@ class ErrorGuard:
     def contains(self, error: BaseException) -> bool:
         """Handle an error by removing everything that lflops has installed.
 
-        Returns whether the error is suppressed. Interrupts, and errors for which `passes` returns
-        true, are not suppressed.
+        Returns whether the error is suppressed. Interrupts are not suppressed. While `passes`
+        returns true, no error is handled or suppressed.
         """
         if self.passes():
             return False
@@ -173,7 +173,7 @@ class CleanupStack:
 
 
 def call_each(functions: Iterable[Callable[[], object]]) -> None:
-    """Call all functions, and then raise an interrupt, if there was one, or the first error.
+    """Call all functions. Then raise an interrupt if there was one, and otherwise the first error.
 
     A function that is interrupted is called a second time.
     """
@@ -289,8 +289,8 @@ def _restore(owner: Any, name: str, ours: Any, before: Any) -> None:
     replacement restores it later. If the restored value is itself a replacement that has already
     ended, the value before that replacement is restored.
     """
-    # The mark contains the replacement itself. So the mark does not count on another object to
-    # which, for example, `functools.wraps` has copied it.
+    # The mark contains the replacement to which it belongs. Other code may copy the mark to another
+    # function, for example with `functools.wraps`. The mark has no effect there.
     ours.lflops_ended = (ours, before)
     while True:
         current = vars(owner).get(name)

@@ -31,7 +31,7 @@ Up to `MOST_INFLATED` decompressed bytes are always allowed.
 """
 
 _ACCESS_LIST = "system.posix_acl_access"
-"""Name of the extended attribute in which Linux stores the access list of a file."""
+"""Name of the extended attribute in which Linux stores the access control list of a file."""
 
 _NOT_REGULAR = "is a folder, a pipe or a device"
 
@@ -137,13 +137,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that replaces `path` when it is complete.
 
     If `path` is a link, the link is replaced, and its target does not change. If the replaced file
-    belongs to this user, other users who could not read it cannot read the new file either.
+    belongs to this user, other users who could not read the old file cannot read the new file.
 
     Raises:
         OSError: The file cannot be written, or `path` is a folder, a pipe or a device.
     """
     before = _replaced(path)
-    # Until its permissions are set below, nobody else can read a file that replaces another one.
+    # If the new file replaces an old file, other users cannot read it until its permissions are set
+    # below.
     permissions = 0o666 if before is None else 0o600
     temporary = temporary_path(path.parent, ".tmp")
     flags = _flags("O_WRONLY", "O_CREAT", "O_EXCL")
@@ -166,7 +167,7 @@ def temporary_path(folder: Path, ending: str) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files that ended processes of this machine have left behind."""
+    """Remove the temporary files of processes that ran on this machine and have ended."""
     prefix = _temporary_prefix()
     paths: list[Path] = []
     with suppress(OSError):
@@ -174,7 +175,7 @@ def remove_leftovers(folder: Path) -> None:
     for path in paths:
         process = path.name.removeprefix(prefix).partition("-")[0]
         if path.name.startswith(prefix) and process.isdecimal() and not _is_running(process):
-            # Someone else may have made a folder with such a name.
+            # The path may be a folder that another user has created. It stays.
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 
@@ -219,7 +220,8 @@ def open_for_append(path: Path, *, new: bool) -> int:
     With `new`, the file is created. Otherwise, it must already exist as a regular file.
 
     Raises:
-        OSError: The file cannot be opened, it is a link, or it already exists in spite of `new`.
+        OSError: The file cannot be opened, it is a link, or it already exists although `new` is
+            true.
     """
     created = ("O_CREAT", "O_EXCL") if new else ()
     number = os.open(path, _flags("O_WRONLY", "O_APPEND", "O_NOFOLLOW", *created), 0o666)
@@ -247,7 +249,7 @@ def folder_opened(folder: Path) -> Iterator[Path]:
 
 
 def open_lock(path: Path) -> int:
-    """Open the file that `lock` is going to lock, and return its descriptor.
+    """Open a file for the function `lock`, and return its descriptor.
 
     If the file is new, only this user can read and write it. A link is rejected.
 
@@ -280,7 +282,7 @@ def open_device(path: Path) -> BinaryIO:
 
 
 def _replaced(path: Path) -> os.stat_result | None:
-    """Return the status of the file that a new file replaces.
+    """Return the `stat_result` of the file that a new file replaces.
 
     Returns `None` if there is no file, or if it is a link or belongs to another user.
     """
@@ -297,7 +299,7 @@ def _permissions(path: Path, before: os.stat_result, new: Path) -> int:
     """Give a new file the group of the file that it replaces, and return the permissions to set.
 
     The group gets no permissions if the new file cannot be given to it, or if the old file has an
-    access list, which may limit the group.
+    access control list, which may limit the group.
     """
     permissions = stat.S_IMODE(before.st_mode) & 0o777
     is_limited = False

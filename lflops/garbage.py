@@ -14,7 +14,7 @@ CHUNK = 100_000
 
 
 class SearchTimeout(Exception):  # noqa: N818 - the caller decides what it means
-    """A search took too long."""
+    """A search took longer than `LONGEST` seconds."""
 
 
 def alive(kinds: Collection[type]) -> Iterator[Any]:
@@ -37,6 +37,7 @@ def alive(kinds: Collection[type]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
+    """Disable the garbage collector during a block, unless it is already disabled."""
     if not gc.isenabled():
         yield
         return

@@ -40,9 +40,10 @@ been reduced. The wait is a part of backward.
 """
 
 STEP_END = "step_end"
-"""A step ends, as counted by one reader. Subject: that reader. Detail: number of the step, if any.
+"""A step of one reader ends. Subject: that reader. Detail: the number of the step, if any.
 
-Readers may count steps differently, so each reader logs its own events.
+A reader is an object that reads the log, such as the ledger. Readers may count steps differently,
+so each reader ignores the step ends of the others.
 """
 
 COUNTERS = "counters"
@@ -65,7 +66,7 @@ BEGIN = "begin"
 END = "end"
 """A category ends, and so does everything that began inside it. Subject: the name of the category.
 
-If the category began more than once, the last one ends.
+If the category began several times, only the latest begin ends.
 """
 
 REST = "rest"
@@ -201,7 +202,8 @@ def innermost(
         elif event in {LEAVE, DROP} and running:
             _, left = running.pop()
             if left == stage:
-                yield (None if event == DROP else moment), last_phase(running, stage)
+                end = None if event == DROP else moment
+                yield end, last_phase(running, stage)
         elif event == WAIT and running and running[-1][1] == stage:
             yield moment, WAIT
         elif event == STEP_END and subject is reader:

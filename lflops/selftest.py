@@ -40,7 +40,7 @@ class Check(Struct, frozen=True, kw_only=True):
     Attributes:
         name: Name of the check.
         passed: Whether it passed; `None` if the device does not support it.
-        found: What the check measured, in words.
+        found: The result of the measurement, in words.
     """
 
     name: str

@@ -13,7 +13,7 @@ _DECIMAL = ("", "k", "M", "G", "T", "P", "E", "Z", "Y", "R", "Q")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB")
 _SECONDS = ("ns", "µs", "ms", "s")
 
-# Precise enough for any float with its decimals.
+# Enough digits for the largest float and its decimals.
 _HALF_UP = Context(prec=400, rounding=ROUND_HALF_UP)
 
 
@@ -35,9 +35,8 @@ def size(value: float | None, *, digits: int = 2) -> str:
 def rate(value: float | None, unit: str = "", *, peak: float | None = None) -> str:
     """Format a rate: `177 GFLOP/s`.
 
-    The text has three digits, because a rate comes from a measured time.
-
-    A rate above `peak` is marked in the same way as in `of_peak`.
+    The text has three digits, because a rate comes from a measured time. A rate above `peak` is
+    marked in the same way as in `of_peak`.
     """
     text = _three_digits(_known(value), _with_prefixes(unit))
     is_over = value is not None and peak is not None and value > peak
@@ -47,7 +46,7 @@ def rate(value: float | None, unit: str = "", *, peak: float | None = None) -> s
 def duration(value: float | None) -> str:
     """Format seconds: `76.7 ms`.
 
-    More than three digits would be noise. There is no unit above seconds.
+    The text has three digits, because more digits would be noise. The largest unit is the second.
     """
     seconds = _known(value)
     if seconds is None:

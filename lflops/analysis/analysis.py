@@ -84,7 +84,7 @@ class Analysis:
 
     @cached_property
     def fusion(self) -> tuple[Fusion, ...]:
-        """How many bytes compiled code moves in each phase, and how many fusion saves."""
+        """The bytes that compiled modules move in each phase, with and without fusion."""
         return fusion(self.profile)
 
     @cached_property
@@ -149,7 +149,7 @@ class Analysis:
 
     @cached_property
     def outliers(self) -> Outliers:
-        """Modules that are slower than identical modules, and why others may be missing."""
+        """Modules that are slower than identical modules, and a caveat if some were not judged."""
         return outliers(
             self.profile,
             self.patterns,
@@ -191,7 +191,7 @@ class Analysis:
     def is_staged(self) -> bool:
         """Return whether ranks run different modules, such as the stages of a pipeline.
 
-        If they do, each GPU does only a part of the work that the root module shows.
+        If they do, each rank does only a part of the work that is counted for the root module.
         """
         notes = notes_with("ranks_differ", self.profile.notes)
         return any(note.values.get("rows_of_others") for note in notes)
@@ -247,7 +247,7 @@ class Analysis:
 
     @cached_property
     def checkpointed(self) -> tuple[Checkpointed, ...]:
-        """How much memory activation checkpointing would save, for each block."""
+        """The memory that activation checkpointing would save, for each block."""
         return checkpointed(self.profile)
 
     @cached_property

@@ -37,8 +37,8 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
 
     Attributes:
         phase: The phase, or `None` for all phases together.
-        dtypes: The dtypes. A row about one phase has only one. Empty if the operator has no
-            formula.
+        dtypes: The dtypes of the work. A row for one phase has a single dtype. Empty if the
+            operator has no formula.
         figures: The work. If the operator has no formula, only its calls and bytes are known.
         is_counted: Whether the operator has a formula. If so, the totals include its work.
         share: Share of the phase's MACs or FLOPs. `None` if the operator has no formula.
@@ -163,7 +163,7 @@ _COUNTS_OF = attrgetter(*_FIELDS)
 _NOTHING = (0,) * len(_FIELDS)
 _RANK_OF = itemgetter(*map(_FIELDS.index, ("macs", "flops", "bytes_moved")))
 
-# The counts of a module as a tuple of `_FIELDS`.
+# The name of a module, and its counts in the order of `_FIELDS`.
 _ModuleCounts = tuple[str, tuple[int, ...]]
 
 
@@ -174,6 +174,10 @@ def _rows(
     *,
     is_counted: bool,
 ) -> Iterator[OperatorRow]:
+    """Yield the rows of each operator: first all phases together, then each phase and dtype.
+
+    `twice` is the result of `_calls_in_two_phases`.
+    """
     in_two_phases = {operator for operator, _ in twice}
     totals = {phase: _Total(profile, phase) for phase in (None, *PHASES)}
 
@@ -217,8 +221,7 @@ def _by_module(
 ) -> list[_ModuleCounts]:
     """Return the work of one operator in each module.
 
-    `twice` has the number of calls that appear in two phases, as `_calls_in_two_phases` returns
-    it. These calls are counted only once.
+    `twice` is the result of `_calls_in_two_phases`. The calls in it are counted only once.
     """
     counted: list[_ModuleCounts] = []
     modules = set()
@@ -241,7 +244,7 @@ def _total_and_largest(
     counted: Sequence[_ModuleCounts],
 ) -> tuple[WorkCounts, dict[str, WorkCounts]]:
     """Return the sum over all modules, and the work of the `MODULES` modules with the most work."""
-    # Layers repeat, so there are only a few different counts.
+    # Many modules have the same counts, because layers repeat. Each `WorkCounts` is made only once.
     work: dict[tuple[int, ...], WorkCounts] = {}
     total = WorkCounts()
     for counts, modules in Counter(counts for _, counts in counted).items():
@@ -255,7 +258,7 @@ def _total_and_largest(
 
 
 class _Total:
-    """The total MACs or FLOPs of a phase, or of all phases, which shares are relative to."""
+    """The total MACs or FLOPs of a phase, or of all phases. Shares are relative to this total."""
 
     def __init__(self, profile: Profile, phase: Phase | None) -> None:
         self._metric = share_of(profile, phase)

@@ -4,8 +4,8 @@ An example is a single slow layer in a stack of identical layers. Modules are in
 their names only differ in an index, such as `layers.3.mlp` and `layers.4.mlp`.
 
 A module is flagged if its excess time over the other modules is larger than three limits: a
-threshold, the noise, and the time that other processes took. If it is larger than the threshold but
-not than the other limits, the module is not flagged, and a caveat gives the reason.
+threshold, the noise, and the time that other processes took. If the excess time is above the
+threshold but below another limit, the module is not flagged, and a caveat gives the reason.
 """
 
 import math
@@ -44,6 +44,7 @@ _REACH = 4.0
 # A submodule explains an outlier if its excess is at least this share of the outlier's excess.
 _MOST_OF = 0.7
 
+# Beginnings of the names of driver calls that allocate or free memory.
 _ALLOCATES = (
     "cudaMalloc",
     "cudaFree",
@@ -104,7 +105,7 @@ def outliers(
         patterns: Pattern of each module, such as `layers.*.mlp`, keyed by module name.
         identical: A number for each module. Modules with the same number do the same work.
         below: Names of the modules directly below each module.
-        step: Duration of an unprofiled step in seconds. If `None`, no outliers are found.
+        step: Mean duration of an unprofiled step in seconds. If `None`, no outliers are found.
     """
     if not step:
         return Outliers()
@@ -157,7 +158,7 @@ class _Time(NamedTuple):
 
     Attributes:
         seconds: The time in seconds.
-        error: Error of `seconds`.
+        error: Standard error of `seconds`, in seconds.
         steps: Number of timed steps.
         kernels: Seconds in which the module's kernels ran on the device.
     """
@@ -173,7 +174,8 @@ class _Circumstances:
 
     def __init__(self, profile: Profile, step: float) -> None:
         self._step = step
-        # If the core time of other threads is known, the module times already exclude it.
+        # If it is known how long other threads used the CPU core, module times already exclude this
+        # time.
         self._lost = 0.0 if uncontended_phases(profile) else lost_share(profile)
         self._is_scaled = are_times_far_off(profile.notes)
         self._allocating = allocating(profile)
@@ -231,9 +233,9 @@ def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
 
 
 def allocating(profile: Profile) -> float:
-    """Return how long the host waits for the driver to allocate or free memory in a traced step.
+    """Return the seconds per traced step in which the driver allocates or frees memory.
 
-    The result is in seconds.
+    The result is 0 if nothing was traced.
     """
     if profile.trace is None:
         return 0.0

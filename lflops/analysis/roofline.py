@@ -85,8 +85,8 @@ class Point(Struct, frozen=True, kw_only=True, gc=False):
         flops_per_second: FLOPs per second that were achieved.
         roof_seconds: Least time on the chip. For a module, the sum over its operators.
         roof_flops_per_second: FLOPs per second that the least time corresponds to.
-        bound: What limits the work, compute or memory. For a module, the limit that applies to most
-            of `roof_seconds`.
+        bound: Whether compute or memory limits the work. For a module, the limit that applies to
+            most of `roof_seconds`.
         share: `roof_seconds` divided by `seconds`.
         potential_seconds: Seconds per step that would be saved if the work took only its least
             time.
@@ -153,8 +153,8 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
 class LazyRoofline:
     """The same lists as in `Roofline`. Each list is computed when it is first read.
 
-    Modules are stored as `RooflinePart`, from which a `Point` is only made if it is drawn. This
-    saves time for large models.
+    Modules are stored as `RooflinePart`. A report makes a `Point` only from the parts that it
+    draws. This saves time for large models.
     """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
@@ -312,7 +312,7 @@ class Total(NamedTuple):
 
     Attributes:
         seconds: Least time in seconds. `None` if unknown.
-        bound: What limits the work in most of these seconds, compute or memory.
+        bound: Whether compute or memory limits the work in most of these seconds.
         costs: The different costs of the cells. Each is paired with the number of cells that have
             it.
     """
@@ -372,7 +372,7 @@ def _cost(work: Any, chip: Hardware | None, *, is_compiled: bool) -> _Cost:
     dtype, calls, macs, executed_macs, flops, bytes_moved = work
     executed_flops = flops - 2 * (macs - executed_macs)
     peak = peak_of(dtype, chip)
-    # An operator that moves integers has no peak and does not need one.
+    # An operator without matmuls does not need a peak, and its dtype may have none.
     compute = None if executed_macs else 0.0
     if peak:
         compute = executed_flops / peak
@@ -397,17 +397,19 @@ def _total(costs: Sequence[tuple[_Cost, int]]) -> Total:
     flops = 0
     bytes_moved = 0
     seconds: float | None = 0.0
-    sides: dict[Bound, float] = {"compute": 0.0, "memory": 0.0}
+    seconds_by_bound: dict[Bound, float] = {"compute": 0.0, "memory": 0.0}
     for cost, times in costs:
         calls += cost.calls * times
         flops += cost.flops * times
         bytes_moved += cost.bytes_moved * times
-        if seconds is not None:
-            seconds = None if cost.seconds is None else seconds + cost.seconds * times
+        if cost.seconds is None:
+            seconds = None
+        elif seconds is not None:
+            seconds += cost.seconds * times
         compute = cost.compute or 0.0
         memory = cost.memory or 0.0
-        sides[bound_of(compute, memory)] += max(compute, memory) * times
-    bound = bound_of(**sides)
+        seconds_by_bound[bound_of(compute, memory)] += max(compute, memory) * times
+    bound = bound_of(**seconds_by_bound)
     return Total(calls, flops, bytes_moved, seconds, bound, costs)
 
 
@@ -583,7 +585,7 @@ def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBoun
 
 
 class Fusion(Struct, frozen=True, kw_only=True):
-    """How many bytes fusion saves in one phase of a step, over the modules with compiled kernels.
+    """The bytes that fusion saves in one phase of a step, over the modules with compiled kernels.
 
     Attributes:
         bytes_moved: Bytes that the operators would move if each of them ran separately.
@@ -604,9 +606,9 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
     The bytes of submodules are not included. A value is `None` if the bytes of a kernel are
     unknown.
 
-    The compiler may recompute cheap operators in backward. Kernels that do so count as backward,
-    unless the module itself recomputes because it uses activation checkpointing. So the bytes of
-    each phase can be compared with the bytes of eager code.
+    The compiler may recompute cheap operators in backward. The kernels that recompute them count as
+    backward, unless the module itself recomputes because it uses activation checkpointing. So the
+    bytes of each phase can be compared with the bytes of eager code.
     """
     trace = profile.trace
     steps = profile.traced_steps
@@ -631,7 +633,8 @@ def bytes_with_below(
 ) -> Mapping[ModulePhase, int | None]:
     """Add up the result of `bytes_as_compiled` over each module and its submodules.
 
-    If a module has no compiled kernels, the bytes of its operators are used.
+    If a module has no compiled kernels, the bytes of its operators are used. Modules without
+    compiled kernels in themselves or in submodules are left out.
     """
     moved: dict[ModulePhase, int | None] = {}
     for cell in profile.op_counts:
@@ -650,7 +653,7 @@ def bytes_with_below(
 
 
 def fusion(profile: Profile) -> tuple[Fusion, ...]:
-    """Return how many bytes fusion saves in each phase.
+    """Return the bytes that fusion saves in each phase.
 
     The result is empty if nothing was counted, or if no compiled kernels were traced.
     """

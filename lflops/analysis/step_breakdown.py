@@ -34,8 +34,9 @@ from lflops.profile.series import scaled, summed
 IN_MODULES = ("ideal_compute", "recompute", "memory_bound", "inefficient_kernels")
 """The parts into which a module's self time is divided, in the order in which they are computed."""
 
-# Work is divided by pass instead of phase, because the second matmul of a fused backward has no
-# separate time. This name stands for both passes if forward and backward cannot be separated.
+# Work and time are divided by pass, not by phase. Fused attention recomputes a matmul inside its
+# backward kernel, so this recomputation has no separate time. The following name stands for both
+# passes if the times of forward and backward are not known separately.
 _BOTH_PASSES = ""
 # Rounding error of summed floats, as a share of a step.
 _ROUNDING = 1e-9
@@ -51,7 +52,8 @@ class StepBreakdown(Struct, frozen=True, kw_only=True):
             device such as `idle` or `copy`. `forward` and `backward` are the time of these phases
             that belongs to no module.
         modules: The parts of the self time of each module. `parts` has their sums over all modules.
-        idle: Share of the step in which a traced device computed nothing, for forward and backward.
+        idle: Share of the step in which a traced device computed nothing, keyed by `forward` and
+            `backward`.
         inside_rest: Names of parts (`idle`, `memory_bound`) that could not be computed. The time of
             these parts is included in `inefficient_kernels`.
     """
@@ -158,7 +160,7 @@ def step_breakdown(
 def _divide(seconds: float, need: _LeastTime) -> Iterator[tuple[str, float]]:
     """Divide a module's time, and yield the seconds of each part in `IN_MODULES`.
 
-    A part gets the time that it needs, but no more than the previous parts left.
+    A part gets the time that it needs, but at most the time that remains after the previous parts.
     """
     left = seconds
     for part, needed in zip(IN_MODULES, (*need, seconds), strict=True):
@@ -170,11 +172,11 @@ def _divide(seconds: float, need: _LeastTime) -> Iterator[tuple[str, float]]:
 def _needs(
     profile: Profile, chip: Hardware, share: float
 ) -> dict[tuple[str, str], _LeastTime] | None:
-    """Return the seconds that the operators of each module need in each pass.
+    """Return the least time of the operators of each module in each pass.
 
     Return `None` if the peak for a dtype of the matmuls is unknown.
     """
-    needs: dict[tuple[str, str], _LeastTime] = {}
+    needs: defaultdict[tuple[str, str], _LeastTime] = defaultdict(_LeastTime)
     bandwidth = chip.bandwidth_bytes_per_second
     for cell in profile.op_counts:
         when = step_phase(cell.phase)
@@ -195,7 +197,7 @@ def _needs(
         else:
             need = _LeastTime(ideal_compute=compute, memory_bound=memory_bound)
         key = (cell.module, when)
-        needs[key] = need.plus(needs[key]) if key in needs else need
+        needs[key] = needs[key].plus(need)
     return needs
 
 
@@ -207,14 +209,13 @@ def _by_module(
 ) -> Iterator[tuple[str | None, float, _LeastTime]]:
     """Divide the time of a phase among the modules.
 
-    Each item has a module, the seconds that it took, and the seconds that its operators need at the
-    chip's peak and bandwidth. The last item is the time that belongs to no module, with `None`
-    instead of a module.
+    Each item has a module, the seconds that it took, and the least time of its operators. The last
+    item has the time that belongs to no module, and `None` instead of a module.
 
     Args:
         name: The phase.
         seconds: The time of the phase.
-        needs: The seconds that the operators of each module need in each pass.
+        needs: The least time of the operators of each module in each pass.
         own: The self time of each module in each pass.
     """
     times: dict[str, float] = {}
@@ -256,7 +257,7 @@ def move(parts: dict[str, float], seconds: float, to: str, *sources: str) -> flo
 
     Args:
         parts: Seconds or shares of each part, which are changed.
-        seconds: How much to move.
+        seconds: Seconds or share to move.
         to: The part that the time is moved to.
         sources: The parts that the time is taken from. The first source is used up first.
     """
@@ -289,7 +290,8 @@ def _device_parts(profile: Profile, times: StepTimes) -> _StepParts | None:
     inclusive = _computing_by_pass(profile)
     of_root = {when: inclusive.get(("", when), 0.0) for when in (*PASSES, "optimizer")}
 
-    # The kernels of a module may run on several streams at the same time.
+    # Kernels may run on several streams at the same time. Then the sum of their times is larger
+    # than the time in which the device computed.
     total = sum(of_root.values())
     factor = min(computing / total, 1.0) if total else 0.0
     parts = dict(times.parts) or {_BOTH_PASSES: times.mean or 0.0}
@@ -339,9 +341,9 @@ def _computing_by_pass(profile: Profile) -> dict[tuple[str, str], float]:
 
 
 def _seconds_by_pass(profile: Profile, field: str) -> dict[tuple[str, str], float]:
-    """Return the median time of each module in each pass.
+    """Return the median time of each module in each pass, in seconds.
 
-    `field` is the kind of time, as a field of `Work` such as `self_seconds`. Modules with an
+    `field` is the field of `Work` that has the times, such as `self_seconds`. Modules with an
     unknown median are left out.
     """
     medians = []

@@ -18,7 +18,7 @@ from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 # If other processes took more than this share of the CPU time, times are unreliable.
 VERY_BUSY = 0.2
 
-# A communication wait below this share of the step is the cost of reading the clock.
+# A communication wait below this share of the step is ignored. Reading the clock may take as long.
 _MIN_WAIT_SHARE = 0.001
 # Recomputation below this share of the step is not a separate phase, because any fused attention
 # recomputes a little.
@@ -28,7 +28,7 @@ _ROUNDING = 1e-9
 
 
 def lost_share(profile: Profile) -> float:
-    """Return the share of CPU time that other processes took away during module-timing steps."""
+    """Return the median share of CPU time that other processes took in the module-timing steps."""
     return statistics.median(profile.cpu_lost_shares or [0.0])
 
 
@@ -89,9 +89,8 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     def parts(self) -> dict[str, float]:
         """Mean seconds of each phase of a step.
 
-        Phases do not overlap, and their sum is the mean step.
-
-        The time outside all phases is `other`. Empty if no phase was recorded.
+        The phases do not overlap, and their times add up to the mean step. Time outside all phases
+        is `other`. The result is empty if no phase was recorded.
         """
         parts = dict(self.phases)
         if "forward" in parts:
@@ -148,7 +147,10 @@ def busy_share(profile: Profile, times: StepTimes) -> float:
     lost = lost_share(profile)
     if times.cpu_seconds is None or not times.mean:
         return lost
-    return lost if lost * times.cpu_seconds.median >= LEAST_LOST * times.mean else 0.0
+    lost_seconds = lost * times.cpu_seconds.median
+    if lost_seconds < LEAST_LOST * times.mean:
+        return 0.0
+    return lost
 
 
 def step_times(profile: Profile) -> StepTimes:
@@ -305,8 +307,8 @@ def _self_seconds(module: ModuleProfile, when: str) -> float:
 def traced_seconds(profile: Profile, *, own: bool = False) -> dict[str, float]:
     """Return the seconds per step of each traced operator.
 
-    If a device was traced, they are device times, otherwise host times. If `own` is true, they
-    exclude the operators that an operator calls.
+    If a device was traced, they are device times, otherwise host times. If `own` is true, the time
+    of an operator excludes the operators that it calls.
     """
     trace = profile.trace
     steps = profile.traced_steps

@@ -1,7 +1,7 @@
 """Arrange the modules of a profile as rows of a table: a module tree, or a flat list.
 
 In the tree, consecutive identical modules, such as the layers of a transformer, are folded into one
-row. The module also finds the parts of the model that take the most time, and combines the roofline
+row. Other functions find the parts of the model that take the most time, and combine the roofline
 points of identical modules.
 """
 
@@ -102,8 +102,8 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
         is_self: If true, the row is part of a flat list, and its numbers exclude submodules.
         class_name: Class name.
         calls: Number of calls in forward.
-        trainable_parameters: `None` if only the number with submodules is known. The same holds for
-            `parameter_bytes`.
+        trainable_parameters: `None` in a flat list, because only the number with submodules is
+            known. The same holds for `parameter_bytes`.
         phases: Work in each phase.
         seconds: Median seconds in each phase, or `None` if unknown.
         children: The rows directly below, if the row is part of a tree.
@@ -155,7 +155,7 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
         return _total_time(self.seconds, phase)
 
     def flops_per_second(self, phase: Phase | None) -> float | None:
-        """Return 2 x MACs divided by the time of the phases in which they ran.
+        """Return 2 x MACs of one module, divided by the seconds of the phases that have MACs.
 
         Return `None` if the time of one of these phases is unknown.
         """
@@ -204,7 +204,9 @@ _ORDERS: dict[str, Callable[[ModuleRow, Phase | None], Any]] = {
 }
 
 SORT_KEYS = tuple(_ORDERS)
-"""Keys that rows can be sorted by. Rows are sorted by name, or by a metric with the largest first.
+"""Keys that rows can be sorted by.
+
+Names are sorted in ascending order. For all other keys, the largest value comes first.
 """
 
 
@@ -283,8 +285,9 @@ def walk(rows: Iterable[ModuleRow]) -> Iterator[ModuleRow]:
 def flat(
     profile: Profile, *, sort: str | None = None, phase: Phase | None = "forward"
 ) -> tuple[ModuleRow, ...]:
-    """Build a row for each module, whose numbers exclude submodules. By default, sort by MACs.
+    """Build a row for each module, with numbers that exclude submodules.
 
+    By default, the rows are sorted by MACs.
     `sort` and `phase` have the same meaning as in `tree`, and invalid values raise the same errors.
     """
     _check_sort(profile, sort, phase)
@@ -367,7 +370,7 @@ def _sorted(rows: list[ModuleRow], sort: str | None, phase: Phase | None) -> tup
 class _RowBuilder:
     """Makes the rows of the table of modules.
 
-    A row has the module's share of the root's work and time in a phase, or in all phases for
+    The shares in a row are relative to the root's work and time in `phase`, or in all phases for
     `None`.
     """
 
@@ -613,7 +616,7 @@ def _counts(module: ModuleProfile) -> tuple[Any, ...]:
     )
 
 
-# If several parts are added up, the first of these reasons that any part has applies to the sum.
+# Reasons by severity. The sum of several parts has the first of these reasons that any part has.
 _WORST_FIRST: tuple[AboveRoofReason, ...] = ("error", "cache_unknown", "compiled", "cache")
 
 
@@ -649,13 +652,13 @@ class Repeats(NamedTuple):
         if len(self.parts) == 1:
             return point_of(first)
         calls = flops = bytes_moved = 0
-        sides: dict[Bound, float] = {"compute": 0.0, "memory": 0.0}
+        seconds_by_bound: dict[Bound, float] = {"compute": 0.0, "memory": 0.0}
         for part in self.parts:
             calls += part.total.calls
             flops += part.total.flops
             bytes_moved += part.total.bytes_moved
-            sides[part.total.bound] += part.roof_seconds or 0.0
-        bound = bound_of(**sides)
+            seconds_by_bound[part.total.bound] += part.roof_seconds or 0.0
+        bound = bound_of(**seconds_by_bound)
         total = Total(calls, flops, bytes_moved, self.roof_seconds, bound, costs=())
         fused_bytes = sum_known(part.fused_bytes for part in self.parts)
         merged = RooflinePart(

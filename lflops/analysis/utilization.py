@@ -21,7 +21,9 @@ _PRECISION = 1.1
 
 
 class Utilization(Struct, frozen=True, kw_only=True):
-    """How fast one device ran the unprofiled steps, relative to its peak. `None` means unknown.
+    """The rate at which one device ran the unprofiled steps, relative to its peak.
+
+    `None` means unknown.
 
     Attributes:
         mfu: 2 x MACs of forward and backward, divided by the step time and the peak of the run's
@@ -69,8 +71,8 @@ def flops_per_second(macs: float, seconds: float | None) -> float | None:
 def of_peak(rate: float | None, peak: float | None) -> float | None:
     """Return a rate as a share of a peak, or `None` if either is unknown.
 
-    The result is MFU if the rate counts the MACs of forward and backward, and HFU if it also counts
-    those of recomputation.
+    The result is MFU if the rate counts the MACs of forward and backward. It is HFU if the rate
+    also counts the MACs of recomputation.
     """
     return ratio(rate, peak)
 
@@ -89,7 +91,7 @@ def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Uti
 
 
 def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) -> Utilization:
-    """Compute which share of a chip's peak the unprofiled steps reached."""
+    """Compute the share of a chip's peak that the unprofiled steps reached."""
     root = profile.modules[""]
     macs = sum(root.work(phase).macs for phase in MODEL_PHASES)
     share = _share_of_a_rank(profile, macs)

@@ -2,7 +2,7 @@
 
 The mean unprofiled step is divided into its phases. A change subtracts seconds from phases, or
 multiplies them by a factor. Every change has an error, which is a share of the changed time. On a
-device, a wait may hide another wait that appears when the first one is removed. So removing
+device, one wait may hide another wait, which appears when the first wait is removed. So removing
 communication may not save its full time.
 """
 
@@ -81,9 +81,11 @@ class _Phase(NamedTuple):
     error: float = 0.0
 
     def times(self, factor: float, error: float) -> "_Phase":
+        """Multiply the seconds by a factor that has an absolute error of `error`."""
         return _Phase(self.seconds * factor, hypot(self.error * factor, self.seconds * error))
 
     def minus(self, seconds: float, error: float) -> "_Phase":
+        """Subtract seconds that have a relative error of `error`."""
         return _Phase(max(self.seconds - seconds, 0.0), hypot(self.error, seconds * error))
 
 
@@ -178,7 +180,7 @@ def _is_number(value: Any) -> bool:
 
 
 class _ChangedStep:
-    """The phases of a step. Its methods apply changes to them.
+    """The phases of a step, and methods that apply changes to them.
 
     Attributes:
         phases: The phases after the changes so far.
@@ -242,9 +244,9 @@ class _ChangedStep:
     def change_chip(self, hardware: Hardware | str) -> None:
         """Convert the times of forward, backward and the optimizer to another chip.
 
-        The time of ideal compute follows from the peaks, and memory-bound time from the bandwidths.
-        It is unknown how much the rest of the time changes, for example in inefficient kernels, so
-        the interval of the prediction becomes wide.
+        Ideal compute and recomputation change with the peaks of the chips, and memory-bound time
+        changes with the bandwidths. It is unknown how much the rest of the time changes, for
+        example in inefficient kernels, so the interval of the prediction becomes wide.
         """
         old = chip_of(self._profile, None)
         new = chip_of(self._profile, hardware)
@@ -260,8 +262,8 @@ class _ChangedStep:
         after = seconds_at_peak(self._profile.op_counts, new)
         if after is None:
             raise ProfileError(
-                f"what_if: hardware={new.name!r}: this chip has no known peak for one of the dtypes "
-                "that the matmuls use"
+                f"what_if: hardware={new.name!r}: this chip has no known peak for one of the "
+                "dtypes that the matmuls use"
             )
         before = seconds_at_peak(self._profile.op_counts, old)
         computing = after / before if before else moving
@@ -305,7 +307,8 @@ class _ChangedStep:
     def _recompute_seconds(self) -> float:
         """Return the seconds per step in which activations are recomputed.
 
-        If they were not measured, they are estimated from the share of the recomputed FLOPs.
+        If they were not measured, they are estimated from the share of backward's FLOPs that are
+        recomputed.
         """
         root = self._profile.modules[""]
         if root.recompute.seconds is not None:

@@ -1,4 +1,4 @@
-"""Install hooks on modules and optimizers that call listeners.
+"""Install hooks that call listeners when modules and optimizer steps begin and end.
 
     with CleanupStack() as undo:
         install_hooks(undo, listener)
@@ -111,8 +111,8 @@ def install_hooks(
     """Report every module and scope to `listener`, and optimizer steps to `steps`.
 
     The hooks are removed when `undo` is closed. While they are installed, they are hidden from
-    torch.compile, so that they do not become part of compiled code. An error in
-    `listener` goes to `guard`, and not to the code that calls the module.
+    torch.compile, so that they do not become part of compiled code. An error in `listener` goes to
+    `guard`, and not to the code that calls the module.
     """
     if listener.tree.compiled:
         hide_hook_warning(undo)
@@ -170,19 +170,20 @@ def scope(name: str) -> Iterator[None]:
     if torch.compiler.is_compiling():
         yield
         return
-    listeners = [each for each in LISTENERS if each.follows_this_thread()]
+    listeners = [listener for listener in LISTENERS if listener.follows_this_thread()]
+    # This list exists until the scope is left, so its id identifies the scope.
     key = id(listeners)
-    for each in listeners:
-        each.enter_scope(key, name)
+    for listener in listeners:
+        listener.enter_scope(key, name)
     try:
         yield
     finally:
-        for each in listeners:
-            each.leave_scope(key)
+        for listener in listeners:
+            listener.leave_scope(key)
 
 
 def _forget(listener: ModuleListener) -> None:
-    LISTENERS[:] = [each for each in LISTENERS if each is not listener]
+    LISTENERS[:] = [other for other in LISTENERS if other is not listener]
 
 
 @contextlib.contextmanager
@@ -215,9 +216,9 @@ def hook_models(undo: CleanupStack, models: Iterable[nn.Module], hook: Callable[
 
     The hook receives the arguments of a forward pre-hook. It runs before the user's hooks, so their
     time counts as forward. It must do nothing while Dynamo compiles the calling code (see
-    `unless_compiled`). A module that was compiled in place gets no hook,
-    because a new hook would make torch compile the module again. `undo` holds only weak references
-    to the modules, so it does not keep them alive.
+    `unless_compiled`). A module that was compiled in place gets no hook, because a new hook would
+    make torch compile the module again. `undo` holds only weak references to the modules, so it
+    does not keep them alive.
     """
     scripted_without(undo, lambda each: isinstance(each, _ModelHook))
     hook = _ModelHook(hook)
@@ -257,9 +258,10 @@ def _reduced(module: nn.Module) -> Any:
     function, args, state, *more = cast("tuple[Any, ...]", module.__reduce_ex__(2))
     if isinstance(state, dict):
         for name in HOOKS & state.keys():
-            users_hooks = OrderedDict(
-                item for item in state[name].items() if not isinstance(item[1], _ModelHook)
-            )
+            users_hooks: OrderedDict[Any, Any] = OrderedDict()
+            for key, hook in state[name].items():
+                if not isinstance(hook, _ModelHook):
+                    users_hooks[key] = hook
             state = state | {name: users_hooks}
     return function, args, state, *more
 
@@ -304,7 +306,8 @@ def _enter_step(steps: OptimizerListener, optimizer: Optimizer, args: Any, kwarg
     a closure, the function returns `None`, and torch keeps the original arguments.
     """
     steps.enter_step(optimizer)
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    positional = args[1] if len(args) > 1 else None
+    closure = kwargs.get("closure", positional)
     if closure is None:
         return None
 

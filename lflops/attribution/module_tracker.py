@@ -9,8 +9,8 @@ Backward: when forward runs a differentiable operator, torch builds an autograd 
 nodes of each thread in the order in which they are built. When a module is entered or left, the
 tracker stores the next number. These numbers divide the nodes into segments, and each segment
 belongs to the module that ran at that time. In backward, the number of the running node shows its
-segment, and thereby the module that built the node. The arguments and results of modules do not
-matter.
+segment, and thereby the module that built the node. This works for any type of arguments and
+results.
 
     forward     enter q   mm   leave q   enter k   mm   leave k
     number                5                        6
@@ -81,7 +81,7 @@ class AutogradSegments:
         self._end = start
 
     def mark(self, number: int, fqn: str) -> None:
-        """Begin a new segment: the node with this number and all later nodes belong to a module."""
+        """Begin a new segment: the node with this number and all later nodes belong to `fqn`."""
         if self._starts and self._starts[-1] >= number:
             self._fqns[-1] = fqn
         else:
@@ -90,7 +90,7 @@ class AutogradSegments:
         self._end = number
 
     def extend(self, number: int, fqn: str) -> None:
-        """Assign the nodes that were built since the last call to a module.
+        """Assign the nodes after the last assigned node to the module `fqn`.
 
         `number` is the number that the next node will get.
         """
@@ -126,9 +126,7 @@ class Claims:
     def claim(self, nodes: Iterable[Any], segments: AutogradSegments) -> None:
         """Record that a thread built `nodes`, and all nodes that backward reaches from `nodes`.
 
-        `segments` are the segments of this thread.
-
-        Nodes that are already claimed do not change.
+        `segments` are the segments of this thread. Nodes that are already claimed do not change.
         """
         for node in nodes_behind(nodes):
             if sequence_number(node) < ACCUMULATES_GRADIENT and self not in node.metadata:
@@ -169,8 +167,9 @@ class FrameStack(list[AnyFrame]):
     def cut(self, key: int) -> list[AnyFrame]:
         """Remove and return the innermost frame with this key and all frames inside it.
 
-        The outermost of these frames comes first. Usually, there are no frames inside it. Frames
-        remain there if an exception left them, because torch calls no hook in this case.
+        The outermost of these frames comes first. Usually, there are no frames inside the frame
+        with this key. Frames remain there if an interrupt left them, because torch then calls no
+        hook.
         """
         if self and self[-1].key == key:
             return [self.pop()]
@@ -192,7 +191,8 @@ class TrackedFrame(Frame):
         backward: Number of the backward pass in which the frame was entered; `NO_BACKWARD` outside
             backward.
         caller: The Python frame that called a module; `None` for a scope. If that Python frame has
-            ended, the module has ended as well: an interrupt left it, and torch called no hook.
+            ended, the module has ended as well: an interrupt left the module, and torch called no
+            hook.
     """
 
     fqn: str
@@ -265,7 +265,7 @@ class ModuleTracker:
 
         Args:
             tree: The modules.
-            phase: The phase of operators outside all modules until the first module is called.
+            phase: Until a module is called, operators outside all modules belong to this phase.
             follow: Function that is called when a thread other than the home thread enters a module
                 of the tree. It returns the function to call when that thread has left its
                 outermost module.
@@ -277,7 +277,8 @@ class ModuleTracker:
         self._follow = follow
         self._round = 0
         self._local = ThreadLocal()
-        # The home thread comes first, because `begin` marks a boundary on it.
+        # The segments and the calls of each thread, in the same order. The home thread is the
+        # first, because `begin` adds it.
         self._threads: list[AutogradSegments] = []
         self._calls: list[Counter[str]] = []
         self._claims = Claims()
@@ -433,8 +434,8 @@ class ModuleTracker:
         is_outermost = self._pop(id(module))
         if not is_outermost or len(self._threads) == 1:
             return
-        lasting = sum(segments.lasting for segments in self._threads)
-        if lasting > 1 and backward_id() == NO_BACKWARD:
+        threads_with_lasting_nodes = sum(segments.lasting for segments in self._threads)
+        if threads_with_lasting_nodes > 1 and backward_id() == NO_BACKWARD:
             if threading.get_ident() != self.home:
                 self._claims.claim(nodes_of(values[:-1]), self._threads[0])
             self._claims.claim(nodes_of(values[-1]), self._segments())
@@ -515,8 +516,8 @@ class ModuleTracker:
         state = self._local.state
         if not state.stack.cut(key):
             return False
-        # In recomputation, the nodes that the frame built must not be assigned to the module around
-        # it.
+        # In recomputation, the nodes that were built inside the frame must not be assigned to the
+        # module around the frame.
         self._segments().close(next_sequence_number())
         self._boundary(self._running()[0], backward_id())
         if state.stack:
@@ -544,7 +545,7 @@ class ModuleTracker:
         return stack[-1]
 
     def _in_backward(self, backward: int) -> tuple[str, Phase]:
-        """Return the module and phase of an operator in backward that no recomputed module runs."""
+        """Return the module and phase of an operator in backward, outside recomputed modules."""
         state = self._local.state
         node = current_node()
         threads = self._threads
@@ -608,7 +609,7 @@ class ModuleTracker:
         return state.segments
 
     def _boundary(self, fqn: str, backward: int) -> None:
-        """Begin a new segment on this thread: the nodes that are built next belong to a module."""
+        """Begin a new segment on this thread: the nodes that are built next belong to `fqn`."""
         segments = self._segments()
         segments.mark(next_sequence_number(), fqn)
         self._local.state.detour = False

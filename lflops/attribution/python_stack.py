@@ -66,7 +66,7 @@ def checkpoint_is_running() -> bool:
 
     In that case, the current operator recomputes forward.
     """
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the same
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - faster than `inspect.currentframe`
     while frame is not None and frame.f_code.co_name != ENGINE:
         if frame.f_code.co_filename == checkpoint.__file__:
             return True
@@ -80,7 +80,7 @@ def in_inner_backward() -> bool:
     Reentrant checkpointing does this: its `torch.autograd.Function` recomputes forward, and then
     runs a backward pass through the recomputed nodes.
     """
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the same
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - faster than `inspect.currentframe`
     while frame is not None and frame.f_code.co_name != ENGINE:
         frame = frame.f_back
     while frame is not None and frame.f_code.co_filename != function.__file__:
@@ -93,7 +93,7 @@ def in_communication_hook() -> bool:
 
     The work of such an operator does not belong to any module. DDP calls its hooks when a gradient
     has been written, so this function is needed only while a node writes a gradient. The search
-    skips the three innermost frames, which belong to lflops, because reading the variables of a
+    skips the four innermost frames, which belong to lflops, because reading the variables of a
     frame is slow.
     """
     if BUCKET is None:
@@ -126,7 +126,7 @@ def sums_gradients(args: Any, kwargs: Any) -> bool:
         return False
     if first.numel() * first.element_size() != first.untyped_storage().nbytes():
         return False
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the same
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - faster than `inspect.currentframe`
     while frame is not None and frame.f_code.co_name != MODE:
         frame = frame.f_back
     caller = None if frame is None else frame.f_back

@@ -16,7 +16,7 @@ from lflops.report.explanation import issue_changes, issue_lines, profile_at
 from lflops.report.terminal.diff import render_diff
 from lflops.trace.files import is_trace
 
-# Why the result of a limit is unknown.
+# Error texts for limits that cannot be checked.
 _UNKNOWN = {
     "unknown_max_regress": "cannot be checked: each run needs at least two unprofiled steps",
     "unknown_min_mfu": (
@@ -57,7 +57,7 @@ def diff(
         str | None,
         typer.Option(
             metavar="SHARE",
-            help="Maximum slowdown, for example 3%. Changes within the noise pass.",
+            help="Maximum slowdown, for example 3%. A slowdown within the noise passes.",
         ),
     ] = None,
     min_mfu: Annotated[

@@ -44,8 +44,8 @@ _AC = (
     "least extra work. Implies --backward."
 )
 _JSON = (
-    "Print one JSON object: profile, fits (true or false), memory_fit (memory of the chip and memory "
-    "needed), bounds, predicted, checkpointed (by block), sharded, plan (of --ac best), and "
+    "Print one JSON object: profile, fits (true or false), memory_fit (memory of the chip and "
+    "memory needed), bounds, predicted, checkpointed (by block), sharded, plan (of --ac best), and "
     "largest_batch (of --batch max). Unknown values are null."
 )
 
@@ -57,7 +57,7 @@ def estimate(
         str,
         typer.Option(
             metavar="N",
-            help="Number of samples on each rank, or max for the most that fit on the chip, "
+            help="Number of samples on each rank, or max for the largest number that fits on the chip, "
             "or into --memory.",
         ),
     ] = "1",
@@ -106,7 +106,8 @@ def estimate(
         typer.Option(
             metavar="BYTES",
             min=1,
-            help="Round the memory of each tensor up to a multiple of BYTES. The CUDA allocator uses 512.",
+            help="Round the memory of each tensor up to a multiple of BYTES. The CUDA allocator "
+            "uses 512.",
         ),
     ] = 1,
     allocator: Annotated[
@@ -302,7 +303,7 @@ def estimate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
 ) -> None:
-    """Estimate a step before the run: its work, its memory, and its least time on a chip.
+    """Estimate a step before the run: its work, its memory, and a lower bound on its time on a chip.
 
     Nothing is allocated and nothing is computed.
     """
@@ -433,7 +434,7 @@ def _training(
 
 
 class Training(NamedTuple):
-    """A whole training run, whose duration and cost follow from the predicted time of a step.
+    """A whole training run. Its duration and cost follow from the predicted time of a step.
 
     Attributes:
         tokens: Number of tokens in the whole run.
@@ -472,7 +473,7 @@ class _Estimate(NamedTuple):
     """The result of the command.
 
     Attributes:
-        analysis: The estimated profile, prepared for the output.
+        analysis: The analysis of the estimated profile.
         of_ranks: Memory of each rank under ZeRO, if requested.
         plan: Checkpointing plan that `--ac best` found.
         largest: Largest batch that `--batch max` found; 0 if not even one sample fits.
@@ -658,7 +659,7 @@ def builder_for(
 def _built(target: str, tokens: int | None, *, remote_code: bool) -> Iterator[Callable[[int], Any]]:
     try:
         build = _builder(target, tokens, remote_code=remote_code)
-        # The objects of torch and transformers stay alive. Without this, every full garbage
+        # The objects of torch and transformers stay alive. Without `freeze`, every full garbage
         # collection would visit all of them.
         gc.freeze()
         yield build

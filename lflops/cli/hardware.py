@@ -23,8 +23,8 @@ def hardware(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="The name of a chip, as the driver or the list of chips spells it, or a TOML file with "
-            "a chip.",
+            help="The name of a chip, as the driver or the list of chips spells it, or a TOML file "
+            "with a chip.",
         ),
     ] = None,
     *,
@@ -63,14 +63,16 @@ def hardware(
 
         measured = calibrate(fresh=True)
         chip = chip or lookup(measured.name)
-        saved_in = None
         if save_as is not None:
             saved_in = save(save_as, measured)
     is_list = name is None and measured is None
     if as_json:
-        listed = [] if chip is None else [chip]
+        listed: list[Hardware] = []
         if is_list:
-            listed = [known for of_vendor in chips().values() for known in of_vendor]
+            for of_vendor in chips().values():
+                listed.extend(of_vendor)
+        elif chip is not None:
+            listed.append(chip)
         write_json({"chips": listed, "measured": measured})
     else:
         draw(listing(chips()) if is_list else figures(chip, measured))

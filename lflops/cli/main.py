@@ -1,7 +1,7 @@
 """Define the command line and run it.
 
-Exit status 0 means success, and 1 means that a limit is broken. 2 means wrong usage or an
-unreadable file; a one-line error message is then printed.
+Exit status 0 means success, and 1 means that a limit is broken or a self-test failed. 2 means wrong
+usage, or a file that cannot be read or written; a one-line error message is then printed.
 """
 
 import os
@@ -78,8 +78,8 @@ def main(args: Sequence[str] | None = None) -> int:
         status = typer.main.get_command(app).main(args, prog_name="lflops", standalone_mode=False)
         sys.stdout.flush()
     except OSError as error:
-        # Writing to stdout failed, because a failed read raises a ProfileError. Discard the rest of
-        # the buffer, so that writing it does not fail again while Python shuts down.
+        # Writing failed; a failed read raises a `ProfileError` instead. Discard the rest of the
+        # buffer of stdout, so that writing it does not fail again while Python shuts down.
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
@@ -113,6 +113,6 @@ def lflops(
 
 
 def _refused(reason: str) -> int:
-    # The reason may quote a file or a path of someone else.
+    # The reason may contain text from a file of another user, and therefore control characters.
     typer.echo(f"lflops: {plain(' '.join(reason.split()))}", err=True)
     return 2

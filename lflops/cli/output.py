@@ -33,8 +33,8 @@ BYTES = {
 }
 """Units of sizes that a user can pass, and the number of bytes in each."""
 
-# The error that typer raises on wrong usage. Typer does not export this base class by name, and its
-# package depends on the version of typer.
+# The error that typer raises on wrong usage. Typer does not export this base class by name, and the
+# package that defines it depends on the version of typer.
 UsageError: Any = typer.BadParameter.__bases__[0]
 
 
@@ -51,7 +51,7 @@ def draw(content: RenderableType) -> None:
         columns = os.environ.get("COLUMNS", "")
         width = int(columns) if columns.isdecimal() else 0
         options = {"force_terminal": False, "color_system": None, "width": width or WIDTH}
-    # Names from a file are text, whatever they contain.
+    # Names from a file may look like the markup of rich, but are printed unchanged.
     Console(file=file, markup=False, emoji=False, **options).print(content)
     file.flush()
     _write(b"\n".join(line.rstrip() for line in drawn.getvalue().split(b"\n")))
@@ -85,6 +85,6 @@ def write_json(value: object) -> None:
 
 
 def _write(content: bytes) -> None:
-    # A program that calls our `main` may have printed something before.
+    # A program that calls `main` may have printed text that is still in the buffer of `sys.stdout`.
     sys.stdout.flush()
     sys.stdout.buffer.write(content)

@@ -14,7 +14,7 @@ TERMINAL_SECONDS = 0.5
 FILE_SECONDS = 10.0
 """Seconds between two progress lines if stderr is a file.
 
-On a terminal, the line is updated in place, and more often.
+On a terminal, the line is updated in place, every `TERMINAL_SECONDS` seconds.
 """
 
 
@@ -80,7 +80,7 @@ class ProgressLine:
                 self._stream.write(text)
                 self._stream.flush()
             except (OSError, ValueError):
-                # No program reads stderr any longer.
+                # Stderr was closed, or the program that read it has ended.
                 return
         if is_terminal and width:
             self._stream.write(f"\r{'':<{width}}\r")

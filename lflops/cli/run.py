@@ -25,7 +25,8 @@ def run(
         list[str],
         typer.Argument(
             metavar="SCRIPT [ARGUMENT]...",
-            help="The arguments of `python`, or a command such as torchrun.",
+            help="A script with its arguments, as after `python`; or a command such as torchrun "
+            "with its arguments.",
         ),
     ],
     *,
@@ -42,8 +43,8 @@ def run(
 
     The script may use Lightning, transformers, or a custom loop.
 
-    Python runs the script with the environment variable LFLOPS. If the run lost time, a few lines
-    at the end explain it.
+    lflops sets the environment variable LFLOPS and starts the script with Python. If the run lost
+    time, a few lines at the end explain it.
     """
     if not entry_points(group="torch.backends", name="lflops"):
         raise UsageError(
@@ -65,8 +66,8 @@ def run(
 def _settings(folder: Path | None) -> str | None:
     """Return the value of the environment variable LFLOPS for the script.
 
-    These are the user's settings, and the folder of the ledger. Without `folder`, this is the
-    folder in the user's settings, or a new one.
+    The value has the user's settings and the folder of the ledger. If `folder` is `None`, this is
+    the folder in the user's settings, or a new folder.
     """
     settings = settings_line()
     if folder is None and settings is not None and "dirpath" in settings:
@@ -74,7 +75,7 @@ def _settings(folder: Path | None) -> str | None:
     if folder is None:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = Path("lflops_runs", name)
-    # Commas separate settings, and spaces around a value are dropped.
+    # The path is quoted, because commas separate settings, and spaces around a value are dropped.
     dirpath = f"dirpath={quote(os.fsencode(folder.absolute()))}"
     return f"{settings},{dirpath}" if settings else dirpath
 
@@ -101,7 +102,7 @@ def ledger(
 ) -> None:
     """Print where the time of the last run in a folder went, and which steps were slow and why.
 
-    Time in restarts of the run is included.
+    Time that was lost in restarts is included.
     """
     account = load_run(directory, rank)
     if as_json and page is not None:

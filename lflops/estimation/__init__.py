@@ -1,4 +1,5 @@
-"""Estimate a step without running it.
+"""Estimate the work and the peak memory of a step before the run, without a GPU.
 
-Counts and peak memory come from fake tensors. The package also finds the largest batch that fits.
+The model runs on fake tensors, which have shapes but no values. The package also predicts the time
+of the step, and finds the largest batch that fits into memory.
 """

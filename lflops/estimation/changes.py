@@ -1,6 +1,7 @@
-"""Change a model before it is estimated, as options of `lflops estimate` request.
+"""Change a model before it is estimated, according to the options of `lflops estimate`.
 
-The changes are the dtype, autocast, adapters, activation checkpointing, the loss, and offloading.
+The options can change the dtype, and add autocast, adapters, activation checkpointing, a loss that
+uses less memory, or activation offloading.
 """
 
 import contextlib
@@ -33,14 +34,15 @@ Policy = Literal["none", "selective", "selective-op", "full"]
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
 """Policies for the activation checkpointing of a block.
 
-With `none`, backward recomputes nothing. With `selective`, it recomputes everything except the
-operators in `KEPT`. With `full`, it recomputes everything.
+With `none`, backward recomputes nothing. With `selective`, backward recomputes all operators except
+the operators in `KEPT`. With `full`, backward recomputes all operators.
 """
 
 EVERY_POLICY: tuple[Policy, ...] = ("none", "selective", "selective-op", "full")
-"""The policies in `POLICIES`, and torchtitan's policy `selective-op`.
+"""The policies in `POLICIES`, and the policy `selective-op` of torchtitan.
 
-`selective-op` is `selective`, but also recomputes every second `mm`.
+With `selective-op`, backward recomputes the same operators as with `selective`, and also every
+second `mm`.
 """
 
 _ATTENTION = (
@@ -50,28 +52,29 @@ _ATTENTION = (
     "flash_attention_for_cpu",
 )
 KEPT = ("mm", "addmm", "convolution", *(f"_scaled_dot_product_{name}" for name in _ATTENTION))
-"""ATen operators whose results the policy `selective` keeps for backward.
+"""ATen operators that the policy `selective` does not recompute; their results are kept.
 
-They are linear layers, convolutions and fused attention.
+These are linear layers, convolutions and fused attention.
 """
 
-# Factor of an adapter's result: alpha divided by rank. Its value changes neither work nor memory.
+# Factor by which the result of an adapter is multiplied (alpha divided by rank). Its value changes
+# neither work nor memory.
 SCALE = 2.0
 
 
 QUANTIZED = ("nf4", "nf4-dq")
-"""Formats of 4-bit weights in bitsandbytes.
+"""Names of the formats of 4-bit weights in bitsandbytes.
 
-Every 64 weights share a scale. The scale is stored in float32 for `nf4`, and in 8 bits for
+In both formats, 64 weights share a scale. A scale is stored in float32 for `nf4`, and in 8 bits for
 `nf4-dq`.
 """
 
 
 class FourBit(nn.Module):
-    """A stand-in for a frozen linear layer that bitsandbytes has quantized to 4 bits.
+    """A stand-in for a frozen linear layer whose weight bitsandbytes has quantized to 4 bits.
 
-    Its tensors have the same sizes as in bitsandbytes, so the estimated memory is right. The values
-    of the tensors are not set.
+    Its tensors have the same sizes as in bitsandbytes, so the estimated memory is correct. Their
+    values are not set.
     """
 
     def __init__(self, layer: nn.Linear, kind: str) -> None:
@@ -79,12 +82,12 @@ class FourBit(nn.Module):
         elements = layer.weight.numel()
         scales = -(-elements // 64)
         scale_dtype = torch.float32
-        # The table of the 16 values that a weight can have.
+        # Size of the table of the 16 values that a weight can have.
         values = 16
         if kind == "nf4-dq":
             scale_dtype = torch.uint8
-            # The scales are quantized too. 256 of them share a second scale. A table of 256 values
-            # and a mean are also stored.
+            # The scales are quantized, too: 256 scales share a second scale. The table of the 256
+            # values that a scale can have, and a mean, are stored as well.
             values += -(-scales // 256) + 256 + 1
         self.shape = layer.weight.shape
         self.bias = layer.bias
@@ -94,16 +97,16 @@ class FourBit(nn.Module):
         self.values = nn.Buffer(torch.empty(values, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply the input by the dequantized weight.
+        """Multiply the input by the dequantized weight, which backward dequantizes again.
 
-        The dequantized weight is not kept for backward. Backward creates it again.
+        Forward does not keep the dequantized weight.
         """
         with saved_tensors_hooks(_free, _fetch):
             return linear(x, x.new_empty(self.shape), self.bias)
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer and its low-rank adapter, computed in the same way as in PEFT."""
+    """A frozen linear layer with a low-rank adapter (LoRA), as in PEFT."""
 
     def __init__(self, base: nn.Linear, rank: int, quantized: str | None = None) -> None:
         super().__init__()
@@ -119,10 +122,10 @@ class Adapted(nn.Module):
 
 
 def add_adapters(caller: str, model: nn.Module, rank: int, quantized: str | None = None) -> None:
-    """Freeze a model, and add an adapter to each linear layer of its blocks.
+    """Freeze a model, and add a low-rank adapter to each linear layer of its blocks.
 
-    `quantized` is the format for the weights of these layers, or `None`. Raises `CountError` if the
-    blocks have no linear layers.
+    If `quantized` is one of `QUANTIZED`, the weights of these layers get this format. Raises
+    `CountError` if the blocks have no linear layers.
     """
     model.requires_grad_(requires_grad=False)
     found = 0
@@ -140,10 +143,10 @@ def add_adapters(caller: str, model: nn.Module, rank: int, quantized: str | None
 
 
 def recomputable(caller: str, model: nn.Module) -> dict[str, nn.Module]:
-    """Return the blocks that can be recomputed, which are the blocks with submodules.
+    """Return the blocks of a model to which checkpointing can be applied, keyed by name.
 
-    Recomputing a single operator would save nothing. Raises `CountError` if no block has
-    submodules.
+    These are the blocks with submodules, because the recomputation of a single operator would save
+    no memory. Raises `CountError` if no block has submodules.
     """
     blocks = with_submodules(blocks_in(model))
     if not blocks:
@@ -164,7 +167,7 @@ def _has_submodule(block: nn.Module) -> bool:
 
 
 def recompute(block: nn.Module, policy: Policy) -> None:
-    """Change a block so that backward recomputes the block's forward, as the policy says."""
+    """Apply an activation checkpointing policy to a block, by replacing the block's forward."""
     if policy == "none":
         return
     recomputed: Callable[..., Any] = partial(checkpoint, block.forward, use_reentrant=False)
@@ -179,11 +182,11 @@ def recompute(block: nn.Module, policy: Policy) -> None:
 
 
 def _every_second_matmul(kept: frozenset[Any]) -> Any:
-    """Return the context managers for one checkpointed forward under the policy `selective-op`.
+    """Return the two contexts that torch's `checkpoint` needs for the policy `selective-op`.
 
-    The policy keeps the results of the same operators as `selective`, except for `mm`: it keeps the
-    result of every second `mm`, starting with the first. `checkpoint` needs two contexts, one for
-    the forward and one for its recomputation.
+    They are for the forward and for its recomputation. The policy keeps the results of the
+    operators in `kept`. For `mm`, the policy keeps only every second result, starting with the
+    first.
     """
     matmuls: Counter[bool] = Counter()
 
@@ -201,9 +204,13 @@ def _every_second_matmul(kept: frozenset[Any]) -> Any:
 
 @contextlib.contextmanager
 def checkpointed(blocks: Mapping[str, nn.Module], policies: Mapping[str, Policy]) -> Iterator[None]:
-    """Apply a checkpointing policy to each of the given blocks inside a context.
+    """Apply checkpointing policies to blocks inside a context.
 
     At the end of the context, the original forwards are restored.
+
+    Args:
+        blocks: All blocks of a model, keyed by name.
+        policies: The policies to apply, keyed by the name of a block.
     """
     with contextlib.ExitStack() as stack:
         for name, policy in policies.items():
@@ -217,9 +224,10 @@ def checkpointed(blocks: Mapping[str, nn.Module], policies: Mapping[str, Policy]
 
 
 class CompiledLoss(Function):
-    """A cross-entropy with the memory use of code that Inductor compiles.
+    """A cross-entropy that uses as little memory as a cross-entropy compiled by Inductor.
 
-    The only tensor as large as the logits is their gradient, which has the dtype of the logits.
+    Besides the logits, only their gradient is as large as the logits. The gradient has the dtype of
+    the logits.
     """
 
     @staticmethod
@@ -234,10 +242,11 @@ class CompiledLoss(Function):
 
 
 def divide_loss(caller: str, subject: Subject, chunks: int, *, compiled: bool) -> None:
-    """Make a transformers language model compute logits and loss in chunks of the sequence.
+    """Make a transformers language model compute its logits and loss in chunks of the sequence.
 
-    With more than one chunk, backward recomputes each chunk, so only one chunk of logits is in
-    memory at a time. With `compiled`, the loss uses as little memory as compiled code.
+    With more than one chunk, backward recomputes the logits of each chunk, so the logits of only
+    one chunk are in memory at a time. With `compiled`, the loss uses as little memory as a compiled
+    loss.
     """
     model: Any = subject.model
     head = None
@@ -268,15 +277,16 @@ def _chunk_loss(head: nn.Module, states: Tensor, labels: Tensor, *, compiled: bo
     return cross_entropy(head(states).float().flatten(0, 1), labels.flatten(), reduction="sum")
 
 
-# Tensors with fewer bytes stay on the chip, as in torchtune.
+# Smaller tensors, in bytes, are not offloaded. torchtune has the same limit.
 LEAST_OFFLOADED = 1024
 
 
 def offload_activations(model: nn.Module) -> None:
-    """Change a model so that it uses as little memory as with activation offloading.
+    """Change a model so that it uses as much device memory as with activation offloading.
 
     Each tensor that forward saves for backward is freed, as if it were copied to the host. Backward
-    allocates it again. Parameters of the model, and views of parameters, stay on the chip.
+    allocates the tensor again. Parameters, views of parameters and small tensors stay on the
+    device.
     """
     forward = model.forward
 
@@ -295,7 +305,7 @@ def offload_activations(model: nn.Module) -> None:
 
 
 class _Freed(NamedTuple):
-    """The layout of a tensor that was freed after forward. Backward allocates it again."""
+    """The shape, strides, dtype and device of a freed tensor, with which backward allocates it."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -319,9 +329,10 @@ MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 def dtype_of(option: str, name: str) -> torch.dtype:
-    """Return the dtype with this name, in upper or lower case.
+    """Return torch's dtype for a name such as `bf16`, in upper or lower case.
 
-    Raises a `CountError` that names the option of `lflops estimate` if there is no such dtype.
+    If no dtype has this name, raise a `CountError` that mentions `option`, the name of an option of
+    `lflops estimate`.
     """
     lower = name.lower()
     found = DTYPES.get(SHORT_NAMES.get(lower, lower))
@@ -331,7 +342,11 @@ def dtype_of(option: str, name: str) -> torch.dtype:
 
 
 def mixed_precision(compute: str | None, reduce: str | None) -> MixedPrecisionPolicy:
-    """Return FSDP2's policy from the names of the dtypes for computation and for reduction."""
+    """Return FSDP2's mixed-precision policy for two names of dtypes.
+
+    FSDP2 computes in the first dtype, and reduces gradients in the second dtype. `None` means that
+    FSDP2 does not change the dtype.
+    """
     return MixedPrecisionPolicy(
         param_dtype=None if compute is None else dtype_of("mp", compute),
         reduce_dtype=None if reduce is None else dtype_of("reduce", reduce),
@@ -340,10 +355,10 @@ def mixed_precision(compute: str | None, reduce: str | None) -> MixedPrecisionPo
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """The changes that are made to a model before it is estimated. The defaults change nothing.
+    """The changes to a model before it is estimated. By default, nothing is changed.
 
     Attributes:
-        dtype: Name of the dtype of parameters and floating-point arguments.
+        dtype: Name of the dtype to which parameters and floating-point arguments are converted.
         precision: Precision of autocast: `bf16-mixed` or `16-mixed`.
         adapter_rank: Rank of the low-rank adapters to add; `None` adds no adapters.
         quantized: Format of the quantized weights of layers with adapters, one of `QUANTIZED`.
@@ -376,10 +391,9 @@ class Changes:
             )
 
     def applied(self, caller: str, subject: Subject) -> Subject:
-        """Apply the changes to the model and arguments of a subject, and return the subject.
+        """Apply the changes to a model, its arguments and its loss, and return them.
 
-        A subject is a model with its arguments and loss. Raises `CountError` if the model has no
-        blocks to change.
+        Raises `CountError` if a change is for blocks, and the model has no such blocks.
         """
         if self.dtype is not None:
             dtype = dtype_of("dtype", self.dtype)
@@ -403,10 +417,10 @@ class Changes:
 
 
 def _in_autocast(subject: Subject, dtype: torch.dtype) -> Subject:
-    """Run the model and the loss under autocast, but not backward and the optimizer.
+    """Make the model and the loss run under autocast, but not backward and the optimizer.
 
-    This is what Lightning and Accelerate do. At the end of forward, autocast drops its casts of the
-    parameters.
+    Lightning and Accelerate do the same. At the end of forward, autocast frees the copies of the
+    parameters that it has cast.
     """
     autocast = torch.autocast("cpu", dtype)
     subject.model.forward = autocast(subject.model.forward)

@@ -1,8 +1,8 @@
 """Find runs of equal blocks in a model, and temporarily remove some of these blocks.
 
-A run is a sequence of consecutive blocks in a container, such as the layers of a transformer. Equal
-blocks have the same classes, parameters and settings. A folded model is a model from which the
-middle blocks of its runs are removed, so that it can be estimated faster.
+A run is a sequence of consecutive equal blocks in a container, such as the layers of a transformer.
+Blocks are equal if they have the same classes, parameters and settings. In a folded model, the
+middle blocks of the runs are removed, so that estimates are faster.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from lflops.model.compile_guard import force_eager
 from lflops.profile.module_names import name_below
 from lflops.torch_private.dispatch_modes import InternalMode, on_stack, without_own_modes
 
-# Number of blocks that a folded model keeps in a run. With six blocks, the two middle blocks have
-# neighbours that are equal to them.
+# Number of blocks that a folded model keeps in a run. The first and the last block may behave
+# differently. With six blocks, the two middle blocks are not next to the first or the last block.
 KEPT = 6
 # Runs with fewer blocks are not folded.
 WORTHWHILE = 10
 
 
 class Fold(NamedTuple):
-    """A run of equal blocks in a container, and how many of them to keep.
+    """A run of equal blocks in a container, and the number of blocks to keep in a folded model.
 
-    A folded model is a model from which the middle blocks of a run are removed.
+    In a folded model, the middle blocks of the run are removed.
 
     Attributes:
         container: Name of the container, such as `layers`; empty for the model itself.
@@ -48,7 +48,7 @@ class Fold(NamedTuple):
 
     @property
     def removed(self) -> range:
-        """Numbers of the blocks that are removed, in the middle of the run."""
+        """Numbers of the blocks in the middle of the run that the folded model does not have."""
         begin = self.first + self.kept // 2
         return range(begin, begin + self.length - self.kept)
 
@@ -56,8 +56,8 @@ class Fold(NamedTuple):
 def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
     """Return the runs of equal blocks that are long enough to be folded.
 
-    Equal blocks have the same classes, parameters and settings. A setting that increases by one
-    from block to block is treated as the number of the block, so the blocks still count as equal.
+    Blocks are equal if they have the same classes, parameters and settings. If a setting increases
+    by one from block to block, it is the number of the block, and the blocks still count as equal.
     """
     runs: list[Fold] = []
     previous = ""
@@ -74,14 +74,14 @@ def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
 
 
 def shorter_folds(folds: Sequence[Fold]) -> Iterator[tuple[Fold, list[Fold]]]:
-    """Yield each fold, together with a copy of `folds` in which this fold keeps one block less."""
+    """Yield each run of equal blocks, with a copy of `folds` in which it keeps one block less."""
     for place, fold in enumerate(folds):
         yield fold, [*folds[:place], fold._replace(kept=fold.kept - 1), *folds[place + 1 :]]
 
 
 @contextlib.contextmanager
 def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
-    """Remove the middle blocks of each run from the model inside a context.
+    """Remove the middle blocks of some runs of equal blocks from a model inside a context.
 
     The remaining blocks are renumbered without gaps. At the end, all blocks are restored.
     """
@@ -98,9 +98,10 @@ def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
 
 
 def _without(children: Mapping[str, nn.Module], removed: Sequence[int]) -> dict[str, nn.Module]:
-    """Return the children that are not removed, renumbered so that there are no gaps.
+    """Return the children of a container without the removed blocks, renumbered without gaps.
 
-    Children whose names are not numbers keep their names.
+    `removed` are the numbers of the removed blocks. Children whose names are not numbers keep their
+    names.
     """
     left: dict[str, nn.Module] = {}
     for name, module in children.items():
@@ -113,9 +114,9 @@ def _without(children: Mapping[str, nn.Module], removed: Sequence[int]) -> dict[
 
 
 def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
-    """Map the name of each block in the folded model to its name in the whole model.
+    """Map the name of each block in the folded model to the block's name in the whole model.
 
-    `blocks` are the names of the blocks in the whole model.
+    `blocks` are the names of all blocks in the whole model.
     """
     removed = _removed(folds)
     names: dict[str, str] = {}
@@ -150,45 +151,46 @@ def _are_equal(block: nn.Module, following: nn.Module) -> bool:
     if list(modules) != list(others):
         return False
     for one, other in zip(modules.values(), others.values(), strict=True):
-        if _make(one) != _make(other) or not _settings_agree(one, other):
+        if _structure(one) != _structure(other) or not _settings_agree(one, other):
             return False
     return True
 
 
-def _make(module: nn.Module) -> tuple[Any, ...]:
-    """Return a value that is the same for equal modules, to compare the modules of two blocks.
+def _structure(module: nn.Module) -> tuple[Any, ...]:
+    """Describe a module without its submodules, to compare it with a module of another block.
 
-    The value has the class of a module, its training mode, and the name, shape and dtype of each of
-    its own parameters and buffers.
+    The description has the module's class, whether it is in training mode, and the name, shape,
+    dtype and `requires_grad` of each parameter and buffer.
     """
     tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     shapes = [(name, each.shape, each.dtype, each.requires_grad) for name, each in tensors]
     return type(module), module.training, shapes
 
 
-# The attributes in which torch keeps parameters, buffers and submodules; `_make` compares them.
+# The attributes in which torch keeps parameters, buffers and submodules. They are not settings.
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def _settings_agree(module: nn.Module, following: nn.Module) -> bool:
     """Return whether two corresponding modules of consecutive blocks have the same attributes.
 
-    An integer that increases by one from block to block counts as the same, because it is the
-    number of the block. Parameters, buffers and submodules are not compared here.
+    An integer that increases by one counts as the same, because it is the number of the block.
+    Parameters, buffers and submodules are not compared here.
     """
     before = _settings(module)
     after = _settings(following)
     if before.keys() != after.keys():
         return False
-    return all(_counts_up(before[name], after[name]) for name in before)
+    return all(_is_same_setting(before[name], after[name]) for name in before)
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in _TABLES}
 
 
-def _counts_up(before: Any, after: Any) -> bool:
-    if type(before) is int and type(after) is int and after == before + 1:
+def _is_same_setting(before: Any, after: Any) -> bool:
+    is_number_of_block = type(before) is int and type(after) is int and after == before + 1
+    if is_number_of_block:
         return True
     try:
         return bool(_comparable(before) == _comparable(after))
@@ -197,7 +199,7 @@ def _counts_up(before: Any, after: Any) -> bool:
 
 
 def _comparable(value: Any) -> Any:
-    """Convert the value of a setting so that `==` tells whether two blocks have the same setting.
+    """Convert the value of a setting so that equal settings of two blocks compare as equal.
 
     A bound method is replaced with its function, because methods of two blocks are never equal. A
     tensor is replaced with its shape and dtype.
@@ -217,12 +219,17 @@ def _comparable(value: Any) -> Any:
 
 
 def run_alike(model: nn.Module, call: Callable[[], object], fold: Fold) -> bool:
-    """Return whether a model calls each block of a run once, in order, and all in the same way.
+    """Return whether a model calls each block of a run once, in order, and in the same way.
 
-    Calls are the same if their inputs have the same shapes and come from the same place, for
-    example from the previous block, and if the same operators run between the blocks. The model
-    runs without gradients. Only the first block of the run is computed; all other blocks return
-    results of the same shapes.
+    Two blocks are called in the same way if their inputs have the same shapes and come from the
+    same place, for example from the previous block, and if the same operators run before both
+    calls. To find this, the model runs without gradients. Only the first block of the run is
+    computed. All other blocks return results of the same shapes.
+
+    Args:
+        model: The model.
+        call: Function that calls the model.
+        fold: The run of equal blocks.
     """
     calls = _Calls()
     attributes: list[dict[str, Any]] = []
@@ -248,18 +255,18 @@ def run_alike(model: nn.Module, call: Callable[[], object], fold: Fold) -> bool:
 
 
 class _UnknownStructureError(Exception):
-    """A block returned an object from which no output for the next block can be made.
+    """A block returned an object that cannot be copied as the output of the next block.
 
-    Outputs may be tensors, numbers, `None`, and lists, tuples and dictionaries of these.
+    Supported outputs are tensors, numbers, `None`, and lists, tuples and dictionaries of them.
     """
 
 
 class _BlockCall(NamedTuple):
-    """A call of a block, described so that it can be compared with the calls of other blocks.
+    """The description of a call of a block, to compare it with the calls of other blocks.
 
     Attributes:
-        number: The block's position in its run.
-        inputs: The shape of each input, and where the input comes from (see `_origin`).
+        number: The block's position in its run, from 0.
+        inputs: A list of the shapes of all inputs, and a list of their origins (see `_origin`).
         operators: The operators that ran outside the blocks since the previous call.
     """
 
@@ -288,10 +295,10 @@ class _Calls(InternalMode):
         return out
 
     def stand_in(self, number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Replace the forward of a block for one call, and record the call.
+        """Run instead of the forward of a block, record the call, and return an output.
 
-        The forward of the first block is really run. For all other blocks, the output is an empty
-        copy of the output of the previous block.
+        For the first block, `forward` is run. For all other blocks, the output is an empty copy of
+        the output of the previous block.
         """
         inputs = list(_leaves((args, kwargs)))
         if not self._calls:
@@ -310,9 +317,10 @@ class _Calls(InternalMode):
         return output
 
     def are_alike(self, blocks: int) -> bool:
-        """Return whether each block was called once and in order, and all calls were the same.
+        """Return whether each block was called once, in order, and in the same way as the others.
 
-        The inputs of the first block may come from elsewhere, because it has no previous block.
+        `blocks` is the number of blocks. The inputs of the first block may come from another place,
+        because the first block has no previous block.
         """
         if [call.number for call in self._calls] != list(range(blocks)):
             return False
@@ -325,7 +333,7 @@ class _Calls(InternalMode):
         )
 
     def _like(self, output: Any, before: list[Any], inputs: list[Any]) -> Any:
-        """Return an output with the structure and shapes of the output of the previous block.
+        """Return an output for a block, with the structure and shapes of the previous output.
 
         If the previous block returned one of its inputs, the corresponding input of this block is
         returned.
@@ -373,10 +381,11 @@ def _described(value: Any) -> Any:
 
 
 def _origin(value: Any, inputs: list[Any], output: Any) -> str:
-    """Return a word for where the input `value` of a block comes from.
+    """Return where an input of a block comes from, as a word.
 
-    `output` means the output of the previous block, and `input` means an input of the previous
-    block. `inputs` and `output` are the inputs and the output of that previous block.
+    The word is "output" for the output of the previous block, "input" for an input of the previous
+    block, "elsewhere" for another tensor, and "no tensor" for other objects. `inputs` and `output`
+    belong to the previous block.
     """
     if not isinstance(value, Tensor):
         return "no tensor"

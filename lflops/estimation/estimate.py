@@ -1,4 +1,4 @@
-"""`estimate`: run a step on fake tensors, without memory or computation."""
+"""`estimate`: estimate the work and the memory of a step by a run on fake tensors."""
 
 import contextlib
 import dataclasses
@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count, repeat
 from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -52,15 +51,17 @@ from lflops.torch_private.self_check import check_fake_tensors
 from lflops.torch_private.tensors import local_part, only_shapes_run
 
 Progress = Callable[[int, int | None], object]
-"""A function that is called with the number of finished operators and the number of all operators.
+"""A user's function that receives the number of finished operators and the number of all operators.
 
-The second number is `None` while it is unknown. In the last call, both numbers are the same.
+The number of all operators is `None` while it is unknown. In the last call, both numbers are the
+same.
 """
 
 KEPT = (3, 5)
-"""How many of several equal blocks are run: three, and if that is not enough, five.
+"""Numbers of equal blocks that an estimate runs to save time.
 
-Three are not enough if the results for all blocks cannot be derived from them.
+The estimate first runs three of a model's equal blocks. If the results for all blocks cannot be
+derived from three blocks, it runs five.
 """
 
 # Number of operators between two reports of progress.
@@ -86,10 +87,10 @@ def estimate(
     step: Callable[..., object] | None = None,
     progress: bool | Progress = False,
 ) -> Profile:
-    """Estimate the work and the peak memory of a step, without memory or computation.
+    """Estimate the work and the peak memory of a step, without running its computations.
 
-    Compiled modules are estimated as the code that they were compiled from. The model and the
-    random state are not changed.
+    Tensors are fake: they have shapes but no values, and use no memory. A compiled module is
+    estimated as if it were not compiled. The model and the random state are not changed.
 
     Args:
         model: A module, or a function that builds a module. The module that a function builds uses
@@ -97,7 +98,7 @@ def estimate(
         args: Positional arguments of the model, or a single tensor. Tensors may be real or on
             `meta`.
         kwargs: Keyword arguments of the model.
-        backward: Whether to run a backward from `loss(output)`.
+        backward: Whether to run backward as well, from `loss(output)`.
         loss: Function that takes the output and returns a scalar. The output is freed before
             backward. Without a loss, backward starts from the sum of the floating-point outputs,
             which is not counted.
@@ -117,14 +118,15 @@ def estimate(
         mesh: Number of ranks in each dimension, such as `{"data": 8, "tensor": 4}`. The estimate is
             for one rank, with its part of the model and its own batch. FSDP2 shards each block over
             `data`, with `replica` copies of each shard. `tensor` follows the model's `tp_plan`.
-            `{"replica": 8}` alone is DDP. With the dimension `pipeline`, `model` must build the
-            rank's stage, and `step` must run it.
+            `{"replica": 8}` alone is DDP. With the dimension `pipeline`, `model` must be a function
+            that builds the stage of this rank, and `step` must run this stage.
         rank: The rank of the mesh to estimate.
         step: A function that runs a training step without the optimizer, for example a pipeline
             schedule. It is called as `step(model, *args, **kwargs)` instead of the model and the
             loss, and must run backward.
-        progress: Whether to write the progress to stderr. You can also pass a function. It is
-            called with the number of finished operators, and with the total number or `None`.
+        progress: Whether to write the progress to stderr. You can also pass a function, which
+            receives the number of finished operators and the number of all operators. The second
+            number is `None` while it is unknown.
 
     Raises:
         CountError: An argument is wrong, or some code needs the value of a tensor. The message
@@ -161,9 +163,10 @@ def estimate(
 def checked_model(
     caller: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any, mesh: Any = None
 ) -> list[Tensor]:
-    """Check a model and its arguments. The model may be a function that builds a module.
+    """Check the model and its arguments that a user passed to a public function.
 
-    Returns the parameters and buffers of the model. The list is empty for a function.
+    Returns the parameters and buffers of the model. The list is empty if `model` is a function that
+    builds the module.
     """
     if isinstance(model, nn.Module):
         check_arguments(caller, model, args, kwargs, loss, backward=backward)
@@ -200,7 +203,8 @@ def _check_step(step: Any, loss: Any, mesh: Any, *, backward: Any, grad_scaler: 
         return
     if not callable(step):
         raise CountError(
-            f"estimate: step={describe(step)}: pass a function that takes the model and its arguments"
+            f"estimate: step={describe(step)}: "
+            "pass a function that takes the model and its arguments"
         )
     passed = {"backward": backward, "loss": loss is not None, "grad_scaler": grad_scaler}
     for name, value in passed.items():
@@ -212,21 +216,21 @@ def _check_step(step: Any, loss: Any, mesh: Any, *, backward: Any, grad_scaler: 
 
 
 def built(model: Model) -> nn.Module:
-    """Return the model. If `model` is a function, call it to build the model."""
+    """Return a module unchanged. If `model` is a function, call it and return its result."""
     return model if isinstance(model, nn.Module) else model()
 
 
 class Subject(NamedTuple):
-    """A model, its arguments, and the loss of its output.
+    """A model to estimate, with its arguments and its loss function.
 
     Attributes:
         model: The model.
         args: Positional arguments of the model.
         kwargs: Keyword arguments of the model.
-        loss: Function that takes the output and returns a scalar.
+        loss: Function that takes the output and returns a scalar; `None` without a loss.
         buckets: Gradient buckets of DDP; empty without DDP.
-        step: Function that is called instead of the model, the loss and backward; `None` in most
-            cases.
+        step: The user's function that runs forward and backward. If it is `None`, the estimate
+            calls the model, the loss and backward.
     """
 
     model: nn.Module
@@ -238,7 +242,7 @@ class Subject(NamedTuple):
 
 
 def batch_of(caller: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments in a batch that a user's function returned."""
+    """Convert a batch that a user's function returned to positional and keyword arguments."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     if isinstance(batch, Tensor):
@@ -252,9 +256,9 @@ def batch_of(caller: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def subject_of(caller: str, made: Any) -> Subject:
-    """Convert the result of a user's function to a subject.
+    """Convert the result of a user's function, such as `(model, batch)`, to a `Subject`.
 
-    The result is `(model, batch)` or `(model, batch, loss)`.
+    The function may also return `(model, batch, loss)`.
     """
     if isinstance(made, Subject):
         return made
@@ -272,7 +276,7 @@ def subject_of(caller: str, made: Any) -> Subject:
 
 @dataclass(kw_only=True)
 class Estimator:
-    """Estimates subjects (models with arguments) on fake tensors, all with the same options.
+    """Estimates models on fake tensors, all with the same options.
 
     Attributes:
         caller: Name of the public function; error messages begin with it.
@@ -291,9 +295,9 @@ class Estimator:
         offload: Whether FSDP2 keeps shards, gradients and the optimizer's state on the host.
         progress: Whether to write the progress to stderr, or a function that receives it.
         watch: A function that is called with the profile of each step. If it is set, the memory
-            timeline of the profile has every operator, and the allocator is not simulated.
-        unrolls: Whether to run only a few of many equal blocks. The result is the same and takes
-            less time.
+            timeline of each profile has every operator, and the allocator is not simulated.
+        unrolls: Whether to save time by running only a few of many equal blocks. The result is the
+            same.
     """
 
     caller: str
@@ -313,14 +317,14 @@ class Estimator:
     unrolls: bool = True
 
     def run(self, make: Callable[[], Subject], *, held: Iterable[Tensor] = ()) -> Profile:
-        """Estimate the subject that `make` returns.
+        """Estimate the model that `make` returns.
 
-        New tensors are fake while `make` runs, so a model that it builds uses no memory.
+        New tensors are fake while `make` runs, so a model that `make` builds uses no memory.
 
         Args:
             make: Function that returns a model with its arguments.
-            held: Real tensors that the subject uses. The random number generators of their devices
-                are restored at the end.
+            held: Real tensors of the model and its arguments. The random number generators of their
+                devices are restored at the end.
         """
         with self.started(held) as run:
             return run(make)
@@ -329,10 +333,10 @@ class Estimator:
     def started(
         self, held: Iterable[Tensor] = ()
     ) -> Iterator[Callable[[Callable[[], Subject]], Profile]]:
-        """Make new tensors fake inside a context, and provide a function that estimates a subject.
+        """Make new tensors fake inside a context, and provide a function that estimates a model.
 
-        The function takes a `make` as `run` does, and returns the profile. It can be called several
-        times, and no call affects another. `held` means the same as in `run`.
+        Like `run`, this function has the parameter `make` and returns the profile. Use it to
+        estimate several models in the same context. `held` means the same as in `run`.
         """
         check_fake_tensors()
         chip = self._checked()
@@ -344,11 +348,7 @@ class Estimator:
             setup = _Setup(fakes, chip, makes, Meter(self.progress))
             with same_random_numbers(held):
                 first = self._made(make)
-                # Sharding and the hooks of an optimizer change a model, so each run builds a new
-                # model.
-                is_kept = not self.mesh and not self.in_backward
-                again = repeat(first) if is_kept else (self._made(make) for _ in count())
-                subjects = chain([first], again)
+                subjects = self._subjects(first, make)
                 fold = self._fold(first, fakes)
                 profile = None
                 if fold is not None:
@@ -366,9 +366,20 @@ class Estimator:
             values_refused(self.caller),
             warnings.catch_warnings(),
         ):
-            # The warning is about writing to views. No code here writes to views.
+            # This warning is about modules that write to views. Nothing here writes to views.
             warnings.filterwarnings("ignore", "FSDP2-wrapped module")
             yield run
+
+    def _subjects(self, first: Subject, make: Callable[[], Subject]) -> Iterator[Subject]:
+        """Yield the model with its arguments for each run of the estimate, without end.
+
+        All runs use the same model if no run changes it. Sharding, and an optimizer that steps in
+        backward, change a model. Each run then uses a new model, which `make` builds.
+        """
+        is_reused = not self.mesh and not self.in_backward
+        yield first
+        while True:
+            yield first if is_reused else self._made(make)
 
     def _made(self, make: Callable[[], Subject]) -> Subject:
         # Parameters that are created in inference mode cannot have a gradient.
@@ -387,11 +398,11 @@ class Estimator:
         return self._result(profiles, requests, setup.chip)
 
     def _unrolled(self, subjects: Iterator[Subject], fold: Fold, setup: "_Setup") -> Profile | None:
-        """Derive the profile of the whole model from a model with only a few of its equal blocks.
+        """Derive the profile of the whole model from runs with only a few of its equal blocks.
 
         Returns:
-            The profile of the whole model, or `None` if it cannot be derived and the whole model
-            has to run.
+            The profile of the whole model. `None` if the profile cannot be derived, so that the
+            whole model has to run.
         """
         for kept in KEPT:
             # The model may fail with fewer blocks. The run of the whole model raises the model's
@@ -403,12 +414,12 @@ class Estimator:
     def _from_few_blocks(self, subjects: Iterator[Subject], fold: Fold, setup: "_Setup") -> Profile:
         """Derive the profile of the whole model from models with few blocks.
 
-        The model is run with `fold.kept` blocks and with one more block. The profile of the longer
-        model is also derived from the shorter one, and must be identical to its real profile. This
-        shows that the method works for this model.
+        The model is run with `fold.kept` blocks and with one more block. As a check, the profile of
+        the longer model is also derived from the run of the shorter model, and compared with its
+        real profile.
 
         Raises:
-            NotPeriodicError: The two profiles of the longer model differ.
+            NotPeriodicError: The derived profile of the longer model differs from the real one.
         """
         longer_fold = fold._replace(kept=fold.kept + 1)
         steps = self._steps(next(subjects), fold, setup)
@@ -426,7 +437,10 @@ class Estimator:
         return self._result(profiles, requests, setup.chip)
 
     def _fold(self, subject: Subject, fakes: Fakes) -> Fold | None:
-        """Return the longest run of equal blocks, or `None` if the whole model has to run."""
+        """Find the longest sequence of equal blocks, of which only a few have to run.
+
+        Returns `None` if the whole model has to run.
+        """
         if not self.unrolls or self.watch is not None or subject.step is not None:
             return None
         model = subject.model
@@ -453,10 +467,11 @@ class Estimator:
         requests: Sequence[Request] | None,
         chip: Hardware | None,
     ) -> Profile:
-        """Combine the profiles of all steps.
+        """Combine the profiles of all steps of an estimate into one profile.
 
-        The result is the profile of the last step, but with the memory of the step that needs the
-        most.
+        It is the profile of the last step, but with the memory of the step with the highest peak.
+        `requests` are the requests to the allocator in all steps. If they are passed, the memory
+        that the simulated allocator reserves is added.
         """
         profile = profiles[-1]
         for earlier in profiles[:-1]:
@@ -467,7 +482,7 @@ class Estimator:
         return _with_reserved(profile, requests, self.allocator or "", limit)
 
     def _parallelized(self, subject: Subject) -> Subject:
-        """Return a subject whose model is divided over the ranks of the mesh."""
+        """Divide the model over the ranks of the mesh, and add the gradient buckets of DDP."""
         if not self.mesh:
             return subject._replace(buckets=())
         # Parameters that are created in inference mode cannot have a gradient.
@@ -478,7 +493,7 @@ class Estimator:
         return subject._replace(buckets=buckets)
 
     def _checked(self) -> Hardware | None:
-        """Check the options, and return the chip."""
+        """Check the options of the estimate, and return the chip; `None` without a chip."""
         if only_shapes_run(()):
             raise CountError(
                 f"{self.caller}: this call is inside a FakeTensorMode: call the function outside "
@@ -501,7 +516,7 @@ class Estimator:
         return chip_named(self.hardware)
 
     def _steps(self, subject: Subject, fold: Fold | None, setup: "_Setup") -> "_Steps":
-        """Run the steps of a subject. If `fold` is passed, remove most blocks of this run first."""
+        """Run the steps of a model. If `fold` is passed, first remove most of its equal blocks."""
         with folded(subject.model, [] if fold is None else [fold]):
             subject = self._parallelized(subject)
             with setup.fakes.swapped_into(subject.model):
@@ -512,7 +527,7 @@ class Estimator:
         return steps
 
     def _run(self, subject: Subject, setup: "_Setup", *, is_whole: bool) -> "_Steps":
-        """Run the steps of a subject.
+        """Run the one or two steps of a model whose tensors are fake.
 
         With an optimizer there are two steps, because the first step creates the optimizer's state.
         """
@@ -557,8 +572,9 @@ class Estimator:
             host=tuple(model.parameters()) if self.offload else (),
         )
         if is_divided(model) and stepper is None:
-            # Only after its first step are the gathered parameters of FSDP2 known. With an
-            # optimizer, the second step shows them.
+            # FSDP2 creates its tensors for gathered parameters in the first step. They are known
+            # only after this step, so one more step runs before the counted step. With an
+            # optimizer, there is a second step in any case.
             self._step(call, stepper, setup._replace(meter=Meter(progress=False)), options)
             model.zero_grad()
         log = None
@@ -566,11 +582,13 @@ class Estimator:
             log = AllocationLog()
         records: list[MemoryRecord] = []
         options = dataclasses.replace(options, log=log, records=records)
-        done = setup.meter.done
+        done_before = setup.meter.done
         profiles = [self._step(call, stepper, setup, options)]
         if stepper is not None:
             if is_whole:
-                setup.meter.total = 2 * setup.meter.done - done
+                # The second step has as many operators as the first.
+                in_first_step = setup.meter.done - done_before
+                setup.meter.total = setup.meter.done + in_first_step
             profiles.append(self._step(call, stepper, setup, options))
         if log is not None:
             log.stop()
@@ -639,7 +657,7 @@ class Estimator:
 
 
 class _Setup(NamedTuple):
-    """Objects that all runs of one estimate share.
+    """The objects that all runs of a model in one estimate share.
 
     Attributes:
         fakes: Creates fake tensors.
@@ -655,10 +673,10 @@ class _Setup(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """The results of the one or two steps that an estimate runs.
+    """The results of the one or two steps of a run.
 
     Attributes:
-        records: The profile and the memory of each step.
+        records: The profile and the memory record of each step.
         log: The requests to the allocator in all steps; `None` if the allocator is not simulated.
     """
 
@@ -667,7 +685,7 @@ class _Steps(NamedTuple):
 
 
 def _offload_note(model: nn.Module, stepper: Stepper | None) -> Note:
-    """Return a note with the bytes that move between host and device in a step."""
+    """Return a note with the bytes that offloading moves between host and device in a step."""
     nbytes = 0
     for parameter in model.parameters():
         size = local_part(parameter).nbytes
@@ -679,10 +697,10 @@ def _offload_note(model: nn.Module, stepper: Stepper | None) -> Note:
 
 
 def _with_numbered_groups(calls: Iterable[Communication]) -> Iterator[Communication]:
-    """Replace the group names of collectives with numbers.
+    """Replace the names of process groups with numbers that count from 0.
 
-    torch's names contain a count of all groups that the process has created, so they differ from
-    one estimate to the next.
+    A name from torch contains the number of groups that the process has created so far, so the
+    names would differ between two estimates of the same model.
     """
     numbers: dict[str, str] = {}
     for call in calls:
@@ -692,10 +710,11 @@ def _with_numbered_groups(calls: Iterable[Communication]) -> Iterator[Communicat
 def _with_reserved(
     step: Profile, requests: Sequence[Request], settings: str, limit: int | None
 ) -> Profile:
-    """Add the memory that the simulated allocator reserves.
+    """Simulate torch's CUDA allocator, and add the memory that it reserves to the profile.
 
-    `limit` is the memory of the device in bytes. The allocator frees its cache before it exceeds
-    the limit.
+    `requests` are the allocations and frees of all steps. `limit` is the memory of the device in
+    bytes. The allocator frees its cache before it exceeds the limit. If even this does not help,
+    the result is from a simulation without a limit, and its number of retries is `None`.
     """
     if step.memory is None:
         return step
@@ -732,10 +751,10 @@ def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:
 
 
 class Meter:
-    """Counts the finished operators of all steps, and reports the progress.
+    """Counts the finished operators of all steps, and reports the progress of an estimate.
 
-    `progress` is a function that is called with the number of operators. `True` writes a line to
-    stderr, and `False` reports nothing.
+    `progress` is the argument of `estimate`: with `True`, a line is written to stderr; with
+    `False`, nothing is reported; a function is called with the numbers of operators.
     """
 
     def __init__(self, progress: bool | Progress) -> None:  # noqa: FBT001 - the user's argument

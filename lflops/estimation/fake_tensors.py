@@ -1,8 +1,8 @@
-"""Run a model on fake tensors, with the kernels that torch would choose on a chip.
+"""Run a model on fake tensors, with the attention kernels that torch would choose on a chip.
 
-Real tensors are replaced with fake ones, which have a shape and no values. If code needs a value,
-the error names the line. When a chip is chosen, attention uses the first enabled kernel, in torch's
-order, that supports the call.
+Real tensors are replaced with fake tensors, which have a shape but no values. If code needs the
+value of a tensor, the error names the line. torch tries its attention kernels in a fixed order, and
+uses the first enabled kernel that supports the call.
 """
 
 import contextlib
@@ -45,9 +45,9 @@ from lflops.torch_private.tensors import (
     only_shapes_run,
 )
 
-# The code object that runs in every call of a module.
+# The code object of `nn.Module.__call__`, which runs in every call of a module.
 CALL = nn.Module.__call__.__code__
-# The file with torch's functions that send Python objects.
+# The file with torch's functions that send Python objects to other ranks.
 OBJECTS_IN = "distributed_c10d.py"
 
 NO_CUDA = re.compile(
@@ -55,35 +55,36 @@ NO_CUDA = re.compile(
     "|Found no NVIDIA driver"
     "|CUDA driver version is insufficient"
 )
-"""Pattern of torch's messages about missing CUDA, in errors and in autocast's warning."""
+"""Pattern of the errors and warnings with which torch reports that CUDA is not available."""
 
 KEEPERS = (
     ("DistributedDataParallel", "buckets as large as the gradients", "mesh={'replica': ranks}"),
     ("FullyShardedDataParallel", "flat parameters", "mesh={'data': ranks} for FSDP2"),
 )
-"""Wrapper classes that allocate memory which fake tensors cannot replace, so they are refused.
+"""Wrapper classes that are refused, because they keep tensors that cannot be replaced.
 
-Each entry has the name of the class, a description of the memory, and the value of `mesh` with
-which a user gets the same parallelism in an estimate.
+Each entry has the name of the class, a description of its tensors, and the value of `mesh` with
+which an estimate has the same parallelism.
 """
 
-# The folder of torch's code, which users do not change.
+# The folders of torch's code and of lflops' code. No line in them is reported as the user's line.
 _TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
 _OUR_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class RealOptimizerError(Exception):
-    """A model's code steps an optimizer of real parameters during an estimate.
+    """During an estimate, the model's code runs a step of an optimizer that has real parameters.
 
-    In an estimate, real parameters have no gradients, so the step would do nothing and the estimate
-    would be too low.
+    Real parameters get no gradients in an estimate. So the step would do nothing, and the estimated
+    work and memory would be too low.
     """
 
 
 def refuse_what_keeps_tensors(module: nn.Module) -> None:
-    """Raise an error for a module that stores tensors elsewhere than in its attributes.
+    """Raise an error for a module whose tensors cannot be replaced with fake tensors.
 
-    Only attributes can be replaced with fake tensors. Scripted modules, for example, are refused.
+    Only tensors in the attributes of a module can be replaced. For example, a scripted module keeps
+    its tensors in C++.
     """
     kinds = {kind.__name__ for kind in type(module).__mro__}
     if isinstance(module, torch.jit.ScriptModule):
@@ -106,9 +107,9 @@ def refuse_what_keeps_tensors(module: nn.Module) -> None:
 
 
 def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Check that an optimizer that steps during an estimate has fake parameters.
+    """Raise an error if an optimizer that steps during an estimate has real parameters.
 
-    Optimizers of other threads are not checked, because they may train real parameters.
+    Optimizers in other threads are not checked, because they may train real parameters.
     """
     if not only_shapes_run(()):
         return
@@ -121,10 +122,10 @@ def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> Non
 
 @contextlib.contextmanager
 def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
-    """Convert errors of fake tensors into a `CountError` that names the line and a workaround.
+    """Convert errors about fake tensors to a `CountError` that names the line and a workaround.
 
     If the context runs the step of an optimizer, pass this optimizer as `step_of`, so that the
-    message names it.
+    message names the optimizer.
     """
     try:
         yield
@@ -149,7 +150,10 @@ def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator
 
 
 def _problem(error: Exception) -> str | None:
-    """Describe the unsupported operation and a workaround; return `None` for other errors."""
+    """Describe the operation that an estimate does not support, and a workaround.
+
+    Returns `None` if the error has another cause.
+    """
     if isinstance(error, RealParameterError):
         return (
             "it uses a parameter that does not belong to the model, so the estimate would write "
@@ -211,8 +215,8 @@ _NEEDS_VALUES_MESSAGE = re.compile("tensor subclasses|FakeTensor.__format__")
 def _location(error: Exception) -> str:
     """Describe the module and the line in which an error occurred.
 
-    The module is the innermost module that was being called. The line is the innermost line outside
-    torch and lflops. The text is empty if there is neither.
+    The module is the innermost module that was running. The line is the innermost line outside the
+    code of torch and lflops. The text is empty if there is no such module and no such line.
     """
     called: list[nn.Module] = []
     line_of_user = ""
@@ -225,7 +229,8 @@ def _location(error: Exception) -> str:
         if not code.co_filename.startswith(_TORCH_FOLDER):
             text = linecache.getline(code.co_filename, line).strip()
             line_of_user = f"{code.co_filename}:{line}, in {code.co_name}"
-            line_of_user += f": `{text}`" if text else ""
+            if text:
+                line_of_user += f": `{text}`"
     parts = [line_of_user] if line_of_user else []
     if called:
         parts.insert(0, f"in {_name_in(called[0], called[-1])}")
@@ -238,35 +243,37 @@ def _name_in(root: nn.Module, module: nn.Module) -> str:
 
 
 HOST = torch.device("cpu")
-"""The device of the fake tensors that replace tensors on `meta`.
+"""The device of the fake tensors that replace tensors on the meta device.
 
-Code that checks the device of a tensor then takes the same branch as for a tensor on the CPU.
+So code that checks the device of a tensor runs in the same way as for a tensor on the CPU.
 """
 
 
 class Fakes:
     """Creates fake tensors for real tensors.
 
-    The same real tensor always gives the same fake tensor. Small integer tensors are not made fake:
-    they are copied with their values, because code often needs them, for example as indexes.
+    Until `forget` is called, a real tensor always gives the same fake tensor. Small integer tensors
+    are not made fake. They are copied with their values, because code often needs these values, for
+    example as indexes.
 
-    `on_host` is whether the estimated step would run on a CPU. If so, the workspace that the CPU's
-    kernel needs for an LSTM is included in the memory. On a GPU, the workspace's size is unknown.
+    `on_host` is whether the estimated step would run on a CPU. If so, the memory includes the
+    workspace that the CPU's kernel needs for an LSTM. For a GPU, the size of this workspace is
+    unknown.
     """
 
     def __init__(self, *, on_host: bool = True) -> None:
         self._on_host = on_host
         self._mode = fake_mode()
-        # Each copy, with its original. Keeping the original means that no new object can have the
-        # same id.
+        # The original and its copy, keyed by the id of the original. The original is kept so that
+        # no new object can get the same id.
         self._made: dict[int, tuple[Any, Any]] = {}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Make new tensors fake inside a context.
 
-        Fake tensors have no values. The exceptions are small tensors that are computed from Python
-        numbers and small integer tensors. These tensors stay real.
+        Small tensors that are computed only from Python numbers and small integer tensors stay
+        real, so their values are known.
         """
         known = KnownValues(on_host=self._on_host)
         log = logging.getLogger(FakeTensor.__module__)
@@ -279,17 +286,17 @@ class Fakes:
             yield
 
     def forget(self) -> None:
-        """Drop all fake tensors made so far.
+        """Drop all fake tensors that were created so far.
 
-        The code that used them may have changed them, so the next run must get new ones.
+        The code that used them may have changed them, so the next run needs new fake tensors.
         """
         self._made.clear()
 
     def of(self, value: Any, depth: int = DEEPEST) -> Any:
         """Return a copy of a value in which all tensors are replaced with fake tensors.
 
-        Lists, tuples, sets and dictionaries are copied, up to `depth` nested levels. Other objects
-        are returned unchanged.
+        Lists, tuples, sets and dictionaries are copied, up to `depth` levels deep. Other objects
+        are not copied.
         """
         known = self._made.get(id(value))
         if known is not None:
@@ -313,8 +320,8 @@ class Fakes:
     def swapped_into(self, model: nn.Module) -> Iterator[None]:
         """Replace all tensors of a model with fake tensors inside a context.
 
-        At the end, the original tensors are restored, and so are all attributes that the model's
-        code has set, such as caches.
+        At the end, all attributes of the modules are restored. This includes attributes that the
+        model's code has set during the run, such as caches.
         """
         for module in model.modules():
             refuse_what_keeps_tensors(module)
@@ -332,15 +339,16 @@ class Fakes:
         if is_lazy(tensor):
             raise CountError(
                 "estimate: a parameter has no shape yet: "
-                "run the lazy module once before the estimate, on a real batch or on the meta device"
+                "run the lazy module once before the estimate, on a real batch or on the meta "
+                "device"
             )
-        # The model was built in fake mode.
+        # The tensor is already fake if the model was built in fake mode.
         if isinstance(local_part(tensor), FakeTensor):
             return tensor
         has_values = type(tensor) is Tensor and not tensor.is_meta
         is_integer = not (tensor.is_floating_point() or tensor.is_complex())
         if has_values and is_integer and tensor.numel() <= LARGEST:
-            # Code may write to the tensor, so the code gets a copy.
+            # A copy is returned because the model's code may write to it.
             with without_modes():
                 return tensor.clone()
         with self._mode:
@@ -351,10 +359,10 @@ class Fakes:
 
 
 class Answers(TorchFunctionMode):
-    """Replaces the results of some functions with fixed values inside a context.
+    """Makes some functions return fixed values inside a context, whatever their arguments are.
 
-    This is for functions that read the value of a tensor, such as `torch.isfinite`, which fake
-    tensors do not support. `answers` has the result for each function.
+    An example is `torch.isfinite`, because the result would depend on values that fake tensors do
+    not have. `answers` maps each function to its result.
     """
 
     def __init__(self, answers: Mapping[Any, Any]) -> None:
@@ -370,9 +378,10 @@ class Answers(TorchFunctionMode):
 
 
 def _is_no_traceback(record: logging.LogRecord) -> bool:
-    """Filter out the log record that torch writes when a fake kernel fails.
+    """Return false for the log record that torch writes when a fake kernel fails.
 
-    torch raises the same error, so the log record would only repeat it.
+    As a filter of a logger, this function hides the record. torch raises the same error, so the
+    record would only repeat it.
     """
     return not record.getMessage().startswith("failed while attempting to run meta")
 
@@ -386,8 +395,8 @@ def _restore(held: list[tuple[nn.Module, dict[str, Any]]]) -> None:
 def _like(tensor: Tensor) -> Tensor:
     """Return an empty tensor with the shape and dtype of a tensor.
 
-    In fake mode, it is fake. torch's conversion to a fake tensor is not used, because it would keep
-    a reference to the real tensor and so keep the real memory alive.
+    In fake mode, the empty tensor is fake. torch's own conversion is not used, because it keeps a
+    reference to the real tensor, so the memory of the real tensor would stay alive.
     """
     device = HOST if tensor.is_meta else tensor.device
     if tensor.layout is not torch.strided:
@@ -396,7 +405,7 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def like_sharded(tensor: Any) -> Tensor:
-    """Return an empty DTensor with the same shape, mesh and placements as a DTensor."""
+    """Return an empty DTensor with the shape, mesh and placements of the given DTensor."""
     sharded: Tensor = type(tensor).from_local(
         _like(local_part(tensor)),
         tensor.device_mesh,
@@ -415,16 +424,17 @@ ATTENTION = frozenset(
         torch.ops.aten.scaled_dot_product_attention.default,
     }
 )
-"""The functions and operators that compute attention."""
+"""The functions and operators of torch that compute scaled dot product attention."""
 
 HALF = (torch.float16, torch.bfloat16)
-# The widest heads of flash attention, and the multiple to which it pads heads.
+# The largest width of a head that flash attention supports.
 WIDEST_FLASH = 256
+# Flash attention pads the width of heads to a multiple of this number.
 WIDTHS = 8
-# The multiple to which efficient attention pads masks.
+# Efficient attention pads the rows of masks to a multiple of this number of elements.
 MASK_ROWS = 16
 
-# The functions with which torch's Python functions dispatch to modes.
+# With these functions, torch's Python functions check whether a mode has to handle the call.
 _DISPATCHES = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _CALLERS = (
     F.multi_head_attention_forward,
@@ -432,16 +442,16 @@ _CALLERS = (
     torch.autograd.backward,
     torch.autograd.grad,
 )
-"""Functions of torch that may call attention, without a mode seeing the inner call.
+"""Functions of torch that may call attention. A mode does not receive this inner call.
 
-A mode sees only the call of the outer function, because torch turns the mode off while the mode
-handles that call. To see the inner call as well, the mode runs a copy of the outer function, made
-by `_body`. The list includes backward because backward of checkpointed code runs attention again.
+It receives only the call of the outer function, because torch turns the mode off while the mode
+handles this call. To receive the inner call as well, the mode runs a copy of the outer function,
+which `_body` creates. Backward is included because it runs attention again in checkpointed code.
 """
 
 
 class Attention(NamedTuple):
-    """The arguments of a call of scaled dot product attention."""
+    """A call of scaled dot product attention, with the arguments of torch's function."""
 
     query: Tensor
     key: Tensor
@@ -453,10 +463,10 @@ class Attention(NamedTuple):
     enable_gqa: bool = False
 
     def autocast(self) -> "Attention":
-        """Return the call with its tensors cast to autocast's dtype.
+        """Return the call with its tensors cast to the dtype of autocast, if autocast is enabled.
 
-        torch casts them only after the mode has handled the call, which is too late to choose a
-        kernel.
+        torch would cast them only after the mode has handled the call. The mode needs the dtype
+        earlier, to choose a kernel.
         """
         device = self.query.device.type
         if not torch.is_autocast_enabled(device):
@@ -464,17 +474,18 @@ class Attention(NamedTuple):
         dtype = torch.get_autocast_dtype(device)
         cast: dict[str, Any] = {}
         for name, value in self._asdict().items():
-            if isinstance(value, Tensor) and value.is_floating_point():
-                cast[name] = value if value.dtype is torch.float64 else value.to(dtype)
+            is_cast = isinstance(value, Tensor) and value.is_floating_point()
+            if is_cast and value.dtype is not torch.float64:
+                cast[name] = value.to(dtype)
         return self._replace(**cast)
 
     def kernel(self, *, ampere: bool, family: str = "") -> tuple[str, Any] | None:
         """Return the name and the operator of the kernel that torch would choose on a chip.
 
-        Returns `None` if no enabled kernel supports the call. `ampere` is whether the chip is
-        Ampere or later, and `family` is the first word of its name, such as `H100`. One rule of
-        torch is left out: on the smaller chips of a generation, flash attention with dropout does
-        not support training with heads wider than 192.
+        Returns `None` if no enabled kernel supports the call. `ampere` is whether the chip belongs
+        to the Ampere generation or a later one, and `family` is the first word of its name, such as
+        `H100`. One rule of torch is ignored: on the smaller chips of a generation, flash attention
+        with dropout does not support training with heads wider than 192.
         """
         for name, operator in attention_kernels(cudnn_first=prefers_cudnn(family)).items():
             if self._is_supported_by(name, ampere=ampere, family=family):
@@ -493,7 +504,7 @@ class Attention(NamedTuple):
         return self._suits_cudnn(family) if kernel == "cudnn_attention" else self._suits_flash()
 
     def run(self, name: str, operator: Any) -> Tensor:
-        """Run a kernel. Its arguments are padded and converted first, as torch does it."""
+        """Run a kernel on this call. As in torch, the arguments are padded and converted before."""
         mask = self.attn_mask
         if mask is not None and mask.dtype is torch.bool:
             zeros = torch.zeros_like(mask, dtype=self.query.dtype)
@@ -548,7 +559,8 @@ class Attention(NamedTuple):
         return suits_mask and self.value.shape[-1] == self.query.shape[-1] <= WIDEST_FLASH
 
     def _suits_cudnn(self, family: str) -> bool:
-        # As in sdp_utils.cpp, which pull requests 161210, 172621 and 174245 changed.
+        # The same rules as in torch's sdp_utils.cpp, which pull requests 161210, 172621 and 174245
+        # have changed.
         if self.key.shape[-2] <= 1:
             return False
         release = torch.__version__
@@ -587,11 +599,12 @@ def prefers_cudnn(family: str) -> bool:
     """Return whether torch tries cuDNN's attention before all other kernels on a chip.
 
     `family` is the first word of the chip's name, such as `H100`. If torch was built without CUDA,
-    the answer is the same as for torch's wheel on PyPI.
+    the result is the same as for torch's wheel on PyPI.
     """
-    # Follows aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. torch 2.9 with cuDNN 9.9 prefers
-    # cuDNN on compute capability 9.0 and 10.0. Since torch 2.10, also on 10.3, but only with a
-    # cuDNN later than 9.15.0 (pull requests 162073, 170800 and 171627).
+    # The same rules as in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. torch 2.9 prefers
+    # cuDNN on compute capability 9.0 and 10.0, from cuDNN 9.9. Since torch 2.10, torch prefers
+    # cuDNN also on compute capability 10.3, but only a version later than 9.15.0 (pull requests
+    # 162073, 170800 and 171627).
     release = torch.__version__
     if release < "2.9" or os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
         return False
@@ -609,12 +622,12 @@ def prefers_cudnn(family: str) -> bool:
 
 @contextlib.contextmanager
 def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
-    """Make attention use the kernels of an NVIDIA chip in the table inside a context.
+    """Make attention use the kernels of an NVIDIA chip inside a context.
 
-    For any other chip, nothing changes. At the end of the context, a note with the names of the
-    kernels is added to the list that the context provides. If CUDA is not available, autocast for
-    CUDA raises an error in this context. torch would only warn and ignore autocast, so the estimate
-    would be wrong.
+    For a chip that is not in the table or not from NVIDIA, nothing changes. At the end of the
+    context, a note with the names of the kernels is added to the list that the context provides. If
+    CUDA is not available, autocast for CUDA raises an error in this context. torch would only warn
+    and turn autocast off, so the estimate would be wrong.
     """
     notes: list[Note] = []
     if chip is None or vendor_of(chip.name) != "NVIDIA":
@@ -630,7 +643,7 @@ def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
 class _AttentionMode(TorchFunctionMode):
     """Runs attention and dropout with the kernels of a chip.
 
-    It also counts how often each attention kernel was called, for a note in the profile.
+    This mode also counts the calls of each attention kernel, for a note in the profile.
     """
 
     def __init__(self, chip: Hardware) -> None:
@@ -650,8 +663,8 @@ class _AttentionMode(TorchFunctionMode):
         body = self._bodies.get(function)
         if body is None:
             return function(*args, **kwargs)
-        # A mode is off while it handles a call, but it must see the calls in the body of the
-        # function.
+        # torch turns a mode off while the mode handles a call. The mode is turned on again to
+        # receive the calls in the body of the function.
         with self:
             return body(*args, **kwargs)
 
@@ -676,8 +689,7 @@ class _AttentionMode(TorchFunctionMode):
 def _dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - torch's own
     """Run dropout with CUDA's kernel, which keeps a mask of one byte per element for backward.
 
-    Without this, the CPU's kernel would run, whose mask has the dtype of the input, and the memory
-    would be wrong for a GPU.
+    The mask of the CPU's kernel has the dtype of the input, so its memory would be wrong for a GPU.
     """
     if training and 0 < p < 1 and not inplace and x.device == HOST:
         return torch.native_dropout(x, p, train=True)[0]
@@ -685,9 +697,9 @@ def _dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
 
 
 def _body(function: Any) -> FunctionType:
-    """Return a copy of a function of torch that runs its body even while a mode is active.
+    """Return a copy of a torch function that runs its body even while a mode is active.
 
-    The original function would only pass the call to the mode again, without end.
+    The original function would pass the call to the mode again, in an endless recursion.
     """
     plain = dict.fromkeys(_DISPATCHES, lambda *_: False)
     copy = FunctionType(

@@ -22,11 +22,11 @@ from lflops.estimation.fake_tensors import Answers
 from lflops.files import read
 
 BY_NAME = "hf:"
-"""Prefix of a target that names a model in transformers' cache, such as `hf:gpt2`."""
+"""Prefix of a target that is the name of a model in transformers' cache, such as `hf:gpt2`."""
 
 
 def is_config(target: str) -> bool:
-    """Return whether a target names a configuration instead of a function."""
+    """Return whether the argument of a command names a configuration, and not a function."""
     return target.startswith(BY_NAME) or target.endswith(".json") or Path(target).is_dir()
 
 
@@ -39,33 +39,33 @@ Loss = Callable[[Any], Tensor]
 """A function that returns the loss from the output of a model."""
 
 Builder = Callable[[int], tuple[nn.Module, Batch, Loss | None]]
-"""A function that takes a number of samples and returns a model, its batch and its loss.
+"""A function that takes a number of samples, and returns a model, a batch and a loss function.
 
-The model is in train mode. The loss is `None` if it cannot be computed without the values of
-tensors.
+The model is in train mode. The loss function is `None` if the loss cannot be computed without the
+values of tensors.
 """
 
 DEEPEST = 1_000
 """Maximum number of layers, blocks, stages or experts.
 
-Building and running a deeper model takes so long that the command seems to hang.
+A deeper model takes so long to build and to run that the command seems to hang.
 """
 
 MOST_LABELS = 100_000
-"""Maximum number of labels. transformers makes a name for each of them."""
+"""Maximum number of labels. transformers creates a name for each label."""
 
+# Pattern of the names of settings that are numbers of layers, blocks, stages or experts.
 _REPEATED = re.compile(r"layer|depth|block|stage|repeat|expert")
 _SIZE = re.compile(r"size|dim|width|capacity|channel|length|position|inter|freq|step|_id|index")
-"""Pattern of the names of settings that are sizes, such as `block_size`.
+"""Pattern of the names of settings that are sizes and not numbers of layers or blocks.
 
-`block_size` contains the word `block`, but it is not a number of blocks, so it is not limited by
-`DEEPEST`.
+For example, `block_size` contains the word `block`, but it is not limited by `DEEPEST`.
 """
 
 _IMPLEMENTATION = "_implementation"
-"""Ending of a key that selects the code of attention or of experts.
+"""Ending of the names of settings that select an implementation of attention or of experts.
 
-A value with a slash is the name of a repository with such code.
+A value with a slash is the name of a repository that contains the code.
 """
 
 ONE_LABEL = (
@@ -74,7 +74,7 @@ ONE_LABEL = (
     "ForAudioClassification",
     "ForSequenceClassification",
 )
-"""Endings of the names of classes that need one label per sample."""
+"""Endings of the names of transformers classes that need one label per sample."""
 
 TOKEN_LABELS = (
     "ForCausalLM",
@@ -83,10 +83,10 @@ TOKEN_LABELS = (
     "ForConditionalGeneration",
     "ForImageTextToText",
 )
-"""Endings of the names of classes that need one label per token.
+"""Endings of the names of transformers classes that need one label per token.
 
-The losses of classes in neither list, such as detection losses and CTC, need the values of tensors,
-so they are left out.
+A model that reads only text gets one label per token even if its class is in neither list. For
+most other models, no loss is computed, because losses such as CTC need the values of tensors.
 """
 
 AUTO = (
@@ -99,18 +99,21 @@ AUTO = (
     "ObjectDetection",
     "Seq2SeqLM",
 )
-"""Tasks to try, in this order, if a configuration does not name the class of its model."""
+"""Tasks for which a model class is looked up if a configuration does not name a class.
+
+The first task with a class for the configuration is used.
+"""
 
 
 def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) -> Builder:
-    """Return a function that builds a model from its configuration.
+    """Return a function that builds a model and a batch from a transformers configuration.
 
     Images have the size that the configuration specifies.
 
     Args:
         target: A `config.json`, its folder, or `hf:` and a name in transformers' cache.
-        tokens: Tokens per sample. For audio models whose configuration has no length, the number of
-            frames.
+        tokens: Tokens per sample. For an audio model whose configuration specifies no length, this
+            is the number of frames.
         remote_code: Whether Python code in the folder of the configuration may run.
     """
     config = _config(target, remote_code=remote_code)
@@ -132,9 +135,9 @@ def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) 
 
 
 def _run_finite(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a forward pass as if all activations were finite.
+    """Run a forward pass in which `torch.isfinite` always returns true.
 
-    Some vision models check this, and fake tensors have no values to check.
+    Some vision models check whether activations are finite, but fake tensors have no values.
     """
     with Answers({torch.isfinite: torch.ones((), dtype=torch.bool)}):
         return forward(*args, **kwargs)
@@ -142,11 +145,11 @@ def _run_finite(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Keep transformers from downloading anything, whatever a configuration names."""
+    """Prevent transformers from downloading files inside a context."""
     variable = "HF_HUB_OFFLINE"
     before = os.environ.get(variable)
     os.environ[variable] = "1"
-    # The package reads the variable when it is imported.
+    # huggingface_hub reads the variable only when it is imported, so its constant is set as well.
     constants = sys.modules.get("huggingface_hub.constants")
     was_offline = getattr(constants, variable, None)
     if constants is not None:
@@ -163,7 +166,10 @@ def offline() -> Iterator[None]:
 
 
 def _check_settings(target: str, settings: Mapping[str, Any]) -> None:
-    """Raise an error for settings that would use unbounded memory or time, or load other code."""
+    """Raise an error for settings that would take too much memory or time, or load other code.
+
+    Other code is the code of another repository, for example an implementation of attention.
+    """
     for name, value in settings.items():
         if isinstance(value, Mapping):
             _check_settings(target, value)
@@ -177,9 +183,9 @@ def _check_settings(target: str, settings: Mapping[str, Any]) -> None:
 
 
 def _check_number(target: str, name: str, value: Any) -> None:
-    """Raise an error if a setting asks for too many layers, experts or labels.
+    """Raise an error if a setting is a number of layers, experts or labels that is too large.
 
-    `value` is the value of the setting: a number, or a list of numbers whose sum is checked.
+    `value` is the value of the setting. If it is a list of numbers, their sum is checked.
     """
     numbers = value if isinstance(value, list) else [value]
     number = sum(each for each in numbers if isinstance(each, int))
@@ -189,13 +195,16 @@ def _check_number(target: str, name: str, value: Any) -> None:
         )
     if _REPEATED.search(name) and not _SIZE.search(name) and number > DEEPEST:
         raise CountError(
-            f"{target}: {name}={value!r:.60}: pass a configuration with at most {DEEPEST:,} layers, "
-            "blocks, stages or experts"
+            f"{target}: {name}={value!r:.60}: "
+            f"pass a configuration with at most {DEEPEST:,} layers, blocks, stages or experts"
         )
 
 
 def _batch(target: str, config: Any, model: Any, samples: int, tokens: int) -> Batch:
-    """Return inputs and labels of zeros, with the sizes from the configuration."""
+    """Return a batch for a model: inputs and labels with the sizes from the configuration.
+
+    All elements are zero, except for placeholder tokens of images.
+    """
     parameters = inspect.signature(model.forward).parameters
     vision = None
     if "pixel_values" in parameters:
@@ -223,9 +232,9 @@ def _batch(target: str, config: Any, model: Any, samples: int, tokens: int) -> B
 
 
 def _ids(config: Any, vision: Any, samples: int, tokens: int) -> Tensor:
-    """Return the ids of the text's tokens, all zero.
+    """Return token ids for a number of samples. The ids of the text are zero.
 
-    If the model also reads images, the placeholder tokens of an image come first.
+    If the model also reads images, the placeholder tokens of an image come before the text.
     """
     length = min(tokens, getattr(config, "max_target_positions", None) or tokens)
     if vision is None:
@@ -242,9 +251,9 @@ def _ids(config: Any, vision: Any, samples: int, tokens: int) -> Tensor:
 
 
 def _shape(target: str, main: str, config: Any, tokens: int) -> tuple[int, ...]:
-    """Return the shape of one image, video or audio sample.
+    """Return the shape of one sample of a model's main input: an image, a video or audio.
 
-    `main` is the name of the model's main input, such as `pixel_values`.
+    `main` is the name of this input, such as `pixel_values`.
     """
     if main == "pixel_values":
         return _image(target, config)
@@ -265,8 +274,8 @@ def _image(target: str, config: Any) -> tuple[int, ...]:
     size = getattr(config, "image_size", None) or _processor_size(target)
     if size is None:
         raise CountError(
-            f"{target}: the image size is unknown, because the configuration has no image_size, and "
-            "there is no preprocessor_config.json: "
+            f"{target}: the image size is unknown, because the configuration has no image_size, "
+            "and there is no preprocessor_config.json: "
             'add "image_size": [height, width] to the configuration'
         )
     if isinstance(size, int):
@@ -279,7 +288,7 @@ def _image(target: str, config: Any) -> tuple[int, ...]:
 def _processor_size(target: str) -> tuple[int, int] | None:
     """Return the height and width of an image from `preprocessor_config.json`.
 
-    Returns `None` if there is no such file, or no size in it. If the file has limits for the edges
+    Returns `None` if the file does not exist or has no size. If the file has limits for the edges
     instead of a size, the largest image is assumed.
     """
     folder = Path(target) if Path(target).is_dir() else Path(target).parent
@@ -330,10 +339,10 @@ def _config(target: str, *, remote_code: bool) -> Any:
 
 
 def _check_file(target: str, path: Path) -> None:
-    """Raise an error for a configuration that transformers must not read.
+    """Raise an error for a configuration file that transformers must not read.
 
-    Reading a pipe or a device may never end. A huge file, or a setting such as a million layers,
-    needs too much memory or time.
+    Such a file is a pipe or a device, whose content may never end, or a huge file. A file with a
+    setting such as a million layers is refused as well.
     """
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
@@ -342,7 +351,7 @@ def _check_file(target: str, path: Path) -> None:
         content = read(file)
     except OSError as error:
         raise CountError(f"{file}: {error.strerror}: pass a config.json, or its folder") from error
-    # transformers has the error for a file that is not JSON.
+    # If the file is not JSON, transformers raises an error later.
     with suppress(ValueError, RecursionError):
         settings = json.loads(content)
         if isinstance(settings, dict):

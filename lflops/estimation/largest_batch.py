@@ -16,11 +16,12 @@ from lflops.inputs.arguments import check_memory, describe
 from lflops.memory.peak import TIGHT, MemoryFit, memory_fit, memory_fit_of
 from lflops.profile.profile import Profile
 
-# The largest batch size that is tried. If it fits, the peak does not depend on the batch size.
+# The largest batch size that is tried. If even this batch fits, the peak does not depend on the
+# batch size.
 MAX_BATCH = 1 << 30
-# A number of bytes larger than any memory.
+# A number of bytes that no memory has.
 LARGEST = 1 << 62
-# Factor between two tried batch sizes while the peak does not change.
+# The next batch size is this many times larger as long as the peak does not change.
 FURTHER = 64
 
 
@@ -37,16 +38,17 @@ def largest_batch(
 ) -> int:
     """Find the largest batch that fits into memory, from a few estimates.
 
-    Nothing is allocated. A larger batch is assumed to need at least as much memory.
+    No device memory is allocated. A larger batch is assumed to need at least as much memory as a
+    smaller one.
 
     Args:
         model: A module, or a function that builds a module, as in `estimate`.
         make_args: Function that takes a number of samples and returns the model's arguments: a
             tuple, a single tensor, or a mapping of keyword arguments.
         memory_bytes: The memory in bytes that tensors may use. Workspaces of kernels and
-            fragmentation of the allocator come on top, so pass less than the memory of your device.
-            By default, the limit comes from the memory of `hardware`: the step must have the
-            verdict `fits`, which takes the workspaces and fragmentation into account.
+            fragmentation of the allocator need additional memory, so pass less than the memory of
+            your device. By default, the limit comes from the memory of `hardware`: the step must
+            have the verdict `fits`, which includes workspaces and fragmentation.
         loss: Function that takes the output and returns a scalar. A training step is estimated if
             there is a loss or an optimizer; otherwise, a forward pass is estimated.
         optimizer: Name of an optimizer, or a function that takes a list of parameters and returns
@@ -104,9 +106,13 @@ def search_batch(
 ) -> tuple[int, Profile]:
     """Return the largest number of samples that fits, and the profile of a step with this batch.
 
-    If not even one sample fits, the number is 0 and the profile is for one sample. If
-    `memory_bytes` is `None`, the limit is the memory of the estimator's chip. `held` means the same
-    as in `Estimator.run`.
+    If not even one sample fits, the number is 0 and the profile is for one sample.
+
+    Args:
+        estimator: Runs the estimates.
+        make: Function that takes a number of samples and returns a model with its arguments.
+        memory_bytes: The limit in bytes; `None` for the memory of the estimator's chip.
+        held: Real tensors of the model and its arguments, as in `Estimator.run`.
     """
     profiles: dict[int, Profile] = {}
     if memory_bytes is None:
@@ -132,9 +138,9 @@ def search_batch(
 
 
 def empty_room(estimator: Estimator) -> MemoryFit:
-    """Return how much memory an estimator's chip has, and how much is used without any tensors.
+    """Return the memory of the estimator's chip, and the part that is used even without tensors.
 
-    The driver and libraries use this memory. Raises `CountError` if there is no chip, or if its
+    The driver and libraries use this part. Raises `CountError` if there is no chip, or if its
     memory is unknown.
     """
     chip = chip_named(estimator.hardware)
@@ -147,7 +153,7 @@ def empty_room(estimator: Estimator) -> MemoryFit:
 
 
 def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> int:
-    """Return the largest number of samples whose peak memory fits.
+    """Return the largest number of samples whose peak memory is within a limit.
 
     The peak is nearly linear in the number of samples, so the next number to try is where the line
     through the last two points reaches the limit. Every third try is instead the middle of the
@@ -155,10 +161,10 @@ def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> in
 
     Args:
         caller: Name of the public function; error messages begin with it.
-        needed: Returns the peak bytes for a number of samples.
-        memory_bytes: The limit.
+        needed: Function that takes a number of samples and returns the peak in bytes.
+        memory_bytes: The limit in bytes.
     """
-    # `low` fits. `high` does not fit, or is out of range.
+    # `low` samples fit. `high` samples do not fit, or are more than `MAX_BATCH`.
     low = 0
     high = MAX_BATCH + 1
     points: list[tuple[int, int]] = []
@@ -182,11 +188,12 @@ def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> in
 def _next(points: list[tuple[int, int]], memory_bytes: int, low: int, high: int) -> int:
     if len(points) == 1:
         return 2
-    (fewer, less), (more, most) = sorted(points[-2:])
+    (fewer_samples, lower_peak), (more_samples, higher_peak) = sorted(points[-2:])
     is_unbounded = high > MAX_BATCH
-    is_flat = most == less
+    is_flat = higher_peak == lower_peak
     if is_unbounded and is_flat:
         return FURTHER * low
     if is_flat or (not is_unbounded and len(points) % 3 == 0):
         return (low + high) // 2
-    return fewer + (memory_bytes - less) * (more - fewer) // (most - less)
+    bytes_left = memory_bytes - lower_peak
+    return fewer_samples + bytes_left * (more_samples - fewer_samples) // (higher_peak - lower_peak)

@@ -1,7 +1,7 @@
 """Parallelize a model for one rank of a mesh, in a process group without other ranks.
 
-Torch's wrappers run on fake tensors. The exception is DistributedDataParallel: lflops creates its
-gradient buckets itself.
+FSDP2 and torch's tensor parallelism run on fake tensors. DistributedDataParallel cannot run on
+them, so lflops creates equivalent gradient buckets.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -42,9 +42,9 @@ from lflops.torch_private.tensors import local_part
 DIMENSIONS = ("pipeline", "replica", "data", "tensor")
 """The names of the dimensions of a mesh, outermost first.
 
-The user's code creates the stages of `pipeline`. FSDP2 shards the model over `data`, and `replica`
-is the number of copies of each shard. Without `data`, the model is replicated over `replica` with
-DDP. `tensor` is the dimension of tensor parallelism.
+The user's code divides the model into the stages of `pipeline`. FSDP2 shards the model over `data`,
+and `replica` is the number of copies of each shard. Without `data`, DDP replicates the model over
+`replica`. `tensor` is the dimension of tensor parallelism.
 """
 
 # torch 2.13 renamed both collectives.
@@ -59,13 +59,16 @@ STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
     "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
-"""The parallel style of torch for each style name in the `tp_plan` of a transformers model."""
+"""Functions that create torch's parallel styles.
+
+The keys are the names of styles in the `tp_plan` of a transformers model.
+"""
 
 
 def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
-    """Check a mesh, and return it with its dimensions in the order of `DIMENSIONS`.
+    """Check the argument `mesh` of a public function, and sort its dimensions as in `DIMENSIONS`.
 
-    For `None`, an empty mesh is returned.
+    Returns the number of ranks in each dimension. For `None`, the result is empty.
     """
     if mesh is None:
         return {}
@@ -95,7 +98,7 @@ def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
 
 
 def checked_rank(caller: str, rank: Any, mesh: Mapping[str, int]) -> int:
-    """Check that the mesh has this rank, and return the rank."""
+    """Check that a rank exists in the mesh, and return the rank."""
     size = prod(mesh.values())
     if not is_whole(rank) or rank >= size:
         known = f"mesh={dict(mesh)} has ranks 0 to {size - 1}"
@@ -106,9 +109,9 @@ def checked_rank(caller: str, rank: Any, mesh: Mapping[str, int]) -> int:
 
 
 def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> AbstractContextManager[None]:
-    """Return a context with the process group of a mesh.
+    """Return a context with a fake process group that has as many ranks as the mesh.
 
-    For an empty mesh, the context has no process group.
+    For an empty mesh, the context does nothing.
     """
     if not mesh:
         return nullcontext()
@@ -122,10 +125,7 @@ def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> AbstractC
 
 
 def is_divided(model: nn.Module) -> bool:
-    """Return whether the parameters are sharded.
-
-    This is true if this rank has only a part of at least one parameter.
-    """
+    """Return whether this rank has only a part of at least one parameter of the model."""
     return any(local_part(each) is not each for each in model.parameters())
 
 
@@ -140,18 +140,19 @@ def parallelize(
     """Divide a model over a mesh.
 
     With DDP, gradient buckets are created and the model stays whole. Otherwise, tensor parallelism
-    divides the model according to its plan, and FSDP2 then shards each block and the rest of the
-    model. A model that is already divided is not changed.
+    divides the model according to the model's `tp_plan`, and FSDP2 then shards each block and the
+    rest of the model. A model that is already divided is not changed. Nothing is changed either if
+    the mesh has only the dimension `pipeline`.
 
     Args:
         caller: Name of the public function; error messages begin with it.
         model: The model.
         mesh: Number of ranks in each dimension.
-        mixed: The dtypes in which FSDP2 computes and reduces.
+        mixed: The dtypes in which FSDP2 computes and reduces; `None` keeps the model's dtypes.
         offload: Whether FSDP2 keeps shards and their gradients on the host.
 
     Returns:
-        The gradient buckets of DDP, which no module owns; empty without DDP.
+        The gradient buckets of DDP; empty without DDP.
     """
     if is_divided(model) or set(mesh) == {"pipeline"}:
         return ()
@@ -179,8 +180,9 @@ def _shard(
     """Shard each block of a model, and then the rest of the model, with FSDP2."""
     sharded = tuple(name for name in ("replica", "data") if name in mesh)
     place = CPUOffloadPolicy(pin_memory=False) if offload else OffloadPolicy()
-    # If the dtype changes, the cast creates the copy of the shard that is gathered. Otherwise, the
-    # copy on the device is gathered.
+    # With offloading, FSDP2 copies a shard to the device before it gathers the shard. If FSDP2 also
+    # changes the dtype, its cast already allocates this copy. Otherwise, `_Collective` has to
+    # allocate the copy.
     is_cast = any(mixed.param_dtype not in (None, each.dtype) for each in model.parameters())
     copy_for = None
     if offload and not is_cast:
@@ -190,7 +192,8 @@ def _shard(
             part, mesh=devices[sharded], mp_policy=mixed, offload_policy=place
         )
         shards.set_custom_all_gather(_Collective(_ALL_GATHER, 1, copy_for=copy_for))
-        # The input of a reduce-scatter is allocated on stream 0, which computes.
+        # The input of a reduce-scatter is allocated on stream 0, on which the model computes. The
+        # output is allocated on stream 2.
         shards.set_custom_reduce_scatter(_Collective(_REDUCE_SCATTER, 0, 2))
     if offload:
         for parameter in model.parameters():
@@ -210,9 +213,10 @@ def _to_host(parameter: Any) -> None:
 class _Collective:
     """Runs an FSDP2 collective, and allocates its buffers on the same streams as on CUDA.
 
-    The streams matter because the CUDA allocator does not reuse the memory of one stream on another
-    stream, so it reserves more memory. FSDP2 calls `allocate` for each buffer. The first buffer is
-    allocated on the first of the given streams, the second buffer on the next one, and so on.
+    The streams matter because the CUDA allocator reuses freed memory only on the same stream, so
+    buffers on several streams reserve more memory. FSDP2 calls `allocate` for each buffer. The
+    buffers are allocated on the given streams in turn: the first buffer on the first stream, the
+    second buffer on the next stream, and so on.
 
     With offloading, FSDP2 first copies this rank's shard from the host to the device. Pass the
     number of ranks that share the weights as `copy_for`, to allocate memory for this copy as well.
@@ -236,15 +240,16 @@ class _Collective:
 
 
 def tensor_plan(model: nn.Module) -> Any:
-    """Return the tensor-parallel plan of a transformers model, or `None`."""
+    """Return a transformers model's plan for tensor parallelism, or `None` if it has none."""
     return getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
 
 
 def heads_of(model: Any) -> dict[str, int]:
-    """Return the numbers of attention heads of a transformers model, keyed by a description.
+    """Return the numbers of attention heads and of key/value heads of a transformers model.
 
-    Tensor parallelism cannot split a head, so these numbers limit it. The result is empty for
-    models without a configuration.
+    The keys are descriptions such as `key/value heads`. Tensor parallelism cannot split a head, so
+    the number of ranks must divide these numbers. The result is empty for a model without a
+    configuration.
     """
     config = getattr(model, "config", None)
     config = getattr(config, "text_config", config)
@@ -274,20 +279,21 @@ def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:
     if not isinstance(plan, Mapping) or not plan:
         raise CountError(
             f"{caller}: {type(model).__name__} has no tp_plan: "
-            "apply parallelize_module in the function that builds it, and leave 'tensor' out"
+            "apply parallelize_module in the function that builds it, and leave 'tensor' out of "
+            "the mesh"
         )
     unknown = {style for style in plan.values() if style not in STYLES}
     if unknown:
         raise CountError(
-            f"{caller}: the model's tp_plan has {min(map(str, unknown))!r}, but lflops divides "
-            f"models only by {', '.join(STYLES)}: divide the model in the function that builds it, "
-            "and leave 'tensor' out"
+            f"{caller}: the model's tp_plan has {min(map(str, unknown))!r}, but lflops supports "
+            f"only {', '.join(STYLES)}: apply parallelize_module in the function that builds the "
+            "model, and leave 'tensor' out of the mesh"
         )
     return {name: STYLES[style]() for name, style in plan.items()}
 
 
 def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
-    """Return the profile of one rank of a mesh, with the size and strategy of the mesh added."""
+    """Add the sizes of the mesh, and the names of its kinds of parallelism, to a profile."""
     if not mesh:
         return profile
     names: list[str] = []
@@ -310,16 +316,17 @@ def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
 
 
 FIRST, LATER = 1 << 20, 25 << 20
-"""Bytes at which the first gradient bucket and each later bucket are full.
+"""Number of bytes at which DDP's first gradient bucket is full, and the number for later buckets.
 
 These are torch's defaults.
 """
 
 
 def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Divide parameters into the gradient buckets of DDP. Each bucket has one dtype.
+    """Divide parameters into the gradient buckets of DDP.
 
-    The last parameters come first, because backward computes their gradients first.
+    The parameters of a bucket have the same dtype. The last parameters come first, because backward
+    computes their gradients first.
     """
     full: list[list[nn.Parameter]] = []
     filling: dict[torch.dtype, list[nn.Parameter]] = {}
@@ -332,10 +339,11 @@ def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def _bucket(parameters: list[nn.Parameter], ranks: int) -> Tensor:
-    """Create a gradient bucket of DDP, and register hooks on its parameters that use the bucket.
+    """Create a gradient bucket of DDP, and register hooks on the parameters of the bucket.
 
-    The hooks copy the gradients into the bucket, run an all-reduce when it is full, and copy the
-    results back. As with torch's default settings, gradients and bucket do not share memory.
+    The hooks copy the gradients into the bucket, run an all-reduce when the bucket has all
+    gradients, and copy the results back. As with torch's default settings, the gradients and the
+    bucket do not share memory.
     """
     sizes = [each.numel() for each in parameters]
     first = parameters[0]
@@ -343,15 +351,15 @@ def _bucket(parameters: list[nn.Parameter], ranks: int) -> Tensor:
     places: list[Tensor] = []
     for part, parameter in zip(bucket.split(sizes), parameters, strict=True):
         places.append(part.view(parameter.shape))
-    waiting: set[int] = set()
+    filled: set[int] = set()
 
     def fill(index: int, parameter: Tensor) -> None:
         if parameter.grad is None:
             return
         torch.mul(parameter.grad, 1 / ranks, out=places[index])
-        waiting.add(index)
-        if len(waiting) == len(parameters):
-            waiting.clear()
+        filled.add(index)
+        if len(filled) == len(parameters):
+            filled.clear()
             distributed.all_reduce(bucket)
             for each, place in zip(parameters, places, strict=True):
                 if each.grad is not None:

@@ -26,11 +26,11 @@ MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 def makes_optimizer(
     caller: str, asked: MakesOptimizer | str | None, *, fused: bool = False
 ) -> MakesOptimizer | None:
-    """Return a function that creates the optimizer, or `None` if `asked` is `None`.
+    """Convert the argument `optimizer` to a function that creates the optimizer.
 
-    A function is returned unchanged. A name, in upper or lower case, stands for an optimizer of
-    `torch.optim` or one of `IN_8_BITS`. `fused` selects the fused implementation of a named
-    optimizer instead of the default.
+    If `asked` is a function or `None`, it is returned unchanged. A name, in upper or lower case,
+    stands for an optimizer in `torch.optim` or in `IN_8_BITS`. `fused` selects the fused
+    implementation of a named optimizer.
     """
     if asked is None or (callable(asked) and not isinstance(asked, str)):
         return asked
@@ -55,7 +55,7 @@ def makes_optimizer(
 
 
 IN_8_BITS = ("adam8bit", "adamw8bit")
-"""Names of the optimizers whose state is in 8 bits, as in bitsandbytes.
+"""Names that users can pass for an optimizer that keeps its state in 8 bits, as in bitsandbytes.
 
 Both names stand for `AdamIn8Bits`, because Adam and AdamW have states of the same size.
 """
@@ -64,15 +64,15 @@ SCALED_TOGETHER = 256
 """Number of elements of 8-bit state that share one scale in bitsandbytes."""
 
 LEAST_IN_8_BITS = 4096
-"""Minimum number of elements of a parameter whose moments bitsandbytes keeps in 8 bits."""
+"""Minimum number of elements of a parameter whose optimizer state bitsandbytes keeps in 8 bits."""
 
 
 class AdamIn8Bits(Optimizer):
-    """A stand-in for bitsandbytes' 8-bit Adam that uses the same memory but computes no update.
+    """A stand-in for the 8-bit Adam of bitsandbytes: the same memory, without the real update.
 
-    Each element has two moments of one byte, and 256 elements share a scale in float32. Small
-    parameters have moments in float32. The step is one fused kernel, so it has no temporary
-    tensors.
+    Each element of a parameter has two moments of one byte. For each moment, 256 elements share a
+    scale in float32. Small parameters have moments in float32. The real step is one fused kernel,
+    so no temporary tensors are allocated.
     """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
@@ -105,7 +105,7 @@ class AdamIn8Bits(Optimizer):
 
 
 class Stepper:
-    """Runs the steps of an optimizer.
+    """Creates the optimizer of an estimate, and runs its steps.
 
     With `in_backward`, each parameter has a separate optimizer, which steps during backward as soon
     as the gradient of the parameter is ready.
@@ -135,8 +135,8 @@ class Stepper:
             self._optimizers.append(optimizer)
         name = type(self._optimizers[0]).__name__
         notes: list[Note] = []
-        # In an estimate there is no graph to capture. The state has the same size with and without
-        # this setting.
+        # `capturable` is for CUDA graphs, and an estimate captures no graph. The optimizer's state
+        # has the same size with and without `capturable`.
         if _change_setting(self._optimizers, "capturable", was=True, now=False):
             notes.append(Note(code="not_captured", subject=name, values={}))
         may_use_foreach = chip is not None and is_gpu(chip) and not in_backward and not on_host
@@ -159,9 +159,9 @@ class Stepper:
             parameter.register_post_accumulate_grad_hook(partial(self._step_of, optimizer))
 
     def scaled(self, loss: Callable[[Any], Tensor] | None) -> Callable[[Any], Tensor] | None:
-        """Return a function that computes the loss from which backward starts.
+        """Return a loss function whose result is multiplied by the factor of the `GradScaler`.
 
-        With a `GradScaler`, this is the scaled loss.
+        Without a `GradScaler` or without a loss, the argument is returned unchanged.
         """
         scaler = self._scaler
         if scaler is None or loss is None:
@@ -169,10 +169,10 @@ class Stepper:
         return lambda output: scaler.scale(loss(output))
 
     def step(self) -> None:
-        """Run the optimizer's step, and free the gradients. With `in_backward`, do nothing.
+        """Run the optimizer's step, and free the gradients.
 
-        With a `GradScaler`, this does the same as the scaler's `step` when all gradients are
-        finite.
+        With `in_backward`, this does nothing, because the steps have already run. With a
+        `GradScaler`, this does the same as the scaler's `step` when all gradients are finite.
         """
         if self._in_backward:
             return
@@ -190,8 +190,8 @@ class Stepper:
                 yield from (each for each in state.values() if isinstance(each, Tensor))
 
     def _step_of(self, optimizer: Optimizer, _parameter: Tensor | None = None) -> None:
-        # Adafactor reads the norms of parameters and updates. They only scale the update, so any
-        # value works.
+        # Adafactor reads norms of parameters and updates with `Tensor.item`. The norms only
+        # determine the size of the update, so any number works.
         answers = {Tensor.item: 1.0} if type(optimizer) is torch.optim.Adafactor else {}
         where = on_stream(ON_HOST) if self._on_host else nullcontext()
         with values_refused(self._caller, step_of=optimizer), Answers(answers), where:
@@ -219,8 +219,8 @@ def _separate_meshes(optimizer: Optimizer) -> None:
     """Divide the parameter groups so that no group mixes plain tensors and DTensors.
 
     Tensor parallelism leaves some parameters whole, such as the weights of norms. torch cannot
-    update plain tensors and DTensors in one list, so real training runs need separate groups as
-    well. DTensors of different meshes are separated too.
+    update plain tensors and DTensors in the same list, so a real training run needs separate groups
+    as well. DTensors on different meshes are also put into separate groups.
     """
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
@@ -232,9 +232,10 @@ def _separate_meshes(optimizer: Optimizer) -> None:
 def _change_setting(
     optimizers: list[Optimizer], setting: str, *, was: bool | None, now: bool
 ) -> bool:
-    """Set an option, such as `foreach`, to `now` in all parameter groups in which it is `was`.
+    """Change a setting, such as `foreach`, from the value `was` to the value `now`.
 
-    Fused groups are not changed. Returns whether any group was changed.
+    Only parameter groups with the value `was` are changed, and no fused groups. Returns whether any
+    group was changed.
     """
     has_changed = False
     for optimizer in optimizers:

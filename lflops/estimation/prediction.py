@@ -1,21 +1,21 @@
 """Predict the time of a step before it runs, from an estimate of its work.
 
-The prediction uses rates that were fitted to published step times:
+The prediction assumes:
 
-- On the device, an operator takes the time of its matmuls at a share of the peak, or the time of
-  its bytes at a share of the bandwidth, whichever is longer, plus the time of a launch.
+- On the device, an operator takes the longer of two times, plus the time of a launch: the time of
+  its matmuls at a share of the peak, and the time of its bytes at a share of the bandwidth.
 - FSDP2 gathers the parameters of a block while the previous block computes, and reduces the
   gradients of a block while the next block computes.
 - DDP reduces buckets of gradients during backward.
+- Collectives slow down the computation with which they overlap.
 - Each collective waits for the slowest of its ranks. The wait grows with the number of ranks.
 
-If the host's calls take longer than the device's work, the step time depends on the host. Such a
-step is not predicted, because no rates of hosts were fitted. Collectives slow down the computation
-with which they overlap. There are only a few rates, in `prediction.toml`, and they are the same for
-all models. They were fitted to well-tuned training runs, so they do not include a slow data loader,
-logging or a busy host. Tensor and expert parallelism, pipelines, compiled code, mixtures of
-experts, convolutions and fine-tuning with frozen weights are not predicted, because they were not
-fitted.
+The shares and other rates are in `prediction.toml`, and are the same for all models. They were
+fitted to published step times of well-tuned training runs, so they do not include a slow data
+loader, logging or a busy host. No rates of hosts were fitted. Therefore a step is not predicted if
+the host's calls may take longer than the device's work. Tensor and expert parallelism, pipelines,
+compiled code, mixtures of experts, convolutions and fine-tuning with frozen weights are not
+predicted either.
 
 A prediction has an interval that should contain the measured time. The interval is wider for a step
 that differs from the steps to which the rates were fitted. `Prediction.widened` has the reasons.
@@ -52,24 +52,24 @@ _SCATTERS = "_reduce_scatter_base_"
 _REDUCES = "allreduce_"
 _FITTED_COLLECTIVES = frozenset({_GATHERS, _SCATTERS, _REDUCES})
 _FITTED_DTYPES = ("bf16", "fp16")
-# A step is predicted only if at least this share of its MACs has a fitted dtype and is not in
-# convolutions, and if at least this share of the parameters is trained.
+# A step is predicted only if three shares are at least this large: the MACs in a fitted dtype, the
+# MACs outside convolutions, and the parameters that are trained.
 _MOSTLY = 0.95
 # Pattern in the class names of experts and of their routers.
 _EXPERTS = re.compile("experts|moe|router", re.IGNORECASE)
 
 
 class Family(Struct, frozen=True, forbid_unknown_fields=True):
-    """Rates of chips of one architecture.
+    """The rates that all chips of one architecture share.
 
     Attributes:
         chips: Names of the chips.
-        not_fitted: Names of the chips in `chips` for which no step time was measured. The rates
-            that were fitted for the other chips are used for them.
+        not_fitted: Names of those `chips` for which no step time was measured. They use the rates
+            that were fitted to step times of the other chips.
         product: Share of the peak FLOP/s that matmuls reach.
         attention: Share of the peak FLOP/s that fused attention reaches.
-        network_bytes_per_second: Bandwidth from a device to other hosts, in the vendor's reference
-            hosts.
+        network_bytes_per_second: Bandwidth from a device to other hosts, in the reference hosts of
+            the vendor.
     """
 
     chips: tuple[str, ...]
@@ -80,21 +80,21 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Widening(Struct, frozen=True, forbid_unknown_fields=True):
-    """How much wider the interval of a prediction becomes for steps unlike the fitted ones.
+    """Factors that widen the interval of a prediction for a step unlike the published steps.
 
-    The fitted steps are the published measurements to which the rates were fitted. The two ends of
-    the interval are ratios to the predicted time, such as 0.8 and 1.25. All factors that apply are
-    multiplied, and both ratios are raised to this power. For example, a factor of 2 turns 0.8 and
-    1.25 into 0.64 and 1.56.
+    The rates were fitted to the published steps. The two ends of the interval are ratios to the
+    predicted time, such as 0.8 and 1.25. The factors that apply to a step are multiplied, and both
+    ratios are raised to the power of the product. For example, a product of 2 turns 0.8 and 1.25
+    into 0.64 and 1.56.
 
     Attributes:
         source: Factor for every step that a user predicts, because the user's code and versions
             differ from the published measurements.
         chip: Factor for a chip without a measured step time.
         setting: Factor for a step without FSDP2, and for a model that is smaller or larger than all
-            fitted models.
-        fewest_parameters: Number of parameters of the smallest fitted model.
-        most_parameters: Number of parameters of the largest fitted model.
+            published models.
+        fewest_parameters: Number of parameters of the smallest published model.
+        most_parameters: Number of parameters of the largest published model.
     """
 
     source: float = 1.0
@@ -105,23 +105,24 @@ class Widening(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rates(Struct, frozen=True, forbid_unknown_fields=True):
-    """The rates from which a step time is computed; `prediction.toml` names their sources.
+    """The rates from which a step time is predicted. `prediction.toml` names their sources.
 
     Attributes:
         families: Rates by architecture.
         bandwidth: Share of the memory bandwidth that operators reach.
         link: Share of the bandwidth of links and networks that collectives reach.
-        contention: Time by which overlapping collectives slow down the computation, as a share of
-            the time of these collectives.
+        contention: Time by which collectives slow down the computation with which they overlap, as
+            a share of the time of these collectives.
         lag_seconds: Seconds that each collective waits for its slowest rank, per rank that takes
             part.
         launch_seconds: Seconds on the device for each call of an operator, in addition to its work.
         host_seconds: Seconds on the host for each call of an operator. A step in which the host
             takes longer than the device is not predicted.
         low: Lower end of the interval, as a ratio to the predicted time. The interval contains 80 %
-            of the published steps, each predicted with rates that were fitted without its model.
+            of the published step times. To find it, each step was predicted with rates that were
+            fitted without the model of the step.
         high: Upper end of the interval, as a ratio to the predicted time.
-        widening: Factors that widen the interval for steps unlike the fitted ones.
+        widening: Factors that widen the interval for a step unlike the published steps.
     """
 
     families: Mapping[str, Family]
@@ -136,22 +137,22 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True):
     widening: Widening = Widening()
 
     def family(self, chip: Hardware) -> Family | None:
-        """Return the rates of a chip's family, or `None` if no family contains the chip."""
+        """Return the family of a chip, or `None` if no family contains the chip."""
         return next((each for each in self.families.values() if chip.name in each.chips), None)
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
-    """The predicted time of a step.
+    """The predicted time of a step, with an interval that should contain the measured time.
 
     Attributes:
         hardware: Name of the chip.
-        seconds: The predicted time.
+        seconds: The predicted time, in seconds.
         low: Lower end of the interval, in seconds.
         high: Upper end of the interval, in seconds.
         by_kind: The seconds of `matmuls`, `attention`, `memory` (operators that move bytes), and
             `communication` that is not overlapped.
         by_phase: The seconds of `forward`, `backward` with recomputation, `optimizer` and `other`.
-        by_module: The seconds of each module with all modules below it.
+        by_module: The seconds of each module together with all modules below it.
         recomputed: The part of `backward` in which the device recomputes activations, in seconds.
         widened: Reasons why the interval is wider than for the steps to which the rates were
             fitted.
@@ -170,13 +171,13 @@ class Prediction(Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def fitted() -> Rates:
-    """Return the rates from `prediction.toml`, which is part of lflops."""
+    """Return the rates in `prediction.toml`, which were fitted to published step times."""
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), Rates)
 
 
 def why_not(profile: Profile, chip: Hardware | None, rates: Rates | None = None) -> str | None:
-    """Return the reason why a step's time is not predicted, or `None` if it is predicted."""
+    """Return the reason why `predict` cannot predict a step, or `None` if it can."""
     return next(_reasons(profile, chip, rates or fitted()), None)
 
 
@@ -263,7 +264,7 @@ def predict(
         devices_per_host: Number of devices in a host. Links inside a host are faster than the
             network.
         accumulation: Number of micro batches in a step. The profile contains one micro batch. FSDP2
-            gathers and reduces in each micro batch; DDP reduces only in the last one.
+            gathers and reduces in each micro batch; DDP reduces only in the last micro batch.
         rates: Custom rates; `None` uses the fitted rates of lflops.
 
     Returns:
@@ -278,13 +279,13 @@ def predict(
 
 
 class _Overlap(NamedTuple):
-    """The time of collectives in one phase that run while one module computes.
+    """The time of the collectives that run next to the computation of one module in one phase.
 
     Attributes:
-        unit: The module that FSDP2 gathers at once, such as a block; empty for the rest of the
-            model.
+        unit: The module, for example a block. FSDP2 gathers the parameters of such a module in one
+            collective. Empty for the rest of the model.
         phase: The phase of the step.
-        exposed: Seconds of the collectives in which nothing computes, so they make the step longer.
+        exposed: Seconds of the collectives in which nothing computes. They make the step longer.
         hidden: Seconds of the collectives that overlap with computation.
     """
 
@@ -320,11 +321,12 @@ class _Step:
             for name in ancestry(module):
                 modules[name] += seconds
 
-        units = {
-            call.module
-            for call in self.profile.communication
-            if call.collective == _GATHERS and call.phase == "forward"
-        }
+        # The modules that FSDP2 gathers. DDP has none, and communicates only once in a step.
+        units: set[str] = set()
+        for call in self.profile.communication:
+            if call.collective == _GATHERS and call.phase == "forward":
+                units.add(call.module)
+        exchanges = accumulation if units else 1
         computing: defaultdict[tuple[str, str], float] = defaultdict(float)
         recomputed = 0.0
         for op in self.profile.op_counts:
@@ -338,7 +340,7 @@ class _Step:
                 recomputed += seconds
             add(kind, phase, op.module, seconds)
         for (unit, phase), seconds in self._waits(computing).items():
-            add("communication", phase, unit, seconds * (accumulation if units else 1))
+            add("communication", phase, unit, seconds * exchanges)
         total = sum(phases.values())
         distances = list(self._distances())
         width = math.prod(factor for _, factor in distances)
@@ -359,9 +361,9 @@ class _Step:
         return any(call.collective == _GATHERS for call in self.profile.communication)
 
     def _distances(self) -> Iterator[tuple[str, float]]:
-        """Yield the differences between this step and the fitted steps.
+        """Yield each difference between this step and the steps to which the rates were fitted.
 
-        Each difference is a text, with the factor by which it widens the interval.
+        A difference is a text, with the factor by which it widens the interval.
         """
         widening = self.rates.widening
         yield "the fitted runs used other code and other versions", widening.source
@@ -377,7 +379,7 @@ class _Step:
             yield f"all fitted models had {sizes} parameters", widening.setting
 
     def _device(self, op: OpCount) -> tuple[str, float]:
-        """Return the kind of an operator, and the seconds that it takes on the device.
+        """Return the kind of an operator, and the seconds of all its calls on the device.
 
         The kind is `matmuls`, `attention`, or `memory` for operators that only move bytes.
         """
@@ -395,8 +397,11 @@ class _Step:
     def _waits(self, computing: _Computing) -> dict[tuple[str, str], float]:
         """Return the seconds by which collectives make the step longer, keyed by module and phase.
 
-        They have three parts: the waits for the slowest ranks, the time of collectives in which
-        nothing computes, and the time by which overlapping collectives slow down the computation.
+        These seconds have three parts: the waits for the slowest ranks, the time of collectives in
+        which nothing computes, and the time by which the other collectives slow down the
+        computation.
+
+        `computing` has the seconds of computation.
         """
         waits: defaultdict[tuple[str, str], float] = defaultdict(float)
         gathers: defaultdict[str, float] = defaultdict(float)
@@ -427,7 +432,7 @@ class _Step:
         return call.group_size or self.profile.run.world_size
 
     def _transfer(self, call: Communication) -> float:
-        """Return the seconds in which a collective sends its data, for all its calls together.
+        """Return the seconds in which all calls of a collective send their data.
 
         The data is sent around a ring of ranks, so the slowest connection of the ring determines
         the time.
@@ -449,8 +454,9 @@ class _Step:
 def _ddp(buckets: Sequence[float], computing: _Computing) -> _Overlap:
     """Compute how much of DDP's communication overlaps with backward.
 
-    Each bucket of gradients is reduced while backward computes the next one. The last bucket
-    overlaps with nothing. `buckets` has the seconds that the reduction of each bucket takes.
+    DDP reduces a bucket of gradients while backward computes the gradients of the next bucket. The
+    reduction of the last bucket overlaps with nothing. `buckets` has the seconds that the reduction
+    of each bucket takes.
     """
     total = sum(buckets)
     backward = sum(seconds for (_, phase), seconds in computing.items() if phase == "backward")
@@ -463,11 +469,12 @@ def _sharded(
 ) -> Iterator[_Overlap]:
     """Compute how much of FSDP2's communication overlaps with computation.
 
-    A unit is a module that FSDP2 gathers at once, such as a block. FSDP2 gathers the next unit
-    while a unit computes. In backward, hooks of other modules start the collectives, so the
-    module of a collective does not show which unit it gathers or reduces. The total time of these
-    collectives is therefore divided among the units, proportionally to the time of each unit's
-    gathers in forward. The parameters outside the blocks stay gathered.
+    A unit is a module whose parameters FSDP2 gathers in one collective, such as a block. FSDP2
+    gathers the next unit while a unit computes. In backward, hooks of other modules start the
+    collectives, so the profile does not show which unit a collective gathers or reduces. The total
+    time of these collectives is therefore divided among the units, in proportion to the time of
+    each unit's gathers in forward. The parameters outside the blocks stay gathered, so they are not
+    gathered again in backward.
 
     Args:
         gathers: Seconds of gathers in forward, keyed by unit, in the order of forward.
@@ -489,7 +496,8 @@ def _sharded(
         exposed = max(transfers - computing.get((unit, phase), 0.0), 0.0)
         return _Overlap(unit, phase, exposed, transfers - exposed)
 
-    # Nothing computes before the first gathers or after the last reductions.
+    # While the first gathers and the last reductions run, nothing computes, so they overlap with
+    # nothing.
     for unit in ("", *blocks[:1]):
         yield _Overlap(unit, "forward", gathers.get(unit, 0.0), 0.0)
     for unit, following in pairwise(blocks):

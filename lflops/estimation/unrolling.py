@@ -1,9 +1,9 @@
-"""Estimate a model with many equal blocks from estimates with few blocks.
+"""Derive the estimate of a model with many equal blocks from estimates with few blocks.
 
-A folded model is a model from which most of its equal blocks were removed. Its step is recorded as
-a sequence of allocations, frees and operators, here called tokens. Each token belongs to a block or
-to the rest of the model. All blocks in the middle do the same, so the tokens of one middle block
-are copied for each block that was removed. This is called unrolling. Counts, such as FLOPs, grow
+In a folded model, most of the equal blocks are removed. Its step is recorded as a sequence of
+allocations, frees and operators, which are called tokens here. Each token belongs to a block or to
+the rest of the model. All middle blocks do the same, so the tokens of one middle block are copied
+for each removed block. This is called unrolling. Outside the blocks, counts such as FLOPs grow
 linearly with the number of blocks, so they are extrapolated from two folded models.
 """
 
@@ -31,20 +31,19 @@ Row = TypeVar("Row", OpCount, UnsupportedCall, Communication)
 class NotPeriodicError(Exception):
     """The step of the whole model cannot be derived from a model with few blocks.
 
-    The caller then estimates the whole model instead.
+    The whole model is then estimated instead.
     """
 
 
 class Copy(NamedTuple):
-    """A reference to an element of the folded model's sequence, for the larger model's sequence.
+    """An element of the larger model's sequence, as a copy of an element of the folded model's.
 
-    Each element of the larger model's sequence is a copy of an element of the folded model's
-    sequence.
+    The sequence may be, for example, the allocations and frees of a step.
 
     Attributes:
-        item: The index of the original in the folded model's sequence.
-        shift: The number of blocks by which the copy is moved; 0 for the original itself. A copy of
-            an element of block 3 with shift 2 belongs to block 5 of the larger model.
+        item: The index of the original element in the folded model's sequence.
+        shift: The number of blocks by which the copy is moved; 0 if it is not moved. For example, a
+            copy of an element of block 3 with shift 2 belongs to block 5 of the larger model.
     """
 
     item: int
@@ -52,15 +51,15 @@ class Copy(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where an allocation happens, such as the second allocation in the first part of block 3.
+    """The place of an allocation in a step, such as the second allocation of block 3 in forward.
 
-    A block may run in several parts, for example in forward and in backward. The places in two
-    equal blocks differ only in the number of the block.
+    A block may run in several parts, for example in forward and in backward. Corresponding places
+    in two equal blocks differ only in the number of the block.
 
     Attributes:
         block: The number of the block; `None` outside the blocks.
-        run: Number of earlier parts of the block that have allocations.
-        position: Number of earlier allocations in this part.
+        run: Number of earlier parts of the same block that have allocations.
+        position: Number of earlier allocations in the same part.
     """
 
     block: int | None
@@ -69,17 +68,17 @@ class Place(NamedTuple):
 
 
 class Token(NamedTuple):
-    """An allocation, a free or an operator in the sequence of a step.
+    """An allocation, a free or an operator in the recorded sequence of a step.
 
     Attributes:
-        block: The number of the block to which it belongs; `None` outside the blocks.
+        block: The number of the block to which the token belongs; `None` outside the blocks.
         storage: The number of the storage that is allocated or freed; `None` for an operator.
-        is_birth: Whether this is an allocation.
+        allocates: Whether this is an allocation.
     """
 
     block: int | None
     storage: int | None = None
-    is_birth: bool = False
+    allocates: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,10 +97,10 @@ class StepRecord:
 class Unrolling:
     """Computes the results of a larger model from the results of a folded model.
 
-    To do this, it inserts copies of a middle block.
+    The results of one middle block of the folded model are copied for each missing block.
 
     Args:
-        fold: The equal blocks, and how many of them the folded model keeps.
+        fold: The equal blocks, and the number of them that the folded model keeps.
         length: The number of equal blocks in the larger model.
     """
 
@@ -115,7 +114,7 @@ class Unrolling:
         self.number = cache(self._number)
 
     def _number(self, fqn: str) -> int | None:
-        """Return the number of the equal block that contains a module, or `None`."""
+        """Return the number of the equal block that contains a module; `None` if there is none."""
         digits = self._digits(fqn)
         if not digits:
             return None
@@ -131,11 +130,11 @@ class Unrolling:
         return digits if digits.isdecimal() else ""
 
     def _renamed(self, fqn: str, shift: int) -> str:
-        """Convert the name of a module in the folded model to its name in the larger model.
+        """Convert the name of a module in the folded model to the name in the larger model.
 
-        If the module is in the block that is copied, the name is for the copy that is `shift`
-        blocks later. Blocks after this block get higher numbers, because the copies are inserted
-        before them.
+        If the module is in the copied block, the name is that of the module in the copy that is
+        `shift` blocks later. Blocks after the copied block get higher numbers, because the copies
+        are inserted before them.
         """
         digits = self._digits(fqn)
         if not digits:
@@ -148,23 +147,23 @@ class Unrolling:
         return f"{self._prefix}{number + shift}{rest}"
 
     def order(self, blocks: Sequence[int | None]) -> list[Copy]:
-        """Return the sequence of the larger model, as references to the folded model's sequence.
+        """Return the larger model's sequence, as copies of elements of the folded model's sequence.
 
-        In backward, the copies of the middle block are inserted in reverse order.
+        In backward, the blocks run in reverse order, and so do the copies of the middle block.
 
         Args:
-            blocks: The block of each element of the folded model's sequence; `None` outside the
-                blocks.
+            blocks: For each element of the folded model's sequence, the number of its block; `None`
+                outside the blocks.
 
         Raises:
-            NotPeriodicError: The block to copy does not run between the blocks before and after it.
+            NotPeriodicError: The block to copy does not run between its two neighbouring blocks.
         """
         runs = _runs(blocks)
         found: list[Copy] = []
         for place, run in enumerate(runs):
             if run.block != self._repeated:
-                is_behind = run.block is not None and run.block > self._repeated
-                shift = self._copies if is_behind else 0
+                is_later_block = run.block is not None and run.block > self._repeated
+                shift = self._copies if is_later_block else 0
                 found += [Copy(index, shift) for index in run.items]
                 continue
             before = _neighbour(reversed(runs[:place]), run.block)
@@ -181,9 +180,10 @@ class Unrolling:
     def tokens(self, tokens: Sequence[Token]) -> Iterator[tuple[int, int, int | None]]:
         """Yield the allocations, frees and operators of the larger model, in order.
 
-        Each of them is a tuple: the index of the original token, the number of blocks by which the
-        copy is moved (see `Copy`), and the number of the storage in the larger model, or `None` for
-        an operator. These are plain tuples, because there are hundreds of thousands of them.
+        Each token of the larger model is a tuple of three values: the index of the original token,
+        the number of blocks by which the copy is moved (see `Copy`), and the number of the storage
+        in the larger model, or `None` for an operator. Plain tuples are used because there are
+        hundreds of thousands of them.
 
         Raises:
             NotPeriodicError: It is unknown which storage the copy of a free releases.
@@ -196,7 +196,7 @@ class Unrolling:
             token = tokens[index]
             if token.storage is None:
                 yield index, shift, None
-            elif token.is_birth:
+            elif token.allocates:
                 alive[token.storage, shift] = births
                 yield index, shift, births
                 births += 1
@@ -212,17 +212,19 @@ class Unrolling:
                 yield index, shift, number
 
     def _freed(self, born_in: int | None, block: int | None, shift: int) -> tuple[int | None, int]:
-        """Find the storage that a copied free releases.
+        """Find the storage that the copy of a free releases.
 
-        Returns the block of the original storage, and the number of blocks by which its copy is
-        moved.
+        Returns the block that allocated the original of this storage in the folded model, and the
+        number of blocks by which the copy of the storage is moved.
 
         Args:
-            born_in: The block that allocated the storage of the original free.
+            born_in: The block that allocated the storage that the original free releases.
             block: The block that contains the original free.
-            shift: The number of blocks by which the free is moved.
+            shift: The number of blocks by which the copy of the free is moved.
         """
         repeated = self._repeated
+        # First, find the number of the allocating block in the larger model. A storage from the
+        # same or a neighbouring block moves together with the free.
         if born_in is None:
             if block == repeated:
                 raise NotPeriodicError("a block frees memory that no block allocated")
@@ -234,6 +236,7 @@ class Unrolling:
             raise NotPeriodicError("a block frees memory that a distant block allocated")
         else:
             number = born_in + (self._copies if born_in > repeated else 0)
+        # Then convert this number to a block of the folded model and a shift.
         if number <= repeated:
             return number, 0
         if number > repeated + self._copies:
@@ -254,7 +257,7 @@ class Unrolling:
                     unrolled.owners[len(unrolled.moments)] = self.renamed(owner, shift)
                 moment = (operator, self.renamed(fqn, shift), phase, len(unrolled.events))
                 unrolled.moments.append(moment)
-            elif storage is not None and token.is_birth:
+            elif storage is not None and token.allocates:
                 birth = record.births[token.storage]
                 renamed = replace(birth, fqn=self.renamed(birth.fqn, shift))
                 unrolled.births.append(renamed)
@@ -266,10 +269,10 @@ class Unrolling:
         return unrolled
 
     def _memory_tokens(self, record: MemoryRecord) -> tuple[list[Token], dict[int, int]]:
-        """Convert a memory record to tokens.
+        """Convert a memory record to tokens (allocations, frees and operators).
 
-        Also returns a dictionary to find the operator of a token in the record. The keys are the
-        indexes of tokens that are operators. The values are the numbers of operators in the record.
+        Also returns a dictionary with the position of each operator in the record. Its keys are the
+        indexes of the tokens that are operators.
         """
         tokens: list[Token] = []
         operators: dict[int, int] = {}
@@ -283,7 +286,7 @@ class Unrolling:
                 tokens.append(Token(running))
             for event in record.events[window.begin : window.end]:
                 if event >= 0:
-                    tokens.append(Token(born_in[event], event, is_birth=True))
+                    tokens.append(Token(born_in[event], event, allocates=True))
                 else:
                     tokens.append(Token(running, ~event))
         return _with_blocks_of_frees(tokens, dict(enumerate(born_in))), operators
@@ -296,7 +299,7 @@ class Unrolling:
             block = self.number(fqn)
             if request.bytes is not None:
                 born_in[request.key] = block
-                tokens.append(Token(block, request.key, is_birth=True))
+                tokens.append(Token(block, request.key, allocates=True))
             else:
                 tokens.append(Token(block, request.key))
         tokens = _with_blocks_of_frees(tokens, born_in)
@@ -310,8 +313,8 @@ class Unrolling:
     def profile(self, step: StepRecord, longer: Profile) -> Profile:
         """Return the profile of the larger model's step.
 
-        `longer` is the profile of a folded model with one more block, from which the growth per
-        block is known.
+        `step` is from the folded model. `longer` is the profile of a folded model with one more
+        block. The difference between the two shows how much each count grows per block.
 
         Raises:
             NotPeriodicError: The two folded models differ in more than the additional block.
@@ -332,7 +335,9 @@ class Unrolling:
         )
 
     def check(self, step: StepRecord, longer: StepRecord) -> None:
-        """Check that the computed profile of a step is identical to the measured profile, `longer`.
+        """Check that the profile computed from `step` is identical to the real profile in `longer`.
+
+        `step` is from the folded model, and `longer` is from a folded model with one more block.
 
         Raises:
             NotPeriodicError: The profiles differ.
@@ -343,9 +348,10 @@ class Unrolling:
                 raise NotPeriodicError(f"the {name} of one more block differ")
 
     def check_requests(self, log: AllocationLog, longer: AllocationLog) -> None:
-        """Check that the computed requests to the allocator are identical to the measured requests.
+        """Check that the requests computed from `log` equal the real requests in `longer`.
 
-        `log` is from the folded model. `longer` has the measured requests of the larger model.
+        These are requests to the allocator. `log` is from the folded model, and `longer` is from a
+        folded model with one more block.
 
         Raises:
             NotPeriodicError: The requests differ.
@@ -356,7 +362,7 @@ class Unrolling:
     def _rows(self, rows: Sequence[Row], longer: Sequence[Row]) -> Iterator[Row]:
         """Return the rows of the larger model. Each row has the work of one operator in one module.
 
-        `longer` are the rows of a folded model with one more block.
+        `rows` are from the folded model. `longer` are from a folded model with one more block.
 
         Raises:
             NotPeriodicError: The work of a module outside the blocks depends on the number of
@@ -386,8 +392,9 @@ class Unrolling:
             new_name = self.renamed(name, shift)
             if self.number(name) is None:
                 other = longer.get(self._name_in_longer(name))
-                owner = None if other is None else module.owner
-                other = None if other is None else replace(other, owner=owner, peak_bytes=None)
+                if other is not None:
+                    # Owners and peaks are not extrapolated.
+                    other = replace(other, owner=module.owner, peak_bytes=None)
                 module = self._extrapolated(replace(module, peak_bytes=None), other)
             owner = module.owner and self.renamed(module.owner, shift)
             unrolled[new_name] = replace(module, owner=owner, peak_bytes=peaks.get(new_name))
@@ -407,10 +414,10 @@ class Unrolling:
             yield self._extrapolated(note, of_longer.get((note.code, note.subject)))
 
     def _name_in_longer(self, fqn: str) -> str:
-        """Return the name that a module outside the equal blocks has in the longer model.
+        """Return the name of a module outside the equal blocks in the longer folded model.
 
-        That is the folded model with one more block. A module after the blocks, in the same
-        container, has a number there that is greater by 1. All other names stay the same.
+        The longer model has one more block. If the module is after the blocks in the same
+        container, its number is greater by 1 in the longer model. All other names are the same.
         """
         digits = self._digits(fqn)
         if not digits or int(digits) < self._repeated:
@@ -419,10 +426,10 @@ class Unrolling:
         return f"{self._prefix}{int(digits) + 1}{rest}"
 
     def _extrapolated(self, value: Any, longer: Any) -> Any:
-        """Extrapolate all numbers in a value linearly to the larger model.
+        """Extrapolate all integers in a value linearly to the larger model.
 
-        `value` is from the folded model, and `longer` is the same value in a model with one more
-        block.
+        `value` is from the folded model, and `longer` is the same value in a folded model with one
+        more block. Everything except the integers must be equal in both.
         """
         if type(value) is not type(longer):
             raise NotPeriodicError(f"{value} and {longer}")
@@ -444,7 +451,7 @@ class Unrolling:
 
 
 class _Run(NamedTuple):
-    """Indexes of consecutive tokens that belong to the same block."""
+    """Consecutive elements of a sequence that belong to the same block, as indexes."""
 
     block: int | None
     items: list[int]
@@ -460,7 +467,7 @@ def _runs(blocks: Sequence[int | None]) -> list[_Run]:
 
 
 def _neighbour(runs: Iterable[_Run], block: int) -> int | None:
-    """Return the first block in `runs` that is not `block`, or `None` if there is none."""
+    """Return the first block in `runs` other than `block`; `None` if there is no other block."""
     for run in runs:
         if run.block is not None and run.block != block:
             return run.block
@@ -468,10 +475,10 @@ def _neighbour(runs: Iterable[_Run], block: int) -> int | None:
 
 
 def _with_tokens_between_blocks(blocks: Sequence[int | None]) -> list[int | None]:
-    """Return the block of each token, with tokens between two blocks assigned to a block.
+    """Assign the tokens between two neighbouring blocks to the block that ran before them.
 
-    Tokens that run between two neighbouring blocks belong to no block, but each copy of a block
-    needs a copy of them. They are therefore assigned to the block that ran before them.
+    Such tokens belong to no block, but each copy of a block needs a copy of them. `blocks` has the
+    block of each token, and so has the result.
     """
     absorbed = list(blocks)
     runs = _runs(blocks)
@@ -480,7 +487,7 @@ def _with_tokens_between_blocks(blocks: Sequence[int | None]) -> list[int | None
     for before, run, after in zip(runs, runs[1:], runs[2:], strict=False):
         if run.block is not None or before.block is None or after.block is None:
             continue
-        # Between two parts of the first or the last block, the rest of the model may run.
+        # Between two parts of the first or of the last block, the rest of the model may run.
         is_inside = before.block == after.block and before.block not in ends
         if is_inside or abs(before.block - after.block) == 1:
             for index in run.items:
@@ -491,10 +498,10 @@ def _with_tokens_between_blocks(blocks: Sequence[int | None]) -> list[int | None
 def _places(
     tokens: Sequence[Token], blocks: Sequence[int | None]
 ) -> tuple[dict[int, Place], dict[Place, int]]:
-    """Return the place of each storage, and the storage at each place.
+    """Return the place at which each storage is allocated, and the storage of each place.
 
-    Storages of equal blocks have the same place except for the block's number, so the place finds
-    the storage in another block.
+    Corresponding storages of two equal blocks have places that differ only in the number of the
+    block. So the place of a storage also leads to the corresponding storage of another block.
     """
     place_of: dict[int, Place] = {}
     storage_at: dict[Place, int] = {}
@@ -503,7 +510,7 @@ def _places(
         born: list[int] = []
         for index in run.items:
             storage = tokens[index].storage
-            if storage is not None and tokens[index].is_birth:
+            if storage is not None and tokens[index].allocates:
                 born.append(storage)
         if not born:
             continue
@@ -519,12 +526,16 @@ def _places(
 def _with_blocks_of_frees(
     tokens: Iterable[Token], born_in: Mapping[int, int | None]
 ) -> list[Token]:
-    """Return the tokens, with each free assigned to the block whose copies must repeat the free.
+    """Assign each free to a block, so that each copy of this block repeats the free.
 
-    Usually, this is the block that was running, because it frees tensors of itself or of a
-    neighbouring block. The exception is a list with a tensor for each block, which is freed tensor
-    by tensor while no block or a distant block runs. Each of these frees is assigned to the block
+    Usually, the block is the one that was running, because it frees tensors that it or a
+    neighbouring block allocated. The exception is a list with a tensor of each block, which is
+    freed while no block or a distant block runs. Each free of such a list is assigned to the block
     that allocated the tensor.
+
+    Args:
+        tokens: The tokens of a step. Each free has the block that was running.
+        born_in: The block that allocated each storage, keyed by the number of the storage.
     """
     found: list[Token] = []
     for (is_free, running), group in groupby(tokens, _kind):
@@ -542,12 +553,12 @@ def _with_blocks_of_frees(
 
 
 def _kind(token: Token) -> tuple[bool, int | None]:
-    """Return whether a token is a free, and its block. Consecutive frees are grouped by this."""
-    return token.storage is not None and not token.is_birth, token.block
+    """Return whether a token is a free, and its block, to group consecutive tokens by both."""
+    return token.storage is not None and not token.allocates, token.block
 
 
 def _is_linear(row: Any) -> bool:
-    """Return whether an operator outside the blocks has work linear in the number of blocks.
+    """Return whether the work of an operator outside the blocks is linear in the number of blocks.
 
     This is known only for the operator that unscales all gradients. The work of any other operator
     may depend on the number of blocks in a different way.
@@ -561,10 +572,10 @@ def _counts(row: Any) -> list[int]:
 
 
 def _key(row: Any, module: str | None = None) -> tuple[Any, ...]:
-    """Return a key that is equal for the rows of the same operator in two models.
+    """Return a key that is the same for the rows of one operator in two models.
 
-    It has all fields that are not integers, and `group_size`. If `module` is given, it replaces the
-    name of the module in the key.
+    The key has all fields that are not integers, and `group_size`. If `module` is passed, it
+    replaces the name of the row's module.
     """
     if module is None:
         module = row.module
@@ -578,7 +589,7 @@ def _key(row: Any, module: str | None = None) -> tuple[Any, ...]:
 
 
 def _numbered(requests: Iterable[Request]) -> list[Request]:
-    """Renumber the allocations in requests from 0, to compare requests of two models."""
+    """Renumber the allocations in requests from 0, to compare the requests of two models."""
     numbers: dict[int, int] = {}
     numbered = []
     for request in requests:

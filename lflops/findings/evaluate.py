@@ -22,9 +22,8 @@ from lflops.findings.step_parts import step_parts
 def findings_of_step(step: StepEvidence) -> tuple[Finding, ...]:
     """Return the findings about a step, in the order in which reports show them.
 
-    Issues come first, then the findings that only show where the time goes. Within both groups, the
-    finding with the highest cost comes first; a finding with unknown cost precedes all others.
-    Without an unprofiled step there are no findings.
+    `ordered` defines this order: issues and expensive overhead come first, then the findings that
+    only show where the time goes. Without an unprofiled step, there are no findings.
     """
     findings = []
     for candidate in candidates_of_step(step):
@@ -37,7 +36,8 @@ def findings_of_step(step: StepEvidence) -> tuple[Finding, ...]:
 def candidates_of_step(step: StepEvidence) -> list[Candidate]:
     """Evaluate all rules about a step, and return the candidates that are large enough to report.
 
-    A candidate is a possible finding. The candidates are ordered by cost. No time is reported
+    A candidate is a possible finding. Candidates with unknown cost come first, then the others from
+    the highest cost to the lowest. The candidates of `LAST_RULES` come last. No time is reported
     twice: the cost of a slow rank or of a module is subtracted from the part of the step that
     contains it.
     """
@@ -81,7 +81,7 @@ def _unknown_cost_first(candidate: Candidate) -> tuple[bool, float]:
 
 
 def findings_of_run(run: RunEvidence) -> list[Finding]:
-    """Return the findings about a whole run, in the order of the rules."""
+    """Return the findings about a whole run, in the order of `RUN_RULES`."""
     findings: list[Finding] = []
     for rule in RUN_RULES:
         findings += rule.findings(run)

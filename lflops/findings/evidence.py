@@ -1,6 +1,6 @@
-"""Collect the evidence about a step that all rules read.
+"""Define the evidence about a step: the facts that all rules about the step read.
 
-Each value is computed once.
+Facts that are expensive to compute are computed once, when a rule first reads them.
 """
 
 import statistics
@@ -24,8 +24,7 @@ from lflops.profile.steps import Step, is_disturbed
 from lflops.ranks.straggler import Stragglers
 
 REPORTED_SHARE = 0.02
-"""A finding is reported if it costs at least this share of the step, unless its rule sets another.
-"""
+"""Minimum cost of a reported finding, as a share of the step. A rule may set another minimum."""
 
 CONTENDED_SHARE = 0.1
 """The CPU is contended if other programs take at least this share of the process's CPU time."""
@@ -37,29 +36,30 @@ A higher lost share is treated as this value, so that thresholds do not rise wit
 """
 
 MANY_HOST_SYNCS = 10
-"""Minimum number of waits of the host for the device, per step, that matter.
+"""If the host waits for the device less often than this per step, the waits are ignored.
 
 A loop that only logs the loss waits less often.
 """
 
 LEAST_SLEEP_SHARE = 0.6
-"""Minimum share of the sleeping time that a module must have, so that a finding names it.
+"""A finding names a module only if the module has at least this share of the sleeping time.
 
 Sleeping time is time in which the training thread uses no CPU. If no module has this share, the
-times of repeated modules are added up. If their sum is also too small, nothing is reported.
+times of repeated modules are added up. If no sum has this share either, nothing is reported.
 """
 
 UNCERTAIN_WAIT = 0.1
-"""Maximum error of the time that a thread waited for a core, as a share of this time.
+"""Maximum error of the time that a thread waits for a core, as a share of the waiting time.
 
-The operating system reports a time that is too short: in steps that took twice as long because of
-other programs, 2 to 7 % of the waiting time was missing.
+The waiting time that the operating system reports is too short: in steps that took twice as long
+because of other programs, 2 to 7 % of the waiting time was missing.
 """
 
 BATCH_HANDOVER_SECONDS = 0.0015
-"""Maximum waiting time to receive a finished batch from a worker process, in seconds.
+"""Maximum seconds that the training thread waits while a worker hands over a finished batch.
 
-The CPU time of the training thread for receiving the batch is added to this time.
+The CPU time that the training thread needs to receive the batch is not included.
+`handover_seconds` adds it.
 """
 
 
@@ -68,8 +68,8 @@ class Sleep:
     """Time in which the training thread uses no CPU.
 
     Attributes:
-        module: The module that spends this time in its forward. If repeated modules spend it
-            together, their pattern, such as `layers.*.mlp`.
+        module: The module in which the thread sleeps during forward. If it sleeps in several
+            repeated modules, this is their pattern, such as `layers.*.mlp`.
         seconds: Seconds per step.
     """
 
@@ -90,8 +90,8 @@ class StepEvidence:
         busiest: The modules with the most self time, in descending order. Repeated modules are one
             entry.
         patterns: The pattern of each module's name, such as `layers.*.mlp` for `layers.3.mlp`.
-            Repeated modules have the same pattern. A module that is not repeated has its name as
-            pattern.
+            Repeated modules have the same pattern. The pattern of a module that is not repeated is
+            its name.
         children: Names of the modules directly below each module.
         has_spare_memory: Whether the step needs at most half of the device's memory.
     """
@@ -108,7 +108,7 @@ class StepEvidence:
 
     @property
     def breakdown(self) -> StepBreakdown | None:
-        """Shares of the mean unprofiled step, or `None` without a known peak."""
+        """The parts of the mean unprofiled step, or `None` if the chip's peak is unknown."""
         return self.utilization.breakdown
 
     @property
@@ -122,7 +122,7 @@ class StepEvidence:
 
     @property
     def unit(self) -> Literal["step", "pass"]:
-        """The word for the timed unit: `step` or `pass`."""
+        """The word that sentences use for a step: `step` in a training run, otherwise `pass`."""
         return "step" if self.profile.run.kind == "training" else "pass"
 
     @property
@@ -175,7 +175,10 @@ class StepEvidence:
 
     @cached_property
     def communication_seconds(self) -> float:
-        """Seconds in which modules exchange data or wait for other ranks, and compute nothing."""
+        """Seconds per step in which modules communicate or wait for other ranks.
+
+        In this time, nothing is computed.
+        """
         return sum(self.times.communicating.values())
 
     @cached_property
@@ -184,7 +187,7 @@ class StepEvidence:
 
     @property
     def pass_seconds(self) -> float:
-        """Seconds of forward and backward."""
+        """Seconds of forward and backward, per step."""
         return sum(self.times.phases.get(phase, 0.0) for phase in PASSES)
 
     @cached_property
@@ -195,15 +198,15 @@ class StepEvidence:
     def sleep(self) -> Sleep | None:
         """The module in which the training thread sleeps (uses no CPU), and for how long it sleeps.
 
-        `None` if the thread does not sleep, or if it does not mostly sleep in one module or in
-        modules with one pattern.
+        `None` if the thread does not sleep, if module times are unreliable, or if no module and no
+        pattern has at least `LEAST_SLEEP_SHARE` of the sleeping time.
         """
         seconds = sleeping_seconds(self.profile)
         if not seconds or self.are_module_times_unreliable:
             return None
         by_module = {name: self._beyond_operators(name) for name in self.profile.modules}
         by_pattern = summed(
-            (self.patterns.get(name, name), seconds) for name, seconds in by_module.items()
+            (self.patterns.get(name, name), beyond) for name, beyond in by_module.items()
         )
         least = LEAST_SLEEP_SHARE * seconds
         module = max(by_module, key=by_module.__getitem__)
@@ -215,20 +218,27 @@ class StepEvidence:
         return None
 
     def _beyond_operators(self, module: str) -> float:
-        """Return the seconds of a module's forward, excluding its submodules and its operators."""
+        """Return the seconds of a module's forward, excluding its submodules and its operators.
+
+        For the root, the time around the call of the model is included. Returns 0 if the time of
+        the module or of its matmuls is unknown.
+        """
         forward = self.profile.modules[module].forward
         if forward.self_seconds is None:
             return 0.0
         operators = self.operator_times.of({module}, {"forward"})
         if forward.self_macs and not operators.traced:
             return 0.0
-        around = 0.0
+        seconds = forward.self_seconds.median
         if not module:
-            around = self.seconds_around_model
-        return max(forward.self_seconds.median + around - operators.seconds, 0.0)
+            seconds += self.seconds_around_model
+        return max(seconds - operators.seconds, 0.0)
 
     def sleeping_in(self, module: str) -> float:
-        """Seconds in which the training thread uses no CPU in the given module or pattern."""
+        """Return the seconds per step that the training thread sleeps in a module or pattern.
+
+        The result is 0 unless `sleep` names this module or pattern.
+        """
         if self.sleep is None:
             return 0.0
         place = self.sleep.module
@@ -257,19 +267,19 @@ class StepEvidence:
 
     @property
     def contention(self) -> float:
-        """Factor by which a span of time may be longer because other programs use the CPU."""
+        """Factor by which a measured time may be too long because other programs use the CPU."""
         if not self.is_cpu_contended:
             return 1.0
         return 1 / (1 - min(self.lost_cpu_share, LARGEST_LOST_SHARE))
 
     @cached_property
     def uncontended_mean(self) -> float:
-        """Seconds of the mean step, minus the time that other programs took (if it is known)."""
+        """Seconds of the mean step, without the time that other programs took, if it is known."""
         return sum(self.times.uncontended.values()) if self.times.uncontended else self.mean
 
     @cached_property
     def _uncontended_share_of_passes(self) -> float:
-        """Share of the forward and backward time that is not a delay by other programs."""
+        """Share of the time of forward and backward that remains without other programs."""
         if not self.pass_seconds:
             return 1.0
         return sum(self.times.uncontended.get(phase, 0.0) for phase in PASSES) / self.pass_seconds
@@ -289,21 +299,21 @@ class StepEvidence:
         return self.times.uncontended.get(name, seconds * self._uncontended_share_of_passes)
 
     def at_most_median(self, phase: str, seconds: float) -> float:
-        """Return `seconds`, limited to the median time of the phase.
+        """Return `seconds` or the median time of the phase, whichever is smaller.
 
-        If `seconds` is a mean, it may be too high, because other programs delay some steps a lot
-        and others not at all. The median is not affected by a few delayed steps.
+        A mean may be too high, because other programs delay some steps a lot and others not at all.
+        A few delayed steps do not change the median.
         """
         spread = self.times.spreads.get(phase)
         return seconds if spread is None else min(seconds, spread.median)
 
 
 def sleeping_seconds(profile: Profile) -> float:
-    """Seconds per step in which the training thread uses no CPU for an unknown reason.
+    """Return the seconds that the training thread sleeps in a median step.
 
-    The thread sleeps, or it waits for a lock, a file or the network. Waits for a core or for a
-    batch are not included. The result is 0 on accelerators and with several ranks, because there
-    the thread also waits for the device or for other ranks.
+    In this time, the thread uses no CPU: it sleeps, or it waits for a lock, a file or the network.
+    Waits for a core or for a batch are not included. The result is 0 on accelerators and with
+    several ranks, because there the thread also waits for the device or for other ranks.
     """
     run = profile.run
     if run.device_type not in {"cpu", None} or run.world_size > 1:
@@ -320,14 +330,15 @@ def sleeping_seconds(profile: Profile) -> float:
 
 
 def _sleep_of(step: Step) -> float | None:
-    """Seconds of a step without CPU use, minus the waits for a core or a batch.
+    """Return the seconds of a step in which the training thread slept, or `None` if unknown.
 
-    The wait for a core is increased by `UNCERTAIN_WAIT`, because the measured wait is too short.
-    The result may therefore be too small.
+    This is the time without CPU use, minus the waits for a core or a batch. The wait for a core is
+    increased by `UNCERTAIN_WAIT`, because the measured wait is too short. The result may therefore
+    be too small.
     """
     if step.seconds is None or step.thread_cpu is None:
         return None
-    # A wait for a core while the batch is fetched is part of `waited`, so it is not subtracted twice.
+    # `waited` includes the wait for a core while the batch is fetched, so `fetching` excludes it.
     scheduled = (step.fetching_cpu or 0.0) + (step.fetching_waited or 0.0)
     fetching = max(step.phases.get("data", 0.0) - scheduled, 0.0)
     waited = (step.thread_waited or 0.0) * (1 + UNCERTAIN_WAIT)
@@ -335,7 +346,7 @@ def _sleep_of(step: Step) -> float | None:
 
 
 def host_syncs(profile: Profile) -> int:
-    """Return how often per traced step the host waits for a device stream, such as in `.item()`.
+    """Return how often the host waits for a device stream in a traced step, as in `.item()`.
 
     Returns 0 if the host waits less than `MANY_HOST_SYNCS` times per step.
     """
@@ -352,9 +363,10 @@ def host_syncs(profile: Profile) -> int:
 
 
 def allowance(lost_cpu_share: float) -> float:
-    """Factor by which thresholds rise if other programs take `lost_cpu_share` of the CPU time.
+    """Return the factor by which thresholds rise because other programs use the CPU.
 
-    It is 1 if they take less than `CONTENDED_SHARE`, and 2.25 if they take a third.
+    The factor is 1 if they take less than `CONTENDED_SHARE` of the CPU time, and 2.25 if they take
+    a third of it.
     """
     if lost_cpu_share < CONTENDED_SHARE:
         return 1.0
@@ -362,7 +374,7 @@ def allowance(lost_cpu_share: float) -> float:
 
 
 def handover_seconds(profile: Profile) -> float:
-    """Seconds per step that it takes to receive a finished batch from a worker process.
+    """Return the maximum seconds per step to receive a finished batch from a worker process.
 
     More workers do not shorten this time. Returns 0 without workers.
     """

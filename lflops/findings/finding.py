@@ -24,8 +24,8 @@ class Finding(Struct, frozen=True, kw_only=True):
         fix: Advice on how to reduce the cost. Empty if there is no general advice.
         is_issue: Whether this is an issue to fix. If not, the finding only shows where the time
             goes, and any training run spends time there.
-        is_overhead: Whether the model computes nothing during this time. Such a finding comes
-            before issues that cost less, even if it is not an issue.
+        is_overhead: Whether the model computes nothing in the time that the finding is about. Such
+            a finding comes before issues that cost less, even if it is not an issue.
         right: How reliable the rule was in CPU training runs with known issues: a pair
             `(right, total)`. This finding was reported first in `total` runs, and in `right` of
             these runs it named the known issue. `None` if not measured.
@@ -46,15 +46,18 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def track_record(self) -> str:
-        """Return text such as "at least 80 % of such findings are right, as tested in 20 runs".
+        """How reliable the finding is, in words; empty if this was not measured.
 
-        Returns the empty string if this was not measured.
+        `track_record` describes the words.
         """
         return "" if self.right is None else track_record(*self.right)
 
 
 def track_record(right: int, total: int) -> str:
-    """Return text such as "at least 80 % of such findings are right, as tested in 20 runs".
+    """Describe how reliable a finding is.
+
+    For example: "at least 80 % of such findings are right, as tested in 20 runs with planted
+    issues".
 
     Args:
         right: Number of runs in which the finding came first and was right.
@@ -66,10 +69,10 @@ def track_record(right: int, total: int) -> str:
 
 
 def least_share(right: int, total: int) -> float:
-    """Lower end of the 90 % confidence interval of the share `right` / `total`.
+    """Return the lower end of the 90 % confidence interval of the share `right` / `total`.
 
-    If the true share were this value, only one in twenty samples of `total` findings would have at
-    least `right` right ones.
+    If the true share were this value, only one in twenty samples of `total` findings would have
+    `right` or more findings that are right.
     """
     low = 0.0
     high = right / total
@@ -88,10 +91,12 @@ def least_share(right: int, total: int) -> float:
 ERROR_OF_ONE_END = 0.05
 """Maximum probability that the lower end of `least_share`'s interval is above the true share.
 
-The upper end would be wrong with the same probability, so it is a 90 % confidence interval.
+The upper end would be wrong with the same probability, so the interval is a 90 % confidence
+interval.
 """
 
 BISECTIONS = 30
+"""Number of times that `least_share` halves the range in which it searches."""
 
 
 LAST = {"busiest", "peak"}
@@ -119,7 +124,10 @@ def leading(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings of `leading` and then all other findings, both sorted by cost."""
+    """Return the findings of `leading`, then all other findings, with both groups sorted by cost.
+
+    The findings of the rules in `LAST` come after all others.
+    """
     found = list(findings)
     leads = leading(found)
     others = [finding for finding in found if finding not in leads]

@@ -1,8 +1,8 @@
 """Estimate the time of the operators that a module runs itself, apart from its Python code.
 
-A trace has the time of each operator over the whole step. A module gets the part of this time that
-corresponds to its share of the operator's bytes or MACs, whichever is larger. Without a trace, only
-an upper bound is known.
+A trace has one time for all calls of an operator in the step. Each module gets a share of this
+time: its share of the bytes or of the MACs of these calls, whichever is larger. Without a trace,
+only an upper bound is known.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -88,11 +88,12 @@ class OwnOperators:
         return not self.traced or self.seconds >= OPERATORS_SHARE * seconds
 
     def within(self, seconds: float) -> str:
-        """Return the end of a sentence about seconds that a module spends itself.
+        """Return the end of a sentence which says that a module itself takes `seconds`.
 
-        It lists the operators if they explain the seconds: `, in relu (7.3 ms)`. Otherwise, it has
-        only their total. Without a trace, it does not claim that the operators took the time. It is
-        empty if there are no operators.
+        If the operators explain the seconds, the text lists the operators: `, in relu (7.3 ms)`.
+        Otherwise, it has only their total time. Without a trace, it lists the operators in
+        brackets, because it is unknown whether they took the time. The text is empty if there are
+        no operators.
         """
         if not self.names:
             return ""
@@ -104,14 +105,16 @@ class OwnOperators:
 
     def listed(self) -> str:
         """Return the operators as text: `max_pool2d_with_indices (21 ms) and relu (7.3 ms)`."""
-        words = []
+        parts = []
         for name in self.names[:MOST_NAMES]:
             seconds = self.traced.get(name, 0.0)
             took = f" ({units.duration(seconds)})" if seconds >= LEAST_SHOWN else ""
-            words.append(f"{plain(name)}{took}")
+            parts.append(f"{plain(name)}{took}")
         if len(self.names) > MOST_NAMES:
-            words.append("others")
-        return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+            parts.append("others")
+        if len(parts) < 2:
+            return "".join(parts)
+        return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 class OperatorTimes:
@@ -174,7 +177,10 @@ class OperatorTimes:
         return seconds * share
 
     def _most_seconds(self, count: OpCount) -> float:
-        """Upper bound on the seconds of an operator without matmuls that is not in the trace."""
+        """Return an upper bound on the seconds of an operator that is not in the trace.
+
+        The bound holds for operators without matmuls.
+        """
         if not self._is_on_cpu:
             return count.bytes_moved * SECONDS_PER_BYTE_ON_DEVICE
         return count.bytes_moved * SECONDS_PER_BYTE + count.flops * SECONDS_PER_FLOP

@@ -11,7 +11,7 @@ from lflops.profile.module_names import plain
 from lflops.profile.notes import filled
 
 BURST_RATIO = 5
-"""A phase is called bursty if it takes at least this many times as long in some steps as in others.
+"""A phase comes in bursts if its long times are at least this many times as long as its short ones.
 """
 
 
@@ -38,11 +38,14 @@ class PartRule(StepRule):
         return []
 
     def label_of_part(self) -> str:
-        """Name of the part, which tables show next to its share."""
+        """Return the name of the part that tables show next to its share."""
         return self.label or plain(self.name.replace("_", " "))
 
     def phrase_for(self, step: StepEvidence) -> str:
-        """Noun phrase for the part. Rules override this if the phrase depends on the step."""
+        """Return the noun phrase for the part.
+
+        Rules override this method if the phrase depends on the step.
+        """
         return self.phrase
 
     def describe(self, candidate: Candidate, step: StepEvidence) -> str:
@@ -67,7 +70,10 @@ class PartRule(StepRule):
         return filled(self.part_fix(step), {"where": plain(module) or "the model"})
 
     def part_fix(self, step: StepEvidence) -> str:
-        """Template of the fix. Rules override this if the fix depends on the step."""
+        """Return the template of the fix.
+
+        Rules override this method if the fix depends on the step.
+        """
         return self.fix
 
 

@@ -184,7 +184,11 @@ def step_rules() -> Iterator[StepRule]:
 
 
 def issue_share(name: str) -> float | None:
-    """Return the smallest share of the step at which the rule with this name finds an issue."""
+    """Return the smallest cost, as a share, at which the rule with this name finds an issue.
+
+    It is a share of the step or, if only a rule about the run has this name, of the run. Returns
+    `None` if there is no such rule, or if its threshold has no share.
+    """
     shares = {rule.name: rule.threshold.share for rule in (*RUN_RULES, *step_rules())}
     return shares.get(name)
 

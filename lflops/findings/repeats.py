@@ -1,7 +1,7 @@
 """Find repeated modules that run more operators, or use a wider dtype, than the other repeats.
 
-Repeats are modules of one class whose names differ only in numbers, such as `layers.0.mlp` and
-`layers.1.mlp`. They share a pattern: `layers.*.mlp`.
+Repeats are modules of one class with names that differ only in numbers, such as `layers.0.mlp` and
+`layers.1.mlp`. They have the same pattern: `layers.*.mlp`.
 """
 
 import statistics
@@ -22,14 +22,13 @@ LEAST_RATIO = 1.5
 """A module is slow if it takes at least this many times the median time of all repeats."""
 
 MANY_MORE_CALLS = 2
-"""A module does more work than its repeats if it calls at least this many times as many operators.
-"""
+"""A module does more work than the other repeats if it calls this many times as many operators."""
 
 DTYPE_BITS = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
 
 
 class UnlikeRepeat(Struct, frozen=True, kw_only=True):
-    """A module that takes longer than its repeats because it does different work.
+    """A repeated module that takes longer than the other repeats because it does different work.
 
     Attributes:
         module: The name of the module.
@@ -129,13 +128,13 @@ def _calls(module: ModuleProfile) -> int:
 def _widest_dtypes(profile: Profile) -> dict[str, str]:
     """Return the widest dtype of each module's matmuls, including the modules below it."""
     widest: dict[str, str] = {}
-    for module, dtype in _multiplied(profile):
+    for module, dtype in _dtypes_of_matmuls(profile):
         for above in ancestry(module):
             widest[above] = max(widest.get(above, dtype), dtype, key=DTYPE_BITS.__getitem__)
     return widest
 
 
-def _multiplied(profile: Profile) -> Iterator[tuple[str, str]]:
+def _dtypes_of_matmuls(profile: Profile) -> Iterator[tuple[str, str]]:
     """Yield the module and the dtype of each operator that performs a matmul."""
     for count in profile.op_counts:
         if count.macs and count.dtype in DTYPE_BITS:
@@ -143,8 +142,8 @@ def _multiplied(profile: Profile) -> Iterator[tuple[str, str]]:
 
 
 def modules_multiplying_in(profile: Profile, dtype: str) -> Iterable[str]:
-    """Return the modules whose own code runs matmuls in `dtype`, sorted by name.
+    """Return the modules that run matmuls in `dtype` themselves, sorted by name.
 
     Matmuls in their submodules do not count.
     """
-    return sorted({module for module, multiplied in _multiplied(profile) if multiplied == dtype})
+    return sorted({module for module, used in _dtypes_of_matmuls(profile) if used == dtype})

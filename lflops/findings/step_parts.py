@@ -17,7 +17,7 @@ MAIN_MODULE_SHARE = 0.6
 """The finding about a part names a module if the module has at least this share of the part."""
 
 LEAST_ALLOCATING_SHARE = 0.1
-"""Waiting for the device's driver is a separate part if it takes at least this share of the step.
+"""Waiting for the driver to allocate memory is a separate part only above this share of the step.
 """
 
 NOT_REPORTED = {"ideal_compute", "forward"}
@@ -41,7 +41,7 @@ class StepPart:
 
 
 def step_parts(step: StepEvidence, in_modules: Sequence[Candidate]) -> dict[str, StepPart]:
-    """Divide the mean step into parts, keyed by name.
+    """Divide the mean step into parts, and return them by name.
 
     Args:
         step: The evidence about the step.
@@ -51,7 +51,8 @@ def step_parts(step: StepEvidence, in_modules: Sequence[Candidate]) -> dict[str,
     explained = {"inefficient_kernels": _explained_by_modules(step, in_modules)}
     recompute = step.root.recompute
     if recompute.seconds is not None:
-        # Recomputation has a separate finding, so its idle time and its kernels are subtracted.
+        # Recomputation has a separate finding, so its idle time and its kernels are subtracted from
+        # the parts.
         took = recompute.seconds.median
         device_seconds = recompute.device_seconds or recompute.seconds
         computing = min(took, device_seconds.median)
@@ -88,9 +89,9 @@ def _shares(step: StepEvidence) -> dict[str, float]:
 
 
 def _shares_of_phases(step: StepEvidence) -> dict[str, float]:
-    """Shares of the phases outside modules, and of communication.
+    """Return the share of the step that each phase outside modules takes, and communication.
 
-    They are used instead of the step breakdown, which is not known without the chip's peak.
+    These shares replace the step breakdown, which is unknown without the chip's peak.
     """
     seconds = step.times.parts
     seconds.pop("backward", None)
@@ -99,7 +100,10 @@ def _shares_of_phases(step: StepEvidence) -> dict[str, float]:
 
 
 def _collectives_after_backward(step: StepEvidence) -> float:
-    """Seconds of CPU collectives outside all phases, for example to average gradients by hand."""
+    """Return the seconds per step of CPU collectives that run outside all phases.
+
+    An example is a custom loop that averages gradients itself.
+    """
     trace = step.profile.trace
     if trace is None or trace.device_compute_seconds is not None:
         return 0.0
@@ -108,9 +112,9 @@ def _collectives_after_backward(step: StepEvidence) -> float:
 
 
 def _allocating(step: StepEvidence) -> float:
-    """Return how many seconds per step the host waits until the driver has allocated memory.
+    """Return how many seconds per step the host waits for the driver to allocate or free memory.
 
-    If this wait is too short to be a separate part of the step, returns 0. The wait then remains in
+    Returns 0 if this wait is too short to be a separate part of the step. The wait then remains in
     the idle time of the device.
     """
     if step.breakdown is None:
@@ -122,14 +126,14 @@ def _allocating(step: StepEvidence) -> float:
 
 
 def _explained_by_modules(step: StepEvidence, in_modules: Sequence[Candidate]) -> float:
-    """Seconds of inefficient kernels that findings of rules about modules already report."""
+    """Return the seconds of inefficient kernels that rules about modules already report."""
     explained = 0.0
     for candidate in in_modules:
         seconds = candidate.seconds or 0.0
         if seconds < REPORTED_SHARE * step.mean:
             continue
         if candidate.rule.name == "outside":
-            # The other seconds of the finding are in the phases.
+            # The rest of this finding's cost is the part `forward`.
             seconds = step.inefficient_share_of_root * step.mean
         explained += seconds
     return explained

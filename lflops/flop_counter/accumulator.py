@@ -39,7 +39,7 @@ WHOLLY_OPERATORS = frozenset(
 )
 """Operators that do all their work by calling other operators.
 
-Counting those other operators misses nothing, so the profile needs no note about it.
+If the other operators are counted, no work is missing, so the profile needs no note about it.
 """
 
 REPEATED_IN_BACKWARD = frozenset({"torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"})
@@ -117,8 +117,8 @@ class CountOptions:
     Attributes:
         traffic: Whether to count the bytes that operators move.
         memory: Whether to follow live memory.
-        fake: Whether the counted operators run on fake tensors. If not, operators on fake tensors
-            belong to shape inference and are not counted.
+        fake: Whether the counted operators run on fake tensors. If false, an operator on fake
+            tensors only infers shapes and is not counted.
         round_to: The size of each tensor is rounded up to a multiple of this number of bytes.
         log: Receives each allocation and each free of memory, in the order in which they happen.
         moments: Maximum number of operators in the memory timeline. In a longer timeline, operators
@@ -280,7 +280,8 @@ class OperatorAccumulator:
         computes = any(counts.flops for counts in inside.op_counts.values())
         if computes or inside.unsupported:
             totals.merge(inside)
-            totals.counted_inside[name] += name not in WHOLLY_OPERATORS
+            if name not in WHOLLY_OPERATORS:
+                totals.counted_inside[name] += 1
         else:
             _add_unsupported(totals, operator, *place, (args, kwargs, out))
         return out
@@ -290,6 +291,7 @@ class OperatorAccumulator:
 
         This is the case if the running autograd node belongs to an operator that repeats its
         matmuls in backward, and if that operator called a matmul with the same shapes in forward.
+        Each matmul of forward counts as repeated only once.
         """
         node = current_node()
         if node is None:
@@ -457,7 +459,7 @@ class OperatorAccumulator:
             self._add(totals, operator, owner, "optimizer", one_call)
 
     def follow_view(self, args: Any) -> None:
-        """Set the module to which the next operators of the optimizer belong.
+        """Set the module to which the next operators of an optimizer belong, after a view.
 
         Call this when an optimizer's step creates a view, for example of a parameter. The next
         operators work on this view, so their work is added to the module of the viewed tensor.
@@ -470,7 +472,7 @@ class OperatorAccumulator:
             owners.one(args)
 
     def follow_free_call(self, args: Any) -> None:
-        """Set the module to which the next operators of the optimizer belong.
+        """Set the module to which the next operators of an optimizer belong, after a free operator.
 
         Call this when an operator that costs nothing, such as `zeros_like`, runs in an optimizer's
         step. If the next operators receive only tensors with an unknown owner, their work is added
@@ -528,8 +530,8 @@ def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) 
     """Return a key under which the cost of a call is cached. Calls with the same key cost the same.
 
     The key contains the shapes, dtypes and strides of all tensors, and the values of all other
-    arguments. If a tensor is passed more than once, the key contains its position instead. The key
-    keeps no tensor alive.
+    arguments. For a tensor that is passed again, the key contains the position at which it was
+    passed first. The key keeps no tensor alive.
 
     Args:
         found: The first elements of the key. This list is extended.
@@ -565,8 +567,8 @@ def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) 
 def _sizes(first: Any, values: Iterable[Any]) -> tuple[Any, ...]:
     """Return a cache key for a call whose cost depends only on the sizes of its tensors in bytes.
 
-    The key contains the bytes and dtypes of contiguous tensors, but no other arguments. If an
-    argument is neither a contiguous tensor nor a number, `_signature` computes the key instead.
+    The key contains the bytes and dtypes of contiguous tensors. Arguments of the classes in
+    `NUMBERS` are left out. If there is any other argument, `_signature` computes the key instead.
 
     Args:
         first: The first element of the key.

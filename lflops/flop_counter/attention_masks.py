@@ -122,6 +122,13 @@ def masked_scores(operator: str, args: Any, kwargs: Any) -> MaskedScores | None:
 
 
 def _separated(mask: Tensor, heads: int, keys: int) -> MaskedScores | None:
+    """Return the number of scores under a dense mask, or `None` if it separates no sequences.
+
+    Args:
+        mask: The values of the mask.
+        heads: The number of attention heads, times the batch size.
+        keys: The number of keys, without padding.
+    """
     # A mask that is expanded over batches or heads is read once.
     for dimension in range(mask.dim() - 2):
         if not mask.stride(dimension):
@@ -202,7 +209,8 @@ def _blocks(args: Any, kwargs: Any, position: int) -> _Blocks:
             counts.append(value)
         elif isinstance(value, Tensor) and value.dim() == INDICES_DIMENSIONS:
             indices.append(value)
-    # The first half is by query, the second half by key, for backward.
+    # The first half of the tensors lists the blocks by query. The second half lists the same blocks
+    # by key, for backward.
     counts = counts[: len(counts) // 2]
     indices = indices[: len(indices) // 2]
     rows, columns = integers[-2:]
@@ -232,7 +240,7 @@ def _scores(query: Any, key: Any, blocks: _Blocks) -> Scores:
             whole = _divided(blocks, rows, columns) * heads_per_mask
     except Exception:  # noqa: BLE001 - the user's mask fails, or reads a value that is unknown
         return Scores(square, covered, known=False)
-    # Blocks extend past the ends of sequences.
+    # Blocks extend past the ends of sequences, so they may cover more scores than are needed.
     return Scores(whole, min(covered, whole), known=True)
 
 
@@ -263,7 +271,7 @@ def _divided(blocks: _Blocks, rows: int, columns: int) -> int:
 def _seen(blocks: _Blocks, at: tuple[int, int], rows: int, columns: int) -> tuple[Tensor, Tensor]:
     """Return the first and the last key that each query sees, in one batch and head of the mask.
 
-    If a query sees no key, its last key is -1.
+    `at` has the indices of the batch and the head. If a query sees no key, its last key is -1.
     """
     device = blocks.counts[0].device
     first = torch.full((rows,), columns, device=device)
@@ -284,7 +292,7 @@ def _seen(blocks: _Blocks, at: tuple[int, int], rows: int, columns: int) -> tupl
 
 
 def _places(blocks: _Blocks, at: tuple[int, int]) -> Iterator[tuple[bool, int, int]]:
-    """Yield the blocks that run in one batch and head of the mask.
+    """Yield the blocks that run in one batch and head of the mask, whose indices are `at`.
 
     For each block, yield whether every query in it sees every key, the block's row, and its column.
     """

@@ -49,7 +49,7 @@ class CountedPass:
         calls: The number of calls of each module.
         totals: The counted work by module and phase.
         memory: The memory timeline, if memory was followed.
-        peaks: The maximum live bytes while each module ran.
+        peaks: For each module, the maximum live bytes while it ran.
         ignored: The modules that the caller ignores. Their self work is left out of the profile.
         notes: Additional notes for the profile.
     """
@@ -198,7 +198,15 @@ def _module(
     owner: str | None,
     work: Mapping[str, Work],
 ) -> ModuleProfile:
-    """Build the profile of a module from the parameters in it and its submodules."""
+    """Build the profile of one module.
+
+    Args:
+        fqn: The name of the module.
+        collected: Everything collected while counting.
+        parameters: The parameters of the module and its submodules.
+        owner: The module that owns a shared parameter of this module, if any.
+        work: The work of the module, keyed by phase.
+    """
     module = collected.tree.modules.get(fqn)
     if module is None:
         class_name = _class_name_without_module(fqn, collected)
@@ -306,8 +314,8 @@ def _work(
 def _parameters(tree: ModuleTree) -> tuple[dict[str, list[ParameterSize]], dict[str, str]]:
     """Return the parameters of each module, and the owners of shared parameters.
 
-    The parameters of a module include the parameters of its submodules. The second dict contains
-    only modules with a parameter that another module owns. It maps such a module to the owner.
+    The first dict has, for each module, the parameters of the module and its submodules. The second
+    dict has only modules with a parameter that another module owns, and maps them to this owner.
     """
     parameters: defaultdict[str, list[ParameterSize]] = defaultdict(list)
     for size in parameter_sizes(tree):
@@ -343,7 +351,7 @@ def _notes_of_operators(totals: Totals) -> Iterator[Note]:
     for operator, masks in totals.dense_masks.items():
         values = {"calls": masks.calls, "computed": masks.computed, "within": masks.within}
         yield Note(code="dense_mask", subject=operator, values=values)
-    for operator, calls in (+totals.counted_inside).items():
+    for operator, calls in totals.counted_inside.items():
         yield Note(code="counted_inside", subject=operator, values={"calls": calls})
 
 

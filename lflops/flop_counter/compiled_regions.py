@@ -143,7 +143,10 @@ class CompiledRegions:
         self.calls: list[RegionCall] = []
         self._scopes = scopes
         self._handles: list[Any] = []
+        # Tensors and their host copies, keyed by the tensor's id and version. The tensor is kept
+        # alive, so that no other tensor gets its id.
         self._values: dict[tuple[int, int], tuple[Any, Tensor]] = {}
+        # The running graph calls, keyed by their separate names.
         self._open: dict[str, RegionCall] = {}
         self._guard = guard
 
@@ -200,10 +203,10 @@ class CompiledRegions:
     def _begins(
         self, graph: "CapturedGraph | None", args: tuple[Any, ...]
     ) -> tuple[RegionCall, int] | None:
-        """Record a call, and return it with the sequence number of the next autograd node.
+        """Record the start of a call, and return the call and a sequence number.
 
-        When the call ends, the sequence number shows which autograd nodes the call has created.
-        Return `None` if the call is not recorded.
+        The number belongs to the next autograd node. When the call ends, it shows which autograd
+        nodes the call has created. Return `None` if the call is not recorded.
         """
         if not self._scopes.follows_this_thread():
             return None
@@ -234,14 +237,16 @@ class CompiledRegions:
         fqn = self._scopes.running()
         name = f"{MARK}{len(self.calls)}"
         first_places: dict[int, int] = {}
-        same = [first_places.setdefault(id(arg), place) for place, arg in enumerate(args)]
+        same = []
+        for place, arg in enumerate(args):
+            same.append(first_places.setdefault(id(arg), place))
         tensors = list(tensors_in(args))
         autocast = {}
         for device in {tensor.device.type for tensor in tensors}:
             if torch.is_autocast_enabled(device):
                 autocast[device] = torch.get_autocast_dtype(device)
         given = None
-        if all(map(_can_be_stood_in_for, args)):
+        if all(map(_has_fake_equivalent, args)):
             given = [self._given(arg) for arg in args]
         call = RegionCall(
             graph=graph,
@@ -291,6 +296,13 @@ class CompiledRegions:
         return copy
 
     def _watch_backward(self, call: RegionCall, first: int, out: Any) -> None:
+        """Install hooks that record whether the backward of a finished graph call runs.
+
+        Args:
+            call: The graph call.
+            first: The sequence number of the first autograd node that the call may have created.
+            out: The result of the call.
+        """
         results = list(tensors_in(out))
         call.bytes += sum(map(_bytes, results))
 
@@ -384,7 +396,8 @@ def _nodes_since(nodes: Iterable[Any], first: int) -> list[Any]:
     return [node for node in nodes_behind(nodes, is_passed) if is_new(node)]
 
 
-def _can_be_stood_in_for(value: Any) -> bool:
+def _has_fake_equivalent(value: Any) -> bool:
+    """Return whether a fake tensor can represent a value, or the value is not a tensor."""
     if not isinstance(value, Tensor):
         return True
     return (

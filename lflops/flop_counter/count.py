@@ -68,8 +68,8 @@ def count(
         ignore: Names or classes of modules. Their self work (without their submodules) is left out
             of every total. A note in the profile lists these modules.
         logical: The profile of the unsharded model on the same arguments, from `count` or
-            `estimate`. It supplies the logical MACs that cannot be determined from the sharded
-            tensors.
+            `estimate`. It supplies those MACs of the unsharded model that cannot be determined from
+            the sharded tensors.
 
     Raises:
         CountError: An argument is invalid, or lflops does not support this torch.
@@ -161,7 +161,7 @@ class Counting:
         check()
         self._tree = ModuleTree(roots)
         self._ignore = _each(ignore)
-        # A wrong name raises now, not after the pass.
+        # This raises an error for a wrong name now, and not after the pass.
         ignored_modules(self._tree, self._ignore)
         self._logical = logical
         self._batch = batch
@@ -217,7 +217,8 @@ class Counting:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._undo.close()
-        # Several objects are created for each operator, which would trigger many collections.
+        # Several objects are created for each operator, which would trigger many garbage
+        # collections.
         with gc_paused():
             self._label()
             profile = self._assemble(self._resolve(), partial=kind is not None)
@@ -323,7 +324,8 @@ class Counting:
     def _label(self) -> None:
         """Set the memory category of gradients and optimizer states, and stop following memory.
 
-        Which tensors are gradients is known only after the counted code has run.
+        Gradients can be recognized only after the counted code has run: they are the tensors in
+        the attribute `grad` of parameters.
         """
         memory = self._counter.memory
         if memory is None:
@@ -344,7 +346,8 @@ class Counting:
             totals=resolved.totals,
             memory=None if memory is None else memory.record.memory(),
             peaks={} if memory is None else memory.record.peak_of_rows(),
-            # By now, a shared module may have more names.
+            # The names of ignored modules are looked up again, because a shared module may have
+            # received more names during the pass.
             ignored=ignored_modules(self._tree, self._ignore),
             notes=(*self._notes(), *resolved.notes),
         )

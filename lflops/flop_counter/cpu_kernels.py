@@ -6,8 +6,8 @@ the next operators copy the result, so wrong strides make the memory peak wrong.
 `benchmarks/strides.py` runs every operator on torch's sample inputs, contiguous and non-contiguous,
 and lists the differences. `cpu_kernels.toml` has a correction for each difference.
 
-`SCRATCH` computes the bytes that a kernel allocates and frees before it returns. These bytes belong
-to no operator's result, but they may cause the memory peak.
+The functions in `SCRATCH` compute the bytes that a kernel allocates and frees before it returns.
+These bytes belong to no operator's result, but they may cause the memory peak.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -65,11 +65,11 @@ def corrected(function: OpOverload, args: Sequence[Any], out: Any) -> Any:
     return type(out)(results)
 
 
-def _with_strides_of(result: Tensor, model: Tensor) -> Tensor:
-    if result.stride() == model.stride():
+def _with_strides_of(result: Tensor, example: Tensor) -> Tensor:
+    if result.stride() == example.stride():
         return result
     return torch.empty_strided(
-        result.shape, model.stride(), dtype=result.dtype, device=result.device
+        result.shape, example.stride(), dtype=result.dtype, device=result.device
     )
 
 
@@ -99,11 +99,11 @@ def _elementwise(result: Tensor, args: Sequence[Any]) -> Tensor:
     """Give the result the strides that any elementwise kernel chooses for the first two arguments.
 
     All elementwise kernels choose the strides in the same way. Therefore the strides are read from
-    a fake addition of the two arguments.
+    the fake result of adding the two arguments.
     """
     operands = [operand for operand in args[:2] if isinstance(operand, Tensor)]
-    model = torch.add(*operands) if len(operands) > 1 else torch.neg(operands[0])
-    return _with_strides_of(result, model)
+    example = torch.add(*operands) if len(operands) > 1 else torch.neg(operands[0])
+    return _with_strides_of(result, example)
 
 
 def _elementwise_second_first(result: Tensor, args: Sequence[Any]) -> Tensor:
@@ -115,10 +115,10 @@ def _elementwise_second_contiguous(result: Tensor, args: Sequence[Any]) -> Tenso
 
 
 def _if_in_mask(rule: Rule) -> Rule:
-    """Return a rule for the gradient of an operator's input, which may not be requested.
+    """Return a rule that applies `rule` to the gradient of an input, if it is requested.
 
-    If the operator's output mask requests this gradient, `rule` corrects it. Otherwise, the result
-    is `None`. The output mask is the first list among the operator's arguments.
+    The operator's output mask is the first list among its arguments. Its first entry shows whether
+    the gradient is requested. If not, the rule returns `None`.
     """
 
     def masked(result: Tensor, args: Sequence[Any]) -> Tensor | None:
@@ -131,7 +131,7 @@ def _if_in_mask(rule: Rule) -> Rule:
 
 
 def _reduced_in_place(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """Give a scalar loss the storage of all its terms, because the kernel reduces them in place.
+    """Give a scalar loss a storage with room for all terms, which the kernel reduces in place.
 
     With `reduction='none'`, the result is not a scalar and gets the strides of an elementwise
     kernel.
@@ -215,33 +215,31 @@ def _table() -> dict[Any, Correction]:
 _TABLE = _table()
 
 FLOAT = 4
-"""Bytes of a float32."""
+"""Size of a float32 in bytes."""
 
 LINE = 64
 """Size of a cache line in bytes."""
 
 PAGE = 4096
-"""Bytes of a page."""
+"""Size of a memory page in bytes."""
 
 ALIASING = 256
-"""oneDNN pads rows whose length is a multiple of this number of elements by one cache line.
+"""If the length of a row is a multiple of this number of elements, oneDNN adds one cache line.
 
 It does so to avoid 4K aliasing: accesses to addresses 4096 bytes apart slow each other down.
 """
 
 REGISTRY = 568
-"""Bytes that oneDNN's scratchpad of an LSTM needs for administration.
+"""Bytes that oneDNN's scratchpad of an LSTM needs for administration, measured with oneDNN 3.
 
 The scratchpad also contains one page (`PAGE`) for alignment.
-
-Measured with oneDNN 3.
 """
 
 INPUT = 0
 """Position of the input among the arguments of an LSTM layer and of its backward."""
 
 INPUT_WEIGHT = 1
-"""Position of the weight that multiplies the input, among the arguments of the same operators."""
+"""Position of the input's weight matrix among the arguments of an LSTM layer and its backward."""
 
 OUT_GRADIENT = 10
 """Position of the result's gradient among the arguments of an LSTM layer's backward."""

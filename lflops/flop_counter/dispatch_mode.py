@@ -58,26 +58,26 @@ DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})
 """Control-flow operators in which tensor values decide which function is called, or how often."""
 
 CONSTRUCTS = "empty"
-"""The operator name for the memory of a tensor that a subclass's constructor creates.
+"""The operator name that is recorded for memory allocated by the constructor of a tensor subclass.
 
-Such a tensor is not the result of an operator.
+No operator allocates this memory.
 """
 
 ADD = "add"
-"""The operator that autograd uses to add up the gradients of a tensor that is used twice."""
+"""The operator with which autograd adds up the gradients of a tensor that is used several times."""
 
 
 class RealParameterError(Exception):
     """An operator received a real parameter while the count runs on fake tensors.
 
-    Its fake gradient would be written to the real parameter.
+    Backward would then write a fake gradient to the real parameter.
     """
 
 
 class OperatorCounter(OperatorAccumulator):
     """Counts the operators that run on one or more threads.
 
-    For each thread, it starts a dispatch mode that reports operators. It adds up their work.
+    Each thread has its own dispatch mode, which reports the thread's operators to this counter.
     """
 
     def mode(self) -> "CountingMode":
@@ -151,7 +151,7 @@ class CountingMode(InternalMode):
                 return function(*args, **kwargs)
         if self._partial_tensors.active and self._infers_shapes(args, kwargs):
             return function(*args, **kwargs)
-        # The id is the key because the operator's own hash is written in Python.
+        # The key is the id, because the operator's `__hash__` is written in Python and slow.
         known = self._operators.get(id(function))
         operator = known[1] if known is not None else self._new_operator(function)
         if operator.is_single_kernel and not (
@@ -195,7 +195,7 @@ class CountingMode(InternalMode):
     ) -> None:
         """Record a call of a package's function that ran on this thread and called no operator.
 
-        `again_in_backward` says that a call of this function in backward is a recomputation.
+        If `again_in_backward` is true, a call of the function in backward counts as recomputation.
         """
         fqn, phase = self._scopes.current(args)
         if phase == "backward" and again_in_backward:
@@ -205,8 +205,8 @@ class CountingMode(InternalMode):
     def record_constructed(self, args: tuple[Any, ...], tensor: Any) -> None:
         """Record the memory of a tensor that a subclass's constructor created.
 
-        If the constructor received a tensor, the new tensor is an alias of it. It takes no memory,
-        and nothing is recorded.
+        If the constructor received another tensor, the new tensor uses the memory of the other
+        tensor, so nothing is recorded.
         """
         memory = self._memory
         if memory is None or self.is_off or any(isinstance(value, Tensor) for value in args):
@@ -264,10 +264,10 @@ class CountingMode(InternalMode):
         return out
 
     def _run_overridden(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator whose arguments have a `__torch_function__`, without calling it.
+        """Run an operator on tensors with a `__torch_function__`, without calling that method.
 
-        torch does not call `__torch_function__` below autograd. A call from a dispatch mode would
-        call it, so it is disabled here.
+        torch does not call `__torch_function__` below autograd. But an operator that a dispatch
+        mode calls would call it, so it is disabled here.
         """
         call = call_without_overrides(function)
         with without_overrides():
@@ -276,11 +276,11 @@ class CountingMode(InternalMode):
     def _run(  # noqa: C901, PLR0912 - a call costs too much here
         self, operator: Operator, function: Any, args: Any, kwargs: Any, kernel: Any = None
     ) -> Any:
-        """Run an operator and report it.
+        """Run an operator and report the call to the counter.
 
         A step of a small model calls thousands of operators, so each Python call in this method
-        makes a counting step slower. Errors in the code of lflops go to the guard, which raises them
-        or ends the count. Errors in the operator are raised as usual.
+        makes a counting step slower. Errors in the code of lflops go to the guard, which raises
+        them or ends the count. Errors in the operator are raised as usual.
         """
         counter = self._counter
         memory = self._memory
@@ -301,6 +301,7 @@ class CountingMode(InternalMode):
                 memory.before(operator.name, memory_fqn, phase)
         except BaseException as error:  # noqa: BLE001 - the guard handles it
             self._fail(error)
+            # From here on, treat the operator like a view, which is run but not recorded.
             is_view = True
         if is_view:
             return function(*args, **kwargs)

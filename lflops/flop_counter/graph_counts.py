@@ -297,10 +297,11 @@ class _GraphRun:
     ) -> Any:
         recorded_trips = next(self._decisions, None)
         for trip in itertools.count():
-            goes_on = self.graph(condition, (*carried, *further))
+            # The condition is counted even if its result was recorded.
+            continues = self.graph(condition, (*carried, *further))
             if recorded_trips is not None:
-                goes_on = trip < recorded_trips
-            if not goes_on:
+                continues = trip < recorded_trips
+            if not continues:
                 break
             carried = self.graph(body, (*carried, *further))
         return carried
@@ -373,7 +374,7 @@ def resolve(
 
 @dataclass
 class _Difference:
-    """Two sums of MACs that contradict each other, for a note in the profile.
+    """Two sums of MACs that should be equal but are not, for a note in the profile.
 
     They cover the graph calls for which the dispatch mode saw more MACs than `count_graph` counted.
 
@@ -413,7 +414,7 @@ def _merge_counted(
 
 
 def _in_phase(totals: Totals, of_call: Phase) -> Totals:
-    """Return a copy of `totals` in which the work in forward counts in the phase of the call.
+    """Return a copy of `totals` in which the forward work is moved to the phase `of_call`.
 
     A compiled graph may be called outside forward, for example in the optimizer step.
     """
@@ -445,7 +446,7 @@ def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
 
 
 def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
-    """Return the work that the dispatch mode saw in a graph, moved to the module that called it.
+    """Return the work that the dispatch mode saw in a graph, as work of the calling module.
 
     If other operators of the graph may have run unseen, the graph is listed as unsupported.
     """

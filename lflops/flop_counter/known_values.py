@@ -104,8 +104,8 @@ class KnownValues(InternalMode):
         self._on_host = on_host
         route_higher_order_operators(type(self))
         self._receive = receive_operator()
-        # The keys are storage keys. They are only valid while the storage is alive, because keys
-        # are reused.
+        # The storages whose values are unknown, keyed by storage key. Torch may use the key of a
+        # freed storage again, so an entry is removed when its storage is freed.
         self._stale: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(  # noqa: C901, PLR0911 - a call costs too much here
@@ -166,7 +166,8 @@ class KnownValues(InternalMode):
     def knows_values_of(self, tensor: Tensor) -> bool:
         """Return whether the values of a tensor are the same as in a real step.
 
-        They are not if the tensor is fake or large, or if an operator on fake tensors wrote to it.
+        The values are unknown if the tensor is fake, has more than `LARGEST` elements or requires a
+        gradient, or if an operator on fake tensors wrote to it.
         """
         if type(tensor) is not Tensor or tensor.is_meta or tensor.requires_grad:
             return False
@@ -177,9 +178,9 @@ class KnownValues(InternalMode):
     def _receive_values(self, tensors: list[Tensor]) -> None:
         """Handle tensors that a real step would receive from another rank.
 
-        With fake tensors, there is no other rank, so nothing is received. The stages of a pipeline
-        vote on whether their shapes are known. For a vote, write 1, so that the stages agree. Mark
-        the values of all other tensors as unknown.
+        With fake tensors, there is no other rank, so nothing is received. If the tensor is a vote
+        of a pipeline stage on whether its shapes are known, write 1, which means yes. Mark the
+        values of all other tensors as unknown.
         """
         for tensor in tensors:
             if type(tensor) is not Tensor:
@@ -231,9 +232,9 @@ def _is_small(function: OpOverload, given: list[Tensor], out: Any) -> bool:
 def _only_changes_shape(function: Any, args: Any, given: list[Tensor]) -> bool:
     """Return whether the operator changes the shape of real tensors in place.
 
-    Fake mode rejects such operators on real tensors, so they run outside fake mode. They do not
-    change any value, so known values stay known and unknown values stay unknown. A `resize_` to
-    more than `LARGEST` elements is excluded, because it would allocate real memory.
+    Fake mode rejects such operators on real tensors, so they run outside fake mode. Such operators
+    change no values, so known values stay known and unknown values stay unknown. A `resize_` to
+    more than `LARGEST` elements is excluded, because it would allocate much real memory.
     """
     if not isinstance(function, OpOverload) or torch.Tag.inplace_view not in function.tags:
         return False
@@ -252,7 +253,7 @@ def _validation_result(asked: list[Tensor]) -> bool | None:
     Return `None` if the value is read by any other code.
 
     Args:
-        asked: The tensors whose values are read.
+        asked: The tensors that the check reads.
     """
     if len(asked) != 1 or asked[0].dtype is not torch.bool:
         return None

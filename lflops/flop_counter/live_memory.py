@@ -30,12 +30,12 @@ another.
 """
 
 ON_HOST = -1
-"""The stream number that marks allocations in host memory. They take no device memory."""
+"""The stream number that marks allocations in host memory, which take no device memory."""
 
 
 @contextmanager
 def on_stream(number: int) -> Iterator[None]:
-    """Return a context in which memory is allocated on the stream with this number."""
+    """Return a context in which allocations are recorded for the stream with this number."""
     before = STREAM.set(number)
     try:
         yield
@@ -62,13 +62,15 @@ class AllocationLog:
         self.running_module = ""
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._allocations = 0
+        # The key of the storage that the next allocation may replace, and the index of the request
+        # for that allocation.
         self._replaced: tuple[int, int] | None = None
 
     def replaces(self, key: int) -> None:
         """Announce that the next allocation may replace the storage with this key.
 
-        If the storage is freed after the next allocation and before any other request, the free is
-        logged before the allocation. The allocator can then reuse the memory.
+        If the next request is that allocation, and the storage is freed before a second allocation,
+        the free is logged before the first allocation. The allocator can then reuse the memory.
         """
         self._replaced = (key, len(self.requests))
 
@@ -139,10 +141,10 @@ class _Followed(weakref.ref[Any]):
 class _Replaced(NamedTuple):
     """A gradient's storage that a sum of gradients may replace.
 
-    It is replaced if it is freed before the next operator runs.
+    The storage is replaced if it is freed before the next operator runs.
 
     Attributes:
-        key: The key of the storage that may be freed.
+        key: The key of the gradient's storage.
         place: The index of the sum's allocation in the list of events.
     """
 
@@ -185,10 +187,11 @@ class LiveMemory:
         self._log = log
         self._survivors = survivors
         self._alive: dict[int, _Followed] = {}
-        # Weak references append themselves here when their storage is freed. The callback is a C
-        # method, because Python drops an interrupt that arrives in a callback written in Python.
-        self._dead: list[_Followed] = []
-        self._died = self._dead.append
+        # Storages that were freed, until `_record_frees` records them. When a storage is freed, its
+        # weak reference calls `append` of this list with itself. This callback is written in C,
+        # because Python drops an interrupt that arrives in a callback written in Python.
+        self._freed: list[_Followed] = []
+        self._append_freed = self._freed.append
         self._resized: dict[int, Any] = {}
         self._replaced: _Replaced | None = None
         self._on_host: dict[int, weakref.ref[Any]] = {}
@@ -217,12 +220,12 @@ class LiveMemory:
         for key, reference, birth in self._survivors or ():
             storage = reference()
             if storage is not None and key not in self._alive:
-                self._bear_storage(storage, key, birth)
+                self._record_birth(storage, key, birth)
 
     def before(self, operator: str, fqn: str, phase: Phase) -> None:
         """Record that an operator of a module is about to run in a phase."""
-        if self._dead:
-            self._see_deaths()
+        if self._freed:
+            self._record_frees()
         if self._resized:
             self._drop_emptied()
         self._replaced = None
@@ -249,9 +252,9 @@ class LiveMemory:
         Under a dispatch mode, autograd behaves differently: it allocates new memory for the sum and
         frees `term` directly afterwards. To record the normal behavior, the free of `term` is moved
         before the allocation of the sum. If something else keeps `term` alive, autograd would not
-        overwrite it, so both are recorded as alive.
+        overwrite `term`, so the sum and `term` are both recorded as alive.
         """
-        self._see_deaths()
+        self._record_frees()
         sum_storage, sum_key = storage_key(out)
         term_storage, term_key = storage_key(term)
         replaces_term = (
@@ -268,7 +271,7 @@ class LiveMemory:
 
     def scratch(self, operator: str, fqn: str, phase: Phase, nbytes: int) -> None:
         """Record bytes that a kernel allocated for itself and freed before it returned."""
-        self._see_deaths()
+        self._record_frees()
         record = self.record
         serial = len(record.births)
         nbytes = rounded_up(nbytes, self._round_to)
@@ -279,7 +282,7 @@ class LiveMemory:
         """Record storages that were resized without an operator.
 
         FSDP resizes the storages of gathered parameters from zero to full size and later back to
-        zero. The storages are watched, so that the resize to zero is recorded as a free.
+        zero. When a storage is resized to zero, it is recorded as freed before the next operator.
         """
         for tensor in tensors:
             storage_and_key = storage_of(tensor)
@@ -295,7 +298,7 @@ class LiveMemory:
             if storage is None or not storage.nbytes():
                 del self._resized[key]
                 if key in self._alive:
-                    self._die(self._alive[key])
+                    self._record_free(self._alive[key])
                 if self._log is not None:
                     self._log.freed(key)
 
@@ -306,7 +309,7 @@ class LiveMemory:
             tensors: Each tensor with the name of the module that owns it.
             category: Their memory category.
         """
-        self._see_deaths()
+        self._record_frees()
         record = self.record
         earlier_events = record.events
         record.events = []
@@ -320,7 +323,7 @@ class LiveMemory:
 
     def relabel(self, tensors: Iterable[Tensor], category: str) -> None:
         """Change the category of storages that are still alive."""
-        self._see_deaths()
+        self._record_frees()
         for tensor in tensors:
             storage_and_key = storage_of(tensor)
             alive = None
@@ -335,7 +338,7 @@ class LiveMemory:
         The storages that are still alive, except the optimizer's state, become the survivors for
         the next step.
         """
-        self._see_deaths()
+        self._record_frees()
         if self._survivors is not None:
             survivors = []
             for followed in self._alive.values():
@@ -350,8 +353,8 @@ class LiveMemory:
         self, tensor: Tensor, category: str, operator: str, fqn: str, phase: Phase
     ) -> None:
         """Record that a tensor's storage is alive, unless this has already been recorded."""
-        if self._dead:
-            self._see_deaths()
+        if self._freed:
+            self._record_frees()
         is_plain = type(tensor) in PLAIN
         try:
             storage, key = storage_key(tensor if is_plain else local_part(tensor))
@@ -366,9 +369,13 @@ class LiveMemory:
             nbytes = rounded_up(nbytes, self._round_to)
         is_fake = tensor.is_meta or (not is_plain and type(tensor) is FakeTensor)
         birth = Birth(nbytes, category, operator, fqn, phase, is_fake)
-        self._bear_storage(storage, key, birth)
+        self._record_birth(storage, key, birth)
 
-    def _bear_storage(self, storage: Any, key: int, birth: Birth) -> None:
+    def _record_birth(self, storage: Any, key: int, birth: Birth) -> None:
+        """Record that a storage is alive, and follow it until it is freed.
+
+        A storage in host memory is not followed.
+        """
         if self._on_host:
             is_known = key in self._on_host and self._on_host[key]() is storage
             if is_known or STREAM.get() == ON_HOST:
@@ -379,22 +386,23 @@ class LiveMemory:
         record = self.record
         serial = len(record.births)
         record.births.append(birth)
-        followed = _Followed(storage, self._died)
+        followed = _Followed(storage, self._append_freed)
         followed.key = key
         followed.serial = serial
         self._alive[key] = followed
         record.events.append(serial)
 
-    def _see_deaths(self) -> None:
-        dead = self._dead
+    def _record_frees(self) -> None:
+        """Record the frees of all storages in `_freed`."""
+        freed = self._freed
         try:
-            while dead:
-                self._die(dead.pop(0))
+            while freed:
+                self._record_free(freed.pop(0))
         except IndexError:
             # Another thread has removed the last entry.
             return
 
-    def _die(self, storage: _Followed) -> None:
+    def _record_free(self, storage: _Followed) -> None:
         if self._alive.pop(storage.key, None) is None:
             return
         serial = storage.serial

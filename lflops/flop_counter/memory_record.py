@@ -20,7 +20,7 @@ from lflops.profile.records import CATEGORIES, ByCategory, Phase
 from lflops.profile.series import extremes
 
 LARGEST = 50
-"""A profile lists at most this number of storages at the peak, starting with the largest."""
+"""Maximum number of storages at the peak that a profile lists, starting with the largest."""
 
 LONGEST_TIMELINE = 20_000
 """Default maximum number of operators in a memory timeline."""
@@ -49,7 +49,7 @@ class Birth(Struct, frozen=True, gc=False):
 RecordedMoment = tuple[str, str, Phase, int]
 """An operator that is about to run, its module, its phase, and the number of events before it.
 
-It is a plain tuple because a tuple is fast to create, and one is created for every operator.
+It is a plain tuple, which is fast to create, because a moment is created for every operator.
 """
 
 
@@ -90,8 +90,8 @@ class MemoryRecord:
         events: Allocations and frees in order. An allocation is the index of the storage in
             `births`. A free is the bitwise inverse (`~index`) of the same index.
         moments: The operators in the order in which they ran.
-        owners: For operators in an optimizer's step, the module of the updated parameter, keyed by
-            the operator's index in `moments`.
+        owners: For each operator in an optimizer's step, the module that owns the updated
+            parameter, keyed by the operator's index in `moments`.
         relabelled: The final category of each storage whose category changed after its allocation,
             keyed by the storage's index in `births`.
         longest: Maximum number of operators in the timeline. In a longer timeline, operators are
@@ -193,8 +193,8 @@ class MemoryRecord:
         """Return the memory timeline, and the maximum live bytes of each category.
 
         The timeline contains at most `longest` operators, and always the operator with the peak.
-        Each entry contains the live bytes by category. The category is the final one, even before
-        it changed.
+        Each entry contains the live bytes by category. A storage whose category changed during the
+        step counts in its final category from the start.
         """
         live = dict.fromkeys(CATEGORIES, 0)
         most = dict(live)

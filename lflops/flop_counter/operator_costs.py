@@ -38,7 +38,10 @@ CallCost = Callable[[Any, Any, Any], Cost]
 """A function that computes a cost from the arguments, keyword arguments and result of a call."""
 
 _COSTS: dict[str, CallCost] = {}
+"""The cost functions that receive tensors, keyed by operator."""
+
 _USERS: dict[str, Formula] = {}
+"""The formulas that users registered, keyed by operator or overload."""
 
 
 def cost_of_call(*operators: str) -> Callable[[CallCost], CallCost]:
@@ -101,7 +104,7 @@ def register_formula(operator: Any, formula: Formula) -> None:
 def _all_decompose(overloads: list[Any]) -> bool:
     """Return whether torch decomposes all overloads before they reach the dispatch mode.
 
-    In this case, the dispatch mode sees only the operators that the overloads decompose into.
+    If so, the dispatch mode receives only the operators that the overloads decompose into.
     Overloads that write to an argument, such as `out=`, are ignored if there are other overloads.
     """
     if len(overloads) > 1:
@@ -128,7 +131,7 @@ def formula_of(operator: Any) -> CallCost | None:
 
 
 def is_pure(operator: Any) -> bool:
-    """Return whether the operator has a built-in formula of shapes and numbers only."""
+    """Return whether the operator has a built-in formula that needs only shapes and numbers."""
     name = qualified_name(operator)
     packet = name.split(".")[0]
     has_users_formula = name in _USERS or packet in _USERS
@@ -157,7 +160,7 @@ def values_or_shape(value: Any) -> Any:
 
 
 def bind(function: Formula, operator: OpOverload) -> CallCost:
-    """Return a cost function for an operator that calls a built-in formula.
+    """Return an operator's cost function, which calls a built-in formula with shapes.
 
     The positional parameters of the formula receive the operator's first arguments, in the same
     order. Each keyword-only parameter of the formula receives the operator's argument with the same
@@ -238,7 +241,7 @@ def _cost(result: Any) -> Cost:
 
 
 KNOWS_VALUES = "knows_values_of"
-"""Name of a method that dispatch modes may have. See `KnownValues.knows_values_of`.
+"""Name of an optional method of dispatch modes, such as `KnownValues.knows_values_of`.
 
 The method returns whether the values of a tensor are the same as in a real step.
 """
@@ -283,7 +286,7 @@ def values_of(tensor: Tensor) -> Values | None:
 def packed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
     """Quantized convolution: each position of the output needs one MAC per element of the weight.
 
-    The call receives the weight in a packed form that has no shape, so it is unpacked here.
+    The call receives a packed weight, which has no shape. The weight is unpacked to read its size.
     """
     weight, _ = args[1].unpack()
     return Cost(out.numel() // out.shape[1] * weight.numel())

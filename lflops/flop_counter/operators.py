@@ -83,7 +83,7 @@ NOTHING = Cost()
 
 
 class Kind(Enum):
-    """The way in which the calls of an operator are counted.
+    """How the calls of an operator are counted.
 
     Attributes:
         FREE: A call costs nothing.
@@ -101,7 +101,7 @@ class Kind(Enum):
 
 
 class KnownCost(NamedTuple):
-    """The cached cost of all calls with the same signature (the same shapes and numbers).
+    """The cost of one call, cached for later calls with the same shapes and numbers.
 
     Attributes:
         cost: The cost from the operator's formula.
@@ -126,7 +126,8 @@ class Operator:
         table_name: The name in `conventions.toml` and in the tables of `traffic.py`. It includes
             the namespace, except for the namespaces in `LIKE_ATEN`.
         kind: How calls are counted.
-        cost: Computes the cost of a call from its arguments, keyword arguments and result.
+        cost: Function that computes the cost of a call from its arguments, keyword arguments and
+            result.
         written_arguments: The position of each argument that the operator writes to, keyed by the
             argument's name.
         makes_storage: Whether the results are new memory, and not views of the arguments.
@@ -140,14 +141,15 @@ class Operator:
         has_list_argument: Whether an argument is a list of tensors.
         is_view: Whether the operator neither computes nor allocates.
         is_single_kernel: Whether the operator runs as one kernel that calls no other operator.
-        is_foreach: Whether an optimizer calls the operator with a list of its parameters.
+        is_foreach: Whether the operator works on lists of tensors, such as the parameters of an
+            optimizer. Its name begins with `FOREACH` or `FUSED`.
         is_pure: Whether the cost depends only on shapes and numbers. If so, the costs of earlier
             calls can be reused.
         cost_depends_only_on_bytes: Whether the cost of a call with contiguous tensors depends only
             on the sizes of the tensors in bytes, and not on their shapes or on numbers.
         costs: The costs of earlier calls, keyed by signature.
-        run: Runs the operator. It skips the Python frame of the operator's `__call__`, which would
-            cost time.
+        run: Function that runs the operator. It is faster than calling the operator object, because
+            the object's `__call__` is written in Python.
     """
 
     name: str
@@ -246,6 +248,7 @@ def _kind_and_cost(
 
 _KNOWN: dict[int, tuple[Any, Operator]] = {}
 _known_with: tuple[Any, ...] = ()
+"""The formulas that were registered when the dict `_KNOWN` was created."""
 
 
 def known_operators() -> dict[int, tuple[Any, Operator]]:
@@ -278,7 +281,7 @@ def _convention(function: Any, table_name: str) -> CallCost | None:
     """Return the cost function of an operator that is not a matmul, such as a pointwise operator.
 
     The cost follows the conventions in `formulas/conventions.py`: a fixed number of operations per
-    element. Return `None` if no convention applies to the operator.
+    element, or nothing if the operator only moves data. Return `None` if no convention applies.
     """
     if not isinstance(function, OpOverload):
         return None

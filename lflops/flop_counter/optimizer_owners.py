@@ -56,8 +56,8 @@ class StepOwners:
     def one(self, args: Any) -> str:
         """Return the module to which an operator with these arguments belongs.
 
-        The first known tensor among the arguments determines the module. For operators on lists of
-        tensors, use `each`.
+        The first known tensor among the arguments determines the module, which becomes `last`. If
+        no tensor is known, return `last`. For operators on lists of tensors, use `each`.
         """
         for value in args:
             known = self._owners.get(id(value))
@@ -77,9 +77,9 @@ class StepOwners:
     def follow(self, args: Any) -> None:
         """Set `last` to the module of an operator that costs nothing, such as `zeros_like`.
 
-        The operator may be one of several with which the optimizer creates its state. This method
-        does not register the state, because the state may still be incomplete. The complete state
-        is registered when the next operator with a cost receives an unknown tensor (see `one`).
+        With such operators, the optimizer creates its state in the first step. This method does not
+        register the state, because the state may still be incomplete. The complete state is
+        registered when the next operator with a cost receives an unknown tensor (see `one`).
         """
         for value in args:
             owner = self._known(value)
@@ -112,8 +112,8 @@ class StepOwners:
     def _known(self, value: Any) -> str | None:
         """Return the module of a registered tensor, or `None` for any other value.
 
-        Tensors are registered by their id. The registry does not keep tensors alive, and Python may
-        reuse the id of a freed tensor. Therefore a weak reference is compared as well.
+        Tensors are registered by their id and not kept alive, and Python may reuse the id of a
+        freed tensor. Therefore the value is also compared with a weak reference to the tensor.
         """
         known = self._owners.get(id(value))
         if known is None:

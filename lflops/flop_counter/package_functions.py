@@ -25,12 +25,12 @@ from lflops.torch_private.dispatch_modes import open_modes
 
 
 class _Covered(threading.local):
-    """Whether this thread is inside a package function that has a formula.
+    """A count, for each thread, of the running package functions that have a formula.
 
     Triton kernels that such a function launches are part of its cost, so they are not recorded.
 
     Attributes:
-        depth: The number of nested calls of such functions. 0 means that the thread is outside.
+        depth: The number of nested calls of such functions. 0 means that none is running.
     """
 
     depth = 0
@@ -45,9 +45,10 @@ _undo = CleanupStack()
 
 
 def watch(count: object) -> None:
-    """Wrap the functions of all loaded packages for a count, until `unwatch`.
+    """Record the calls of package functions for a count, until `unwatch` is called.
 
-    Counts that overlap share the wrappers.
+    The functions in `FUNCTIONS` are wrapped if their package is loaded. Counts that overlap share
+    the wrappers.
     """
     with _LOCK:
         _COUNTS.append(count)
@@ -56,7 +57,7 @@ def watch(count: object) -> None:
 
 
 def unwatch(count: object) -> None:
-    """End watching for a count.
+    """Stop recording calls for a count. After the last count, restore the functions.
 
     A second call does nothing.
     """
@@ -93,6 +94,7 @@ def _watchers() -> list[Any]:
 
 
 def _wrapper(name: str, function: Callable[..., Any], entry: FunctionFormula) -> Callable[..., Any]:
+    """Return a function that calls a package's function and records the call."""
     operator = Operator.of_function(name.replace(":", "."), _cost_of(entry))
 
     @functools.wraps(function)
@@ -121,7 +123,8 @@ def _calls(
     """Yield the arguments of each call to count, in the order of the function's parameters.
 
     A fused optimizer function receives a list of lists of tensors, for example
-    `[gradients, parameters, states]`. It is counted as one call for each parameter.
+    `[gradients, parameters, states]`. It is counted as one call for each parameter. Any other
+    function is counted as one call.
     """
     ordered = _in_order(function, args, kwargs)
     place = entry.tensors_at
@@ -129,8 +132,8 @@ def _calls(
         yield ordered
         return
     for tensors in zip(*ordered[place], strict=False):
-        # The second tensor of an update is the parameter. The work belongs to the module that owns
-        # it.
+        # `tensors` has the tensors of one parameter: its gradient, the parameter and its states. So
+        # the work of this call is added to the module that owns the parameter.
         yield (*ordered[:place], list(tensors), *ordered[place + 1 :])
 
 
@@ -192,19 +195,19 @@ def _watch_triton() -> None:
     registered only if it is not in use.
     """
     triton: Any = sys.modules.get("triton")
-    knobs = getattr(getattr(triton, "knobs", None), "runtime", None)
-    if knobs is None:
-        knobs = getattr(getattr(triton, "compiler", None), "CompiledKernel", None)
-    if knobs is None or not hasattr(knobs, "launch_enter_hook"):
+    owner = getattr(getattr(triton, "knobs", None), "runtime", None)
+    if owner is None:
+        owner = getattr(getattr(triton, "compiler", None), "CompiledKernel", None)
+    if owner is None or not hasattr(owner, "launch_enter_hook"):
         return
-    before = knobs.launch_enter_hook
+    before = owner.launch_enter_hook
     if hasattr(before, "add") and hasattr(before, "remove"):
         _undo.add(_remove_from, before)
         before.add(_launched)
     elif before is None:
         # A hook that is already set belongs to a profiler.
-        _undo.add(setattr, knobs, "launch_enter_hook", None)
-        knobs.launch_enter_hook = _launched
+        _undo.add(setattr, owner, "launch_enter_hook", None)
+        owner.launch_enter_hook = _launched
 
 
 def _remove_from(hooks: Any) -> None:

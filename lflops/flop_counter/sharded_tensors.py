@@ -25,10 +25,10 @@ from lflops.torch_private.operators import decompose
 from lflops.torch_private.tensors import PLAIN
 
 GATHER = ("allgather", "gather")
-"""Name prefixes of the collectives that make partial tensors complete, with underscores removed."""
+"""Beginnings of the names, without underscores, of collectives that return complete tensors."""
 
 SCATTER = ("reducescatter", "scatter", "alltoall")
-"""Name prefixes of the collectives that return partial tensors, with underscores removed."""
+"""Beginnings of the names, without underscores, of collectives that return partial tensors."""
 
 
 def is_sharded(kind: type) -> bool:
@@ -141,7 +141,7 @@ class PartialTensors:
     def _add_parameters(self, fqn: str) -> None:
         """Record the parameters of a module again when the module starts to run.
 
-        FSDP may unshard them (replace them by whole tensors) only while the module runs.
+        Under FSDP, they may be sharded before the module runs and whole while it runs.
         """
         module = self._tree.modules.get(fqn)
         if module is not None:
@@ -149,7 +149,7 @@ class PartialTensors:
                 self.add_local_parts(parameter)
 
     def in_any(self, values: Any) -> bool:
-        """Return whether any argument of a call is or contains a partial tensor.
+        """Return whether the arguments of a call contain a partial tensor.
 
         Args:
             values: Sequences and dicts of arguments, for example `(args, kwargs)`.

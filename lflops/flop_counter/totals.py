@@ -27,7 +27,7 @@ CollectiveKey = tuple[str, Phase, str, str, "int | None"]
 
 
 class Sums(Struct, gc=False):
-    """A base class for sums over several calls. `add` adds another object field by field."""
+    """Base class of sums over several calls. `add` adds the fields of another object."""
 
     def add(self, other: Self) -> None:
         for name in self.__struct_fields__:
@@ -60,7 +60,7 @@ class Transfers(Sums, gc=False):
 
 
 class DenseMasks(Sums, gc=False):
-    """Attention calls whose dense mask separates packed sequences.
+    """The scores of attention calls whose dense mask separates packed sequences.
 
     Attributes:
         calls: The number of calls.
@@ -121,9 +121,10 @@ class Totals:
         counts.bytes_moved += moved
 
     def add_logical(self, local: "Totals", key: ModulePhase, logical: Cost | None) -> None:
-        """Add the logical work of an operator on sharded tensors.
+        """Add the difference between the logical and the local MACs of an operator.
 
-        The difference between the logical and the local MACs is added to `logical_difference`.
+        The operator runs on sharded tensors. The logical MACs are the MACs of the same operator on
+        the whole tensors. The difference is added to `logical_difference`.
 
         Args:
             local: The work that this rank did for the operator.
@@ -144,10 +145,10 @@ class Totals:
             self.add_difference(place, logical_macs.get(place, 0) - local_macs[place])
 
     def add_unknown_logical(self, fqn: str, phase: Phase, cost: Cost) -> None:
-        """Mark the logical work of a module and phase as unknown, because of one of its calls.
+        """Mark the logical work of a module and phase as unknown, because of one call.
 
         `cost` is the cost of the call on this rank. If it includes recomputation, the logical work
-        of the recompute phase becomes unknown, too.
+        of the module's recompute phase becomes unknown, too.
         """
         self.add_difference(ModulePhase(fqn, phase), None)
         if cost.recompute is not None:
@@ -208,7 +209,7 @@ class Totals:
         return moved
 
     def rows(self) -> Iterator[str]:
-        """Yield the name of every module that did any work. A name may occur several times."""
+        """Yield the module of every operator and collective. A name may occur several times."""
         for keys in (self.op_counts, self.unsupported, self.collectives):
             for key in keys:
                 yield key[0]

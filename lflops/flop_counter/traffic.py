@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lflops.flop_counter.operators import Operator
 
 GATHERS_RESULT = ("embedding", "gather", "index", "index_select", "take", "_unsafe_index")
-"""Gather operators that read one element of their first argument for each element they return."""
+"""Operators (gathers) that read one element of their first argument for each returned element."""
 
 
 def _rows(table: Tensor, indices: Tensor) -> int:
@@ -100,7 +100,10 @@ ADDS = frozenset(
 """Scatter operators that read each element before they write it, because they add to it."""
 
 ADDS_IF_ASKED = frozenset(("index_put_", "_index_put_impl_", "put_"))
-"""Scatter operators that add to the elements only if their argument `accumulate` is true."""
+"""Scatter operators that add to the elements only if their argument `accumulate` is true.
+
+It is the fourth positional argument.
+"""
 
 LIKE = (
     "zeros_like",
@@ -149,10 +152,10 @@ UNREAD = {
     **dict.fromkeys((*GATHERS_RESULT, *GATHERED, *SCATTERED, *LIKE, *FILLS, *COPIES), 0),
     **dict.fromkeys((*POOL_BACKWARDS, *PAD_BACKWARDS, *LOSS_BACKWARDS), 1),
 }
-"""The position of the argument that an operator does not read as a whole, keyed by operator.
+"""The position of the argument that an operator does not read completely, keyed by operator.
 
-The general rule is that an operator reads all of its arguments. The argument at this position is
-an exception: it is overwritten, read only in part, or needed only for its shape.
+Operators usually read all of their arguments. The argument at this position is an exception: it is
+overwritten, read only in part, or needed only for its shape.
 """
 
 

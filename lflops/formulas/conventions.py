@@ -1,7 +1,7 @@
-"""Compute the cost of operators that have no formula, such as pointwise operators and reductions.
+"""Define the cost of operators that have no formula, such as pointwise operators and reductions.
 
-These operators have no multiply-accumulates. By convention, each costs a fixed number of operations
-per element. `conventions.toml` explains the convention and lists the operators.
+These operators have no multiply-accumulates. By convention, each operator costs a fixed number of
+operations per element. `conventions.toml` explains the convention and lists the operators.
 """
 
 from pathlib import Path
@@ -33,10 +33,10 @@ def _operations_by_operator(table: dict[int, str]) -> dict[str, int]:
 _TABLES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=_Tables)
 
 FREE = frozenset(_TABLES.free.split())
-"""Operators without arithmetic and without memory traffic."""
+"""Names of operators without arithmetic and without memory traffic, such as views."""
 
 MOVES = frozenset(_TABLES.moves.split())
-"""Operators that move bytes and compute nothing."""
+"""Names of operators that move bytes but compute nothing, such as copies."""
 
 PER_OUTPUT = _operations_by_operator(_TABLES.per_output)
 """Operations per element of the first result, keyed by operator."""

@@ -1,6 +1,7 @@
 """Formulas for convolutions.
 
-The weight is [out, in / groups, *kernel], so its size is the number of MACs at one position.
+The weight has the shape [out, in / groups, *kernel]. The number of its elements is the number of
+MACs at one position of the kernel.
 """
 
 from math import prod
@@ -32,15 +33,15 @@ def convolution(
 ) -> Cost:
     """Cost of a convolution.
 
-    The kernel is applied at each position of the output. If `transposed`, it is applied at each
-    position of the input instead.
+    The kernel is applied at each position of the output. In a transposed convolution, the kernel is
+    applied at each position of the input instead.
     """
     has_bias = bias is not None
     return Cost(_products(x, weight, out, transposed=transposed), other_flops=prod(out) * has_bias)
 
 
 def _products(x: Shape, weight: Shape, out: Shape, *, transposed: bool) -> int:
-    """Return the MACs of a convolution, summed over all positions of the kernel."""
+    """Count the MACs of a convolution over all positions at which the kernel is applied."""
     scanned = x if transposed else out
     batch = x[0]
     positions = prod(scanned[2:])
@@ -49,7 +50,7 @@ def _products(x: Shape, weight: Shape, out: Shape, *, transposed: bool) -> int:
 
 @formula("conv_tbc")
 def convolution_time_first(x: Shape, weight: Shape, bias: Shape, *, out: Shape) -> Cost:
-    """Cost of a convolution of [time, batch, in] with [kernel, in, out] and a bias."""
+    """Cost of a convolution of a sequence [time, batch, in] with a kernel [kernel, in, out]."""
     time, batch, _ = out
     return Cost(macs=time * batch * prod(weight), other_flops=prod(out))
 
@@ -78,7 +79,7 @@ def convolution_relu(
 def transposed_convolution(
     x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None
 ) -> Cost:
-    """Cost of a transposed convolution, which applies the kernel at each position of the input."""
+    """Cost of a transposed convolution, which applies the kernel at each position of its input."""
     return convolution(x, weight, out=out, bias=bias, transposed=True)
 
 
@@ -96,5 +97,5 @@ def convolution_backward(
     return Cost(forward * (of_input + of_weight), other_flops=prod(grad) * of_bias)
 
 
-# The fallback operator on the CPU.
+# The operator of a convolution on the CPU if no faster operator supports it.
 formula("_slow_conv2d_backward")(adapted(convolution_backward, without="transposed"))

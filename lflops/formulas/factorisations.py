@@ -1,10 +1,10 @@
 """Formulas for factorisations, solvers, and Fourier transforms.
 
-They count the leading terms from a textbook, as FLOPs instead of MACs. Each step of a factorisation
-needs the previous steps, so the peak of a matrix unit does not apply. The terms are from Golub and
-Van Loan, "Matrix Computations" (fourth edition), for real [m, n] matrices. If the number of
-iterations depends on the values, as for eigenvalues, a typical number is assumed. LAPACK's blocked
-algorithms may need a few per cent more.
+The formulas count FLOPs, not MACs. Each step of a factorisation needs the previous steps, so a
+matrix unit cannot run it, and the peak of the matrix unit does not apply. The formulas are the
+leading terms in Golub and Van Loan, "Matrix Computations" (fourth edition), for real [m, n]
+matrices. If the number of iterations depends on the values, as for eigenvalues, a typical number is
+assumed. LAPACK's blocked algorithms may need a few per cent more.
 
 FLOPs per matrix, for k right-hand sides:
 
@@ -38,7 +38,7 @@ _THIRD = Fraction(1, 3)
 
 
 def _per_matrix(a: Shape, operations: Fraction | int) -> Cost:
-    """Cost of a batch of matrices, given the number of operations for one matrix."""
+    """Cost of a batch of matrices, where each matrix needs the given number of operations."""
     batch = prod(a[:-2])
     return Cost(other_flops=batch * int(operations))
 
@@ -53,8 +53,8 @@ def _tall(a: Shape) -> tuple[int, int]:
 def solve_triangular(a: Shape, b: Shape, *, out: Shape, unitriangular: bool = False) -> Cost:
     """Cost of solving a triangular system [n, n] with k right-hand sides.
 
-    Each right-hand side needs n (n - 1) / 2 multiplications, as many subtractions, and n divisions:
-    n² operations. The divisions are skipped if the diagonal is ones.
+    Each right-hand side needs n (n - 1) / 2 multiplications, as many subtractions, and n divisions.
+    These are n² operations. If all elements of the diagonal are 1, no divisions are needed.
     """
     n = a[-1]
     operations_per_element = n - 1 if unitriangular else n
@@ -65,12 +65,12 @@ def solve_triangular(a: Shape, b: Shape, *, out: Shape, unitriangular: bool = Fa
 def triangular_solve(
     b: Shape, a: Shape, *, out: Sequence[Shape], unitriangular: bool = False
 ) -> Cost:
-    """Cost of `torch.triangular_solve`, an older operator for the same as `solve_triangular`."""
+    """Cost of `torch.triangular_solve`, an older operator with the work of `solve_triangular`."""
     return solve_triangular(a, b, out=out[0], unitriangular=unitriangular)
 
 
 def _cubic(factor: Fraction | int) -> Formula:
-    """Return a formula that counts `factor` × n³ operations for each [n, n] matrix."""
+    """Return a formula that counts `factor` × n³ operations for each matrix [n, n]."""
 
     def cost(a: Shape) -> Cost:
         return _per_matrix(a, factor * a[-1] ** 3)
@@ -79,28 +79,28 @@ def _cubic(factor: Fraction | int) -> Formula:
     return cost
 
 
-# Half of the cost of an LU.
+# A Cholesky or LDL factorisation has half of the cost of an LU factorisation.
 formula("linalg_cholesky_ex", "cholesky", "linalg_ldl_factor_ex")(_cubic(_THIRD))
-# The cost of an LU and of n right-hand sides.
+# An inverse has the cost of an LU factorisation and of solving for n right-hand sides.
 formula("linalg_inv_ex")(_cubic(2))
 formula("cholesky_inverse")(_cubic(2 * _THIRD))
-# Cost of the Hessenberg form and implicit QR steps, with and without vectors.
+# Eigenvalues with and without eigenvectors need the Hessenberg form and implicit QR steps.
 formula("linalg_eig")(_cubic(25))
 formula("_linalg_eigvals")(_cubic(10))
 
 
 @formula("linalg_lu", "linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet")
 def lu(a: Shape) -> Cost:
-    """Cost of an LU factorisation of [m, n].
+    """Cost of an LU factorisation of a matrix [m, n].
 
-    A determinant has the same cost, because it is the product of the diagonal of the LU.
+    A determinant has the same cost, because it is the product of the diagonal elements of U.
     """
     m, n = _tall(a)
     return _per_matrix(a, m * n**2 - n**3 * _THIRD)
 
 
 def _two_triangles(a: Shape, solutions: Shape) -> int:
-    """Count the operations of solving linear systems whose matrix has two triangular factors."""
+    """Count the operations of two triangular solves, for a matrix with two triangular factors."""
     n = a[-1]
     return 2 * prod(solutions) * n
 
@@ -127,13 +127,19 @@ def cholesky_solve(b: Shape, a: Shape, *, out: Shape) -> Cost:
 
 
 def _householder(a: Shape) -> Fraction:
-    """Count the operations of a Householder QR that computes R and the reflections, but not Q."""
+    """Count the operations of a QR factorisation that computes R and reflections, but not Q.
+
+    Q is the product of the (Householder) reflections.
+    """
     m, n = _tall(a)
     return 2 * m * n**2 - 2 * n**3 * _THIRD
 
 
 def _columns_of_q(m: int, columns: int, reflections: int) -> Fraction:
-    """Count the operations for computing the first `columns` columns of Q from the reflections."""
+    """Count the operations of computing the first `columns` columns of Q from the reflections.
+
+    Q has `m` rows, and is the product of the (Householder) reflections of a QR factorisation.
+    """
     return (
         4 * m * columns * reflections
         - 2 * (m + columns) * reflections**2
@@ -143,7 +149,7 @@ def _columns_of_q(m: int, columns: int, reflections: int) -> Fraction:
 
 @formula("linalg_qr")
 def qr(a: Shape, *, out: Sequence[Shape], mode: str = "reduced") -> Cost:
-    """Cost of a QR factorisation, which computes Q and R, or only R if `mode` is "r"."""
+    """Cost of a QR factorisation, which computes Q and R. If `mode` is "r", only R is computed."""
     if mode == "r":
         return _per_matrix(a, _householder(a))
     q = out[0]
@@ -154,35 +160,36 @@ def qr(a: Shape, *, out: Sequence[Shape], mode: str = "reduced") -> Cost:
 
 @formula("geqrf")
 def reflections(a: Shape) -> Cost:
-    """Cost of a QR factorisation that computes R and the reflections, but not Q."""
+    """Cost of a QR factorisation that computes R and Householder reflections, but not Q."""
     return _per_matrix(a, _householder(a))
 
 
 @formula("linalg_householder_product")
 def householder_product(a: Shape, tau: Shape) -> Cost:
-    """Cost of computing Q from the reflections."""
+    """Cost of computing Q of a QR factorisation from its Householder reflections."""
     m, columns = a[-2:]
     return _per_matrix(a, _columns_of_q(m, columns, reflections=tau[-1]))
 
 
 @formula("ormqr")
 def multiply_by_reflections(a: Shape, tau: Shape, other: Shape, *, left: bool = True) -> Cost:
-    """Cost of Q times a matrix, or of the matrix times Q if not `left`.
+    """Cost of Q of a QR factorisation times a matrix, or of the matrix times Q if not `left`.
 
-    The reflections are applied one by one.
+    Q is not computed. Its Householder reflections are applied to the matrix one by one.
     """
-    reflected, others = other[-2:]
+    # A reflection changes each column of the matrix, or each row if not `left`.
+    length, vectors = other[-2:]
     if not left:
-        reflected, others = others, reflected
+        length, vectors = vectors, length
     count = tau[-1]
-    return _per_matrix(other, 4 * reflected * others * count - 2 * others * count**2)
+    return _per_matrix(other, 4 * length * vectors * count - 2 * vectors * count**2)
 
 
 @formula("linalg_lstsq")
 def least_squares(a: Shape, b: Shape) -> Cost:
     """Cost of solving a least-squares problem by a QR factorisation.
 
-    The reflections of the QR are multiplied by the right-hand sides. A triangular solve follows.
+    Its Householder reflections are applied to the right-hand sides, and a triangular solve follows.
     """
     m, n = _tall(a)
     has_several_sides = len(b) == len(a)
@@ -194,7 +201,7 @@ def least_squares(a: Shape, b: Shape) -> Cost:
 def symmetric_eigenvalues(a: Shape, *, compute_v: bool = True) -> Cost:
     """Cost of the eigenvalues of a symmetric matrix, and of the eigenvectors if `compute_v`.
 
-    The matrix is reduced to tridiagonal form, on which implicit QR steps are iterated.
+    The matrix is reduced to tridiagonal form, and implicit QR steps follow.
     """
     n = a[-1]
     if compute_v:
@@ -204,9 +211,10 @@ def symmetric_eigenvalues(a: Shape, *, compute_v: bool = True) -> Cost:
 
 @formula("_linalg_svd")
 def singular_values(a: Shape, *, full_matrices: bool = False, compute_uv: bool = True) -> Cost:
-    """Cost of a singular value decomposition: reduce the matrix to bidiagonal form, then iterate.
+    """Cost of a singular value decomposition, with singular vectors if `compute_uv`.
 
-    For a tall matrix, a QR comes first, and its R is reduced instead of the matrix.
+    The formula is for an algorithm that first computes a QR factorisation. It then reduces R to
+    bidiagonal form, and iterates.
     """
     m, n = _tall(a)
     if not compute_uv:
@@ -227,20 +235,20 @@ def _fft(x: Shape, dimensions: Sequence[int], factor: float) -> Cost:
 
 @formula("_fft_c2c")
 def fft(x: Shape, dim: Sequence[int]) -> Cost:
-    """Cost of a Fourier transform from complex to complex numbers."""
+    """Cost of a Fourier transform of complex numbers to complex numbers."""
     return _fft(x, dim, 5)
 
 
 @formula("_fft_r2c")
 def rfft(x: Shape, dim: Sequence[int]) -> Cost:
-    """Cost of a Fourier transform from real to complex numbers."""
+    """Cost of a Fourier transform of real numbers to complex numbers."""
     return _fft(x, dim, 2.5)
 
 
 @formula("_fft_c2r")
 def irfft(x: Shape, dim: Sequence[int], *, out: Shape) -> Cost:
-    """Cost of a Fourier transform from complex to real numbers.
+    """Cost of a Fourier transform of complex numbers to real numbers.
 
-    The cost is the same as from real to complex numbers.
+    The cost is the same as in the other direction.
     """
     return _fft(out, dim, 2.5)

@@ -1,4 +1,4 @@
-"""Formulas for losses and fused optimizers that need more than one operation per element."""
+"""Formulas for losses and fused optimizers whose cost is more than one operation per element."""
 
 from collections.abc import Sequence
 from math import prod
@@ -6,26 +6,28 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, Values, formula
 
 Lengths = Values | list[int] | Shape
-"""Lengths of sequences: a list, a tensor's values, or the tensor's shape if they are unknown."""
+"""Lengths of sequences: a list, the values of a tensor, or its shape if they are unknown."""
 
-# Operations per element of a logsumexp.
+# Number of operations per element of a logsumexp.
 _LOG_SUM_EXP = 4
 
-# Each state is reached from three states, and is multiplied by a probability.
+# Number of operations per state of the CTC recursion in forward: a logsumexp over three earlier
+# states, and a product with a probability.
 CTC_FORWARD = 3 * _LOG_SUM_EXP + 1
 
-# The same work, starting at the end. In addition, the product of both directions is added to the
-# sum of the state's label.
+# Number of operations per state of the CTC recursion in backward. The recursion from the last step
+# to the first costs as much as forward. In addition, the product of the results of both recursions
+# is added to the logsumexp of the state's label.
 CTC_BACKWARD = CTC_FORWARD + 2 * _LOG_SUM_EXP + 1
 
 SOFTMAX_BACKWARD = 4
 
 
 def _ctc_states(steps: Lengths, labels: Lengths) -> int:
-    """Count the states of the CTC recursion, summed over time steps and samples.
+    """Count the states of the CTC recursion over all time steps and samples.
 
-    At each time step, a state is a label, or a blank before, between or after the labels: n labels
-    have 2 n + 1 states.
+    At each time step, there is a state for each label, and for a blank before, between or after the
+    labels. These are 2 n + 1 states for n labels.
     """
     for lengths in (steps, labels):
         if not isinstance(lengths, list | Values):
@@ -40,7 +42,7 @@ def _ctc_states(steps: Lengths, labels: Lengths) -> int:
 def ctc_loss(
     log_probs: Shape, targets: Shape, *, input_lengths: Lengths, target_lengths: Lengths
 ) -> Cost:
-    """Cost of the forward recursion of CTC, which sums over all alignments step by step."""
+    """Cost of a CTC loss: a recursion over the time steps that sums over all alignments."""
     return Cost(other_flops=CTC_FORWARD * _ctc_states(input_lengths, target_lengths))
 
 
@@ -53,7 +55,11 @@ def ctc_loss_backward(
     input_lengths: Lengths,
     target_lengths: Lengths,
 ) -> Cost:
-    """Cost of the CTC recursion from the last step to the first, and of a softmax's gradient."""
+    """Cost of the gradient of a CTC loss.
+
+    It consists of a recursion from the last time step to the first, and of the gradient of a
+    softmax.
+    """
     states = _ctc_states(input_lengths, target_lengths)
     return Cost(other_flops=CTC_BACKWARD * states + SOFTMAX_BACKWARD * prod(log_probs))
 
@@ -62,17 +68,17 @@ def ctc_loss_backward(
 def ctc_loss_and_gradient(
     log_probs: Shape, targets: Shape, *, input_lengths: Lengths, target_lengths: Lengths
 ) -> Cost:
-    """Cost of a CTC loss and its gradient, which one kernel computes."""
+    """Cost of a kernel that computes a CTC loss together with its gradient."""
     states = _ctc_states(input_lengths, target_lengths)
     operations = CTC_FORWARD + CTC_BACKWARD
     return Cost(other_flops=operations * states + SOFTMAX_BACKWARD * prod(log_probs))
 
 
 def _margin_pairs(x: Shape, target: Values | Shape) -> int:
-    """Count the (label, other class) pairs of all samples, for the multilabel margin loss.
+    """Count the pairs of a label and another class in all samples, for a multilabel margin loss.
 
-    The other classes of a sample are the classes that are not its labels. The labels of a sample
-    end at the first -1. If the labels are unknown, the result is the largest possible number of
+    The labels of a sample end at the first -1. The other classes are the classes that are not
+    labels of the sample. If the labels are unknown, the result is the largest possible number of
     pairs. The number is largest if half of the classes are labels.
     """
     classes = x[-1] if x else 1
@@ -91,7 +97,7 @@ def _margin_pairs(x: Shape, target: Values | Shape) -> int:
 def multilabel_margin_loss(x: Shape, *, target: Values | Shape) -> Cost:
     """Cost of a multilabel margin loss.
 
-    Each pair of a label and another class needs two subtractions and an addition.
+    Each pair of a label and another class of a sample needs two subtractions and an addition.
     """
     is_known = isinstance(target, Values)
     return Cost(other_flops=3 * _margin_pairs(x, target), is_upper_bound=not is_known)
@@ -101,9 +107,9 @@ def multilabel_margin_loss(x: Shape, *, target: Values | Shape) -> Cost:
 def multilabel_margin_loss_backward(grad: Shape, x: Shape, *, target: Values | Shape) -> Cost:
     """Cost of the gradient of a multilabel margin loss.
 
-    Each pair of a label and another class needs four operations: two subtractions decide whether
-    the pair violates the margin, and two additions add to the gradients of both classes. Each
-    element of the gradient needs one multiplication.
+    Each pair of a label and another class of a sample needs four operations: two subtractions to
+    find whether the pair violates the margin, and an addition to the gradient of each of the two
+    classes. Each element of the gradient needs one multiplication.
     """
     is_known = isinstance(target, Values)
     return Cost(other_flops=4 * _margin_pairs(x, target) + prod(x), is_upper_bound=not is_known)
@@ -115,10 +121,10 @@ def _elements(parameters: Sequence[Shape]) -> int:
 
 @formula("_fused_adam", "_fused_adam_", "_fused_adamw", "_fused_adamw_")
 def fused_adam(parameters: Sequence[Shape], *, weight_decay: float, amsgrad: bool) -> Cost:
-    """Cost of Adam: 10 operations per element, and more for weight decay and AMSGrad.
+    """Cost of a fused Adam or AdamW update: at least 10 operations per element.
 
-    The 10 operations are two running averages (2 + 3), a root, a division, an addition and the
-    update (2). Weight decay and the maximum of AMSGrad need one more operation each.
+    They are two running averages (2 + 3), a root, a division, an addition and the update (2).
+    Weight decay and the maximum of AMSGrad need one more operation each.
     """
     operations = 10 + bool(weight_decay) + amsgrad
     return Cost(other_flops=operations * _elements(parameters))
@@ -127,7 +133,7 @@ def fused_adam(parameters: Sequence[Shape], *, weight_decay: float, amsgrad: boo
 def sgd_operations(
     *, momentum: float, weight_decay: float, nesterov: bool, is_first_step: bool
 ) -> int:
-    """Return the operations per element of an SGD update."""
+    """Count the operations of an SGD update per element."""
     operations = 1 + bool(nesterov) + bool(weight_decay)
     if momentum and not is_first_step:
         operations += 2
@@ -143,10 +149,10 @@ def fused_sgd(
     nesterov: bool,
     is_first_step: bool,
 ) -> Cost:
-    """Cost of SGD per element.
+    """Cost of a fused SGD update.
 
-    The update needs 1 operation. Momentum adds 2 operations after the first step, Nesterov momentum
-    adds 1, and weight decay adds 1.
+    Per element, the update needs 1 operation. Momentum adds 2 operations after the first step,
+    Nesterov momentum adds 1, and weight decay adds 1.
     """
     operations = sgd_operations(
         momentum=momentum,
@@ -159,10 +165,10 @@ def fused_sgd(
 
 @formula("_fused_adagrad", "_fused_adagrad_")
 def fused_adagrad(parameters: Sequence[Shape], *, weight_decay: float) -> Cost:
-    """Cost of Adagrad per element.
+    """Cost of a fused Adagrad update.
 
-    The sum of squares needs 2 operations, the root and an addition need 1 each, and the update
-    needs 2. Weight decay adds 1 operation.
+    Per element, the sum of squares needs 2 operations, the root and an addition need 1 each, and
+    the update needs 2. Weight decay adds 1 operation.
     """
     operations = 6 + bool(weight_decay)
     return Cost(other_flops=operations * _elements(parameters))

@@ -1,7 +1,7 @@
-"""Formulas for matrix products: each output element is a dot product over the inner dimension.
+"""Formulas for matrix products, distances between all pairs of rows, and products of three tensors.
 
-A bias adds one operation per output element. This file also covers distances between all pairs of
-rows, and products of three tensors.
+In a matrix product, each output element is a dot product over the inner dimension. A bias adds one
+operation per output element.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def _stored(x: Shape) -> int:
 
 
 def _bias_additions(elements: int, beta: float) -> int:
-    """Return the operations for adding a bias: one per element, or none if `beta` is 0."""
+    """Count the operations of adding a bias: one per element, or none if `beta` is 0."""
     if not beta:
         return 0
     return elements
@@ -24,7 +24,7 @@ def _bias_additions(elements: int, beta: float) -> int:
 
 @formula("mm", "_int_mm", "hspmm")
 def mm(a: Shape, b: Shape) -> int:
-    """MACs of [n, k] x [k, m]; for a sparse matrix, only its stored elements count."""
+    """MACs of a matmul [n, k] x [k, m]. In a sparse matrix, only the stored elements count."""
     if isinstance(a, SparseShape) and isinstance(b, SparseShape):
         raise NotImplementedError("the cost of two sparse matrices depends on their elements")
     if isinstance(a, SparseShape):
@@ -36,7 +36,8 @@ def mm(a: Shape, b: Shape) -> int:
 def reduced_mm(a: Shape, b: Shape, reduce: str) -> Cost:
     """Cost of a sparse matrix times a dense matrix, with a choice of reduction.
 
-    The products for one element of the result are reduced by a sum, mean, maximum or minimum.
+    `reduce` is the reduction of the products for an element of the result: a sum, a mean, a maximum
+    or a minimum.
     """
     rows = a[0]
     columns = b[-1]
@@ -55,8 +56,8 @@ def reduced_mm_backward(
 ) -> Cost:
     """Cost of the requested gradients of the two matrices in `reduced_mm`.
 
-    If the products were reduced by a maximum or minimum, only the largest or smallest product has a
-    gradient.
+    If the products were reduced by a maximum or a minimum, only one product per element of the
+    result has a gradient.
     """
     gradients = sum(output_mask)
     if reduce in ("sum", "mean"):
@@ -66,15 +67,15 @@ def reduced_mm_backward(
 
 @formula("quantized::matmul", "transformers::grouped_mm_fallback")
 def matmul(a: Shape, b: Shape) -> int:
-    """MACs of [..., n, k] x [..., k, m].
+    """MACs of a batch of matmuls [..., n, k] x [..., k, m].
 
-    An operator of Hugging Face transformers computes [rows, k] x [groups, k, m] and multiplies each
-    row by only one of the matrices. The MACs have the same formula.
+    The formula is also correct for the grouped matmul of Hugging Face transformers, [rows, k] x
+    [groups, k, m], which multiplies each row by only one of the matrices.
     """
     return prod(a) * b[-1]
 
 
-# [..., m] x [m, k]
+# The gradient of the input is a matmul [..., m] x [m, k].
 formula("mkldnn_linear_backward_input")(adapted(matmul, "size"))
 
 
@@ -91,42 +92,45 @@ def packed_linear_backward_weights(
 
 @formula("_foreach_mm")
 def foreach_mm(a: Sequence[Shape], b: Sequence[Shape]) -> int:
-    """MACs of several products [n, k] x [k, m]."""
+    """MACs of several matmuls [n, k] x [k, m] in one call."""
     return sum(map(mm, a, b))
 
 
 @formula("sparse_sampled_addmm")
 def sampled_addmm(x: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """Cost of x + [n, k] x [k, m], only for the elements that the sparse tensor x stores."""
+    """Cost of x + [n, k] x [k, m], only for the elements that the sparse matrix x stores."""
     k = a[-1]
     return Cost(_stored(x) * k, other_flops=_bias_additions(_stored(x), beta))
 
 
 @formula("_scaled_mm", "_scaled_mm_v2")
 def scaled_mm(a: Shape, b: Shape) -> Cost:
-    """Cost of [n, k] x [k, m] in scaled 8-bit floats.
+    """Cost of a matmul [n, k] x [k, m] of 8-bit floats with scales.
 
-    Scaling costs one operation per element of the result.
+    The scaling costs one operation per element of the result.
     """
     return Cost(mm(a, b), other_flops=a[0] * b[1])
 
 
 @formula("addmm", "addmm_", "_sparse_addmm")
 def addmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """Cost of bias + [n, k] x [k, m]."""
+    """Cost of a matmul with a bias: bias + [n, k] x [k, m]."""
     return Cost(mm(a, b), other_flops=_bias_additions(a[0] * b[1], beta))
 
 
 @formula("_addmm_activation")
 def addmm_activation(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """Cost of `addmm`, and of one operation per element for the activation."""
+    """Cost of `addmm`, plus an activation function with one operation per element."""
     elements = a[0] * b[1]
     return Cost(mm(a, b), other_flops=elements + _bias_additions(elements, beta))
 
 
 @formula("bmm")
 def bmm(a: Shape, b: Shape) -> int:
-    """MACs of [batch, n, k] x [batch, k, m]; for a sparse batch, only its stored elements count."""
+    """MACs of a batched matmul [batch, n, k] x [batch, k, m].
+
+    If the first tensor is sparse, only its stored elements count.
+    """
     if isinstance(a, SparseShape):
         return a.stored * b[2]
     return a[0] * mm(a[1:], b[1:])
@@ -134,44 +138,44 @@ def bmm(a: Shape, b: Shape) -> int:
 
 @formula("baddbmm", "baddbmm_")
 def baddbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """Cost of bias + [batch, n, k] x [batch, k, m]."""
+    """Cost of a batched matmul with a bias: bias + [batch, n, k] x [batch, k, m]."""
     return Cost(bmm(a, b), other_flops=_bias_additions(a[0] * a[1] * b[2], beta))
 
 
 @formula("addbmm", "addbmm_")
 def addbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """Cost of bias + the sum of [n, k] x [k, m] over the batch.
+    """Cost of bias + [n, k] x [k, m], where the matmuls of a batch are summed.
 
-    The sum over the batch is one longer dot product.
+    Each element of the result is a dot product over k and over the batch.
     """
     return Cost(bmm(a, b), other_flops=_bias_additions(a[1] * b[2], beta))
 
 
 @formula("mv")
 def mv(a: Shape, x: Shape) -> int:
-    """MACs of [n, k] x [k]."""
+    """MACs of a matrix [n, k] times a vector [k]."""
     return _stored(a)
 
 
 @formula("addmv", "addmv_")
 def addmv(bias: Shape, a: Shape, x: Shape, *, beta: float = 1) -> Cost:
-    """Cost of bias + [n, k] x [k]."""
+    """Cost of a matrix times a vector, with a bias: bias + [n, k] x [k]."""
     return Cost(mv(a, x), other_flops=_bias_additions(a[0], beta))
 
 
 @formula("dot", "vdot")
 def dot(x: Shape, y: Shape) -> int:
-    """MACs of [k] x [k]."""
+    """MACs of the dot product of two vectors [k]."""
     return x[0]
 
 
 @formula("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", reads="offs")
 def grouped_mm(a: Shape, b: Shape, *, offs: Values | Shape | None = None) -> Cost:
-    """Cost of a grouped matmul, which multiplies each group of an operand by a separate matrix.
+    """Cost of a grouped matmul: several matmuls with groups of different sizes.
 
     A 2-d operand is divided into groups: `a` by its rows, `b` by its columns, or both by their
     inner dimension. `offs` contains the end of each group. If the last group ends before the end of
-    the dimension, the kernel does not multiply the rest.
+    the dimension, the kernel skips the rest.
     """
     columns = b[-1]
     if len(a) == 3 and len(b) == 3:
@@ -193,41 +197,42 @@ def grouped_mm(a: Shape, b: Shape, *, offs: Values | Shape | None = None) -> Cos
 
 @formula("transformers::grouped_mm_fallback_backward")
 def grouped_mm_fallback_backward(x: Shape, weights: Shape) -> int:
-    """MACs of both gradients of a grouped matmul: the gradients of the rows and of the weights."""
+    """MACs of the gradients of a grouped matmul: of the rows `x`, and of `weights`."""
     return 2 * matmul(x, weights)
 
 
 @formula("affine_grid_generator")
 def affine_grid(theta: Shape, *, out: Shape) -> int:
-    """MACs of an affine grid: for each sample, a matmul [positions, k] x [k, dimensions].
+    """MACs of an affine grid: one matmul [positions, k] x [k, dimensions] for each sample.
 
-    k is the number of dimensions plus one.
+    Here, k is the number of dimensions plus one.
     """
     return prod(out) * theta[-1]
 
 
 def _distances(pairs: int, width: int) -> Cost:
-    """Cost of the Euclidean distances between pairs of rows.
+    """Cost of the Euclidean distances between pairs of rows with `width` elements.
 
-    Each element of a pair costs a difference and a multiply-accumulate. Each pair costs a root.
+    Each pair costs a difference and a multiply-accumulate per element, and one root.
     """
     return Cost(pairs * width, other_flops=pairs * (width + 1))
 
 
 @formula("_cdist_forward", "_euclidean_dist")
 def cdist(x: Shape, y: Shape) -> Cost:
-    """Cost of the distance of each row of x to each row of y."""
+    """Cost of the distances between each row of x and each row of y."""
     batch = prod(x[:-2]) or 1
     return _distances(pairs=batch * x[-2] * y[-2], width=x[-1])
 
 
-# The differences are scaled and added to the gradient.
+# Backward costs as much as forward: each difference is multiplied by a factor and added to the
+# gradient.
 formula("_cdist_backward")(adapted(cdist, "grad"))
 
 
 @formula("_pdist_forward")
 def pdist(x: Shape) -> Cost:
-    """Cost of the distances between all pairs of rows."""
+    """Cost of the distances between all pairs of rows of a matrix."""
     rows, width = x
     return _distances(rows * (rows - 1) // 2, width)
 
@@ -245,9 +250,10 @@ def trilinear(
     expand2: Sequence[int],
     expand3: Sequence[int],
 ) -> Cost:
-    """Cost of the sum of the products of three tensors, broadcast to all dimensions.
+    """Cost of multiplying three tensors element by element, and summing the products.
 
-    Each element needs a multiplication, and a multiply-accumulate into the sum.
+    The tensors are broadcast to the same shape. Each element needs a multiplication, and a
+    multiply-accumulate into the sum.
     """
     expanded = (_expand(a, expand1), _expand(b, expand2), _expand(c, expand3))
     elements = prod(map(max, zip(*expanded, strict=True)))
@@ -255,7 +261,7 @@ def trilinear(
 
 
 def _expand(shape: Shape, places: Sequence[int]) -> list[int]:
-    """Return the shape with a dimension of length 1 inserted at each of the given positions."""
+    """Return the shape with dimensions of length 1 inserted at the given positions."""
     expanded = list(shape)
     for place in sorted(places):
         expanded.insert(place, 1)

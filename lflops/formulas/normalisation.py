@@ -1,8 +1,8 @@
 """Formulas for normalisations.
 
-A normalisation counts as 5 operations per element, or 2 if the statistics (mean and variance) are
-known. This convention is explained in `conventions.toml`.
-A weight and a bias cost one more operation each. Backward costs twice as much as forward.
+By the convention in `conventions.toml`, a normalisation costs 5 operations per element, or 2 if the
+statistics (mean and variance) are known. A weight and a bias cost one more operation per element
+each. Backward costs twice as much as forward.
 """
 
 from math import prod
@@ -15,8 +15,8 @@ def _normalised(
 ) -> Cost:
     """Cost of a normalisation with `operations` per element, plus its weight and bias.
 
-    The weight and the bias, if present, cost one more operation per element each. The total is
-    multiplied by `times`, for example by 2 for a backward pass.
+    The weight and the bias, if they exist, cost one more operation per element each. The total is
+    multiplied by `times`, which is 2 for a backward pass.
     """
     operations += (weight is not None) + (bias is not None)
     return Cost(other_flops=times * operations * prod(x))
@@ -24,7 +24,7 @@ def _normalised(
 
 @formula("native_layer_norm")
 def layer_norm(x: Shape, normalized: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
-    """Cost of a layer norm, with statistics over the last dimensions."""
+    """Cost of a layer norm, which computes statistics over the last dimensions."""
     return _normalised(x, weight, bias, operations=5)
 
 
@@ -38,13 +38,13 @@ def layer_norm_backward(
     weight: Shape | None,
     bias: Shape | None,
 ) -> Cost:
-    """Cost of the gradients: twice the forward pass."""
+    """Cost of the gradients of a layer norm: twice the cost of forward."""
     return _normalised(x, weight, bias, operations=5, times=2)
 
 
 @formula("_fused_rms_norm")
 def rms_norm(x: Shape, normalized: Shape, weight: Shape | None) -> Cost:
-    """Cost of an RMS norm: a square, a sum and a scale per element."""
+    """Cost of an RMS norm: a square, an addition and a multiplication per element."""
     return _normalised(x, weight, None, operations=3)
 
 
@@ -52,13 +52,13 @@ def rms_norm(x: Shape, normalized: Shape, weight: Shape | None) -> Cost:
 def rms_norm_backward(
     grad: Shape, x: Shape, normalized: Shape, rstd: Shape, weight: Shape | None
 ) -> Cost:
-    """Cost of the gradients: twice the forward pass."""
+    """Cost of the gradients of an RMS norm: twice the cost of forward."""
     return _normalised(x, weight, None, operations=3, times=2)
 
 
 @formula("native_group_norm")
 def group_norm(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
-    """Cost of a group norm, with statistics over groups of channels."""
+    """Cost of a group norm, which computes statistics over groups of channels."""
     return _normalised(x, weight, bias, operations=5)
 
 
@@ -66,7 +66,7 @@ def group_norm(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
 def group_norm_backward(
     grad: Shape, x: Shape, mean: Shape, rstd: Shape, weight: Shape | None
 ) -> Cost:
-    """Cost of the gradients: twice the forward pass.
+    """Cost of the gradients of a group norm: twice the cost of forward.
 
     The operator does not receive the bias. If there is a weight, a bias is assumed.
     """
@@ -85,7 +85,8 @@ def batch_norm(
 ) -> Cost:
     """Cost of a batch norm.
 
-    In training, the statistics are computed over the batch. Otherwise, they are already known.
+    In training, the operator computes statistics over the batch. Otherwise, the statistics are
+    already known.
     """
     operations = 5 if training else 2
     return _normalised(x, weight, bias, operations=operations)
@@ -93,7 +94,7 @@ def batch_norm(
 
 @formula("_native_batch_norm_legit_no_training", "_batch_norm_no_update")
 def known_batch_norm(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost:
-    """Cost of a batch norm with known statistics: subtract and scale."""
+    """Cost of a batch norm with known statistics: a subtraction and a scaling per element."""
     return batch_norm(x, weight, bias, training=False)
 
 
@@ -106,7 +107,7 @@ def known_batch_norm(x: Shape, weight: Shape | None, bias: Shape | None) -> Cost
 def batch_norm_backward(
     grad: Shape, x: Shape, weight: Shape | None, *, train: bool = True, update: bool = True
 ) -> Cost:
-    """Cost of the gradients: twice the forward pass.
+    """Cost of the gradients of a batch norm: twice the cost of forward.
 
     The operator does not receive the bias. If there is a weight, a bias is assumed.
     """
@@ -114,12 +115,12 @@ def batch_norm_backward(
     return _normalised(grad, weight, weight, operations=operations, times=2)
 
 
-# First part of synchronised batch norm. Each rank computes its statistics: a sum, and a difference,
-# a square and a sum.
+# The first part of synchronised batch norm. Each rank computes the mean (a sum) and the variance (a
+# difference, a square and a sum) of its batch.
 formula("batch_norm_stats")(per_element(4))
 
-# Second part. The ranks' statistics are combined into a mean and a variance, weighted by the counts
-# (3 operations per element each).
+# The second part of synchronised batch norm. The statistics of all ranks are combined into one mean
+# and one variance, weighted by the counts. Each of the two costs 3 operations per element.
 formula("batch_norm_gather_stats_with_counts")(adapted(per_element(6), "given"))
 
 
@@ -135,7 +136,7 @@ def synchronised_backward(
 ) -> Cost:
     """Cost of one of the two operators in the backward pass of synchronised batch norm.
 
-    The first operator computes sums that the ranks then exchange, and the second one computes the
-    gradient. Each has half of the cost of the backward pass.
+    The first operator computes sums that the ranks then exchange, and the second operator computes
+    the gradient. Each operator has half of the cost of the backward pass.
     """
     return _normalised(x, weight, weight, operations=5)

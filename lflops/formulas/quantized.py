@@ -1,6 +1,7 @@
-"""Formulas for matmuls with packed weights.
+"""Formulas for operators with quantized or packed weights, and for half-sparse matmuls.
 
-Packing hides the shape of the weight, but not the shapes of the input and the result.
+Formulas for packed weights use the shapes of the input and the result, because an operator does not
+receive the shape of a packed weight.
 """
 
 from math import prod
@@ -31,20 +32,20 @@ from lflops.formulas.table import Cost, Shape, formula
     "mkldnn_linear",
 )
 def packed_linear(x: Shape, *, out: Shape) -> int:
-    """MACs of [..., k] x [k, m]."""
+    """MACs of a linear layer with a packed weight: [..., k] x [k, m]."""
     return prod(x) * out[-1]
 
 
 @formula("_sparse_semi_structured_linear")
 def half_sparse_linear(x: Shape, weight: Shape, *, out: Shape) -> int:
-    """MACs of [..., k] x [k, m], where two of every four weights are kept and multiplied."""
+    """MACs of [..., k] x [k, m], where only two of every four weights are kept and multiplied."""
     *batch, k = x
     return prod(batch) * out[-1] * (k // 2)
 
 
 @formula("_sparse_semi_structured_mm")
 def half_sparse_mm(weight: Shape, meta: Shape, x: Shape) -> int:
-    """MACs of [n, k] x [k, m], where half of the weights are kept and stored as [n, k / 2]."""
+    """MACs of [n, k] x [k, m], where only half of the weights are kept, stored as [n, k / 2]."""
     return prod(weight) * x[-1]
 
 
@@ -56,7 +57,7 @@ def half_sparse_addmm(bias: Shape, weight: Shape, meta: Shape, x: Shape) -> Cost
 
 @formula("_cslt_sparse_mm")
 def packed_half_sparse_mm(weight: Shape, x: Shape, bias: Shape | None, *, out: Shape) -> Cost:
-    """Cost of [n, k] x [k, m] and a bias, where half of the weights are kept and multiplied."""
+    """Cost of [n, k] x [k, m] with a bias, where only half of the weights are multiplied."""
     k = x[0]
     has_bias = bias is not None
     return Cost(prod(out) * k // 2, other_flops=prod(out) * has_bias)
@@ -69,9 +70,10 @@ def packed_half_sparse_mm(weight: Shape, x: Shape, bias: Shape | None, *, out: S
     "onednn::qconv3d_pointwise",
 )
 def packed_convolution(x: Shape, *, qw: Shape, out: Shape) -> int:
-    """MACs of the kernel at each position of the output, [batch, channels, *positions].
+    """MACs of a convolution with a packed weight.
 
-    Packing does not change the number of elements of the weight.
+    The kernel is applied at each position of the output [batch, channels, *positions]. A packed
+    weight has as many elements as the original weight, so its shape gives the MACs per position.
     """
     channels = out[1]
     positions = prod(out) // channels
@@ -80,7 +82,10 @@ def packed_convolution(x: Shape, *, qw: Shape, out: Shape) -> int:
 
 @formula("quantized::embedding_bag_byte", "quantized::embedding_bag_4bit")
 def quantized_embedding_bag(weight: object, indices: Shape, *, out: Shape) -> Cost:
-    """Cost of one addition per element of the gathered rows."""
+    """Cost of a quantized embedding bag.
+
+    It is one addition per element of the table rows that the indices select.
+    """
     return Cost(other_flops=prod(indices) * out[-1])
 
 
@@ -123,8 +128,8 @@ def quantized_embedding_bag(weight: object, indices: Shape, *, out: Shape) -> Co
     "onednn::qconv_prepack",
 )
 def integer_result(x: object) -> Cost:
-    """Return a cost without operations, because the result has no floating-point numbers.
+    """Return a cost of 0 operations, because the result has no floating-point numbers.
 
-    Only the bytes are counted.
+    The bytes of the operator are counted elsewhere.
     """
     return Cost()

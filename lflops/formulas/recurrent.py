@@ -1,8 +1,8 @@
 """Formulas for recurrent layers that run as one kernel.
 
-The MACs are the products of each weight matrix (gates, recurrence and projection) with the vector
-of each time step. The other operations are the same as in a layer without fusion: an addition per
-bias, and the sums and functions of the gates.
+At each time step, each weight matrix is multiplied by a vector; these are the MACs. The other
+operations are an addition for each bias, and the pointwise functions and sums of the gates. They
+are the same as in a layer that runs as many kernels.
 """
 
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ from lflops.formulas.table import Cost, Shape, adapted, formula, per_element
 RELU, TANH, LSTM, GRU = range(4)
 
 GATE_OPERATIONS = {RELU: 2, TANH: 2, LSTM: 13, GRU: 10}
-"""Operations per hidden unit and time step, without matmuls and biases."""
+"""Number of operations per hidden unit and time step, without matmuls and biases."""
 
 GATES = {LSTM: 4, GRU: 3}
-"""Number of gates of a cell. For each hidden unit, each gate has one row in the weights."""
+"""Number of gates of a cell. Each gate has one row in the weights for each hidden unit."""
 
 
 def recurrent(
     x: Shape, weights: Sequence[Shape], *, cells: int, mode: int, hidden: int, passes: int = 1
 ) -> Cost:
-    """Cost of a recurrent network: the cells of all layers and directions.
+    """Cost of a recurrent network with all its layers and directions.
 
     Args:
         x: Shape of the input: [time, batch, width], or [vectors, width] if packed.
         weights: Shapes of the matrices and biases of all cells.
-        cells: Number of layers times number of directions.
-        mode: `RELU`, `TANH`, `LSTM` or `GRU`.
-        hidden: Hidden units of a cell.
+        cells: Number of cells: the number of layers times the number of directions.
+        mode: Kind of the cells: `RELU`, `TANH`, `LSTM` or `GRU`.
+        hidden: Number of hidden units of a cell.
         passes: Cost as a multiple of the forward pass. It is 1 in forward. In backward, it is 1 for
             the gradients of the inputs and hidden states, plus 1 for the gradients of the weights.
     """
@@ -58,9 +58,9 @@ def mkldnn_rnn_layer(
     hidden_size: int,
     has_biases: bool,
 ) -> Cost:
-    """Cost of one recurrent layer in one direction, in oneDNN.
+    """Cost of one recurrent layer in one direction, computed by oneDNN.
 
-    Without biases, the last two weights are placeholders.
+    Without biases, the operator receives placeholders as the last two weights.
     """
     weights = [w0, w1]
     if has_biases:
@@ -80,7 +80,7 @@ def mkldnn_rnn_layer_backward(
     hidden_size: int,
     has_biases: bool,
 ) -> Cost:
-    """Cost of the gradients of one recurrent layer, in oneDNN.
+    """Cost of the gradients of one recurrent layer in one direction, computed by oneDNN.
 
     Every call computes the gradients of the inputs, of the hidden states and of the weights.
     """
@@ -100,7 +100,7 @@ def cudnn_rnn(
     num_layers: int,
     bidirectional: bool,
 ) -> Cost:
-    """Cost of a recurrent network in cuDNN, with all layers and directions."""
+    """Cost of a recurrent network with all its layers and directions, computed by cuDNN."""
     cells = num_layers * (1 + bidirectional)
     return recurrent(x, weight, cells=cells, mode=mode, hidden=hidden_size)
 
@@ -116,7 +116,10 @@ def cudnn_rnn_backward(
     bidirectional: bool,
     output_mask: Sequence[bool],
 ) -> Cost:
-    """Cost of the gradients of inputs and hidden states, and of the weights if requested."""
+    """Cost of the gradients of a recurrent network, computed by cuDNN.
+
+    The gradients of the weights are included only if they are requested.
+    """
     cells = num_layers * (1 + bidirectional)
     passes = 1 + output_mask[-1]
     return recurrent(x, weight, cells=cells, mode=mode, hidden=hidden_size, passes=passes)
@@ -129,23 +132,24 @@ def _gates_of_a_step(gates: Shape, mode: int) -> Cost:
 
 @formula("_thnn_fused_lstm_cell")
 def fused_lstm_cell(gates: Shape) -> Cost:
-    """Cost of the gates of one time step, of shape [batch, 4 x hidden].
+    """Cost of an LSTM cell for one time step, without matmuls and biases.
 
-    The matmuls and biases of the gates are separate operators.
+    These are separate operators. `gates` has the shape [batch, 4 x hidden].
     """
     return _gates_of_a_step(gates, LSTM)
 
 
 @formula("_thnn_fused_gru_cell")
 def fused_gru_cell(gates: Shape) -> Cost:
-    """Cost of the gates of one time step, of shape [batch, 3 x hidden].
+    """Cost of a GRU cell for one time step, without matmuls and biases.
 
-    The matmuls and biases of the gates are separate operators.
+    These are separate operators. `gates` has the shape [batch, 3 x hidden].
     """
     return _gates_of_a_step(gates, GRU)
 
 
-# Backward costs as much as forward. The gradients are [batch, hidden].
+# Backward costs as much as forward. The operations are counted per element of a tensor [batch,
+# hidden]: the cell state of an LSTM, because its gradients are optional, or the gradient of a GRU.
 formula("_thnn_fused_lstm_cell_backward_impl")(
     adapted(per_element(GATE_OPERATIONS[LSTM]), "grad_h grad_c")
 )
@@ -156,7 +160,7 @@ formula("_thnn_fused_gru_cell_backward")(per_element(GATE_OPERATIONS[GRU]))
 def lstm_mps(
     x: Shape, hx: Sequence[Shape], params: Sequence[Shape], *, num_layers: int, bidirectional: bool
 ) -> Cost:
-    """Cost of an LSTM on Apple GPUs, with all layers and directions."""
+    """Cost of an LSTM with all its layers and directions on an Apple GPU."""
     cell_state = hx[1]
     cells = num_layers * (1 + bidirectional)
     return recurrent(x, params, cells=cells, mode=LSTM, hidden=cell_state[-1])
@@ -165,8 +169,8 @@ def lstm_mps(
 def _quantized(x: Shape, hidden: Shape, *, mode: int, layers: int, bidirectional: bool) -> Cost:
     """Cost of a quantized recurrent network, whose weights are packed.
 
-    Packing hides the shapes of the weights, so they are derived from the input and the hidden
-    state. The hidden state is [layers x directions, batch, width].
+    The operator does not receive the shapes of packed weights. They are computed from the shapes of
+    the input and of the hidden state, which is [layers x directions, batch, width].
     """
     directions = 1 + bidirectional
     width = hidden[-1]
@@ -181,11 +185,11 @@ def _quantized(x: Shape, hidden: Shape, *, mode: int, layers: int, bidirectional
 
 @formula("quantized_lstm")
 def quantized_lstm(x: Shape, *, hx: Sequence[Shape], num_layers: int, bidirectional: bool) -> Cost:
-    """Cost of a quantized LSTM with all layers and directions. Each cell has two biases."""
+    """Cost of a quantized LSTM with all its layers and directions. Each cell has two biases."""
     return _quantized(x, hx[0], mode=LSTM, layers=num_layers, bidirectional=bidirectional)
 
 
 @formula("quantized_gru")
 def quantized_gru(x: Shape, *, hx: Shape, num_layers: int, bidirectional: bool) -> Cost:
-    """Cost of a quantized GRU with all layers and directions. Each cell has two biases."""
+    """Cost of a quantized GRU with all its layers and directions. Each cell has two biases."""
     return _quantized(x, hx, mode=GRU, layers=num_layers, bidirectional=bidirectional)

@@ -1,6 +1,6 @@
-"""Formulas for sums over windows and over indices.
+"""Formulas for operators that add elements, such as pooling, scatter-add and embedding bags.
 
-A sum costs one operation per added element, or two if the element is weighted.
+Each added element costs one operation, or two if it is multiplied by a weight.
 """
 
 from math import prod
@@ -10,10 +10,13 @@ from lflops.formulas.table import Cost, Formula, Shape, adapted, formula, per_el
 
 
 def _pool(dimensions: int) -> Formula:
-    """Return a formula for pooling, which counts one operation per element of each window."""
+    """Return a formula for pooling over 1, 2 or 3 `dimensions`.
+
+    Each element of each window costs one operation.
+    """
 
     def cost(x: Shape, kernel: Shape, *, out: Any) -> Cost:
-        # Some operators also return indices.
+        # Some operators return the pooled tensor and indices.
         has_several_results = out and not isinstance(out[0], int)
         pooled: Shape = out[0] if has_several_results else out
         is_square = len(kernel) == 1
@@ -54,7 +57,7 @@ formula("index_add", "index_add_", "index_reduce", "index_reduce_")(
     adapted(per_element(1), "into dim index")
 )
 
-# One addition per target. In backward, all elements without a target are zero.
+# One addition per target. In backward, only the score of each target gets a gradient.
 formula("nll_loss_forward", "nll_loss2d_forward")(adapted(per_element(1), "scores"))
 formula("nll_loss_backward", "nll_loss2d_backward")(adapted(per_element(1), "grad scores"))
 
@@ -66,18 +69,18 @@ formula("nll_loss_backward", "nll_loss2d_backward")(adapted(per_element(1), "gra
     "_embedding_bag_dense_backward",
 )
 def embedding_bag(table: Shape, indices: Shape) -> Cost:
-    """Cost of an embedding bag, in forward or in backward.
+    """Cost of an embedding bag in forward or in backward.
 
-    Each element of the gathered rows needs one addition.
+    It is one addition per element of the table rows that the indices select.
     """
     return Cost(other_flops=prod(indices) * table[-1])
 
 
 @formula("_embedding_bag_per_sample_weights_backward")
 def embedding_bag_weights_backward(grad: Shape, weight: Shape, indices: Shape) -> Cost:
-    """Cost of the gradients of an embedding bag's weights per sample.
+    """Cost of the gradients of the per-sample weights of an embedding bag.
 
-    Each element of the gathered rows needs a multiplication and an addition.
+    It is a multiplication and an addition per element of the table rows that the indices select.
     """
     return Cost(other_flops=2 * prod(indices) * grad[-1])
 
@@ -86,7 +89,7 @@ def embedding_bag_weights_backward(grad: Shape, weight: Shape, indices: Shape) -
 def embedding_renorm(weight: Shape, indices: Shape) -> Cost:
     """Cost of limiting the norm of the embedding rows that the indices select.
 
-    Each element of these rows needs a square, a sum and a scale.
+    It is a square, an addition and a multiplication per element of these rows.
     """
     return Cost(other_flops=3 * prod(indices) * weight[-1])
 
@@ -95,7 +98,8 @@ def embedding_renorm(weight: Shape, indices: Shape) -> Cost:
 def grid_sample(x: Shape, grid: Shape, interpolation: int, *, out: Shape) -> Cost:
     """Cost of sampling an image at the points of a grid.
 
-    Each output element is a weighted sum of neighbours in `x`, with two operations per neighbour.
+    Each output element is a weighted sum of neighbouring elements of the image, with two operations
+    per neighbour.
     """
     return Cost(other_flops=2 * prod(out) * _neighbours(grid, interpolation))
 
@@ -104,7 +108,7 @@ def grid_sample(x: Shape, grid: Shape, interpolation: int, *, out: Shape) -> Cos
 def grid_sample_backward(
     grad: Shape, x: Shape, grid: Shape, interpolation: int, *, output_mask: tuple[bool, bool]
 ) -> Cost:
-    """Cost of the requested gradients of the input and of the grid.
+    """Cost of the requested gradients of `grid_sample`: of the image, of the grid, or of both.
 
     Each gradient costs as much as the forward pass.
     """
@@ -112,16 +116,16 @@ def grid_sample_backward(
     return Cost(other_flops=2 * prod(grad) * _neighbours(grid, interpolation) * gradients)
 
 
-# torch's numbers for interpolation methods. The third method is cubic.
+# torch's numbers for interpolation methods. Number 2 is cubic.
 _LINEAR = 0
 _NEAREST = 1
 
 
 def _neighbours(grid: Shape, interpolation: int) -> int:
-    """Count the input elements around a point whose weighted sum is the interpolated value.
+    """Count the image elements whose weighted sum is the interpolated value at a grid point.
 
-    Linear interpolation uses 2 per dimension, and cubic interpolation uses 4. Interpolation by the
-    nearest element computes no sum, so the result is 0.
+    Linear interpolation uses 2 elements per dimension, and cubic interpolation uses 4. If the
+    nearest element is used, there is no sum, so the result is 0.
     """
     if interpolation == _NEAREST:
         return 0

@@ -1,6 +1,6 @@
 """Define the table of formulas, which maps the name of an operator to a function of shapes.
 
-The table is also used for traces, so nothing here imports torch.
+Nothing here imports torch, because the table is also used for traces on machines without torch.
 """
 
 import functools
@@ -18,13 +18,13 @@ Shape = tuple[int, ...]
 
 
 class Values(tuple[int, ...]):
-    """The values of an integer tensor, for a formula that reads them."""
+    """The values of an integer tensor, for a formula that needs more than the shape."""
 
     __slots__ = ()
 
 
 class SparseShape(tuple[int, ...]):  # noqa: SLOT001 - a tuple cannot have slots
-    """The shape of a sparse tensor, and the number of elements that it stores."""
+    """The shape of a sparse tensor, with the number of elements that the tensor stores."""
 
     stored: int
 
@@ -38,12 +38,12 @@ class Cost(NamedTuple):
     """The work of one call of an operator.
 
     Attributes:
-        macs: Multiply-accumulates.
-        executed_macs: Multiply-accumulates that remain if a mask lets the kernel skip some of them;
-            `None` if none are skipped.
-        other_flops: Operations that are not multiply-accumulates, counted according to
+        macs: Number of multiply-accumulates.
+        executed_macs: Number of multiply-accumulates without those that the kernel skips because of
+            a mask; `None` if none are skipped.
+        other_flops: Number of operations that are not multiply-accumulates, counted according to
             `conventions.toml`.
-        recompute: Work that repeats earlier work because its result was not kept.
+        recompute: Work of the same call that repeats earlier work, because its result was not kept.
         is_upper_bound: Whether the count is an upper bound, because the exact count depends on
             unknown values.
     """
@@ -56,14 +56,14 @@ class Cost(NamedTuple):
 
     @classmethod
     def of(cls, result: "int | Cost") -> "Cost":
-        """Return a formula's result as a `Cost`. A number counts as multiply-accumulates."""
+        """Convert the result of a formula to a `Cost`. A number is multiply-accumulates."""
         if isinstance(result, Cost):
             return result
         return cls(result)
 
     @property
     def macs_left(self) -> int:
-        """Multiply-accumulates without the ones that a mask lets the kernel skip."""
+        """Number of multiply-accumulates that the kernel executes, without those that it skips."""
         if self.executed_macs is None:
             return self.macs
         return self.executed_macs
@@ -73,10 +73,10 @@ Formula = Callable[..., "int | Cost"]
 _AnyFormula = TypeVar("_AnyFormula", bound=Formula)
 
 FORMULAS: dict[str, Formula] = {}
-"""The formulas, keyed by the operator's name with its namespace."""
+"""The formulas, keyed by the name of the operator with its namespace, such as `aten::mm`."""
 
 READS: dict[str, frozenset[str]] = {}
-"""For each operator, the names of the arguments that the formula reads by value."""
+"""For each operator, the names of the tensor arguments whose values the formula reads."""
 
 
 def _qualified(operator: str) -> str:
@@ -86,17 +86,17 @@ def _qualified(operator: str) -> str:
 def formula(
     *operators: str, writes_first: str = "", reads: str = ""
 ) -> Callable[[_AnyFormula], _AnyFormula]:
-    """Add a formula to the table.
+    """Add the decorated formula to the table.
 
     The positional parameters of the formula receive the operator's first arguments in the order of
-    the schema, with shapes instead of tensors. The keyword-only parameters receive the arguments of
-    the same names.
+    the schema, with shapes instead of tensors. The keyword-only parameters receive the operator's
+    arguments with the same names.
 
     Args:
         operators: Names of operators. A string may have several names, separated by spaces. A name
             without a namespace belongs to ATen.
-        writes_first: Name of one more operator. Before the arguments of the other operators, it
-            receives the tensor that it writes its result to.
+        writes_first: Name of one more operator with an additional first argument: the tensor to
+            which the operator writes its result.
         reads: Names of integer tensor arguments, separated by spaces. The formula receives their
             `Values`, or their shapes if the values are unknown, for example on the meta device.
     """
@@ -117,12 +117,14 @@ def formula(
 
 
 def adapted(function: Formula, leading: str = "", *, without: str = "") -> Formula:
-    """Adapt a formula to an operator with different arguments.
+    """Adapt a formula to an operator with other arguments.
 
     Args:
         function: The formula.
-        leading: Names of additional first arguments, which are ignored, separated by spaces.
-        without: Names of keyword arguments that the operator does not have, separated by spaces.
+        leading: Names of additional first arguments of the operator, separated by spaces. They are
+            ignored.
+        without: Names of the formula's keyword arguments that the operator does not have, separated
+            by spaces.
     """
     first = []
     for name in leading.split():
@@ -145,9 +147,9 @@ def adapted(function: Formula, leading: str = "", *, without: str = "") -> Formu
 
 @functools.cache
 def per_element(operations: int) -> Formula:
-    """Return a formula that counts a number of operations per element of the first tensor.
+    """Return a formula that counts `operations` per element of the operator's first tensor.
 
-    The number is 0 for an operator that only moves bytes.
+    Pass 0 for an operator that only moves bytes.
     """
 
     def cost(x: Shape) -> Cost:
@@ -158,9 +160,9 @@ def per_element(operations: int) -> Formula:
 
 
 def load_families() -> None:
-    """Import every file of `lflops/formulas/`, which fills the table.
+    """Fill the table of formulas, by importing every file of `lflops/formulas/`.
 
-    Call this before the table is read.
+    Call this function before the table is read.
     """
     package = importlib.import_module("lflops.formulas")
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -168,17 +170,18 @@ def load_families() -> None:
 
 
 class FunctionFormula(NamedTuple):
-    """The formula for a function that a package calls directly, outside the dispatcher.
+    """The formula for a function that a package calls directly, without torch's dispatcher.
 
     Attributes:
         formula: The formula. It is called like the function, but with shapes instead of tensors,
             and only with as many arguments as it accepts.
-        reads: Names of the arguments that the formula reads by value, as in `formula`; `*` for all
-            integer tensors.
-        again_in_backward: Whether a call in backward recomputes what forward computed.
+        reads: Names of the tensor arguments whose values the formula reads, as in `formula`; `*`
+            for all integer tensors.
+        again_in_backward: Whether a call in backward repeats work of forward, so that it counts as
+            recomputation.
         tensors_at: Position of an argument that is a list of lists of tensors, for example
-            `[gradients, parameters, states]`, if there is one. The formula is called once for each
-            parameter, with one tensor from each list.
+            `[gradients, parameters, states]`; `None` if there is no such argument. The formula is
+            called once for each parameter, with one tensor from each list.
     """
 
     formula: Formula
@@ -188,15 +191,18 @@ class FunctionFormula(NamedTuple):
 
 
 FUNCTIONS: dict[str, FunctionFormula] = {}
-"""The function formulas, keyed by `package.module:function` or `package.module:Class.method`."""
+"""Formulas for functions of packages.
+
+The keys are names such as `package.module:function` or `package.module:Class.method`.
+"""
 
 
 def function_formula(
     *functions: str, reads: str = "", again_in_backward: bool = False, tensors_at: int | None = None
 ) -> Callable[[_AnyFormula], _AnyFormula]:
-    """Add a formula for functions of a package, which need not be installed.
+    """Add the decorated formula for functions of a package, which need not be installed.
 
-    The functions are wrapped while a step is counted.
+    While a step is counted, these functions are wrapped to count their calls.
 
     Args:
         functions: Names of functions, as `package.module:function`. The module is the one in which
@@ -228,6 +234,5 @@ def _read_places() -> dict[str, dict[str, int]]:
 PLACES = _read_places()
 """For each operator, the positions of the arguments that its formula receives by name.
 
-The trace reader uses the positions to find these arguments, because traces list arguments without
-names.
+A trace lists arguments without names, so the trace reader finds these arguments by their positions.
 """

@@ -2,9 +2,9 @@
 
 A measurement has several rounds. Each round runs all matmuls and the copy, so that a moment in
 which the machine is slow affects all of them. In a round, each matmul and the copy run several
-times in a row, and these calls are timed together, as one block of calls. The result is the median
-over the rounds. It is stored in a file in the user's cache folder, and is used again on the same
-device with the same version of torch and the same number of threads.
+times in a row. These calls are timed together, and are called a block. The result of a measurement
+is the median over the rounds. It is stored in a file in the user's cache folder, and is used again
+for the same device, version of torch and number of threads.
 """
 
 import contextlib
@@ -38,8 +38,10 @@ DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
 }
+# Bytes of the last-level cache and of free memory, if the system does not report them.
 UNKNOWN_CACHE = 64 << 20
 UNKNOWN_MEMORY = 1 << 30
+# Size of the Infinity Cache of AMD's data-center GPUs, in bytes.
 INFINITY_CACHE = 256 << 20
 ROOT = pathlib.Path("/")
 LONGEST_WAIT = 120.0
@@ -48,12 +50,21 @@ LONGEST_WAIT = 120.0
 Measuring a GPU takes half a minute.
 """
 LOCK_INTERVAL = 0.1
-"""Seconds between two attempts to lock the file that lets one process measure at a time."""
+"""Seconds between two attempts to lock the file with which processes take turns to measure."""
 _BINARY_EXPONENTS = {"K": 10, "M": 20, "G": 30}
 
 
 class TorchMachine:
-    """A device of torch that can be measured."""
+    """A device of torch whose peaks can be measured.
+
+    Attributes:
+        device: The device.
+        kind: The type of the device, such as `cuda`.
+        name: The name that the driver reports.
+        memory_bytes: Memory of the device; `None` if unknown.
+        cache_bytes: Size of the last-level cache.
+        dtypes: The names of the dtypes in which matmuls are measured.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -71,7 +82,7 @@ class TorchMachine:
         is_amd = self.kind == "cuda" and bool(torch.version.hip)
         is_nvidia = self.kind == "cuda" and not is_amd
         if is_amd:
-            # AMD's Infinity Cache comes after the L2, and no property reports it.
+            # AMD's Infinity Cache is a cache after the L2 cache, and no property reports it.
             self.cache_bytes = max(self.cache_bytes, INFINITY_CACHE)
         has_tf32 = is_nvidia and properties.major >= 8
         self.dtypes = tuple(dtype for dtype in DTYPES if dtype != "tf32" or has_tf32)
@@ -82,7 +93,7 @@ class TorchMachine:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Turn off dispatch modes inside a context, and use the device's current stream.
+        """Turn off dispatch modes inside a context, and make the device the current device.
 
         Autocast stays on, because it does not change matmuls with an `out` argument.
         """
@@ -101,8 +112,8 @@ class TorchMachine:
     def product(self, dtype: str, size: int) -> Callable[[], object]:
         """Return a function that multiplies two square matrices of random numbers.
 
-        The numbers are random because a GPU uses less power for zeros, and would run faster than in
-        a real training run.
+        `size` is the number of rows. The numbers are random because a GPU uses less power for
+        zeros, so it would run faster than in a real training run.
         """
         generator = torch.Generator(self.device).manual_seed(0)
         options: dict[str, Any] = {"dtype": DTYPES[dtype], "device": self.device}
@@ -111,7 +122,8 @@ class TorchMachine:
         return partial(torch.mm, left, right, out=torch.empty(size, size, **options))
 
     def copy(self, size: int) -> Callable[[], object]:
-        # The source is written once, because the system may map all unwritten pages to one page.
+        # The source is filled, because the system may map all pages that were never written to the
+        # same memory.
         source = torch.ones(size // 4, dtype=torch.float32, device=self.device)
         return partial(torch.empty_like(source).copy_, source)
 
@@ -126,15 +138,17 @@ def _float32_products(kind: str, *, tf32: bool) -> Iterator[None]:
         before = backend.fp32_precision
         wanted = "tf32" if tf32 else "ieee"
         set_precision = partial(setattr, backend, "fp32_precision")
-        is_set = wanted == ("ieee" if before == "none" else before)
+        in_effect = "ieee" if before == "none" else before
+        is_set = wanted == in_effect
     else:
-        # for versions of torch before 2.9
+        # torch before 2.9 has only one setting for all backends.
         before = torch.get_float32_matmul_precision()
         wanted = "high" if tf32 else "highest"
         set_precision = torch.set_float32_matmul_precision
         is_set = wanted == before
     if is_set:
-        # Setting it again would override a more general setting that the value comes from.
+        # The setting is not written again, because its value may come from a more general setting
+        # of torch, which would then no longer have an effect.
         yield
         return
     set_precision(wanted)
@@ -145,11 +159,12 @@ def _float32_products(kind: str, *, tf32: bool) -> Iterator[None]:
 
 
 def last_level_cache(root: pathlib.Path = ROOT) -> int:
-    """Return the total bytes of the CPU's last-level caches.
+    """Return the total size of the CPU's last-level caches in bytes.
 
-    If the operating system does not report them, return a guess.
+    If the operating system does not report the caches, the result is `UNKNOWN_CACHE`. `root` is the
+    folder that contains `sys`; tests pass another folder.
     """
-    # Cache sizes, keyed by the level, and then by the CPUs that share the cache.
+    # Sizes of caches, keyed by the level of the cache, and then by the CPUs that share the cache.
     levels: dict[int, dict[str, int]] = {}
     for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -162,9 +177,9 @@ def last_level_cache(root: pathlib.Path = ROOT) -> int:
 
 
 def available_memory(root: pathlib.Path = ROOT) -> int:
-    """Return the bytes of host memory that this process can still use.
+    """Return the number of bytes of host memory that this process can still use.
 
-    The limits of the process's control groups, for example of a container, are respected.
+    It is at most the memory that the limits of control groups leave, for example in a container.
     """
     system = _memory_field(root, "MemAvailable")
     if system is None:
@@ -181,7 +196,7 @@ def _memory_field(root: pathlib.Path, field: str) -> int | None:
 
 
 def _left_in_groups(root: pathlib.Path) -> Iterator[int]:
-    """Yield how many bytes this process may still use under the limit of each control group.
+    """Yield the number of bytes that the limit of each control group leaves for this process.
 
     The innermost group comes first. Both versions of control groups are supported.
     """
@@ -200,10 +215,10 @@ def _left_in_groups(root: pathlib.Path) -> Iterator[int]:
                 used = "memory.current"
             group = top / name.lstrip("/")
             parents = [each for each in group.parents if each.is_relative_to(top)]
-            # In a container, the path may exist only on the host. Then the top is the container's
-            # group.
+            # In a container, the folder of the group may exist only on the host. The folder `top`
+            # then belongs to the container.
             for folder in dict.fromkeys([group, *parents, top]):
-                # If there is no limit, the file has a word instead of a number.
+                # Without a limit, the file contains a word instead of a number, so `int` fails.
                 with contextlib.suppress(OSError, ValueError):
                     free = _number_in(folder / limit) - _number_in(folder / used)
                     yield free + _inactive_file(folder)
@@ -214,7 +229,7 @@ def _number_in(file: pathlib.Path) -> int:
 
 
 def _inactive_file(group: pathlib.Path) -> int:
-    """Return the bytes of a control group's file cache that the system can free for other uses."""
+    """Return the number of bytes of a control group's file cache that the system can free."""
     fields = {}
     for line in read(group / "memory.stat").decode().splitlines():
         name, value = line.split()
@@ -223,26 +238,27 @@ def _inactive_file(group: pathlib.Path) -> int:
 
 
 METHOD = 2
-"""Version of the measuring method. Results that an older version stored are not used."""
+"""Version of the measuring method. Stored results of other versions are not used."""
 
 SIZES = tuple(1 << exponent for exponent in range(8, 15))
-"""Sizes of the square matrices that are tried: 256 means 256 rows and 256 columns."""
+"""Numbers of rows of the square matrices that are tried."""
 
 SIZING_SECONDS = 4.0
-"""Maximum number of seconds to find the matrix size with the highest FLOP/s, for each dtype."""
+"""Maximum seconds to search for the matrix size with the highest FLOP/s, for each dtype."""
 
 PROBES = 3
 """Maximum number of blocks of calls that are timed for a matrix size or for the copy."""
 
 PROBE_SECONDS = 0.02
-"""Duration of a block of calls when matrix sizes are compared, in seconds."""
+"""Seconds that a block of calls takes when matrix sizes are compared."""
 
 MEASURING_SECONDS = 12.0
-"""Seconds after which no new round starts, if at least `FEWEST_ROUNDS` are done."""
+"""Seconds of measuring after which no new round starts, if `FEWEST_ROUNDS` rounds are done."""
 
 BLOCK_SECONDS = 0.2
-"""Duration of a block of calls in a round, in seconds."""
+"""Seconds that a block of calls takes in a round."""
 
+# Number of rounds of a measurement: `ROUNDS`, or on a slow machine fewer, down to `FEWEST_ROUNDS`.
 ROUNDS = 11
 FEWEST_ROUNDS = 3
 
@@ -259,25 +275,28 @@ CACHES = 8
 """Total size of the copy's source and target, as a multiple of the last-level cache."""
 
 FEWEST_CACHES = 4
-"""If memory is scarce, the measured copy is smaller, but at least this many times the cache's size.
+"""Minimum size of the copy's source and target, as a multiple of the last-level cache.
 
-An even smaller copy would measure the cache instead of the memory.
+If little memory is free, the copy is smaller than `CACHES` times the cache, but not smaller than
+this. An even smaller copy would measure the cache instead of the memory.
 """
 
+# Bytes of an element in each dtype.
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
 SOURCE = "measured by lflops.calibrate"
-"""Beginning of the field `source` of a measured `Hardware`."""
+"""Beginning of the field `source` in the result of a measurement."""
 
 BUSY = ", while other processes used the CPU"
-"""Ending of the field `source` if other processes made the measured peaks too low.
+"""Ending of the field `source` if the peaks may be too low, because other processes were running.
 
-Such a result is not used again: the next run measures again.
+Such a result is not used again. The next run repeats the measurement.
 """
 
 MOST_LOST = 0.03
 """Maximum share of the CPU time that other processes may use during a measurement."""
 
+# The values that the argument `hardware` of a public function accepts, for an error message.
 TAKEN = (
     'pass "auto", "measure", a name of lflops.hardware.names(), a TOML file, an lflops.Hardware, '
     "or None"
@@ -295,19 +314,20 @@ def calibrate(
 
     A measurement takes up to half a minute. Processes on the same machine measure one after
     another, because processes that measure at the same time reach only a part of the peaks. In a
-    run with several ranks, the first rank measures, and all other ranks wait and read its result.
+    run with several ranks, one rank measures. All other ranks of the machine wait and read the
+    result.
 
     Args:
         device: The CPU or an accelerator. Default: the accelerator if there is one.
-        dtypes: The dtypes to measure matmuls in, from `lflops.hardware.DTYPES`. Default: all that
-            run on the device.
-        fresh: Measure again, even if a result is stored.
+        dtypes: The dtypes in which matmuls are measured, from `lflops.hardware.DTYPES`. Default:
+            all dtypes in which the device can run matmuls.
+        fresh: Whether to measure again even if a result is stored.
         clock: The clock that times the calls. Default: the clock of the device.
 
     Returns:
-        FLOP/s of square matmuls, and bytes/s (read and written) of a copy too large for any cache.
-        A dtype without a matmul on this device is left out. The bandwidth is `None` if too little
-        memory is free to measure it.
+        FLOP/s of square matmuls, and bytes/s (read and written) of a copy that is too large for the
+        cache. A dtype without a matmul on this device is left out. The bandwidth is `None` if too
+        little memory is free to measure it.
 
     Raises:
         HardwareError: The device or a dtype cannot be measured.
@@ -324,7 +344,7 @@ def calibrate(
         return before
     with _one_process_at_a_time():
         known = None if fresh else _known(key)
-        # Another rank may have measured during the wait.
+        # Another process may have stored a new result during the wait.
         if known is not None and (known != before or not known.source.endswith(BUSY)):
             return known
         clock = clock or clock_of(machine.device)
@@ -350,7 +370,7 @@ def calibrate(
 def forget(hardware: Hardware | None) -> bool:
     """Delete the stored result of a measurement, so that the next run measures again.
 
-    This is called when a real step was faster than the measured peaks allow.
+    Call this function if a real step was faster than the measured peaks allow.
 
     Returns:
         Whether `hardware` was stored.
@@ -367,9 +387,10 @@ def forget(hardware: Hardware | None) -> bool:
 def _measured(
     machine: TorchMachine, clock: Clock, dtypes: tuple[str, ...]
 ) -> tuple[dict[str, float], float | None, bool]:
-    """Return the peaks, the bandwidth, and whether other processes used the CPU while measuring.
+    """Return the peaks, the bandwidth, and whether other processes used the CPU during measuring.
 
-    If they did, everything is measured a second time, and the higher values are returned.
+    If other processes used the CPU, everything is measured a second time, and the higher values are
+    returned.
     """
     peaks: dict[str, float] = {}
     bandwidth: float | None = None
@@ -387,10 +408,11 @@ def _measured(
 
 
 def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware | None:
-    """Return the hardware for the argument `hardware` of a public function; `None` stays `None`.
+    """Return the chip for the argument `hardware` of a public function.
 
-    `"auto"` looks up the name of the device, and returns `None` if no table has it. `"measure"`
-    measures the device. Any other text is a chip's name or a TOML file.
+    For `"auto"`, the name of the device is looked up, and the result is `None` if no table has this
+    name. For `"measure"`, the device is measured. Any other text is the name of a chip or a TOML
+    file. A `Hardware` or `None` is returned unchanged.
     """
     if asked is None or isinstance(asked, Hardware):
         return asked
@@ -406,9 +428,9 @@ def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware 
 def measure(
     machine: TorchMachine, clock: Clock, dtypes: Iterable[str]
 ) -> tuple[dict[str, float], float | None]:
-    """Measure a machine once, and return its peaks (keyed by dtype) and its memory bandwidth.
+    """Measure a machine once, and return its peaks in FLOP/s and its bandwidth in bytes/s.
 
-    The bandwidth is `None` if too little memory is free.
+    The peaks are keyed by dtype. The bandwidth is `None` if too little memory is free.
     """
     free = machine.free_bytes()
     tasks = {dtype: _fastest(machine, clock, dtype, free * PRODUCT_SHARE) for dtype in dtypes}
@@ -440,7 +462,7 @@ class _Task:
     """A matmul or a copy that is measured.
 
     Attributes:
-        work: FLOPs of a call, or bytes that a call reads and writes.
+        work: FLOPs of one call, or bytes that one call reads and writes.
         run: The function that is called.
         calls: Number of calls that are timed together, as one block.
         rate: The best rate in a few short blocks, in FLOP/s or bytes/s.
@@ -453,9 +475,10 @@ class _Task:
 
 
 def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> _Task | None:
-    """Return the matmul whose size has the highest rate, or `None` if no size can run.
+    """Return a matmul of the size with the highest FLOP/s, or `None` if no size can run.
 
     A larger size may be slower by chance, so sizes are tried until there is no time or memory left.
+    `memory` is the number of bytes that the three matrices may use.
     """
     best: _Task | None = None
     left = SIZING_SECONDS
@@ -466,12 +489,12 @@ def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> 
             with machine.precision(dtype):
                 task, spent = _probed(clock, 2 * size**3, machine.product(dtype, size))
         except RuntimeError:
-            # torch does not have this matmul for this device, or there is not enough memory for it.
+            # torch has no matmul for this dtype on this device, or there is not enough memory.
             break
         if best is None or task.rate > best.rate:
             best = task
         left -= spent
-        # A matmul of twice the size takes eight times as long. A long matmul is called three times.
+        # A matmul of twice the size takes eight times as long, and is called at least three times.
         if 3 * 8 * task.work / task.rate > left:
             break
     return best
@@ -480,7 +503,7 @@ def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> 
 def _copy(machine: TorchMachine, clock: Clock, memory: float) -> _Task | None:
     """Return a copy whose source and target together are several times larger than the cache.
 
-    Returns `None` if there is too little memory.
+    `memory` is the number of bytes that they may use. Returns `None` if this is too little.
     """
     working_set = min(CACHES * machine.cache_bytes, int(memory))
     if working_set < FEWEST_CACHES * machine.cache_bytes:
@@ -497,9 +520,10 @@ def _copy(machine: TorchMachine, clock: Clock, memory: float) -> _Task | None:
 def _probed(clock: Clock, work: float, run: Callable[[], object]) -> tuple[_Task, float]:
     """Time a function in a few short blocks of calls.
 
-    Returns the function as a task with its best rate, and the total seconds of all these calls.
+    `work` is the FLOPs or bytes of one call. Returns the function as a `_Task` with its best rate,
+    and the total seconds of all these calls.
     """
-    # The first call includes the setup of the library.
+    # The first call includes the setup of the library that runs the matmul.
     first = _seconds(clock, run, 1)
     once = _seconds(clock, run, 1)
     calls = max(1, math.ceil(PROBE_SECONDS / once))
@@ -512,7 +536,7 @@ def _probed(clock: Clock, work: float, run: Callable[[], object]) -> tuple[_Task
 
 
 def _seconds(clock: Clock, run: Callable[[], object], calls: int) -> float:
-    # The clock may return the same time twice.
+    # The clock may return the same time before and after the calls.
     return max(seconds_of(clock, run, calls), 1e-9)
 
 
@@ -552,7 +576,7 @@ def _checked(dtypes: Iterable[str] | None, machine: TorchMachine) -> tuple[str, 
 
 @contextlib.contextmanager
 def _one_process_at_a_time() -> Iterator[None]:
-    """Wait until no other process of this user measures this machine.
+    """Before a context begins, wait until no other process of this user measures this machine.
 
     The wait is at most `LONGEST_WAIT` seconds. If the lock file cannot be created, there is no
     wait.
@@ -572,9 +596,9 @@ def _locked(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[bool]:
-    """Lock a file until the context ends, and provide whether it could be locked.
+    """Lock a file inside a context. The context provides whether the file is locked.
 
-    It could not be locked if another process kept the lock for more than `LONGEST_WAIT` seconds.
+    The file is not locked if another process keeps the lock for more than `LONGEST_WAIT` seconds.
     """
     file = open_lock(path)
     try:
@@ -585,7 +609,7 @@ def _locked(
             is_locked = lock(file)
         yield is_locked
     finally:
-        # This unlocks the file. The end of the process would do so, too.
+        # Closing the file unlocks it. The system does the same at the end of the process.
         os.close(file)
 
 
@@ -612,11 +636,11 @@ def _write(entries: Mapping[str, msgspec.Raw]) -> None:
 
 
 def _entries() -> dict[str, msgspec.Raw]:
-    """Read all stored results, keyed by device and versions.
+    """Read all stored results of measurements, keyed by device and versions.
 
-    There are none if the file is missing or damaged.
+    The result is empty if the file is missing or damaged.
     """
-    # `RuntimeError`: there is no home folder.
+    # A `RuntimeError` is raised if the user has no home folder.
     with contextlib.suppress(OSError, RuntimeError, msgspec.MsgspecError):
         return msgspec.json.decode(read(_cache_file()), type=dict[str, msgspec.Raw])
     return {}

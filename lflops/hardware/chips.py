@@ -1,11 +1,12 @@
 """Look up a chip's peaks, bandwidth and memory by the name that its driver reports.
 
 A chip is found only by its complete name. For an unknown name, the result is `None` and never a
-similar chip, because users would not notice that the peak is wrong. Chips in the user's file
-replace chips with the same name in the shipped table. The environment variable `LFLOPS_CHIPS` sets
-the path of the user's file. By default, this is `lflops/chips.toml` in the folder
-`XDG_CONFIG_HOME`, or in `~/.config` if that variable is not set. Every error about a table of chips
-names the file, the chip and the key.
+similar chip, because users would not notice that the peak is wrong.
+
+Chips in the user's file replace chips with the same name in the shipped table, which is part of
+lflops. The environment variable `LFLOPS_CHIPS` sets the path of the user's file. The default is
+`lflops/chips.toml` in the folder that the variable `XDG_CONFIG_HOME` names, or in `~/.config`. An
+error about a table of chips names the file, the chip and the key.
 """
 
 import datetime as dt
@@ -26,16 +27,16 @@ from lflops.errors import HardwareError
 from lflops.files import read, write_whole
 
 HOPPER = ("H100", "H200", "H800", "H20", "GH200")
-"""First words of the names of Hopper chips."""
+"""First words of the names of NVIDIA's Hopper chips."""
 
 BLACKWELL = ("B200", "GB200", "B300", "GB300")
-"""First words of the names of Blackwell chips for data centers."""
+"""First words of the names of NVIDIA's Blackwell chips for data centers."""
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
-"""The dtypes for which a chip can have a peak."""
+"""Names of the dtypes for which a chip can have a peak."""
 
 VARIABLE = "LFLOPS_CHIPS"
-"""Environment variable with the path of the user's file."""
+"""Environment variable with the path of the user's file of chips."""
 
 _NUMBERS = {
     "bandwidth": ("bandwidth_bytes_per_second", 1),
@@ -44,17 +45,17 @@ _NUMBERS = {
     "cache_mib": ("cache_bytes", 2**20),
     "link": ("link_bytes_per_second", 1),
 }
-"""The keys with a number that a chip can have in a TOML table of chips.
+"""The keys of a chip in a TOML file whose values are numbers.
 
-Each key is mapped to a field of `Hardware`, and to a factor that converts the number to the unit of
-this field. For example, `memory_gib` is multiplied by 2**30 for `memory_bytes`.
+Each key is mapped to a field of `Hardware`, and to the factor that converts the number to the unit
+of this field. For example, `memory_gib` is multiplied by 2**30 for `memory_bytes`.
 """
 
 _KEYS = ("name", "names", "peaks", "source", "date", *_NUMBERS)
 
 
 def own_file() -> Path:
-    """Return the path of the user's file of chips, which may not exist."""
+    """Return the path of the user's file of chips. The file may not exist."""
     given = os.environ.get(VARIABLE)
     if given:
         return Path(given).expanduser()
@@ -63,12 +64,12 @@ def own_file() -> Path:
 
 
 def _rows_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Read a TOML table of chips, and return the vendor and the entry of each chip.
+    """Read a TOML file of chips, and return the vendor and the entry of each chip.
 
     An entry is a dictionary. The comment at the top of `chips.toml` explains its keys.
     """
     if path == Path(os.devnull):
-        # This is a common way to pass no file.
+        # Users set `LFLOPS_CHIPS` to this path to use no file.
         return []
     try:
         table = tomllib.loads(read(path).decode())
@@ -151,26 +152,26 @@ def _short(value: object) -> str:
 
 
 def _text(value: str) -> str:
-    """Quote a string for TOML. The escapes are the same as in JSON."""
+    """Quote a string for TOML. TOML has the same escapes as JSON."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 GPU_VENDORS = {"NVIDIA": {"nvidia", "tesla", "geforce"}, "AMD": {"amd", "instinct"}}
-"""For each GPU vendor, the words in a chip's name that belong to the vendor and not to the chip.
+"""For each GPU vendor, the words in the names of chips that do not distinguish the vendor's chips.
 
-Some drivers and people leave these words out, so they are ignored when names are compared.
+Some drivers and users leave these words out, so they are ignored when names are compared.
 """
 
 _VENDORS = set[str]().union(*GPU_VENDORS.values())
 
 _Table = Mapping[frozenset[str], tuple[str, "Hardware"]]
-"""A table of chips: the vendor and the chip, keyed by the set of words in the chip's name.
+"""A table of chips: the vendor and the chip, keyed by the set of words in a name of the chip.
 
-A chip can have several names.
+A chip with several names has several keys.
 """
 
 _given: dict[Path, _Table] = {}
-"""Tables in files that the user passed instead of a name, keyed by path.
+"""Tables of TOML files that a user passed instead of the name of a chip, keyed by path.
 
 They are kept so that `vendor_of` finds these chips as well.
 """
@@ -180,7 +181,7 @@ They are kept so that `vendor_of` finds these chips as well.
 class Hardware:
     """The peaks, bandwidths and memory of a device.
 
-    Pass your own `Hardware` if the table does not have a chip, or has wrong figures.
+    Pass your own `Hardware` if the table of chips has no figures or wrong figures for your chip.
 
     Attributes:
         name: Name of the chip. For your own chip, choose any name.
@@ -190,8 +191,8 @@ class Hardware:
         memory_bytes: Memory of the device; `None` if unknown.
         source: The source of the figures.
         cache_bytes: Size of the last-level cache; `None` if unknown.
-        usable_bytes: Memory that a process sees on the device, which is less than `memory_bytes`;
-            `None` if unknown.
+        usable_bytes: Memory that the driver reports for the device, which is less than
+            `memory_bytes`; `None` if unknown.
         link_bytes_per_second: Bandwidth in one direction to other devices of the same host, for
             example over NVLink; `None` if unknown.
     """
@@ -220,11 +221,12 @@ class Hardware:
 def lookup(name: str) -> Hardware | None:
     """Return the chip with the given name, or `None` if no table has it.
 
-    The user's tables are searched before the shipped table.
+    The user's tables are searched before the table that is part of lflops.
 
     The name is the result of `torch.cuda.get_device_name()` or one of `names()`. Letter case, the
     order of the words, and the words NVIDIA, Tesla, GeForce, AMD and Instinct do not matter. All
-    other words matter: a laptop chip or a MIG slice is not the desktop chip.
+    other words matter, because a laptop chip or a MIG slice is slower than the chip with a similar
+    name.
 
     Raises:
         HardwareError: The user's table of chips cannot be read.
@@ -234,16 +236,16 @@ def lookup(name: str) -> Hardware | None:
 
 
 USUAL = {"H100": "H100 SXM", "A100": "A100 SXM 80GB", "V100": "V100 SXM2 32GB"}
-"""The chip that each short name stands for.
+"""Short names that users can pass, and the names of the chips for which they stand.
 
-Only names from users are looked up here, because drivers report complete names.
+They are not used for names from drivers, because drivers report complete names.
 """
 
 
 def named(name: str) -> Hardware:
-    """Return the chip that a user names, or the only chip in a TOML file.
+    """Return the chip with a name from a user, or the only chip in a TOML file.
 
-    A short name stands for one chip of its family; for example, `H100` stands for `H100 SXM`.
+    The name may be short; for example, `H100` stands for `H100 SXM`.
 
     Raises:
         HardwareError: The chip is unknown.
@@ -257,7 +259,9 @@ def named(name: str) -> Hardware:
 
 
 def chip_named(hardware: Hardware | str | None) -> Hardware | None:
-    """Return the chip with the given name. A `Hardware` or `None` is returned unchanged.
+    """Return the chip for the argument `hardware` of a public function.
+
+    A name is looked up. A `Hardware` or `None` is returned unchanged.
 
     Raises:
         HardwareError: The chip is unknown.
@@ -268,7 +272,7 @@ def chip_named(hardware: Hardware | str | None) -> Hardware | None:
 
 
 def vendor_of(name: str) -> str | None:
-    """Return the vendor of a chip; `None` if the chip is unknown."""
+    """Return the vendor of the chip with this name; `None` if the name is unknown."""
     found = _found(name)
     return None if found is None else found[0]
 
@@ -288,6 +292,8 @@ def names() -> tuple[str, ...]:
 
 def chips() -> Mapping[str, tuple[Hardware, ...]]:
     """Return the chips of all tables, keyed by vendor."""
+    # A chip is in a table under each of its names, but is listed once. A chip that another table
+    # replaces is not listed.
     listed: dict[str, list[Hardware]] = {}
     for table in reversed([*_tables()]):
         for words, (vendor, chip) in table.items():
@@ -299,10 +305,10 @@ def chips() -> Mapping[str, tuple[Hardware, ...]]:
 
 
 def save(name: str, measured: Hardware) -> Path:
-    """Add the result of `lflops.calibrate` to the user's file of chips, under a name.
+    """Add the result of `lflops.calibrate` to the user's file of chips, under a new name.
 
-    If no table has the device, the device's own name is added too, so that `hardware="auto"` finds
-    it. Returns the path of the file.
+    If no table has the device, the name that the driver reports is added as well, so that
+    `hardware="auto"` finds the device. Returns the path of the file.
     """
     check_new(name)
     path = own_file()
@@ -335,7 +341,7 @@ def _as_toml(name: str, chip: Hardware) -> str:
 
 
 def _vendor_in(name: str) -> str:
-    """Return the GPU vendor that a name mentions. If there is none, return `measured`."""
+    """Return the GPU vendor whose words are in a chip's name, or else the text `measured`."""
     words = set(_split(name))
     for vendor, marks in GPU_VENDORS.items():
         if words & marks:
@@ -344,7 +350,7 @@ def _vendor_in(name: str) -> str:
 
 
 def hint(name: str) -> str:
-    """Return an error text for an unknown chip. It says what a Python user can pass instead."""
+    """Return the error text for an unknown chip, with the values that can be passed instead."""
     return (
         f"{unknown(name)}: pass one of lflops.hardware.names(), or your own figures as "
         f"lflops.Hardware(name=..., peak_flops_per_second={{'bf16': ...}}, "
@@ -354,7 +360,7 @@ def hint(name: str) -> str:
 
 
 def unknown(name: str) -> str:
-    """Return an error text for an unknown chip. It names the chips with similar names."""
+    """Return the first part of the error text for an unknown chip, with the most similar names."""
     clause = f"{name!r} is not in the table of chips"
     near = ", ".join(_nearest(name))
     if near:
@@ -367,14 +373,14 @@ def unknown(name: str) -> str:
 def check_new(name: str) -> None:
     """Raise a `HardwareError` if a chip cannot be saved under this name.
 
-    The name must have letters or digits, and no chip may have it already.
+    The name must have letters or digits, and no other chip may have this name.
     """
     if not _words(name):
         raise HardwareError(f"save={name!r}: pass a name with letters or digits")
     if lookup(name) is not None:
         raise HardwareError(
-            f"save={name!r}: a chip with this name already exists: pass another name, or remove the chip "
-            f"if it is in {own_file()}"
+            f"save={name!r}: a chip with this name already exists: "
+            f"pass another name, or remove the chip if it is in {own_file()}"
         )
 
 
@@ -401,7 +407,7 @@ def _found(name: str) -> tuple[str, Hardware] | None:
 
 
 def _tables() -> Iterator[_Table]:
-    """Yield the user's tables, and then the shipped table."""
+    """Yield the user's tables of chips, and then the table that is part of lflops."""
     yield from _given.values()
     path = own_file()
     try:
@@ -418,9 +424,10 @@ def _tables() -> Iterator[_Table]:
 
 @functools.lru_cache(maxsize=8)
 def _own(path: Path, _changed_ns: int, _size: int) -> _Table:
-    """Return the chips in the user's file.
+    """Return the table of chips in the user's file.
 
-    The last two arguments are part of the key of the cache, so a changed file is read again.
+    The last two arguments are only for the cache: if the file changes, they change, and the file is
+    read again.
     """
     return _table_of(path)
 
@@ -438,7 +445,10 @@ def _table_of(path: Path) -> _Table:
         source = str(row.get("source") or path)
         if "date" in row:
             source += f" ({row['date']})"
-        numbers = {field: row[key] * unit for key, (field, unit) in _NUMBERS.items() if key in row}
+        numbers: dict[str, float] = {}
+        for key, (field, unit) in _NUMBERS.items():
+            if key in row:
+                numbers[field] = row[key] * unit
         chip = Hardware(row["name"], row["peaks"], source=source, **numbers)
         for name in (row["name"], *row.get("names", ())):
             if table.setdefault(_words(name), (vendor, chip)) != (vendor, chip):
@@ -455,10 +465,10 @@ def _split(name: str) -> list[str]:
 
 
 def _nearest(name: str) -> list[str]:
-    """Return up to four chips with a similar name.
+    """Return the names of up to four chips with the most similar names.
 
-    These are the chips that share the most words with digits, such as `H100`. If there are none,
-    they are chips whose names are spelled similarly.
+    These chips share the most words with digits, such as `H100`, with the given name. If no chip
+    shares such a word, the result is chips whose names are spelled similarly.
     """
     requested = {word for word in _words(name) if any(map(str.isdigit, word))}
     chip_by_words: dict[frozenset[str], str] = {}

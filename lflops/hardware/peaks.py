@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from lflops.hardware.chips import Hardware, named
 from lflops.profile.profile import Profile
 
-# MACs of complex numbers are counted as MACs of real numbers.
+# Complex dtypes have the peak of their real dtypes, because a complex MAC is counted as real MACs.
 _PEAKS: Mapping[str, str] = {
     "float64": "fp64",
     "complex128": "fp64",
@@ -25,7 +25,9 @@ _FAMILIES: Mapping[str, str] = {"float8": "fp8", "float4": "fp4", "tf32": "tf32"
 
 
 def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | None:
-    """Return the chip that is passed or named. For `None`, return the chip of the profile's run.
+    """Return the chip that a user passed or named, or else the chip of the profile's run.
+
+    Returns `None` if no chip was passed and the profile has none.
 
     Raises:
         HardwareError: The name is unknown.
@@ -36,10 +38,10 @@ def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | Non
 
 
 def name_of_peak(dtype: str | None, chip: Hardware | None = None) -> str | None:
-    """Return the name in `DTYPES` for a torch dtype, such as `bf16` for `bfloat16`.
+    """Convert the name of a torch dtype, such as `bfloat16`, to a name in `DTYPES`, such as `bf16`.
 
-    `dtype` may also be `tf32`. If the chip has no TF32, the result is then `fp32`. Returns `None`
-    if there is no name.
+    `dtype` may also be `tf32`, which becomes `fp32` if the chip has no TF32. Returns `None` if
+    `DTYPES` has no name for the dtype.
     """
     if dtype is None:
         return None

@@ -47,7 +47,10 @@ PROBED = 32
 """Number of entries at the start of a long container that are searched for tensors."""
 
 MOST_STRUCTURES = 64
-"""Maximum number of batch structures to remember. When there are more, all are forgotten."""
+"""Maximum number of batch structures to remember.
+
+Before one more structure is added, all remembered structures are dropped.
+"""
 
 
 class BatchTensors(NamedTuple):
@@ -80,13 +83,13 @@ class _Unreadable(Exception):  # noqa: N818 - it is caught in this file
 
 
 class _Structure(NamedTuple):
-    """Where the tensors are in a container.
+    """The positions of the tensors in a container.
 
     Attributes:
         size: Number of entries of the container.
         keys: The keys of a mapping, or the attributes of a dataclass; `None` for a sequence.
-        entries: The type of each entry, and where the tensors are in it. For an entry that is a
-            tensor, this is `_TENSOR`. For an entry without tensors, it is `None`.
+        entries: The type and the structure of each entry. The structure is `_TENSOR` if the entry
+            is a tensor, and `None` if it has no tensors.
     """
 
     size: int
@@ -95,9 +98,13 @@ class _Structure(NamedTuple):
 
 
 _TENSOR = True
+"""The structure of a tensor."""
+
 _UNREADABLE = False
-_IS_PLAIN = partial(is_, Tensor)
-_IS_STR = partial(is_, str)
+"""The structure of a batch that cannot be searched."""
+
+_IS_TENSOR_CLASS = partial(is_, Tensor)
+_IS_STR_CLASS = partial(is_, str)
 _PLAIN = {type(None), bool, int, float, str, bytes}
 """Types that are interchangeable when a batch is compared with the remembered structure.
 
@@ -109,6 +116,7 @@ class BatchReader:
     """Reads the batches of one stage of a training run."""
 
     def __init__(self) -> None:
+        # The names of the tensors and the structure, keyed by type and length of the batch.
         self._known: dict[tuple[type, int], tuple[tuple[str, ...], _Structure | bool | None]] = {}
 
     def read(self, batch: Any) -> BatchTensors | None:
@@ -143,10 +151,10 @@ class BatchReader:
         elif kind is list or kind is tuple:
             names, _ = self._known.get((kind, len(batch)), ((), None))
             tensors = batch
-        elif kind is dict and all(map(_IS_STR, map(type, batch))):
+        elif kind is dict and all(map(_IS_STR_CLASS, map(type, batch))):
             names, _ = self._known.get((kind, len(batch)), ((), None))
             tensors = batch.values() if names == tuple(batch) else ()
-        if names and len(names) == len(tensors) and all(map(_IS_PLAIN, map(type, tensors))):
+        if names and len(names) == len(tensors) and all(map(_IS_TENSOR_CLASS, map(type, tensors))):
             try:
                 with without_overrides():
                     return names, tuple(map(Tensor.size, tensors))
@@ -172,7 +180,7 @@ class BatchReader:
 
 
 def _follow(value: Any, storage: Storage | None, structure: Any, found: list[Tensor]) -> bool:
-    """Add the tensors of a value to `found`, at the positions that `structure` names.
+    """Append the tensors of a value to `found`, reading only the positions in `structure`.
 
     Returns `False` if the value has a different structure. `found` is then incomplete.
     """
@@ -183,7 +191,9 @@ def _follow(value: Any, storage: Storage | None, structure: Any, found: list[Ten
         return True
     size, keys, entries = structure
     parts: Any = storage
-    if parts is None or len(parts) != size or (keys is None) is (type(parts) is dict):
+    has_keys = type(parts) is dict
+    expects_keys = keys is not None
+    if parts is None or len(parts) != size or has_keys != expects_keys:
         return False
     if keys is not None:
         parts = map(parts.get, keys)
@@ -211,7 +221,7 @@ class _Search:
         self._left = MOST_VALUES
 
     def structure_of(self, value: Any, name: str, depth: int) -> "_Structure | bool | None":
-        """Search a value for tensors, and return where they are.
+        """Search a value for tensors, and return its structure.
 
         The tensors are added to the attributes `names` and `tensors`.
 
@@ -230,7 +240,7 @@ class _Search:
             return None
         if depth == DEEPEST:
             raise _Unreadable
-        if len(storage) > LONG and self._is_plain(storage, depth):
+        if len(storage) > LONG and self._begins_without_tensors(storage, depth):
             return None
         if len(storage) > self._left:
             raise _Unreadable
@@ -244,7 +254,7 @@ class _Search:
             return None
         return _Structure(len(storage), None, tuple(entries))
 
-    def _is_plain(self, storage: Storage, depth: int) -> bool:
+    def _begins_without_tensors(self, storage: Storage, depth: int) -> bool:
         """Return whether the first `PROBED` entries of a long container have no tensors."""
         values = storage.values() if type(storage) is dict else storage
         before = len(self.tensors)

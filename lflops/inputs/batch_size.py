@@ -64,6 +64,8 @@ class BatchSize(NamedTuple):
 
 
 class _Samples(NamedTuple):
+    """A number of samples, and how it was found."""
+
     number: int
     source: str
 
@@ -74,6 +76,7 @@ class _Sized(NamedTuple):
     Attributes:
         name: Path of the tensor in the batch.
         sizes: Size of each dimension.
+        tensor: The tensor itself.
     """
 
     name: str
@@ -95,7 +98,7 @@ class BatchSizes:
 
     def __init__(self, loader_size: Callable[[], int | None] | None = None) -> None:
         self._loader_size = loader_size
-        # Name and dimension of the tensor that had the loader's batch size.
+        # Name of a tensor, and its dimension whose size was the loader's batch size.
         self._dimension: tuple[str, int] | None = None
 
     def read(self, batch: Any, names: Iterable[str], tensors: Iterable[Tensor]) -> BatchSize:
@@ -160,7 +163,7 @@ class BatchSizes:
 
 
 def batch_size(names: Iterable[str], tensors: Iterable[Tensor]) -> BatchSize:
-    """Return the number of samples and tokens of a batch, judging only by its tensors."""
+    """Return the number of samples and tokens of a batch, using only its tensors."""
     return BatchSizes().read(None, names, tensors)
 
 
@@ -188,6 +191,7 @@ def tokens_of_shapes(shapes: Hashable, names: Sequence[str]) -> int | None:
         sizes["0"] = sizes[""]
     total = 0
     for name in names:
+        # If the batch is the model's first argument, the name may begin with the position `0`.
         size = sizes.get(name, sizes.get(name.removeprefix("0.")))
         if size is None or not all(map(is_whole, size)):
             return None
@@ -215,8 +219,8 @@ def lookup_of(ids: Tensor) -> Lookup:
 def lookups_of(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Lookup]]:
     """Return the name and the layout of each integer tensor among a model's inputs.
 
-    They are used to find the input that an embedding looked up: the tensor of ids that the
-    embedding received has the same layout as this input.
+    The layouts show which input an embedding looked up: the input with the same layout as the
+    tensor of ids that the embedding received.
     """
     lookups = []
     with without_overrides():
@@ -233,15 +237,15 @@ def looked_up_tokens(
 ) -> BatchSize:
     """Find the model input that holds sequences of token ids, and return its number of tokens.
 
-    This is an input that an embedding looked up. The number is `None` if there is no such
-    input.
+    An embedding must have looked up this input. The number is `None` if there is no such input.
 
     Args:
         inputs: The name and layout of each integer input, from `lookups_of`.
         lookups: The layouts of the ids that embeddings looked up.
-        positions: The numbers of positions on which layers with matmuls worked. A tensor of ids
-            holds sequences only if a layer worked on as many positions. For example, the columns of
-            a table also look like a sequence, but layers work once per row of the table.
+        positions: For each layer with matmuls, the number of positions in one call. A tensor of ids
+            holds sequences only if the number of ids is also the number of positions of a layer.
+            For example, a row of a table also looks like a sequence, but layers work on one
+            position per row.
     """
     sequences = {each for each in lookups if len(each.sizes) == 2 and each.sizes[1] > 1}
     worked_on = set(positions)
@@ -290,7 +294,7 @@ def _shared_dimension(found: Sequence[_Sized]) -> _Samples | None:
     """Return the size of dimension 0 that all tensors of token ids have in common.
 
     Without token ids, this is the size that all tensors have in common. Returns `None` if the sizes
-    differ.
+    differ, or if there are several tensors and all of them look like images.
     """
     ids = [each for each in found if each.holds_token_ids]
     if len(found) > 1 and all(_is_image(each.tensor) for each in found):

@@ -78,18 +78,19 @@ def properties_of(device: torch.device) -> Any:
 
 
 def random_state(device: torch.device) -> Tensor:
-    state: Tensor = torch.get_device_module(device).get_rng_state(*_given(device))
+    state: Tensor = torch.get_device_module(device).get_rng_state(*_device_arguments(device))
     return state
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
-    torch.get_device_module(device).set_rng_state(state, *_given(device))
+    torch.get_device_module(device).set_rng_state(state, *_device_arguments(device))
 
 
-def _given(device: torch.device) -> tuple[torch.device, ...]:
+def _device_arguments(device: torch.device) -> tuple[torch.device, ...]:
     """Return the arguments with which functions of a device's torch module are called.
 
-    This is the device, or nothing for MPS, because functions of `torch.mps` do not accept a device.
+    They are the device itself, or nothing for MPS, because functions of `torch.mps` accept no
+    device.
     """
     return () if device.type == "mps" else (device,)
 
@@ -114,8 +115,8 @@ def _called(device: torch.device, name: str, of_accelerator: str | None = None) 
 
     If the module lacks the function, a function of `torch.accelerator` is called instead. Pass the
     name of that function as `of_accelerator` if it is different. Returns `None` if neither function
-    exists. Also returns `None` if nothing has used the device yet, because the call would
-    initialize the device.
+    exists or the backend does not implement it. Also returns `None` if nothing has used the device
+    yet, because the call would initialize the device.
     """
     module = None
     if device.type != "cpu":
@@ -127,7 +128,7 @@ def _called(device: torch.device, name: str, of_accelerator: str | None = None) 
     if function is None or not getattr(module, "is_initialized", lambda: True)():
         return None
     try:
-        return function(*_given(device))
+        return function(*_device_arguments(device))
     except RuntimeError:
         # The backend does not implement the function.
         return None

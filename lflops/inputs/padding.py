@@ -1,8 +1,9 @@
 """Find the share of a batch that is padding.
 
-A mask counts as a padding mask if it has the name of one, and if the masked values look like
-padding: they are at the ends of rows, and all have the same value, such as the id of the padding
-token. Other masks select tokens for the loss or for global attention, and do not show padding.
+A mask counts as a padding mask if it has one of the usual names, such as `attention_mask`, and if
+the masked token ids or features look like padding: they are at the ends of rows, and all have the
+same value, such as the id of the padding token. Other masks select tokens for the loss or for
+global attention, and do not show padding.
 
 In a batch without a padding mask, the end of a row counts as padding if its token ids repeat one
 id, or if its features are all zero.
@@ -40,7 +41,7 @@ There is a limit because the host waits for the GPU when it reads rows from it.
 """
 
 MOST_FEATURES = 16
-"""Number of features that are read at each position. The others are assumed to be alike."""
+"""Number of features to read at each position. The position may be padding if all are zero."""
 
 MOST_MARKS = 16
 """Maximum number of different integers in a tensor that holds marks, such as segment ids.
@@ -57,7 +58,7 @@ FEATURES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """How many positions of a tensor are padding. A position is one element of a row (a sequence).
+    """The number of padding positions of a tensor. A position is one element of a row (a sequence).
 
     Attributes:
         padded: Number of positions that are padding.
@@ -72,8 +73,8 @@ class Positions:
 class BatchPadding:
     """The positions of a batch that may be padding, from three kinds of tensors.
 
-    Which kind is used is decided later, when it is known which tensors hold tokens. The keys are
-    the names of tensors.
+    `share` uses only one kind. It is called later, when the tensors that hold tokens are known. The
+    keys are the names of tensors.
 
     Attributes:
         masks: Positions according to padding masks. Masked positions are padding.
@@ -86,7 +87,7 @@ class BatchPadding:
     features: Mapping[str, Positions]
 
     def share(self, token_ids: Collection[str]) -> float | None:
-        """Return which share of all positions is padding, from 0 to 1, or `None` if it is unknown.
+        """Return the share of positions that are padding, from 0 to 1, or `None` if it is unknown.
 
         Args:
             token_ids: The names of the tensors that hold the tokens.
@@ -113,13 +114,13 @@ def padding_of(batch: BatchTensors | None) -> BatchPadding | None:
         masks = {name: each for name, each in rows.items() if _is_padding_mask(name)}
         others = {name: each for name, each in rows.items() if not name.lower().endswith("mask")}
         return BatchPadding(
-            masks=_known(masks, lambda name, mask: _masked(name, mask, others)),
-            ids=_known(others, lambda _, ids: _repeated(ids)),
-            features=_known(others, lambda _, features: _zeros(features)),
+            masks=_positions_of(masks, lambda name, mask: _masked(name, mask, others)),
+            ids=_positions_of(others, lambda _, ids: _repeated(ids)),
+            features=_positions_of(others, lambda _, features: _zeros(features)),
         )
 
 
-def _known(
+def _positions_of(
     tensors: Mapping[str, Tensor], read: Callable[[str, Tensor], Positions | None]
 ) -> dict[str, Positions]:
     """Return the result of `read` for each tensor, keyed by the name of the tensor.
@@ -138,7 +139,7 @@ def _known(
 def _is_one_of(name: str, names: Collection[str]) -> bool:
     """Return whether a tensor is named `*input_ids`, or has one of the given names.
 
-    A batch that is itself a tensor has an empty name here. In `names`, it is called `0`.
+    If the batch itself is a tensor, `name` is empty, and `names` has `0` for this tensor.
     """
     return name.lower().endswith(INPUT_IDS) or name in names or (not name and "0" in names)
 
@@ -181,16 +182,17 @@ def _companions(path: str, mask: Tensor, others: Mapping[str, Tensor]) -> Sequen
     """Return the tensors to which a mask may apply.
 
     A mask with a prefix, such as `anchor_attention_mask`, applies only to the ids with this prefix.
-    If there are no such ids, it applies to nothing: `global_attention_mask`, for example, is not
-    about padding. A mask without a prefix applies to `input_ids`, or without these, to any tensor
-    of the same shape.
+    If there are no such ids, the mask applies to no tensor. For example, `global_attention_mask` is
+    not about padding. A mask without a prefix applies to `input_ids`. If there are no `input_ids`,
+    it may apply to any tensor of the same shape.
     """
     name = path.lower()
     if name.endswith(MASK):
         prefix = name.removesuffix(MASK)
-        own = {key: each for key, each in others.items() if key.lower() == prefix + INPUT_IDS}
+        ids = {key: each for key, each in others.items() if key.lower() == prefix + INPUT_IDS}
         is_prefixed = prefix.rpartition(".")[2] != ""
-        others = own if own or is_prefixed else others
+        if ids or is_prefixed:
+            others = ids
     return [each for each in others.values() if each.shape[:2] == mask.shape]
 
 
@@ -209,7 +211,7 @@ def _is_constant(values: Tensor, masked: Tensor) -> bool:
 
 
 def _repeated(ids: Tensor) -> Positions | None:
-    """Count the positions at the ends of rows at which the last id of the row is repeated.
+    """Count the positions at the ends of rows that have the same id as the last position.
 
     Returns `None` if the tensor does not hold token ids.
     """
@@ -221,8 +223,8 @@ def _repeated(ids: Tensor) -> Positions | None:
 def _zeros(features: Tensor) -> Positions | None:
     """Count the positions at the ends of rows at which all features are zero.
 
-    Returns `None` if the last feature is zero everywhere. The tensor may then hold images without a
-    dimension for channels, whose black border is not padding.
+    Returns `None` if the last feature is zero everywhere. Such a tensor may hold images without a
+    dimension for channels. The black border of an image is not padding.
     """
     if features.dim() != FEATURES or not features.is_floating_point():
         return None

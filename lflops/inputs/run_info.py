@@ -24,7 +24,7 @@ from lflops.version import __version__
 def run_of(
     parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> Run:
-    """Describe a run, given the model's parameters and the arguments of a call (a batch)."""
+    """Describe a run from the model's parameters and the arguments of a call (a batch)."""
     tensors = [parameter for parameter in parameters if not is_lazy(parameter)]
     device = device_of(tensors)
     named = dict(named_arguments(args, kwargs))
@@ -67,13 +67,13 @@ def _worker_processes() -> int:
     """Return the number of child processes, such as the workers of data loaders.
 
     `multiprocessing.active_children` is not used, because it also reaps processes that have ended.
-    Only the code that started them should do this.
+    Only the code that started a process should reap it.
     """
     return len(getattr(multiprocessing.process, "_children", ()))
 
 
 def with_allocator_peaks(run: Run, device: torch.device) -> Run:
-    """Add the peak memory that the device's allocator has recorded to a run.
+    """Return the run with the peak memory that the device's allocator has recorded.
 
     The allocator keeps its statistics on the host, so nothing waits for the device.
     """
@@ -88,7 +88,8 @@ def with_allocator_peaks(run: Run, device: torch.device) -> Run:
 def _dtype(tensors: list[Tensor], device: torch.device) -> str | None:
     """Return the dtype in which the model's matmuls run.
 
-    This is the dtype of autocast if it is on. Otherwise, it is the dtype of most parameters.
+    This is the dtype of autocast if autocast is on. Otherwise, it is the floating-point or complex
+    dtype with the most parameter elements.
     """
     if _autocasts(device):
         return dtype_name(torch.get_autocast_dtype(device.type))

@@ -1,9 +1,9 @@
 """Find the tensors in arguments and results, with their device, dtypes and shapes.
 
 Containers are read directly from memory, so no property, `__getitem__` or `__iter__` of a user's
-class runs. A mapping that loads entries on access, or a batch that refers to its data set, is
-therefore never loaded. The storage of a container is the plain dict, list or tuple with its
-entries.
+class runs. Therefore no data is loaded by a mapping that loads entries on access, or by a batch
+that refers to its data set. In this file, the storage of a container is a plain dict, list or tuple
+with the entries of the container.
 """
 
 import contextlib
@@ -86,9 +86,13 @@ def attributes_of(value: Any) -> dict[str, Any]:
     found = stored if type(stored) is dict else {}
     slots: dict[str, MemberDescriptorType] = {}
     for kind in type(value).__mro__:
-        if "__slots__" in kind.__dict__:
-            members = kind.__dict__.items()
-            slots.update(item for item in members if type(item[1]) is MemberDescriptorType)
+        if "__slots__" not in kind.__dict__:
+            continue
+        slots |= {
+            name: member
+            for name, member in kind.__dict__.items()
+            if type(member) is MemberDescriptorType
+        }
     if not slots:
         return found
     found = dict(found)
@@ -102,9 +106,10 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def may_hold_tensors(value: Any) -> bool:
-    """Return whether a value that is not a container may hold tensors in its attributes.
+    """Return whether a value for which `storage_of` returns `None` may still hold tensors.
 
-    Sets, and containers that `storage_of` cannot read, may hold tensors as well.
+    Such a value is a set or another container that `storage_of` cannot read, or an object that may
+    have tensors in its attributes.
     """
     kind = type(value)
     if value is None or issubclass(kind, _VALUES):
@@ -158,7 +163,8 @@ class _Search:
 
     def __init__(self) -> None:
         self._left = MOST_VALUES
-        # Objects, keyed by id. Keeping an object ensures that no new object gets the same id.
+        # The objects searched so far, keyed by id. They are kept alive here, so that no new object
+        # gets the same id.
         self._seen: dict[int, Any] = {}
 
     def tensors(self, name: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:

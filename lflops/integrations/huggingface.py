@@ -26,7 +26,7 @@ with needed_by("lflops.huggingface"):
 class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Reports where the FLOPs, bytes and milliseconds of a training step go.
 
-    It does for a transformers Trainer what `FlopsMonitor` does for a Lightning Trainer.
+    It monitors a transformers Trainer in the way `FlopsMonitor` monitors a Lightning Trainer.
 
     Files are written below `args.output_dir`. If `report_to` has "tensorboard" or "wandb",
     TensorBoard's writer or the wandb run receives metrics, text and tables. Every other reporter
@@ -53,6 +53,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, *, log: Callable[[str], None] = print, **settings: Any) -> None:
+        # This raises an error for a wrong setting. The monitor itself is not used.
         monitor(nn.Identity(), **settings)
         self.profiles: list[Profile] = []
         self._log = log
@@ -89,8 +90,8 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to monitor the calling Trainer.
 
-        Callbacks receive the Trainer's model and loaders, but not the Trainer itself. It is found
-        on the call stack.
+        Callbacks receive the Trainer's model and loaders, but not the Trainer itself. The Trainer
+        is found on the call stack.
         """
         trainer = running_trainer()
         if self not in getattr(getattr(trainer, "callback_handler", None), "callbacks", ()):
@@ -210,7 +211,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             watched.__exit__(None if error is None else type(error), error, None)
             self._account = watched.ledger
         if writer is not None:
-            # The Trainer closed the writer at its end, but the last window was written after that.
+            # The Trainer has closed the writer already, but the last window was written after that.
             writer.close()
 
 
@@ -278,7 +279,7 @@ def _prediction_step(
 def running_trainer() -> Any:
     """Return the transformers Trainer that is calling this code, or `None`.
 
-    It is found on the call stack, because callbacks do not receive the Trainer.
+    The Trainer is found on the call stack, because callbacks do not receive it.
     """
     for frame, _ in walk_stack(currentframe()):
         if "self" not in frame.f_code.co_varnames:

@@ -71,7 +71,7 @@ class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):
         seconds: Duration of the step.
         usual: Median duration of steps with a similar batch size, in seconds.
         cost: Lost time in seconds: the time that the step took longer than `usual` or, if the step
-            was interrupted by a validation for example, the duration of the interruption.
+            was interrupted, the duration of the interruption, such as a validation.
         cause: One of `CAUSES`.
         phase: The phase or category with the largest part of the cost.
     """
@@ -88,16 +88,16 @@ class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):
 class StepGroup(
     Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="steps"
 ):
-    """Consecutive steps of the same mode, for which the ledger keeps one sum.
+    """Consecutive steps of the same mode. The ledger keeps only sums over these steps.
 
     A short run has one group per step. In a long run, neighbouring groups are joined.
 
     Attributes:
-        first: Number of the first step. Steps are numbered from 0, as in the windows.
+        first: Number of the first step. Steps are numbered from 0, as in profiled windows.
         last: Number of the last step.
         spent: Seconds in each phase, summed over the steps of the group.
-        between: Seconds in each category outside the phases of the steps, such as validation. Time
-            between two steps belongs to the later step.
+        between: Seconds in each category outside the phases of the steps, such as validation. The
+            time between two steps belongs to the later step.
         longest: Seconds of the longest step.
         steps: The number of steps.
         mode: "warm_up" for the first steps of a start, "profiled" if lflops counted, timed or
@@ -121,7 +121,7 @@ class StepGroup(
 
 
 def in_pairs(groups: Sequence[StepGroup]) -> list[StepGroup]:
-    """Halve the number of groups: join each two neighbouring groups of the same mode."""
+    """Join neighbouring groups of the same mode in pairs, which about halves their number."""
     joined: list[StepGroup] = []
     for _, neighbours in groupby(groups, key=lambda group: group.mode):
         same = list(neighbours)
@@ -145,7 +145,7 @@ def _joined(first: StepGroup, second: StepGroup) -> StepGroup:
 
 
 _CLASSES_PER_E = 100
-"""Number of duration classes between a duration and e times this duration.
+"""Number of duration classes between a duration and e (2.718) times this duration.
 
 A duration class is a bin of a histogram of step durations. With this number of classes, the middle
 of a class differs from any duration in the class by at most 0.5 %.
@@ -160,7 +160,7 @@ def duration_class(seconds: float) -> int:
 def percentile(durations: Mapping[int, int], share: float) -> float | None:
     """Return the duration in seconds that the given share of the steps does not exceed.
 
-    The result has an error of at most 0.5 %. It is `None` if there are no steps.
+    The error of the result is at most 0.5 %. Returns `None` if there are no steps.
 
     Args:
         durations: Histogram of the durations: the number of steps in each `duration_class`.
@@ -228,8 +228,7 @@ class Ledger(Struct, Displayed, frozen=True, kw_only=True):
         slow_steps: The slow steps with the highest cost, in chronological order.
         starts: The processes of the run in chronological order. There are several if the run was
             resumed.
-        spans: Consecutive sections of the run. Recent sections are short, and earlier sections are
-            long.
+        spans: Consecutive sections of the run. Recent sections are shorter than earlier sections.
         step_groups: All steps of all starts, in the order in which they ran.
         durations: Histogram of the durations of unprofiled steps: the number of steps in each
             duration class. `percentile` reads it.
@@ -261,7 +260,7 @@ class Ledger(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def unprofiled(self) -> list[StepGroup]:
-        """The steps that lflops only timed, without the warm-up."""
+        """The groups of unprofiled steps. Warm-up steps are not included."""
         return [group for group in self.step_groups if group.mode == "unprofiled"]
 
 
@@ -271,9 +270,9 @@ def group_of(category: str) -> str:
 
 
 QUARTERS = 4
-"""Number of sections of the last start (process) whose memory is compared.
+"""Number of sections of the last start (process) that are compared to find growing memory.
 
-Memory grows if its median increases from each quarter of the start to the next.
+Memory grows if its median increases from each of these quarters to the next.
 """
 
 GROWN = 0.1
@@ -286,7 +285,7 @@ FEWEST_SPANS = 20
 """Growth is computed only if memory is known for at least this many spans."""
 
 GROWING = {"start_up", "warm_up", "compilation"}
-"""Categories in which memory grows in any run. Spans with such time are left out."""
+"""Categories in which memory grows in any run. Spans with time in these categories are left out."""
 
 
 def memory_growth(ledger: Ledger) -> float | None:
@@ -316,5 +315,6 @@ def memory_growth(ledger: Ledger) -> float | None:
     is_growing = sorted(set(usual)) == usual
     if not is_growing or grown < max(GROWN * usual[0], LEAST_GROWN):
         return None
+    # The time from the middle of the first quarter to the middle of the last quarter.
     hours = seconds * (1 - 1 / QUARTERS) / 3600
     return grown / hours

@@ -25,7 +25,7 @@ from lflops.ledger.account import (
 )
 
 REMEMBERED = 64
-"""Maximum number of recent steps whose median is the usual step."""
+"""Maximum number of recent steps that are kept. Their median is the usual step."""
 
 FEWEST = 8
 """No step is called slow before there are this many recent steps to compare it with."""
@@ -44,9 +44,10 @@ The spread is the distance from the median of the recent steps to their 80th per
 """
 
 LONG_WAIT = 250_000_000
-"""If the extra time of a step is only a wait for a core, the step is slow only above this limit.
+"""If a step takes longer only because of a wait for a core, it is slow only above this limit.
 
-The limit is in nanoseconds. Shorter waits are normal when programs share a machine.
+The limit applies to the extra time, in nanoseconds. Shorter waits are normal when programs share a
+machine.
 """
 
 MANY_FAULTS = 50
@@ -54,9 +55,16 @@ MANY_FAULTS = 50
 """
 
 SIZES_PER_DOUBLING = 4
+"""Number of size classes between a batch and a batch that is twice as large.
+
+A step is compared with recent steps of the same size class.
+"""
+
 MOST_SIZES = 64
+"""If there are more size classes than this, the recent steps of all classes are dropped."""
+
 MUCH_LARGER = 1.2
-"""A batch is called much larger than usual if it exceeds the usual batch by more than this factor.
+"""A batch is much larger than usual if its size is more than this many times the usual size.
 
 The size of a batch is its number of elements. The usual size is the median of the recent steps.
 """
@@ -67,13 +75,13 @@ class StepEnd(NamedTuple):
 
     Attributes:
         step: Number of steps that the run has done, as counted by the loggers.
-        ran: Nanoseconds that the training thread has spent on a core since it began.
+        ran: Nanoseconds that the training thread has run on a core since the thread began.
         schedule: Scheduler counters of the training thread, read at or shortly before the end of
             the step. `None` if the system has none.
-        usage: Result of `getrusage` for the training thread, read at the same time as `schedule`.
+        usage: Result of `getrusage` for the training thread, read together with `schedule`.
         shapes: Shapes of the tensors in the step's batch, if known.
-        touched: Set if lflops counted, timed or traced the step, so that its duration is not
-            typical.
+        touched: Set if lflops counted, timed by module or traced the step, so that the duration of
+            the step is not typical.
     """
 
     step: int
@@ -146,7 +154,7 @@ class Verdict(NamedTuple):
 
 
 class Usual:
-    """Finds slow steps: keeps the recent steps by batch size and compares each step with them."""
+    """Finds slow steps: keeps recent steps by batch size, and compares each new step with them."""
 
     def __init__(self) -> None:
         self._by_size: dict[int | None, _Recent] = {}
@@ -155,8 +163,8 @@ class Usual:
     def judge(self, step: StepSpent) -> Verdict | None:
         """Compare a step with the recent steps of the same batch size, then add it to them.
 
-        If this batch size is new, the step is compared with all recent steps. Returns `None` if the
-        step is not slow, or if there are too few recent steps.
+        If there are too few recent steps of this batch size, the step is compared with all recent
+        steps. Returns `None` if the step is not slow, or if there are too few recent steps in all.
         """
         size = None
         if step.elements:
@@ -184,7 +192,7 @@ class Usual:
         return Verdict(compared.totals.median, cost, by_phase, cause, phase)
 
     def beyond(self, step: StepSpent) -> Mapping[str, int] | None:
-        """Return how many nanoseconds longer than the usual step a step took, by phase.
+        """Return the nanoseconds that a step took longer than the usual step, by phase.
 
         Returns `None` if there is no recent step yet.
         """
@@ -194,7 +202,7 @@ class Usual:
 
     @property
     def tolerance(self) -> int:
-        """A step may take this many nanoseconds longer than the usual step without being slow."""
+        """Maximum nanoseconds by which a step may exceed the usual step without being slow."""
         return self._all.totals.tolerance if self._all.knows else LEAST
 
     @property
@@ -219,9 +227,9 @@ def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larg
     more_waiting = step.evidence.waiting - usual.waiting
     more_computing = step.evidence.computing - usual.computing
     more_faults = step.evidence.faults - usual.faults
-    # On a busy machine, a thread that computes more, or often waits for the disk, also waits more
-    # often for a core.
     reads_disk = more_faults >= MANY_FAULTS and 2 * more_computing < cost and phase != "data"
+    # On a busy machine, a thread that computes more, or often waits for the disk, also waits more
+    # often for a core. Such waits are not the cause.
     waits_anyway = reads_disk or (is_larger and 4 * more_computing >= cost)
     causes = {
         "allocator_retry": step.evidence.retries > usual.retries,
@@ -244,9 +252,9 @@ def _excess(step: StepSpent, recent: "_Recent", cost: int) -> dict[str, int]:
     longer = {phase: max(spent - usual.get(phase, 0), 0) for phase, spent in step.phases.items()}
     together = sum(longer.values()) or 1
     shares = {}
-    for phase, spent in longer.items():
-        shares[phase] = min(cost * spent // together, step.phases[phase])
-    # Rounding leaves a remainder, which is added to the largest shares.
+    for phase, excess in longer.items():
+        shares[phase] = min(cost * excess // together, step.phases[phase])
+    # The rest of the cost is added to the largest shares.
     for phase in sorted(shares, key=lambda each: (-shares[each], -step.phases[each])):
         rest = cost - sum(shares.values())
         shares[phase] += min(rest, step.phases[phase] - shares[phase])
@@ -263,7 +271,7 @@ class _Recent:
     def __init__(self) -> None:
         self.steps: deque[StepSpent] = deque()
         self.totals = _Times()
-        # durations without the time in which the thread waited for a core
+        # The durations without the time in which the thread waited for a core.
         self._net = _Times()
 
     def add(self, step: StepSpent) -> None:
@@ -277,8 +285,8 @@ class _Recent:
 
     def cost_of(self, step: StepSpent) -> int:
         """Return how many nanoseconds longer than usual a step took; 0 if the step is not slow."""
-        # Other processes make the time of steps vary, which hides other causes. So a step must be
-        # slow even without its waits for a core, unless its extra time is long.
+        # Other processes make the durations of steps vary. To find other causes in spite of this, a
+        # step must be slow even without its waits for a core, unless its extra time is long.
         cost = self.totals.beyond(step.total)
         net = self._net.beyond(step.net)
         if cost and (net or cost >= LONG_WAIT):
@@ -329,7 +337,7 @@ class _Times(list[int]):
 
     @property
     def tolerance(self) -> int:
-        """A step may take this many nanoseconds longer than the median without being slow.
+        """Maximum nanoseconds by which a step may exceed the median without being slow.
 
         The more the durations vary, the larger this value is.
         """
@@ -374,8 +382,8 @@ The values are the causes of slow steps that the ledger records for such interru
 FLUSHING = {"between_epochs", "after_run"}
 """Categories that end an incomplete step.
 
-At the end of an epoch, the loop begins a step by asking for a batch, but the loader has none left.
-So this step never ends. When one of these categories begins, the time of the incomplete step is
+At the end of an epoch, the loop begins a step and requests a batch, but the loader has no batch
+left. This step never ends. When one of these categories begins, the time of the incomplete step is
 assigned to the phases in which it was spent.
 """
 
@@ -407,10 +415,10 @@ class StepAccountant:
             tried again.
 
     Attributes:
-        until: The account covers the time up to this moment.
+        until: The moment up to which the account covers the time.
         spent: Nanoseconds by category since the last `take`.
         slow: Slow steps since the last `take`.
-        groups: All steps since the last `take_steps`.
+        groups: Groups of all steps since the last `take_steps`.
         durations: Histogram of the durations of unprofiled steps since the last `take_steps`: the
             number of steps in each duration class.
         lost: Total nanoseconds of lost time up to the last `take`.
@@ -441,8 +449,9 @@ class StepAccountant:
         self._retried = 0
         self._new_retries = 0
         self._current = "start_up"
-        # nanoseconds of the running step by phase, and by category between its phases
+        # Nanoseconds of the running step, by phase.
         self._step = Counter[str]()
+        # Nanoseconds since the last step ended, outside all phases of a step, by category.
         self._between = Counter[str]()
         self._ended = 0
         self._step_begin = begin
@@ -571,11 +580,12 @@ class StepAccountant:
             self.durations[duration_class(seconds)] += 1
 
     def _judged(self, step: StepSpent, end: StepEnd, at: int) -> tuple[dict[str, int], str]:
-        """Return the part of a step that does not count as training, and its category.
+        """Return the time of a step that does not count as training, and its category.
 
-        The part is given as nanoseconds by phase. For a slow step, it is the extra time. For a step
-        that lflops counted, timed or traced, it is the extra time that lflops caused. Otherwise it
-        is empty.
+        The time is in nanoseconds by phase. For a slow step, it is the extra time. For a step that
+        lflops counted, timed by module or traced, it is also the extra time, which lflops caused,
+        or the whole step if there is no recent step to compare it with. For all other steps, no
+        time is returned.
         """
         if end.touched:
             beyond = self._usual.beyond(step)
@@ -606,7 +616,8 @@ class StepAccountant:
         if before.schedule and end.schedule:
             # The second counter is the time in which the thread was ready to run and had no core.
             waiting = int(end.schedule.split()[1]) - int(before.schedule.split()[1])
-        # Only the end of a freeze is known exactly.
+        # Only the end of a freeze is known exactly. So if there was a freeze during the step, all
+        # time in which the thread did not run counts as waiting.
         if any(stop > self._step_begin and start < at for start, stop in self.freezes):
             waiting = max(at - self._step_begin - running, waiting)
         in_system = int(1e9 * (end.usage.ru_stime - before.usage.ru_stime))

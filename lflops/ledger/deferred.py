@@ -13,7 +13,8 @@ from lflops.phase_log import PhaseLog
 LONGEST = 1 << 21
 """Maximum number of values that may wait for the ledger's thread.
 
-This is enough for the notes of about 40,000 steps. If there are more, all of them are dropped.
+This is enough for the notes of about 40,000 steps. If more values wait, all waiting notes are
+dropped.
 """
 
 
@@ -21,18 +22,18 @@ class DeferredCalls:
     """A queue of calls that the training thread records and another thread makes.
 
     Calls are made in the order in which they were recorded. Before `start` and after `stop`, calls
-    are not recorded but made immediately. A deferred call sees the time at which it was recorded:
-    while it runs, the clock of the phase log returns that moment.
+    are not recorded but made immediately. While a recorded call runs, the clock of the phase log
+    returns the moment at which the call was recorded.
 
     Attributes:
         runs: Set while calls are recorded for later.
-        append: Appends the values of a note: its moment, the function, the number of arguments,
-            and the arguments. No argument may be a new object, or an object that the training run
-            would otherwise free. A note is not stored as a tuple: the garbage collector tracks
-            tuples, so it would run more often.
+        append: Appends the values of a note: the moment, the function, the number of arguments, and
+            the arguments. No argument may be a new object, or an object that the training run would
+            otherwise free. A note is not stored as a tuple, because Python's garbage collector
+            tracks tuples and would run more often.
         clock: Function that returns the moment for a new note.
-        error: The exception that a deferred call has raised. After such an exception, calls are no
-            longer deferred but made immediately.
+        error: The exception that a recorded call has raised. After such an exception, calls are no
+            longer recorded but made immediately.
     """
 
     def __init__(self, log: PhaseLog) -> None:
@@ -41,12 +42,12 @@ class DeferredCalls:
         self.clock = log.clock
         self._log = log
         self._notes: deque[Any] = deque()
-        # one call of `extend` is atomic, even if several threads add notes
+        # A call of `extend` is atomic, even if several threads add notes.
         self.append = self._notes.extend
         self._lock = threading.RLock()
-        # moment of the note that is being processed
+        # While a recorded call runs: the moment at which it was recorded.
         self._moment: int | None = None
-        # the thread that makes the calls
+        # The id of the thread that makes the calls.
         self._player: int | None = None
 
     def start(self) -> None:
@@ -67,7 +68,7 @@ class DeferredCalls:
         self.append((self.clock(), call, len(given), *given))
 
     def now(self) -> int:
-        """Return the current moment or, during a deferred call, the moment of its recording."""
+        """Return the current moment or, during a recorded call, the moment of its recording."""
         return self.clock() if self._moment is None else self._moment
 
     @property
@@ -100,7 +101,7 @@ class DeferredCalls:
                 self._player = None
 
     def raise_error(self) -> None:
-        """Raise the exception of a deferred call, if there is one that was not raised yet."""
+        """Raise the exception of a recorded call, unless it has already been raised here."""
         if self.error is not None:
             try:
                 raise self.error
@@ -118,7 +119,7 @@ class DeferredCalls:
         return self._player == threading.get_ident()
 
     def stop(self) -> None:
-        """Make all recorded calls. From now on, calls are made immediately."""
+        """Make all recorded calls now, and make later calls immediately."""
         if self.runs:
             with self._lock:
                 self.play()

@@ -1,8 +1,9 @@
 """Write the ledger file of one process, and read the ledger of a run with all its restarts.
 
-A start is one process of a run. Each start has a file with one line of JSON (a row) for every few
-seconds. Rows from long ago are joined, so that the file stays small; the shortened file replaces
-the old file atomically. If the process is killed, at most the last line of the file is incomplete.
+A start is one process of a run. Each start has a file of JSON lines. Every few seconds, a line for
+the time since the previous line is added, which is called a row. Rows from long ago are joined, so
+that the file stays small; the shortened file replaces the old file atomically. If the process is
+killed, at most the last line of the file is incomplete.
 """
 
 import itertools
@@ -33,15 +34,15 @@ from lflops.profile.series import summed
 
 ENDING = ".ledger.jsonl"
 REQUEST = "window.request"
-"""Name of the file with which a user requests a profiled window.
+"""Name of the file that requests a profiled window.
 
-The file is created in the folder in which a running process writes its ledger.
+A user creates this file in the folder in which a running process writes its ledger.
 """
 
 VERSION = 1
 
 MOST_LINES = 1500
-"""A file is shortened if its rows and slow steps together are more than this many lines."""
+"""A file is shortened if it has more than this many rows and slow steps together."""
 
 MOST_SLOW = 200
 """Maximum number of slow steps in a shortened file. The steps with the highest cost are kept."""
@@ -53,7 +54,7 @@ Only neighbouring groups of the same mode are joined, so more groups may remain.
 """
 
 SHARE_OF_AGE = 0.02
-"""Old rows are joined: the duration of a row may be up to this share of the row's age.
+"""Old rows are joined as long as the joined row is no longer than this share of its age.
 
 For example, a row from yesterday may cover half an hour.
 """
@@ -61,10 +62,8 @@ For example, a row from yesterday may cover half an hour.
 LARGEST_FILE = 1 << 24
 """Maximum size in bytes of a ledger file that is read."""
 
-
 Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 """A number of nanoseconds, steps or bytes in a ledger file. Larger numbers are invalid."""
-
 
 MOST_DAMAGED = 10_000
 """If a file has more unreadable lines than this, it is rejected as damaged.
@@ -107,13 +106,13 @@ class Head(Struct, frozen=True, tag_field="kind", tag="head"):
 
 
 class Row(Struct, frozen=True, tag_field="kind", tag="row"):
-    """The time account of the few seconds since the previous row.
+    """The time account of the seconds since the previous row.
 
     Attributes:
         end: Nanoseconds from the beginning of the process to the end of the row.
         spent: Nanoseconds by category.
         open: Nanoseconds by category of the step that is incomplete at the end of the row. They are
-            not in `spent`; the row in which the step ends includes them in its `spent`.
+            not included in `spent` of this row, but in `spent` of the row in which the step ends.
         step: Number of steps that the run has done. `None` before the first step.
         first: Number of steps that the run had done before this process began. `None` before the
             first step, or if the number is unknown.
@@ -182,10 +181,7 @@ class Segment:
             os.write(self._file, _encoded([self.head]))
 
     def close(self) -> None:
-        """Close the file.
-
-        A second call does nothing.
-        """
+        """Close the file, if it is open."""
         if self._file is not None:
             file = self._file
             self._file = None
@@ -215,7 +211,7 @@ class Segment:
 
 
 def coarser(rows: Sequence[Row]) -> list[Row]:
-    """Join rows from long ago with their neighbours, so that fewer rows remain."""
+    """Join rows from long ago with their neighbours, as `SHARE_OF_AGE` allows."""
     now = rows[-1].end
     kept = [rows[0]]
     begin = 0
@@ -290,7 +286,7 @@ def _decoded(lines: Iterable[bytes], path: Path) -> Iterator[Line]:
 
 
 def _is_known(line: Line) -> bool:
-    """Return whether the categories and causes in a line exist, and no number is too large."""
+    """Return whether a line has only known categories and causes, and no number is too large."""
     if isinstance(line, SlowStep):
         return line.cause in CAUSES
     if isinstance(line, StepGroup):
@@ -310,7 +306,7 @@ def _is_known(line: Line) -> bool:
 CLOCKS_DIFFER = 1_000_000_000
 """Two starts (processes) of one run may overlap by at most this many nanoseconds.
 
-They can appear to overlap if the system clock is changed while a process runs.
+They seem to overlap if the system clock is changed while a process runs.
 """
 
 ALIVE = 30.0
@@ -334,11 +330,11 @@ def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
     name = os.fspath(path)
     try:
         files = [given] if given.is_file() else sorted(given.rglob(f"*{ENDING}"))
-        read = [read_segment(file) for file in files]
+        found = [read_segment(file) for file in files]
     except OSError as error:
         raise ProfileError(f"{name}: {error.strerror or error}") from error
     segments = []
-    for segment in read:
+    for segment in found:
         if segment is not None and segment.rows and (given.is_file() or segment.head.rank == rank):
             segments.append(segment)
     if not segments:
@@ -351,7 +347,7 @@ def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
 
 
 def newest_file(path: str | PathLike[str]) -> Path:
-    """Return the newest ledger file of rank 0 in a folder. If `path` is a file, it is returned."""
+    """Return the newest ledger file of rank 0 in a folder, or `path` itself if it is no folder."""
     given = Path(path)
     if not given.is_dir():
         return given
@@ -375,8 +371,10 @@ def starts_of_a_run(segments: Iterable[Segment]) -> list[Segment]:
 def _goes_on(before: Segment, segment: Segment) -> bool:
     """Return whether a segment (process) continues the run of the previous segment.
 
-    It does if it resumes from a step, if the previous segment did not finish, or if both belong to
-    one process and the segment has no training steps, such as `trainer.test` after `trainer.fit`.
+    A segment continues the run if it resumes from a step, if the previous segment did not finish,
+    or if both segments are from one process and this segment has no training steps, such as
+    `trainer.test` after `trainer.fit`. It must not begin before the previous segment ends, except
+    for a difference of `CLOCKS_DIFFER`.
     """
     if segment.head.begin < _end(before) - CLOCKS_DIFFER:
         return False
@@ -464,8 +462,8 @@ def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
     is_over = False
     for row in segment.rows:
         spent: dict[str, float] = dict(row.spent)
-        # A running step is in `open` of its row, and in `spent` of the row in which it ends. So
-        # only the last row's `open` counts.
+        # The time of a running step is in `open`, and later in `spent` of the row in which the step
+        # ends. So only the `open` of the last row counts.
         if row is segment.rows[-1]:
             spent = summed([*spent.items(), *row.open.items()])
         done = steps if row.step is None else row.step
@@ -496,7 +494,9 @@ def _lost(spent: dict[str, float], kept: float) -> dict[str, float]:
     of the time remains.
     """
     lost = sum(spent.values()) * (1 - kept)
-    remaining = {name: each * kept for name, each in spent.items()} if kept else {}
+    remaining: dict[str, float] = {}
+    if kept:
+        remaining = {name: each * kept for name, each in spent.items()}
     return remaining | {"repeated": lost}
 
 

@@ -4,9 +4,9 @@ A mark is a moment at which another category of time begins, or at which a step 
 
     marks    |start_up.......|data...|forward...|backward..|optimizer|other|step|lflops|data...
 
-The time from one mark to the next belongs to the category of the first of the two. So the
-categories always add up to the whole time, and no time is lost if an interrupt (Ctrl-C) comes
-between two marks.
+The time from a mark to the next mark belongs to the category that begins at the first of the two
+marks. So the categories always add up to the whole time, and no time is lost if an interrupt
+(Ctrl-C) comes between two marks.
 """
 
 import time
@@ -40,16 +40,16 @@ START_UP = "start_up"
 AFTER_RUN = "after_run"
 
 TRAIN = "train"
-"""The stage (training, not validation or test) whose phases the ledger records."""
+"""The stage in which the ledger records the phases of steps: training, not validation or test."""
 
 LONGEST = WIDTH << 18
-"""Maximum number of event values that are kept until the ledger's thread reads them."""
+"""Maximum number of values of events that are kept until the ledger's thread reads them."""
 
 IDLE = 2_000_000
-"""The thread's counters are read again once the thread was off its core for this many nanoseconds.
+"""The scheduler counters and `getrusage` are read again after this many nanoseconds off the core.
 
-Until then, the last values of the scheduler counters and of `getrusage` are used, because reading
-them takes as long as logging ten events.
+These are nanoseconds in which the training thread did not run. Until then, the last values are
+used, because reading new values takes as long as logging ten events.
 """
 
 
@@ -61,7 +61,7 @@ Mark = tuple[int, str | StepEnd]
 
 
 class EventQueue:
-    """A reader of the phase log that keeps the events until the ledger processes them."""
+    """Keeps the events of the phase log until the ledger's thread processes them."""
 
     def __init__(self) -> None:
         self._values: deque[Any] = deque(maxlen=LONGEST)
@@ -81,11 +81,12 @@ class CategoryMarks:
     """
 
     def __init__(self) -> None:
-        # The running categories and phases. A phase of a stage without an account is `None`.
+        # The running categories and phases, with the outermost first. A phase of a stage that the
+        # ledger does not record is `None`.
         self._running: list[str | None] = []
-        # the category for time outside all other categories
+        # The category of time outside all other categories.
         self._base = START_UP
-        # values of the events before a step's end
+        # The values of the events that are logged before the end of a step.
         self._counters: tuple[int, bytes | None, Any] = 0, None, None
         self._batch: tuple[Any, bool] = None, False
 
@@ -106,10 +107,13 @@ class CategoryMarks:
                 if subject is ledger:
                     yield moment, StepEnd(detail, *self._counters, *self._batch)
             elif event == PAST:
+                # A mark in the past subtracts time from the category that was running until now.
                 yield moment - detail, subject
                 yield moment, self._current
             elif event == MOVE:
                 phase, category = subject
+                # The second mark is `detail` nanoseconds before the first, so the time between them
+                # is negative: it is taken away from `phase`. It is then added to `category`.
                 yield moment, phase
                 yield moment - detail, category
                 yield moment, self._current
@@ -149,10 +153,10 @@ class CategoryMarks:
         return None if any(self._running) else category
 
     def _after_enter(self, phase: str, stage: str) -> str | None:
-        """Begin a phase.
+        """Begin a phase, and return it. Return `None` if the ledger does not record its stage.
 
-        Time outside all phases is start-up at first. After the first phase of a training step, it
-        belongs to the steps (phase `other`).
+        Time outside all phases is start-up at first. After the first phase of a training step has
+        begun, it belongs to the steps, as their phase `other`.
         """
         is_counted = stage in {TRAIN, RUN}
         self._running.append(phase if is_counted else None)
@@ -186,9 +190,9 @@ class StepCounters:
         self.last_end: tuple[int, int] | None = None
         self._clock = clock
         self._schedule = schedule
-        # counters of the system when they were last read
+        # The scheduler counters and the result of `getrusage`, as they were last read.
         self._counted: tuple[bytes | None, Any] = None, None
-        # nanoseconds that the thread had been off its core at that time
+        # The nanoseconds that the thread had been off its core at that time.
         self._idle = -1 << 62
 
     def close(self) -> None:

@@ -10,7 +10,8 @@ row of the ledger every three seconds.
 
 A step should run as little code of lflops as possible: between two steps, this code drops out of
 the processor's caches, so each line is slow. In an auto-detected loop, the training thread does not
-even log phases. It records calls in a `DeferredCalls`, and the ledger's thread makes them.
+even log phases. It records the calls that log them in a `DeferredCalls`, and the ledger's thread
+makes these calls.
 
 No step waits until times are assigned to categories or until a file is written.
 """
@@ -41,8 +42,9 @@ class Collections:
     """Records the moments at which Python's garbage collector begins and ends.
 
     If a function in `gc.callbacks` raises an exception, Python discards the exception. A Ctrl-C
-    during a callback in Python would therefore be lost. Functions written in C handle no signals,
-    so the callback consists of them: `property.__get__` calls `next`, which appends the time.
+    during a callback that is written in Python would therefore be lost. Functions written in C
+    handle no signals. Therefore the callback consists only of such functions: `property.__get__`
+    calls `next`, which appends the time.
 
     Attributes:
         moments: Moments at which a collection began and ended, alternately, in nanoseconds.
@@ -57,10 +59,7 @@ class Collections:
         gc.callbacks.append(self._callback)
 
     def stop(self) -> None:
-        """Stop recording.
-
-        A second call does nothing.
-        """
+        """Stop recording. A second call does nothing."""
         gc.callbacks[:] = [each for each in gc.callbacks if each is not self._callback]
 
 
@@ -105,8 +104,8 @@ Without a pause, Python would switch to the training thread only every 5 ms.
 LATE = 50_000_000
 """Delay in nanoseconds which shows that the process did not run for some time.
 
-If the ledger's thread wakes up later than planned by more than this delay, the time since the
-planned moment is recorded as a freeze of the process.
+If the ledger's thread wakes up later than planned by more than this delay, the time from the
+planned moment to the real moment is recorded as a freeze of the process.
 """
 
 PATIENCE = 2.0
@@ -119,7 +118,7 @@ class LedgerWriter:
 
     Args:
         log: The phase log of the training run.
-        deferred: Calls that the training thread records and that the ledger's thread makes.
+        deferred: The calls that the training thread records and the ledger's thread makes.
         rank: Rank of the process.
         ranks: Number of ranks.
         retries: Function that returns how often the device's allocator has freed its cache and
@@ -132,8 +131,8 @@ class LedgerWriter:
         error: The exception that ended the ledger before the end of the run.
         is_first: Set for the first ledger of this process. Its account includes the time since the
             process began.
-        knows_step: Function that returns whether the numbers of steps continue those of the
-            processes from which the run was resumed.
+        knows_step: Function that returns whether the number of steps continues from its last value
+            when a run is resumed. If not, the number of steps before this process is unknown.
     """
 
     def __init__(
@@ -152,7 +151,8 @@ class LedgerWriter:
         self.knows_step: Callable[[], bool] = lambda: True
         self._log = log or PhaseLog()
         self._deferred = deferred or DeferredCalls(self._log)
-        # returns the current time even while deferred calls are made
+        # The real clock. The clock of the log returns, while a deferred call is made, the moment at
+        # which this call was recorded.
         self._clock = self._deferred.clock
         self.counters = StepCounters(self._clock, schedule)
         self._queue = EventQueue()
@@ -202,8 +202,8 @@ class LedgerWriter:
             step: Number of steps that the run has done, as counted by the loggers.
             shapes: The shapes of the batch, if they are known.
             touched: Whether lflops counted, timed or traced the step.
-            counters: The result of `counters.read` when the step ended. `None` if the step ends
-                now, so that the counters can be read now.
+            counters: The result of `counters.read` when the step ended. By default, the step ends
+                now, and the counters are read now.
         """
         ran, schedule, usage = counters or self.counters.read(step)
         now = self._log.clock()
@@ -218,7 +218,7 @@ class LedgerWriter:
     def stop(self, ended: str) -> None:
         """End the run. The remaining time of the process belongs to the category `after_run`.
 
-        It is safe to call this again.
+        A second call does no harm.
 
         Args:
             ended: "finished" or the class name of the exception that ended the run.
@@ -263,12 +263,13 @@ class LedgerWriter:
 
     @property
     def process(self) -> int:
+        """The id of the process that keeps this ledger."""
         return self._segment.head.pid
 
     def curves(self) -> dict[str, float]:
         """Return the values that loggers plot: the share of lost time and the number of slow steps.
 
-        They cover this process up to the last row of the ledger, which is a few seconds old.
+        The values cover this process up to the last row of the ledger, which is a few seconds old.
         """
         rows = self._segment.rows
         if not rows:
@@ -380,13 +381,14 @@ _latest: LedgerWriter | None = None
 def _begin_of_account(now: int) -> int:
     """Return the moment at which the account of a new ledger begins.
 
-    The first ledger of a process covers the time since the process began. A later ledger begins
-    where the account of the previous ledger ends.
+    The first ledger of a process covers the time since the process began. If the run of the
+    previous ledger has ended, a later ledger begins where the account of the previous ledger ends.
+    Otherwise it begins now.
     """
     # A forked process begins a new account.
     if _latest is None or _latest.process != os.getpid():
         return now - int(process_age() * 1e9)
-    # The other ledger accounts for the time after its run.
+    # The previous ledger covers the time after its run up to now.
     has_ended = _latest._ended is not None  # noqa: SLF001
     return _latest.end() if has_ended else now
 

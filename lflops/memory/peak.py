@@ -1,15 +1,15 @@
-"""Analyze the peak memory of a step: what holds it, how to lower it, and whether it fits on a chip.
+"""Analyze the peak memory of a step: its holders, ways to lower it, and whether it fits on a chip.
 
 The ways to lower the peak include activation checkpointing of each block (a repeated module such as
 `layers.0`).
 
 For DeepSpeed's ZeRO, the peak of one rank is computed from the recorded step of an unsharded model:
 at each operator, the parts of the model that ZeRO shards are divided by the number of ranks, and
-the parts that it gathers are added. For DDP and FSDP2, this is not necessary, because an estimate
-wraps the model itself.
+the parts that ZeRO gathers are added. For DDP and FSDP2, this is not necessary, because an estimate
+runs the model with the real wrapper.
 
 The memory that a step needs on a chip is the memory of tensors, driver, libraries and allocator.
-The constants in this file are upper bounds for planning, each with a source.
+The constants in this file are upper bounds for planning. Each constant has a source.
 """
 
 from collections import Counter
@@ -47,8 +47,8 @@ CUBLAS_BYTES = 8320 * 2**10
 HOPPER_CUBLAS_BYTES = 32 * 2**20
 """Bytes of cuBLAS's workspace for one stream, which torch allocates.
 
-`CUBLAS_BYTES` is for other chips than Hopper. It is torch's default, `:4096:2:16:8`: two buffers of
-4096 KiB and eight of 16 KiB. Hopper uses more, as cuBLAS's documentation recommends
+`CUBLAS_BYTES` is for all chips except Hopper. It is torch's default, `:4096:2:16:8`: two buffers of
+4096 KiB and eight of 16 KiB. torch uses more on Hopper, as the documentation of cuBLAS recommends
 (https://github.com/pytorch/pytorch/pull/89027). The thread that runs backward has a second
 workspace, as measured on an H100.
 """
@@ -56,8 +56,8 @@ workspace, as measured on an H100.
 NCCL_BYTES = 1_600_000_000
 """Bytes of one NCCL communicator after an all-reduce (https://github.com/NVIDIA/nccl/issues/864).
 
-The bytes grow with the number of channels. PCIe has fewer channels, and ranks that send to each
-other have more.
+The bytes grow with the number of NCCL's channels. Over PCIe, NCCL uses fewer channels. If ranks
+also send to each other directly, it uses more.
 """
 
 FRAGMENTATION = 0.05
@@ -69,7 +69,7 @@ This estimate is used only if the allocator was not simulated.
 TIGHT = 0.05
 """The memory of a step is a tight fit if less than this share of the usable memory is left.
 
-In this case, a batch with longer sequences or another version of a library may not fit.
+A step with longer sequences, or with another version of a library, may then not fit.
 """
 
 
@@ -78,11 +78,11 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
 
     Attributes:
         verdict: `fits`; `does not fit`; `tight` if less than 5 % of the usable memory is left; or
-            `fits, with retries` if the allocator must free its cache to get memory. The device
-            waits during each retry.
+            `fits, with retries` if the allocator must free its cache and try again, while the
+            device waits.
         chip: Name of the chip.
         usable_bytes: Memory of the device that a process can use.
-        needed_bytes: The sum of all the following parts.
+        needed_bytes: The sum of the bytes of all the following parts.
         tensor_bytes: Peak of live tensors.
         fragmentation_bytes: Memory that the allocator reserves beyond the peak. It is simulated, or
             a fixed share of the peak.
@@ -139,7 +139,9 @@ def memory_fit(
     fragmentation = int(tensor_bytes * FRAGMENTATION)
     if reserved_bytes is not None:
         fragmentation = reserved_bytes - tensor_bytes
-    cublas = 2 * (HOPPER_CUBLAS_BYTES if chip.name.split()[0] in HOPPER else CUBLAS_BYTES)
+    is_hopper = chip.name.split()[0] in HOPPER
+    # One workspace for the thread of forward, and one for the thread of backward.
+    cublas = 2 * (HOPPER_CUBLAS_BYTES if is_hopper else CUBLAS_BYTES)
     nccl = NCCL_BYTES if ranks > 1 else 0
     needed = tensor_bytes + fragmentation + CONTEXT_BYTES + cublas + nccl
     verdict: Verdict = "fits"
@@ -164,7 +166,7 @@ def memory_fit(
 
 
 def memory_fit_of(profile: Profile, chip: Hardware | None) -> MemoryFit | None:
-    """Compare the step of a profile with the memory of a chip.
+    """Compare the memory that the step of a profile needs with the memory of a chip.
 
     Returns `None` if the memory of the step was not counted, or the memory of the chip is unknown.
     """
@@ -208,6 +210,12 @@ class Storages(Struct, frozen=True, kw_only=True):
 
     The origin is the operator, phase and module that allocated them. Repeated modules such as
     `layers.*.mlp` count as one module.
+
+    Attributes:
+        module: The module, or the common name of the repeated modules that hold these storages.
+        pattern: The entry of `memory_holders` that contains these modules.
+        number: Number of storages.
+        each_bytes: Bytes of each storage.
     """
 
     category: str
@@ -286,19 +294,19 @@ def peak_moment(memory: Memory) -> Moment | None:
 
 
 def blocks_of(profile: Profile) -> list[str]:
-    """Return the blocks of the model: the outermost modules whose names end in a number.
+    """Return the blocks of the model, such as `layers.0`.
 
-    An example is `layers.0`.
+    These are the outermost modules with a number as the last part of their name.
     """
     blocks = []
-    for row in profile.modules:
-        if _is_numbered(row) and not any(map(_is_numbered, ancestry(row)[1:])):
-            blocks.append(row)
+    for name in profile.modules:
+        if _is_numbered(name) and not any(map(_is_numbered, ancestry(name)[1:])):
+            blocks.append(name)
     return blocks
 
 
-def _is_numbered(row: str) -> bool:
-    return row.rpartition(".")[2].isdecimal()
+def _is_numbered(name: str) -> bool:
+    return name.rpartition(".")[2].isdecimal()
 
 
 class Checkpointed(Struct, frozen=True, kw_only=True):
@@ -322,9 +330,9 @@ def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
     """Return the effect of checkpointing each block alone, sorted by saving in descending order.
 
     A block that is already checkpointed is left out. The result is empty if memory was not counted,
-    or there was no backward.
+    or if the step has no backward.
     """
-    if profile.memory is None or all(cell.phase != "backward" for cell in profile.op_counts):
+    if profile.memory is None or all(count.phase != "backward" for count in profile.op_counts):
         return ()
     activations: Counter[str] = Counter()
     for owner, nbytes in profile.memory.activations_by_module.items():
@@ -334,7 +342,8 @@ def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
     for name in blocks_of(profile):
         module = profile.modules[name]
         forward = module.forward
-        # Fused attention always recomputes a part of its work.
+        # A little recomputation is no sign of checkpointing: fused attention always recomputes a
+        # part of its work.
         is_checkpointed = 2 * module.recompute.macs >= forward.macs > 0
         if activations[name] and not is_checkpointed:
             block = Checkpointed(
@@ -366,7 +375,7 @@ class Saving(Struct, frozen=True, kw_only=True):
     macs: int
 
 
-# Logits and the loss are reported if they take at least this share of the peak.
+# A chunked loss is suggested only if the logits take at least this share of the peak.
 LARGE = 0.25
 
 
@@ -400,11 +409,11 @@ def memory_savings(
 
 
 def _of_logits(memory: Memory) -> int:
-    """Return the bytes at the peak that hold logits, including softmax, casts and gradients.
+    """Return the bytes at the peak of the logits, their softmax, and their casts and gradients.
 
     The softmax of the loss is recognized by its operator. A tensor counts as the logits, or as a
-    cast or gradient of the logits, if its size is the same as the size of the softmax, half of it,
-    or twice as large.
+    cast or gradient of the logits, if it has the size of the softmax, half of this size, or twice
+    this size.
     """
     sizes: set[int] = set()
     for each in memory.alive:
@@ -418,7 +427,7 @@ def _of_logits(memory: Memory) -> int:
 
 
 def _checkpoints(checkpointed: Sequence[Checkpointed], patterns: Mapping[str, str]) -> list[Saving]:
-    """Return how much memory checkpointing saves, with one entry for all repeated blocks.
+    """Return the savings by checkpointing, with one entry for all repeated blocks.
 
     While a checkpointed block is recomputed, its activations take memory again. Therefore the
     saving for repeated blocks is the memory of all their activations, minus the activations of the
@@ -480,7 +489,7 @@ class _Moment(NamedTuple):
     Attributes:
         phase: The phase of the step.
         live: Live bytes by category, before the operator runs.
-        more: The highest number of additional bytes that are alive while the operator runs.
+        more: The most additional bytes that are alive at one time while the operator runs.
         root_gradients: Bytes of the gradients that backward has already computed for modules
             outside the blocks.
         is_in_block: Whether the operator runs in a block, such as `layers.0`.
@@ -558,19 +567,20 @@ def _moments(profile: Profile) -> Iterator[_Moment]:
         is_new = name not in seen and name in profile.modules
         if each.phase == "backward" and not is_in_block and is_new:
             seen.add(name)
-            gradients += _own_trained(profile, name)
+            gradients += _self_trainable_bytes(profile, name)
         more = max((each.highest_bytes or 0) - each.live_bytes, 0)
         yield _Moment(each.phase, each.by_category, more, gradients, is_in_block)
         if each.phase == "optimizer":
             gradients = 0
 
 
-def _own_trained(profile: Profile, row: str) -> int:
-    own = profile.modules[row].trainable_parameter_bytes
-    for name, module in profile.modules.items():
-        if name and name.rpartition(".")[0] == row:
-            own -= module.trainable_parameter_bytes
-    return max(own, 0)
+def _self_trainable_bytes(profile: Profile, name: str) -> int:
+    """Return the bytes of a module's trainable parameters, without its submodules."""
+    nbytes = profile.modules[name].trainable_parameter_bytes
+    for other, module in profile.modules.items():
+        if other and other.rpartition(".")[0] == name:
+            nbytes -= module.trainable_parameter_bytes
+    return max(nbytes, 0)
 
 
 def _sizes(profile: Profile, state: int) -> _Sizes:
@@ -597,8 +607,8 @@ def _with_end_of_backward(
 ) -> Iterator[_Moment]:
     """Yield the memory at each operator and, for ZeRO-3, the memory at the end of backward.
 
-    At the end of backward, no operator of the model runs. But ZeRO-3 reduces the gradients outside
-    the blocks, and needs a buffer of the same size for it.
+    At the end of backward, no operator of the model runs. But ZeRO-3 then reduces the gradients
+    outside the blocks, which needs a buffer of the same size.
     """
     yield from moments
     last = next((each for each in reversed(moments) if each.phase == "backward"), None)
@@ -658,11 +668,11 @@ def _gathered(moment: _Moment, sizes: _Sizes, level: int) -> int:
     gathered = moment.root_gradients
     if moment.phase not in PASS_PHASES:
         return gathered
-    # The buffer of the last collective stays until the next collective.
+    # The buffer of the last collective, with the size of a block, stays until the next collective.
     gathered += sizes.rest + sizes.block
     if moment.is_in_block:
-        # The running block. In backward, also its gradients so far, and the buffer that reduces the
-        # gradients of the previous block.
+        # The parameters of the running block. In backward, its gradients so far and the buffer for
+        # reducing the gradients of the previous block are added.
         gradients = max(moment.live.gradients - moment.root_gradients, 0)
         gathered += sizes.block + min(gradients, 2 * sizes.block_gradients)
     return gathered

@@ -26,7 +26,7 @@ from lflops.torch_private.modules import buffers_of
 
 
 class Gradients:
-    """Stores the user's gradients while lflops runs passes, which compute other gradients."""
+    """Keeps the user's gradients while lflops runs passes, which compute other gradients."""
 
     def __init__(self) -> None:
         self._saved: dict[int, tuple[Tensor, Tensor | None]] = {}
@@ -155,15 +155,15 @@ class _States:
             set_random_state(device, state)
 
 
-class _Pass:
-    """The random number states that an open `same_random_numbers` context restores at its end."""
+class _OpenContext:
+    """An open `same_random_numbers` context, with the states that it restores at its end."""
 
     def __init__(self, states: _States) -> None:
         self.states = states
 
 
 _lock = threading.Lock()
-_running: list[_Pass] = []
+_open_contexts: list[_OpenContext] = []
 
 
 @contextlib.contextmanager
@@ -176,22 +176,22 @@ def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
     """
     devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
     with _lock:
-        mine = _Pass(_States.now(devices))
-        _running.append(mine)
+        context = _OpenContext(_States.now(devices))
+        _open_contexts.append(context)
     try:
         yield
     finally:
         with _lock:
-            later = _running[_running.index(mine) + 1 :]
-            _running.remove(mine)
+            later = _open_contexts[_open_contexts.index(context) + 1 :]
+            _open_contexts.remove(context)
             if later:
-                later[0].states = mine.states
+                later[0].states = context.states
             else:
-                mine.states.restore()
+                context.states.restore()
 
 
 ASIDE = "aside"
-"""Name of the intervals between the parts of a pass, in which lflops itself works.
+"""Name of the intervals between forward and backward and after backward, in which lflops works.
 
 The time of these intervals is not counted.
 """
@@ -215,8 +215,8 @@ class ModelCall:
         backward: Whether a pass runs backward.
         loss: Computes a scalar from the output. `None` means the sum of the floating-point outputs,
             which is not counted as work of the model.
-        step: A function that is called with the model and its arguments, and runs instead of the
-            call, the loss and backward.
+        step: A function that is called with the model and its arguments. It replaces the call of
+            the model, the loss and backward.
     """
 
     caller: str
@@ -259,7 +259,7 @@ class ModelCall:
     def begin_without_gradients(self) -> None:
         """Put the user's gradients aside before a pass.
 
-        `run` also does this before its backward, but that is too late if forward itself runs a
+        `run` also does this before backward, but that is too late if forward itself runs a
         backward.
         """
         self._gradients.save_and_clear((*self.model.parameters(), *self.inputs()))
@@ -276,8 +276,8 @@ class ModelCall:
     def run(self, divide: Divide = lambda *_: None) -> None:
         """Run one pass: forward and, if `backward` is set, backward.
 
-        `divide` is called after forward, before backward and after backward, so that a caller can
-        tell these parts apart.
+        `divide` is called after forward, before backward and after backward, so that the caller can
+        measure these parts separately. It is not called if the pass has no backward or runs `step`.
         """
         with contextlib.ExitStack() as modes:
             # A pass without backward keeps the caller's grad mode.
@@ -305,7 +305,7 @@ class ModelCall:
     def _results(self, output: Any) -> list[Tensor]:
         """Return the tensors from which backward starts.
 
-        This is the loss, or without a loss all outputs that require a gradient.
+        These are the loss or, without a loss function, all outputs that require a gradient.
         """
         if self.loss is None:
             results = [tensor for tensor in tensors_in(output) if tensor.requires_grad]

@@ -15,14 +15,14 @@ import torch
 
 from lflops.error_guard import CleanupStack
 
-_REMARK = r"Using `torch\.compile\(module\)` when there are global hooks"
+_HOOK_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
 class _Eager:
     """A context that makes all compiled functions of the process run eagerly.
 
-    Several threads may open it at the same time. The first one sets the compiler's stance, and the
-    last one to leave restores it, whatever the order.
+    Several threads may be in the context at the same time. The first thread that enters it sets the
+    stance of the compiler, and the last thread that leaves it restores the stance.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ _EAGER = _Eager()
 
 
 def force_eager() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which compiled functions run eagerly and keep their compiled code.
+    """Return a context in which compiled functions run eagerly, without losing their compiled code.
 
     Use it only for passes that lflops runs itself. In a training run, it would slow down the user's
     steps.
@@ -64,8 +64,8 @@ def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
     """
     if "torch._dynamo" not in sys.modules:
         return hook
-    left_alone: Callable[..., None] = torch.compiler.disable(hook)
-    return left_alone
+    excluded: Callable[..., None] = torch.compiler.disable(hook)
+    return excluded
 
 
 class KeptGraphs:
@@ -96,21 +96,21 @@ class KeptGraphs:
 def hide_hook_warning(undo: CleanupStack) -> None:
     """Hide torch's warning about global hooks on compiled modules, until `undo` is closed.
 
-    torch warns that such hooks run an extra time, for the wrapper of the compiled module. lflops'
-    hooks expect this, so the warning would only confuse users.
+    torch warns that such hooks run an extra time, for the wrapper of the compiled module. The hooks
+    of lflops handle this extra call, so the warning would only confuse users.
     """
     before = list(warnings.filters)
     undo.add(_remove_new_filter, before)
-    warnings.filterwarnings("ignore", message=_REMARK, category=UserWarning)
+    warnings.filterwarnings("ignore", message=_HOOK_WARNING, category=UserWarning)
 
 
 def _remove_new_filter(before: list[Any]) -> None:
     """Remove the warning filter that `hide_hook_warning` added.
 
-    `before` are the filters from before. If an identical filter is among them, it is the user's and
-    stays.
+    `before` contains the filters from before it was added. If one of them is identical, the user
+    added it, so it stays.
     """
     for entry in list(warnings.filters):
-        is_ours = getattr(entry[1], "pattern", None) == _REMARK
+        is_ours = getattr(entry[1], "pattern", None) == _HOOK_WARNING
         if is_ours and entry not in before:
             warnings.filters.remove(entry)  # type: ignore[attr-defined]

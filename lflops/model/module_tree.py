@@ -3,7 +3,7 @@
 Modules in a compiled graph are more difficult to find. There, the name of a module is the Python
 expression with which the compiled function reaches it, such as `L['self'].blocks.0`. A graph may be
 compiled once and run for each of twelve blocks, so the same expression can refer to different
-modules. Which module it refers to depends on the module that is running.
+modules. The running module determines the module to which the expression refers.
 """
 
 import re
@@ -30,10 +30,10 @@ lflops leaves them out of the names of modules, so that a wrapped module keeps i
 class ModuleTree:
     """A model's modules, keyed by name.
 
-    A module that is used in several places has several names. When it is called, its name is the
+    A module that is used in several places has several names. When it is called, its name is its
     path below the module that calls it. If the caller does not contain it, its name is the first
-    one that a walk from the root finds. Modules are compared by identity, because a user's class
-    may define equality.
+    name that a walk from the root finds. Modules are compared by identity, because the class of a
+    module may define equality.
 
     Attributes:
         modules: The modules, keyed by name.
@@ -54,8 +54,8 @@ class ModuleTree:
     def __contains__(self, module: nn.Module) -> bool:
         """Return whether the module is in the tree.
 
-        The wrapper that `torch.compile(module)` creates is not a part of the model. If its module
-        is in the tree, the wrapper is added under the same name.
+        The wrapper that `torch.compile(module)` creates is not a part of the model. If the wrapped
+        module is in the tree, the wrapper is added under the name of this module.
         """
         if id(module) in self._first:
             return True
@@ -85,7 +85,8 @@ class ModuleTree:
     def nearest(self, fqn: str) -> str:
         """Return the name of the innermost module that contains `fqn`.
 
-        If `fqn` is a module, this is `fqn` itself. It may also be a named scope inside a module.
+        If `fqn` is the name of a module, this is `fqn` itself. `fqn` may also be the name of a
+        scope inside a module.
         """
         while fqn and fqn not in self.modules:
             fqn = fqn.rpartition(".")[0]
@@ -94,8 +95,8 @@ class ModuleTree:
     def owner(self, parameter: Tensor | None) -> str:
         """Return the name of the module to which a parameter is attributed.
 
-        If several modules share the parameter, this is the first one. If no module has it, this is
-        the root.
+        If several modules share the parameter, this is the first of them. If no module has the
+        parameter, it is attributed to the root.
         """
         found = self._owners.get(id(parameter))
         return "" if found is None else found[1]
@@ -123,6 +124,10 @@ class ModuleTree:
                     waiting.append((_below(name, key), child))
 
     def _find(self, module: nn.Module, caller: str) -> str:
+        """Search a module below `caller`, and return its name there.
+
+        If `caller` does not contain the module, its first name is returned.
+        """
         start = self.modules.get(caller)
         first = self._first[id(module)]
         if start is None:
@@ -160,8 +165,8 @@ class ParameterSize(NamedTuple):
 
     Attributes:
         fqn: Name of the module to which the parameter is attributed.
-        stored_in: The tensor that stores the elements: the parameter itself, or the flat parameter
-            into which a wrapper such as FSDP has merged it.
+        stored_in: The tensor that stores the elements. This is the parameter itself, or the flat
+            parameter into which a wrapper such as FSDP has merged several parameters.
         elements: Number of elements on all ranks together.
         local_elements: Number of elements on this rank.
     """
@@ -195,8 +200,8 @@ def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
 def _sizes(parameter: Any) -> tuple[int, int]:
     """Return the number of elements of a parameter, on all ranks together and on this rank.
 
-    DeepSpeed replaces a sharded parameter with an empty tensor, so its size and its shard are read
-    from attributes of this tensor.
+    DeepSpeed replaces a sharded parameter with an empty tensor. The attributes of this tensor have
+    the size of the parameter and its shard.
     """
     elements = getattr(parameter, "ds_numel", None)
     if elements is None:
@@ -233,8 +238,9 @@ def names_in_tree(
     """Return the name in the tree for each module of a compiled graph.
 
     A name is `None` if no module in the tree, or more than one, can be the module of the graph. The
-    compiled function is assumed to belong to the running module, or else to the only module below
-    it that contains all modules of the graph.
+    compiled function is assumed to belong to the running module if this module contains all modules
+    of the graph. Otherwise, it is assumed to belong to the only module below the running module
+    that contains them.
 
     Args:
         modules: For each module of the graph, its name there (a Python expression) and the name of
@@ -265,7 +271,7 @@ def names_in_tree(
 
 
 class _Reference(NamedTuple):
-    """A module of a compiled graph, whose name there begins with a variable.
+    """A module of a compiled graph. Its name in the graph begins with a variable.
 
     Attributes:
         number: Index of the module in the graph.

@@ -43,7 +43,7 @@ from lflops.trace.record.compiled_time import CompileTracking
 
 
 class RunLedger:
-    """Records the activities of one run in its ledger, from set-up to end.
+    """Records in the ledger how one run spends its time, from its set-up to its end.
 
     Attributes:
         ends_step: Returns whether the batch that is ending completes a training step. Before
@@ -53,7 +53,7 @@ class RunLedger:
         requests: The requests for windows.
         listen_again: Registers the callback for compilations again, if torch has removed it.
         end_step: Records the end of a step.
-        curves: Returns metrics of the whole run, for a point of the curves.
+        curves: Returns metrics of the whole run, for each point of the loggers' curves.
     """
 
     def __init__(self, phases: Phases, rank: int, ranks: int, requests: WindowRequests) -> None:
@@ -88,6 +88,7 @@ class RunLedger:
         """
         cleanup.add(self.stop, "interrupted")
         self._writer.start(folder)
+        # `DeferredCalls` itself handles errors of the calls that it makes
         guard.passes = self._deferred.plays_here
         cleanup.add(self.requests.stop)
         self.requests.start(self._writer.step_after)
@@ -156,7 +157,7 @@ class RunLedger:
         return self._writer.ledger()
 
     def _allocator_retries(self) -> int:
-        """Return the number of times that the device's allocator freed its cache and tried again."""
+        """Return how often the device's allocator has freed its cache and tried again."""
         if self._device is None:
             return 0
         return allocator_stats(self._device).get("num_alloc_retries", 0)
@@ -166,9 +167,10 @@ class RunLedger:
 OPEN: "WeakSet[MonitoredRun]" = WeakSet()
 
 _RUNS = itertools.count()
-"""Numbers the runs on several ranks, so that each run uses other keys in the store.
+"""Counts the runs on several ranks. The number of a run is part of its keys in the store.
 
-A process group and its store may be used by several runs, one after another.
+Several runs may use the same process group and its store, one after another. The number keeps their
+keys apart.
 """
 
 
@@ -190,6 +192,7 @@ class MonitoredRun:
 
     def __init__(self, settings: Settings) -> None:
         self.sessions: dict[str, Session | None] = dict.fromkeys(STAGES)
+        # the stages for which a session was created
         self._begun: set[str] = set()
         self.profiles: list[Profile] = []
         self._settings = settings
@@ -291,9 +294,9 @@ class MonitoredRun:
     def open(self, name: str, ranks: int) -> None:
         """Prepare for the run.
 
-        From now on, copies of all graphs that torch.compile creates are kept, because compiled code
-        is counted from them. With `compiled="modules"`, it is also recorded how each graph is
-        compiled, so that its time can be divided over modules.
+        From now on, lflops keeps a copy of each graph that torch.compile creates, because compiled
+        code is counted from these graphs. With `compiled="modules"`, lflops also records how each
+        graph is compiled, so that the graph's time can be divided over modules.
 
         Args:
             name: The name of the monitor. It is the same on all ranks, and unique among the
@@ -406,7 +409,8 @@ class MonitoredRun:
     def batch_begins(self, name: str, batch: Any) -> None:
         """Begin a batch of a stage."""
         if self._failed:
-            # a counting mode that ended within a backward pass may still be on the stack
+            # a counting mode that ended within a backward pass may still be on torch's stack of
+            # modes
             sweep_modes()
         session = self.sessions[name]
         if session is None:
@@ -523,7 +527,7 @@ class MonitoredRun:
         session.begin()
 
     def guarded(self, name: str, action: Callable[[Session], None]) -> None:
-        """Call `action` with the session of a stage, if the stage has one."""
+        """Call `action` with a stage's session inside the error guard, if there is a session."""
         session = self.sessions[name]
         if session is None:
             return
@@ -618,7 +622,7 @@ class MonitoredRun:
             self._release_training()
             if results is not None:
                 results.finish(failed=True)
-        except Exception:  # noqa: BLE001 - the first error is reported, not errors that follow from it
+        except Exception:  # noqa: BLE001 - only the first error is reported
             self._release_training()
         if self._settings.on_error == "raise":
             raise error

@@ -44,9 +44,9 @@ from lflops.timing.step_phases import LoggedPhases, MarkedPhases
 from lflops.trace.record.attach_trace import with_trace
 from lflops.trace.record.tracer import Recording, Tracer
 
-# Without curves, ranks share their unprofiled steps every `SHARE_EVERY` steps. With curves, they
-# share once per point, but not more often than every `SHARE_LEAST` steps, because the step after
-# sharing is disturbed on rank 0.
+# Without curves, ranks share their unprofiled steps about every `SHARE_EVERY` steps. With curves,
+# they share about once per point, but not more often than every `SHARE_LEAST` steps, because the
+# step after sharing is disturbed on rank 0.
 SHARE_EVERY = 50
 SHARE_LEAST = 9
 # If recording an event takes more seconds than this, phases are marked in only one of
@@ -111,7 +111,7 @@ class Session:
         # other ranks.
         shares_steps = stage.learns and results.compares_ranks
         self._unshared: list[TimedStep] | None = [] if shares_steps else None
-        # the waits of the training thread in these steps
+        # measures how long the training thread waits for a core in these steps
         self._phase_waits: PhaseWaits | None = None
         if shares_steps and isinstance(self._clock, HostClock):
             self._phase_waits = PhaseWaits(self._clock)
@@ -199,8 +199,8 @@ class Session:
     def resume(self) -> None:
         """Begin the stage, or resume it.
 
-        The time since the last step belongs to no step. The first step is marked as warm-up, so that
-        it is not treated as typical.
+        The time since the last step belongs to no step. The first step is marked as warm-up, so
+        that it is not treated as typical.
         """
         if not self._step_timer.times_phases:
             return
@@ -262,7 +262,7 @@ class Session:
         if has_reported:
             self._mark_wait_of_ranks()
         if took_fast_path:
-            # turning pending steps into timed steps took some time
+            # converting the steps of the fast path took time, which belongs to no step
             self._step_timer.resume()
         is_one_batch = self._stage.learns and self._stage.accumulation() == 1
         self._step_timer.allow_fast_path(self._steps_until_due() if is_one_batch else 0)
@@ -517,10 +517,10 @@ class Session:
         return period is not None and (self._step_timer.logged_step + 1) % period == 0
 
     def _steps_until_due(self) -> float:
-        """Return how many of the next steps can take the fast path, as no work is due at their end.
+        """Return how many of the next steps can take the fast path, because no work is due.
 
-        Work is due if a point of the curves must be logged, if steps must be sent to rank 0, if the
-        schedule changes, or while background threads work.
+        Work is due at the end of a step if a point of the curves must be logged, if steps must be
+        sent to rank 0, if the schedule changes, or while background threads work.
         """
         if self._waits_for_steps or self._is_annotating or self._results.pending:
             return 0
@@ -537,7 +537,7 @@ class Session:
     def _check_background_work(self) -> bool:
         """Collect traces that have been annotated, and windows that all ranks have reported.
 
-        If such work is still running, the current step is marked as disturbed. Returns whether a
+        If such work ran during the current step, the step is marked as disturbed. Returns whether a
         window was reported.
         """
         self._is_annotating = self._annotations.were_running()
@@ -594,9 +594,9 @@ class Session:
             self._step_timer.mark("background")
 
     def _step(self, timed: TimedStep) -> Step:
-        """Read a step.
+        """Read the times of a step.
 
-        If known, the result includes how long the training thread waited for a core in each phase.
+        They include how long the training thread waited for a core in each phase, if this is known.
         """
         step = self._step_timer.step(timed)
         if self._phase_waits is None:
@@ -695,9 +695,10 @@ def _schedule_changes(
         yield Note(code="rounded_to_cycles", subject="", values=values), message
     whole = Plan.of(asked, accumulation=accumulation, traced=plan.traced)
     if plan.length < whole.length or (asked.repeat and plan.windows != whole.windows):
-        left = {name: getattr(plan, name) for name in names}
-        left["windows"] = plan.windows or 0
+        shortened = {name: getattr(plan, name) for name in names}
+        shortened["windows"] = plan.windows or 0
         run = "1 batch" if batches == 1 else f"{int(batches)} batches"
-        steps = ", ".join(f"{name} {number}" for name, number in left.items())
-        note = Note(code="schedule_shrunk", subject="", values={"batches": int(batches), **left})
+        steps = ", ".join(f"{name} {number}" for name, number in shortened.items())
+        values = {"batches": int(batches), **shortened}
+        note = Note(code="schedule_shrunk", subject="", values=values)
         yield note, f"lflops: {asked} does not fit into {run}; it is shortened to {steps}"

@@ -65,7 +65,11 @@ def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
             if units is not None and own_units:
                 totals[name] += units
                 own_totals[name] += own_units
-    return {name: totals[name] / own for name, own in own_totals.items() if own}
+    shares = {}
+    for name, own_total in own_totals.items():
+        if own_total:
+            shares[name] = totals[name] / own_total
+    return shares
 
 
 def _ended(profile: Profile, *, cut_short: bool) -> str:
@@ -118,7 +122,7 @@ class WindowPublisher:
         profiles: The last windows, each merged from all ranks, on the main process. At most `KEPT`.
         shares: Ratios of the samples and tokens of all ranks to those of this rank, in the last
             window of each stage.
-        run_curves: Returns metrics of the whole run, for each point of the training's curves.
+        run_curves: Returns metrics of the whole run, for each point of the loggers' curves.
         topology: The coordinates of the ranks in each kind of parallelism.
         failures: The outputs that have failed.
         reporters: Writes windows to all outputs. `None` if this is not the main process.
@@ -152,9 +156,9 @@ class WindowPublisher:
         # Whether this rank's window is partial, and its steps, keyed by stage and window. They are
         # kept until the windows of all ranks are merged.
         self._own: dict[tuple[str | None, int | None], tuple[bool, tuple[Step, ...]]] = {}
-        # the last comparison that was read, by stage
+        # for each stage, the last comparison of the ranks that was handled
         self._compared: dict[str, RankComparison] = {}
-        # the keys of slow ranks that were reported
+        # the keys of the sentences about slow ranks that were logged (see `Reporters.slow_ranks`)
         self._flagged: set[Hashable] = set()
         self._reported = ReportedStragglers()
         self._in_background: deque[tuple[_Closed, Future[PreparedWindow]]] = deque()
@@ -257,12 +261,17 @@ class WindowPublisher:
                 self._compare_in_window(self.reporters, window, compared, is_last=is_last)
 
     def _compare_in_window(
-        self, outlets: Reporters, window: Profile, compared: RankComparison, *, is_last: bool
+        self, reporters: Reporters, window: Profile, compared: RankComparison, *, is_last: bool
     ) -> None:
+        """Log the slow ranks in `compared` that have not been logged before.
+
+        If a rank is logged, the window's file is saved again if it shows other slow ranks. At the
+        end of the run (`is_last`), the window's profile and page are replaced too.
+        """
         compared = self._reported.added_to(compared, window.run.stage)
         profile = replace(window, unprofiled_comparison=compared)
         analysis = analyze(profile)
-        slow = outlets.slow_ranks(analysis)
+        slow = reporters.slow_ranks(analysis)
         is_new = False
         for key, sentence in slow.items():
             if key not in self._flagged:
@@ -275,15 +284,17 @@ class WindowPublisher:
         if not is_new and not is_last:
             return
         # Save now, so that the file agrees with the log however the run ends.
-        differs = slow.keys() != outlets.slow_ranks(analyze(window)).keys()
-        path = None if self.paths is None or not differs else self.paths.profile(profile.run)
+        path = None
+        differs = slow.keys() != reporters.slow_ranks(analyze(window)).keys()
+        if self.paths is not None and differs:
+            path = self.paths.profile(profile.run)
         is_saved = path is not None and self.save(profile, path)
         if not is_last:
             return
         self.profiles[:] = [profile if each is window else each for each in self.profiles]
         self._last[profile.run.stage] = profile
         if path is not None and is_saved:
-            outlets.save_page(analysis, path)
+            reporters.save_page(analysis, path)
 
     def report_ready(self) -> bool:
         """Publish the windows that all ranks have reported, or whose outputs are prepared.
@@ -370,8 +381,8 @@ class WindowPublisher:
         if len(profile.modules) + len(profile.op_counts) < LARGE and not self._in_background:
             self._log(closed, prepare())
         else:
-            # keep the order, because each window is compared with the previous window and texts are
-            # appended
+            # prepare windows in order, because each window is compared with the previous window,
+            # and each text is appended to a file
             before = [future for _, future in self._in_background]
             future = in_background(prepare, f"lflops: {run.stage} window {run.window}", before)
             self._in_background.append((closed, future))

@@ -11,7 +11,6 @@ thread with its own connection for this, so no step waits:
 """
 
 import atexit
-import itertools
 import os
 import threading
 import time
@@ -82,7 +81,7 @@ class WindowRequests:
         self._file = str(folder / REQUEST) if rank == 0 and folder is not None else ""
         self._can_open = can_open
         self._asked = False
-        # the number of rank 0's last message
+        # the number of the last message of rank 0, or of the message that this rank waits for
         self._message = 0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lflops: requests", daemon=True)
@@ -103,8 +102,8 @@ class WindowRequests:
     def start(self, step_after: Callable[[float], int]) -> None:
         """Start to accept requests.
 
-        `step_after` takes a number of seconds. It returns the number of the first step that ends
-        after that time, as counted by the loggers.
+        `step_after` is called with a number of seconds. It returns the number of the first step
+        that ends after that time, as counted by the loggers.
         """
         self._step_after = step_after
         with suppress(OSError):
@@ -131,17 +130,17 @@ class WindowRequests:
         _LISTENING.discard(self)
 
     def _look(self) -> None:
-        # This check takes a tenth of the time of an exception.
+        # `os.access` takes a tenth of the time of an `os.unlink` that raises an exception.
         if self._file and os.access(self._file, os.F_OK):
             with suppress(OSError):
                 os.unlink(self._file)  # noqa: PTH108 - it runs many times a second
                 self.ask()
 
     def _wake(self) -> None:
-        """End the wait of this rank's thread.
+        """Send `ENDS` to this rank's thread, so that it stops waiting for a message.
 
-        The thread's own connection is blocked by its wait, so the message goes through the
-        connection that other threads use.
+        The thread's connection to the store is blocked while it waits. So the message is sent on
+        the connection that other threads use.
         """
         with suppress(Exception):
             self._store.set(_key(self._rank, self._message), ENDS)
@@ -159,11 +158,12 @@ class WindowRequests:
                     self._asked = False
                     self._ask_ranks(store)
             self._send(store, ENDS)
-            # The store answers this call after it has received all messages. Without them, the
-            # waiting ranks would never wake up.
+            # The store answers this call after it has received all messages. Without the messages,
+            # the waiting ranks would never wake up.
             store.check([ENDS])
 
     def _ask_ranks(self, store: Any) -> None:
+        """On rank 0, collect the proposals of the other ranks, and send the chosen step to them."""
         self._send(store, ASKS)
         answers = [f"at/{_key(rank, self._message)}" for rank in range(1, self._ranks)]
         # A rank may have ended.
@@ -184,7 +184,9 @@ class WindowRequests:
             store.set(_key(rank, self._message), message)
 
     def _follow(self, store: Any) -> None:
-        for self._message in itertools.count(1):
+        """On ranks other than 0, answer the messages of rank 0 until the run ends."""
+        while True:
+            self._message += 1
             key = _key(self._rank, self._message)
             wait_for(store, key, self._is_over)
             message = ENDS if self._is_over.is_set() else store.get(key).decode()

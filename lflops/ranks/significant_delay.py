@@ -130,10 +130,10 @@ def _is_steady(delay: RankDelay, ranks: int) -> bool:
 
 
 def _far_excesses(excess: Sequence[float], step_seconds: float) -> list[float]:
-    """Return the excesses in slow steps, largest first.
+    """Divide the steps into slow steps and other steps; return the excesses in the slow steps.
 
-    The excesses in slow steps are far above the excesses in all other steps, and close to each
-    other. Returns an empty list if the steps cannot be divided in this way.
+    The largest excess comes first. The excesses in slow steps are far above the excesses in all
+    other steps, and close to each other. Returns an empty list if no such division exists.
     """
     ordered = sorted(excess, reverse=True)
     most = math.floor(MOST_BURSTS * len(ordered))

@@ -73,7 +73,8 @@ def _cause(row: Straggler, profile: Profile, *, is_work: bool) -> Cause | None:
     """Find out whether a different chip, another thread or another process causes a delay.
 
     Returns `None` if none of them does. `is_work` is false for phases such as `data`, in which a
-    rank does none of the model's work. Neither the chip nor other threads can explain a delay there.
+    rank does none of the model's work. Neither the chip nor other threads can explain a delay
+    there.
     """
     if is_work and _has_other_chip(row.slow_rank, profile.ranks):
         return "chip"
@@ -136,7 +137,7 @@ def _is_core_shared(delay: RankDelay, unprofiled: RankComparison, ranks: int) ->
 def larger_stages(
     hooked: RankComparison, flagged: Collection[int], profile: Profile
 ) -> Iterator[Straggler]:
-    """Yield the pipeline ranks that are slow because they have more layers."""
+    """Yield the pipeline ranks that are slow because they have more work, such as more layers."""
     for delay in hooked.delays:
         if delay.phase != "stage" or delay.rank in flagged:
             continue
@@ -149,7 +150,11 @@ def larger_stages(
 
 
 def _explaining_work_ratio(row: Straggler, profile: Profile) -> float | None:
-    """Return the ratio of the rank's work to the other ranks' work, if it explains the rank's time."""
+    """Return the ratio of a rank's work to the work of the other ranks, if it explains the delay.
+
+    Otherwise, returns `None`. The work is measured in MACs or, if the rank does not have many more
+    MACs than the other ranks, in the size of its batches.
+    """
     ratio = _macs_ratio(profile.ranks, row.slow_rank)
     if ratio is None or ratio < MORE_WORK:
         activity = _activity(row.slow_rank, profile.unprofiled_comparison)

@@ -200,7 +200,9 @@ def _with_onset(row: Straggler, unprofiled: RankComparison) -> Straggler:
     for delay in unprofiled.delays:
         if delay.rank == row.slow_rank and delay.phase == row.phase:
             limit = (row.seconds - row.usual) / 2
-            first = change_point([limit > 0 and excess >= limit for excess in delay.excess])
+            if limit <= 0:
+                return row
+            first = change_point([excess >= limit for excess in delay.excess])
             if first is None:
                 return row
             return replace(row, since=unprofiled.at[first], pattern="steady")

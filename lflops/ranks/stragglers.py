@@ -6,7 +6,7 @@ phase, unprofiled steps cannot show which rank was slow in that phase, so only m
 are used for such a phase.
 
 In this module, `hooked` is the comparison of the ranks in module-timing steps, and `unprofiled` is
-their comparison in unprofiled steps.
+the comparison of the ranks in unprofiled steps.
 """
 
 import statistics
@@ -47,7 +47,8 @@ from lflops.ranks.straggler_search import (
 MUCH = 0.1
 # Batch sizes explain why ranks are late if sizes and lateness correlate at least this much.
 CORRELATED = 0.5
-# Ranks alternate only if each rank is late in at most this multiple of its share of the steps.
+# Ranks alternate only if no rank is late in more than this multiple of its equal share of the
+# steps.
 MOST_OF_A_TURN = 1.2
 # A straggler from module-timing steps is credible only if unprofiled steps show at least this share
 # of its cost in the same phase.

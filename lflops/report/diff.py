@@ -57,12 +57,14 @@ def headline(diff: Diff) -> tuple[str, ...]:
     else:
         changes = [*of_causes, *of_whole]
     work = list(_work(diff, batch))
+    exact_work = []
     macs = _exact_work(diff, batch)
     if macs:
         # Counts have no noise, so they come before times.
+        exact_work = [macs]
         work = [sentence for sentence in work if not sentence.startswith("The MACs")]
     return (
-        *([macs] if macs else []),
+        *exact_work,
         _verdict(diff),
         *_batch(diff, batch),
         *changes,
@@ -72,7 +74,7 @@ def headline(diff: Diff) -> tuple[str, ...]:
 
 
 def _exact_work(diff: Diff, batch: BatchChange | None) -> str:
-    """Describe how the MACs of the step changed, and name the module in which all of them changed.
+    """Describe how the MACs of the step changed, and name the module that has the whole change.
 
     Return the empty string if the MACs did not change, or if the batch size explains the change.
     """
@@ -103,10 +105,10 @@ def _module_with(diff: Diff, added: float) -> str:
 
 
 def _change_of_all_modules(diff: Diff) -> float:
-    """Return how much of the step's change comes from all modules changing by the same ratio.
+    """Estimate the change of the step that is due to a common change of all modules, in seconds.
 
-    Such a change has a common cause, for example a slower machine. The result is an estimate, in
-    seconds.
+    In a common change, all modules become slower or faster by about the same ratio, for example
+    because the machine is slower.
     """
     if diff.whole is None:
         return 0.0
@@ -117,7 +119,7 @@ def is_news(diff: Diff) -> bool:
     """Return whether anything changed beyond noise: a time, the work, the memory or the modules."""
     if diff.step.verdict in CHANGED or causes(diff) or diff.peak_bytes.differs:
         return True
-    if _has_another_pace(diff):
+    if _is_uniform_change(diff):
         return True
     return any(module.self_work.differs or is_renamed(module) for module in diff.modules)
 
@@ -144,7 +146,7 @@ def _verdict(diff: Diff) -> str:
 
 
 def reason(caveat: Caveat, diff: Diff) -> str:
-    """Explain why the report cannot tell whether a time changed, for example in too few steps."""
+    """Explain why it is unknown whether a time changed, such as `too few steps were timed`."""
     if caveat == "few_steps":
         return "too few steps were timed"
     if caveat == "varied":
@@ -212,7 +214,7 @@ def _smaller_changes(causes: Sequence[DiffCause]) -> Iterator[str]:
 
 
 def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
-    """Yield sentences about all modules together, before the sentences about single modules.
+    """Yield sentences about all modules together.
 
     They say that modules cannot be compared and why, that no module changed, or that all modules
     became slower or faster by about the same ratio.
@@ -236,7 +238,7 @@ def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
         )
     elif not any(cause.kind in ("slower", "faster", "work") for cause in found):
         yield "Relative to the other modules, no module became slower or faster beyond the noise."
-    if _has_another_pace(diff):
+    if _is_uniform_change(diff):
         yield (
             f"All other modules are {_pace(diff.whole.ratio)} (the median of {diff.whole.modules} "
             "modules with the same work): the second run used another machine, or the load of the "
@@ -244,7 +246,7 @@ def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
         )
 
 
-def _has_another_pace(diff: Diff) -> bool:
+def _is_uniform_change(diff: Diff) -> bool:
     """Return whether all modules became slower or faster by about the same ratio.
 
     The change must be larger than its measurement error.
@@ -296,7 +298,8 @@ def _change_of_work(diff: Diff) -> str | None:
 def _names(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
     """Yield sentences with the names of added, removed and renamed modules.
 
-    Added or removed modules whose times are known are described elsewhere, so they are left out.
+    If the time of an added or removed module is known, `headline` has another sentence about this
+    module, so it is left out here.
     """
     for kind in ("added", "removed"):
         untimed = []
@@ -305,7 +308,10 @@ def _names(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
                 untimed.append(_named(cause))
         if untimed:
             yield f"{kind.capitalize()}: {_first(untimed)}."
-    renamed = [module_name(module) for module in diff.modules if is_renamed(module)]
+    renamed = []
+    for module in diff.modules:
+        if is_renamed(module):
+            renamed.append(module_name(module))
     if renamed:
         yield f"Renamed: {_first(renamed)}."
 

@@ -48,7 +48,8 @@ def page(*analyses: Analysis, names: Sequence[str] = (), ledger: Ledger | None =
         head = html.escape(json.encode(shown.head).decode())
         attributes = f' data-head="{head}"'
         if len(analyses) > 1:
-            attributes = _window(analysis.profile, names[index] if names else "") + attributes
+            name = names[index] if names else ""
+            attributes = _window(analysis.profile, name) + attributes
         if names:
             attributes += " data-compare"
         data.append(_data(f"data{number}", shown, attributes))

@@ -100,12 +100,16 @@ def ledger_lines(ledger: Ledger) -> Iterator[str]:
 def _parts(ledger: Ledger, group: str) -> Iterator[tuple[str, float]]:
     """Yield the parts of a ledger category with their seconds, the longest first.
 
-    The parts of slow steps are the causes, and the parts of all other categories are phases.
+    The parts of the slow steps are their causes. The parts of all other categories are phases.
     """
     for name, seconds in sorted(ledger.seconds.items(), key=lambda item: -item[1]):
         of_group, _, part = name.partition("/")
-        if of_group == group and part:
-            yield CAUSES.get(part, part) if group == "slow" else phase_label(part), seconds
+        if of_group != group or not part:
+            continue
+        label = phase_label(part)
+        if group == "slow":
+            label = CAUSES.get(part, part)
+        yield label, seconds
 
 
 def _row(label: str, seconds: float, total: float) -> str:

@@ -39,7 +39,7 @@ _CHANGES = 2
 _SUBJECT = frozenset({"profiled", "device", "inputs"})
 _MODEL = frozenset({"parameters", "peak live memory"})
 
-# Facts about speed that only `lflops show` prints.
+# Facts about speed that the log leaves out. `lflops show` prints them.
 _LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})
 
 

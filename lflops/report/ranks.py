@@ -41,8 +41,8 @@ _SMALLEST_FACTOR = 10.0
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
     """Yield the label and text of each line about the ranks.
 
-    A line with an empty label continues the previous line. A run with one rank only has lines about
-    its collectives.
+    A line with an empty label continues the previous line. If the run has one rank, all lines are
+    about its collectives.
     """
     listed = analysis.profile.ranks
     if len(listed) < 2:
@@ -52,8 +52,9 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
     macs = [rank.macs for rank in listed if rank.macs is not None]
     if any(macs):
         uneven = ""
-        least, most = units.count(min(macs)), units.count(max(macs))
-        # Equal texts are not shown, even if the numbers differ.
+        least = units.count(min(macs))
+        most = units.count(max(macs))
+        # The range is left out if both ends are equal after rounding.
         if least != most:
             uneven = f", {least} to {most} on each"
         yield "all ranks", f"{units.count(sum(macs))} MACs forward and backward{uneven}"
@@ -67,12 +68,15 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
     )
 
 
-def _statuses(each: Sequence[Rank]) -> Iterator[str]:
+def _statuses(listed: Sequence[Rank]) -> Iterator[str]:
     """Yield how many ranks reported, and which ranks failed, were late or are missing."""
-    fine = sum(rank.status == "ok" for rank in each)
-    yield f"{fine} of {len(each)} reported"
+    fine = sum(rank.status == "ok" for rank in listed)
+    yield f"{fine} of {len(listed)} reported"
     for status in ("failed", "late", "missing"):
-        named = [f"{rank.rank}{_position(rank)}" for rank in each if rank.status == status]
+        named = []
+        for rank in listed:
+            if rank.status == status:
+                named.append(f"{rank.rank}{_position(rank)}")
         if named:
             more = ""
             if len(named) > _LISTED:
@@ -83,7 +87,7 @@ def _statuses(each: Sequence[Rank]) -> Iterator[str]:
 def _position(rank: Rank) -> str:
     """Format the position of a rank in the device mesh, and its host, in brackets.
 
-    They are known even if the rank did not report.
+    Both are known even if the rank did not report.
     """
     where = [f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()]
     if rank.host:
@@ -97,10 +101,12 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
     found = analysis.stragglers
     if found.step_seconds is None:
         return
-    slow_ranks = [_sentence(row, analysis) for row in found.rows[:_WORST]]
+    sentences = [_sentence(row, analysis) for row in found.rows[:_WORST]]
     if len(found.rows) > _WORST:
-        slow_ranks.append(f"{len(found.rows) - _WORST} more{_common_host(found, analysis)}")
-    yield from label_first("slow ranks", slow_ranks or [_why_no_slow_rank(found, analysis)])
+        sentences.append(f"{len(found.rows) - _WORST} more{_common_host(found, analysis)}")
+    if not sentences:
+        sentences.append(_why_no_slow_rank(found, analysis))
+    yield from label_first("slow ranks", sentences)
     mean = analysis.step_times.mean
     if found.lost_share is not None and (found.rows or found.is_alternating):
         less = f"{units.percent(found.lost_share)} less"
@@ -203,58 +209,60 @@ def _waiting(wait: RankWait) -> str:
 
 def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
     found = analysis.communication
-    twice = Counter((each.kind, each.group_size) for each in found)
-    sentences = [
-        _collective(each, in_group=twice[each.kind, each.group_size] > 1) for each in found[:_WORST]
-    ]
+    similar = Counter((collective.kind, collective.group_size) for collective in found)
+    sentences = []
+    for collective in found[:_WORST]:
+        has_similar = similar[collective.kind, collective.group_size] > 1
+        sentences.append(_collective(collective, name_group=has_similar))
     if len(found) > _WORST:
         sentences.append(f"{len(found) - _WORST} more")
     yield from label_first("communication", sentences)
 
 
-def _collective(each: Collective, *, in_group: bool) -> str:
+def _collective(collective: Collective, *, name_group: bool) -> str:
     """Describe a collective: `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, ...`.
 
-    If `in_group` is true, the text also has the name of the process group, to distinguish the
+    If `name_group` is true, the text also has the name of the process group, to distinguish the
     collective from a similar collective in another group.
     """
     over = ""
-    if each.group_size is not None:
-        over = f" over {counted(each.group_size, 'rank')}"
+    if collective.group_size is not None:
+        over = f" over {counted(collective.group_size, 'rank')}"
     group = ""
-    if in_group:
-        group = f" (group {plain(each.group)})"
-    parts = [f"{counted(each.calls, 'call')} and {units.size(each.bytes)} a step"]
-    if each.seconds is not None:
+    if name_group:
+        group = f" (group {plain(collective.group)})"
+    parts = [f"{counted(collective.calls, 'call')} and {units.size(collective.bytes)} a step"]
+    if collective.seconds is not None:
         exposed = ""
-        if each.exposed_seconds is not None:
-            exposed = f", of these {units.duration(each.exposed_seconds)} exposed"
-        parts.append(f"{units.duration(each.seconds)}{exposed}")
-    if each.bus_bytes_per_second is not None:
-        least = "at least " if each.includes_waiting else ""
+        if collective.exposed_seconds is not None:
+            exposed = f", of these {units.duration(collective.exposed_seconds)} exposed"
+        parts.append(f"{units.duration(collective.seconds)}{exposed}")
+    if collective.bus_bytes_per_second is not None:
+        least = "at least " if collective.includes_waiting else ""
+        bandwidth = units.rate(collective.bus_bytes_per_second, "B/s")
         share = ""
-        if each.link_share is not None:
-            share = f", {units.percent(each.link_share)} of the link"
-        parts.append(f"bus bandwidth {least}{units.rate(each.bus_bytes_per_second, 'B/s')}{share}")
-    return f"{each.kind.replace('_', '-')}{over}{group}: {', '.join(parts)}"
+        if collective.link_share is not None:
+            share = f", {units.percent(collective.link_share)} of the link"
+        parts.append(f"bus bandwidth {least}{bandwidth}{share}")
+    return f"{collective.kind.replace('_', '-')}{over}{group}: {', '.join(parts)}"
 
 
 def _by_rank(
-    each: Sequence[Rank], lines: Mapping[str, Callable[[Rank], TimingStats | None]]
+    listed: Sequence[Rank], lines: Mapping[str, Callable[[Rank], TimingStats | None]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield lines that show how much times differ between ranks, each with its label.
+    """Yield the label and text of lines that show how much times differ between ranks.
 
     A line is about one kind of time. It has the smallest and the largest median of all ranks, and
     the rank with the largest median.
 
     Args:
-        each: The ranks.
-        lines: The kinds of time. For each label, a function that returns this time of a rank.
+        listed: The ranks.
+        lines: For each label, a function that returns this kind of time of a rank.
     """
-    for label, of in lines.items():
+    for label, time_of in lines.items():
         known: list[tuple[float, int]] = []
-        for rank in each:
-            spread = of(rank)
+        for rank in listed:
+            spread = time_of(rank)
             if spread is not None:
                 known.append((spread.median, rank.rank))
         if len(known) > 1:

@@ -1,8 +1,9 @@
-"""Build the report of a profile: a list of facts, each with its name, value, text and basis.
+"""Build the report of a profile: a list of facts, each with a name, a value, a text and a remark.
 
 The terminal, the log, the page and the loggers show these facts, and compute nothing themselves, so
-all of them show the same numbers. All seconds are means over the unprofiled steps, and all shares
-are relative to the mean unprofiled step. So in every view, the parts add up to the whole step.
+all of them show the same numbers. The seconds of the step and of its parts are means over the
+unprofiled steps, and all shares are relative to the mean unprofiled step. So in every view, the
+parts add up to the whole step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from lflops.profile.module_names import added_up, fold_repeats, plain
 from lflops.profile.notes import are_times_far_off, notes_with, sentence
 from lflops.profile.profile import ModuleProfile, Profile, Run
 from lflops.profile.records import PHASES
+from lflops.profile.series import ratio
 from lflops.profile.steps import WITHIN_FORWARD
 from lflops.report.ranks import ranks
 from lflops.report.text import WORDS, counted, joined, phase_label, plus_minus, shortened
@@ -50,7 +52,7 @@ _TEXT_OF_UNIT: Mapping[Unit, Callable[[float | None], str]] = {
 }
 
 _LISTED = 12
-"""Maximum number of operators, modules and classes that are listed by name."""
+"""Maximum number of unsupported operators, or of classes, that are listed by name."""
 
 _UNCALLED = 4
 """Maximum number of names in the list of modules that were never called."""
@@ -135,7 +137,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The known facts about a step, in the order in which they are read.
+    """The known facts about a step, in the order in which a reader sees them.
 
     Attributes:
         verdict: The time of the step, the reasons for it, advice on what to do next, and the
@@ -189,7 +191,8 @@ def _report(analysis: Analysis) -> Report:
     remarks = tuple(_remarks(analysis))
     caveats = 0
     for remark in remarks:
-        caveats += remark.is_caveat and remark.name not in _SAID_BY_VERDICT
+        if remark.is_caveat and remark.name not in _SAID_BY_VERDICT:
+            caveats += 1
     return Report(
         verdict=verdict(analysis, caveats),
         subject=tuple(_subject(analysis.profile)),
@@ -244,10 +247,9 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
         return
     yield _fact(unit, times.mean, "s", _basis_of_step(analysis))
     yield from _phases(times, unit)
-    why_no_rate = "the samples of a batch are unknown: pass units="
     remark = ""
     if times.samples_per_second is None:
-        remark = why_no_rate
+        remark = "the samples of a batch are unknown: pass units="
     yield _fact("samples/s", times.samples_per_second, "/s", remark)
     if times.tokens_per_second is not None:
         yield _fact("tokens/s", times.tokens_per_second, "/s")
@@ -288,7 +290,8 @@ def _basis_of_step(analysis: Analysis) -> str:
 def _phases(times: StepTimes, unit: str) -> Iterator[Fact]:
     """Yield the time of each phase, and of parts of forward and backward.
 
-    The times of the phases add up to the time of the step. The parts are included in their phase.
+    The times of the phases add up to the time of the step. The time of a part is included in the
+    time of its phase.
     """
     for name, seconds in with_recompute(times.parts, times.recomputed_share).items():
         yield _phase(times, name, seconds, of=unit)
@@ -362,7 +365,7 @@ def _cpu_time(times: StepTimes, unit: str) -> Iterator[Fact]:
         return
     cpu = times.cpu_seconds.median
     median = times.seconds.median
-    remark = f"{_factor(cpu / median if median else None)} the time of the median {unit}"
+    remark = f"{_factor(ratio(cpu, median))} the time of the median {unit}"
     if times.system_seconds:
         remark += f", {units.duration(times.system_seconds.median)} of it in the kernel"
     yield _fact("CPU time", cpu, "s", remark)
@@ -388,7 +391,10 @@ def _model(analysis: Analysis) -> Iterator[Fact]:
     yield _fact("parameters", root.parameters, "count", remark, text=size)
     if profile.is_counted:
         macs = {phase: root.work(phase).macs for phase in PHASES}
-        ran = [f"{phase} {units.count(count)}" for phase, count in macs.items() if count]
+        ran = []
+        for phase, count in macs.items():
+            if count:
+                ran.append(f"{phase} {units.count(count)}")
         yield _fact("MACs", sum(macs.values()), "count", ", ".join(ran))
 
 
@@ -536,7 +542,8 @@ def _units_of_batch(profile: Profile) -> str:
 
 def _with_source(number: int, unit: str, source: str) -> str:
     plural = "" if number == 1 else "s"
-    return f"{number:,} {unit}{plural}" + (f" (from {source})" if source else "")
+    origin = f" (from {source})" if source else ""
+    return f"{number:,} {unit}{plural}{origin}"
 
 
 def _input_name(name: str) -> str:
@@ -585,9 +592,10 @@ def _passes(profile: Profile) -> str:
     calls = profile.modules[""].calls
     if run.kind != "count" or calls == 1:
         return WORDS["kinds"][run.kind]
-    # If the root has more or fewer calls, it was counted over several passes or was never called
-    # itself.
-    return f"counted, sum of {units.count(calls)} forward passes" if calls else "counted"
+    # Code can be counted without a call of a root module.
+    if not calls:
+        return "counted"
+    return f"counted, sum of {units.count(calls)} forward passes"
 
 
 def _listed(*parts: str | None) -> str:
@@ -658,7 +666,10 @@ def _never_called(analysis: Analysis) -> str:
     if len(labels) > _UNCALLED:
         more = f"{len(labels) - _UNCALLED} more"
     number_below = len(uncalled) - len(top)
-    below = f"{number_below} below {'it' if len(top) == 1 else 'them'}" if number_below else ""
+    below = ""
+    if number_below:
+        them = "it" if len(top) == 1 else "them"
+        below = f"{number_below} below {them}"
     return plain(joined(", ".join(labels[:_UNCALLED]), more, below, separator=" and "))
 
 

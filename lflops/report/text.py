@@ -20,7 +20,7 @@ WORDS = msgspec.toml.decode(
 OVER = WORDS["over"]
 """Sentences that explain why a point of the roofline is above its limit, keyed by the reason."""
 
-# A name that was shortened just before a number.
+# A shortened name that begins with an index or its placeholder, such as `…3.mlp` or `…*.mlp`.
 _CUT_BEFORE_NUMBER = re.compile(r"…[*{\d]")
 _PARAMETERS = re.compile(r"\([^()]*(?:\([^()]*\)[^()]*)*\)( const)?$")
 _NOISE = re.compile(
@@ -60,7 +60,10 @@ def label_first(label: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def times_mark(number: int) -> str:
-    """Return the text after the name of identical modules, such as ` ×12`. Empty for one module."""
+    """Return the mark after the name of identical modules, such as ` ×12` for 12 modules.
+
+    Return the empty string for one module.
+    """
     if number <= 1:
         return ""
     return f" ×{number}"
@@ -68,7 +71,8 @@ def times_mark(number: int) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Format a number with its noun, such as `3 calls`."""
-    return f"{units.count(number)} {noun}{'' if number == 1 else 's'}"
+    plural = "" if number == 1 else "s"
+    return f"{units.count(number)} {noun}{plural}"
 
 
 def plus_minus(spread: float) -> str:
@@ -92,7 +96,8 @@ def shortened(name: str, width: int) -> str:
 def shortened_name(name: str, width: int) -> str:
     """Return a module's name, without its first parts if it is longer than `width`.
 
-    The first parts are left out because the last parts identify a module best.
+    The first parts are left out because the last parts identify a module best. A shortened name
+    does not begin with an index, unless only the index is left.
     """
     parts = name.split(".")
     while len(parts) > 1 and (len(name) > width or _CUT_BEFORE_NUMBER.match(name)):
@@ -107,11 +112,13 @@ def kernel_name(name: str) -> str:
         return plain(name)
     bare = _PARAMETERS.sub("", _NOISE.sub("", name)).strip()
     wrapped = _WRAPPED.match(bare)
-    return plain(wrapped[1] if wrapped else bare or name)
+    if wrapped:
+        return plain(wrapped[1])
+    return plain(bare or name)
 
 
 def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
-    """Describe why the roofline of a profile cannot be drawn, for example if the peak is unknown.
+    """Describe why the roofline cannot be drawn, for example because the peak is unknown.
 
     Return the empty string if the roofline is known.
     """
@@ -158,7 +165,8 @@ def saved_by_fusion(phases: Sequence[Fusion]) -> str:
 def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:
     """Yield ways to use less memory.
 
-    Each consists of a description, the maximum number of bytes that it saves, and its cost as text.
+    Each item has a description of the change, the maximum number of bytes that the change saves,
+    and the cost of the change as text. The cost is empty if the change adds no MACs.
     """
     memory = analysis.profile.memory
     checkpointed = analysis.checkpointed

@@ -41,12 +41,14 @@ The spread is the distance from the median to the farther quartile.
 """
 
 BUSY_SHARE = 0.05
-"""A report mentions CPU time lost to other processes if it is at least this share of the CPU time.
+"""A report mentions CPU time that other processes took away if it is at least this share.
+
+It is a share of the CPU time that the profiled process needed.
 """
 
 CAVEATS = {
     "busy": "other processes used the CPU",
-    "few_steps": ("too few module-timing steps were taken; set active=8 in the schedule"),
+    "few_steps": "too few module-timing steps were taken; set active=8 in the schedule",
     "varied": "the module-timing steps vary too much",
     "allocating": (
         "its kernels are as short as those of identical modules, and layers wait for the driver to "
@@ -67,10 +69,10 @@ class Verdict(Struct, frozen=True, kw_only=True):
             steady steps were measured to see one. Otherwise "cannot tell".
         judgement: Sentence that no issue was found, if the status is "nothing found". Otherwise
             empty.
-        findings: Issues, and overhead that costs more than every issue, sorted by cost. Findings
-            that only show where the other time goes come after them.
-        why: Sentences about the issues and about overhead that costs more. If there are no issues,
-            sentences about all findings.
+        findings: First the issues, and overhead that costs more than every issue, sorted by cost.
+            Then the findings that only show where the other time goes.
+        why: Sentences about the issues, and about overhead that costs more than every issue. If
+            there are no issues, sentences about all findings.
         also: If there are issues, sentences about the other findings.
         next: Advice on how to reduce the costs, in the order of the findings.
         caveat: Sentence that says why an issue might exist although none was found. Empty if the
@@ -198,10 +200,12 @@ def disturbed_by(profile: Profile) -> str:
 
     Return the empty string if no step was disturbed.
     """
-    marks = Counter(mark for step in profile.steps for mark in step.marks if mark in DISTURBED_BY)
-    if not marks:
+    numbers: Counter[str] = Counter()
+    for step in profile.steps:
+        numbers.update(mark for mark in step.marks if mark in DISTURBED_BY)
+    if not numbers:
         return ""
-    mark, number = marks.most_common(1)[0]
+    mark, number = numbers.most_common(1)[0]
     what, remedy = DISTURBED_BY[mark]
     return f": {number} of {counted(len(profile.steps), 'step')} {what} ({remedy})"
 
@@ -221,8 +225,9 @@ def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
     }
     for label, lines in sections.items():
         for index, line in enumerate(lines):
+            shown_label = label if index == 0 else ""
             if line:
-                yield "" if index else label, line
+                yield shown_label, line
 
 
 def _speed(analysis: Analysis) -> Iterator[str]:
@@ -237,7 +242,10 @@ def _speed(analysis: Analysis) -> Iterator[str]:
         return
     took = f"A {analysis.evidence.unit} takes {units.duration(times.mean)}"
     mfu = analysis.utilization.mfu
-    yield f"{took}." if mfu is None else f"{took}, at {units.percent(mfu)} MFU."
+    if mfu is None:
+        yield f"{took}."
+    else:
+        yield f"{took}, at {units.percent(mfu)} MFU."
 
 
 def _estimated(analysis: Analysis) -> Iterator[str]:
@@ -254,8 +262,9 @@ def _estimated(analysis: Analysis) -> Iterator[str]:
         }
         yield sentences[fit.verdict]
     if bound is None and fit is None:
-        macs = analysis.total_macs
-        yield f"A step has {units.count(macs)} MACs. Nothing was timed{disturbed_by(analysis.profile)}."
+        macs = units.count(analysis.total_macs)
+        disturbance = disturbed_by(analysis.profile)
+        yield f"A step has {macs} MACs. Nothing was timed{disturbance}."
 
 
 def _confidence(analysis: Analysis, caveats: int) -> Iterator[str]:

@@ -47,7 +47,9 @@ def metadata_problem(content: bytes) -> str:
 
     The reason is empty if the summary can be read.
     """
-    return _version_problem(content[:9].decode()) if content.isdigit() else _FOREIGN
+    if not content.isdigit():
+        return _FOREIGN
+    return _version_problem(content[:9].decode())
 
 
 def unpacked(value: object) -> bytes:
@@ -68,10 +70,11 @@ def inflated(value: object) -> bytes:
         ValueError: The value is damaged, or too large.
     """
     text, inflating = _begin(value, LARGEST)
-    if not inflating.eof:
-        has_more = bool(inflating.unconsumed_tail)
-        raise ValueError(f"inflates to more than {LARGEST} bytes" if has_more else _CUT)
-    return text
+    if inflating.eof:
+        return text
+    if inflating.unconsumed_tail:
+        raise ValueError(f"inflates to more than {LARGEST} bytes")
+    raise ValueError(_CUT)
 
 
 def head(value: object) -> dict[str, Any]:

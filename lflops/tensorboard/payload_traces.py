@@ -1,4 +1,4 @@
-"""Find the trace files that a payload (the data of the LFLOPS tab for a window) names."""
+"""Read the list of trace files in a payload (the data of the LFLOPS tab for a window)."""
 
 import msgspec
 from msgspec import Raw, Struct
@@ -25,9 +25,9 @@ def trace_file(payload: bytes, index: int) -> str:
     """
     try:
         listed = msgspec.json.decode(payload, type=_Traces).traces
-        entries = (
-            msgspec.json.decode(listed, type=list[Raw]) if len(bytes(listed)) < _LONGEST else []
-        )
+        entries: list[Raw] = []
+        if len(bytes(listed)) < _LONGEST:
+            entries = msgspec.json.decode(listed, type=list[Raw])
     except (msgspec.DecodeError, RecursionError):
         entries = []
     if index >= len(entries):

@@ -1,7 +1,7 @@
 """Serve the LFLOPS tab: answer the page's requests from event files and trace files.
 
-TensorBoard loads this file when it starts, and does not catch errors while it does. So the module
-imports no third-party package except TensorBoard, and reads data only on a request.
+TensorBoard imports this module when it starts, and an error of the import would stop TensorBoard.
+So the module imports no third-party package except TensorBoard, and reads data only on a request.
 
 A run, a tag and a step identify a window. TensorBoard calls the stored value of a window a datum.
 """
@@ -30,10 +30,10 @@ from lflops.tensorboard.payload_event import (
     unpacked,
 )
 
-# URL paths of the page's script, with all modules that it imports, and of the page's style sheet.
+# URL paths of the page's script (which contains all modules that it imports) and style sheet.
 _ENTRY = "/entry/tensorboard.js"
 _STYLE = "/shell/style.css"
-# Number of steps of a summary to read: all steps that TensorBoard has kept.
+# Maximum number of steps to read. TensorBoard keeps fewer steps, so all of them are read.
 _ALL = 1_000_000
 # Number of bytes of a trace that are sent at once.
 _CHUNK = 1 << 20
@@ -49,8 +49,8 @@ _UNREADABLE = "422 Unprocessable Entity"
 _Answer = Iterable[bytes]
 _Start = Callable[[str, list[tuple[str, str]]], object]
 _App = Callable[[dict[str, Any], _Start], _Answer]
-# The reason why a window cannot be shown, which is empty if it can, and the window's entry in the
-# list of windows.
+# The reason why a window cannot be shown (empty if the window can be shown), and the head of its
+# payload, which the list of windows shows.
 _Status = tuple[str, dict[str, Any]]
 
 
@@ -109,6 +109,10 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return _answer(start, "200 OK", "application/json", body)
 
     def _logged(self, environ: dict[str, Any]) -> Iterator[tuple[str, str, Any, _Status]]:
+        """Yield the run, tag, datum and status of each window.
+
+        If a tag cannot be read, it is yielded once, without a datum.
+        """
         experiment = environ.get(experiment_id.WSGI_ENVIRON_KEY, "")
         listed = self._data.list_tensors(
             request_context.from_environ(environ), experiment_id=experiment, plugin_name=PLUGIN
@@ -267,6 +271,7 @@ def _parameters(environ: dict[str, Any]) -> dict[str, str]:
 
 
 def _value(datum: Any, index: int = 0) -> Any:
+    """Return the payload (index 0) or timeline (index 1) of a window; `None` if it is missing."""
     if index < datum.numpy.size <= _PARTS:
         return datum.numpy.item(index)
     return None
@@ -346,7 +351,9 @@ class Opened(NamedTuple):
 
 
 def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
-    """Open the trace that a payload names at the given index, relative to the run's folder.
+    """Open the file at the given index of a payload's list of traces.
+
+    The payload has the path of the file relative to the folder `run`.
 
     Raises:
         LookupError: The payload names no such trace, or the file does not exist.

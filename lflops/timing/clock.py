@@ -283,7 +283,8 @@ def cpu_seconds() -> tuple[float, float]:
 class CpuWatch:
     """Measures how much CPU time this process loses because CPUs run other processes.
 
-    The times come from Linux. Creating an instance reads a file for each thread of the process.
+    The times are read from `/proc`. Creating an instance reads a file for each thread of the
+    process.
 
     The number of involuntary context switches cannot be used instead: a hundred switches cost 3 ms
     on an idle machine, but 400 ms on a busy machine.

@@ -111,7 +111,8 @@ class _Timed:
         cpu_after: User and system CPU seconds of the process when the pass ended.
         stamps: For each part of a hooked pass, the stamps of its modules; `None` for an unprofiled
             pass.
-        cpu_lost: Seconds that other processes took during a hooked pass.
+        cpu_lost: Seconds in which threads of this process were ready to run while other processes
+            had the CPU; `None` for an unprofiled pass, or if unknown.
     """
 
     parts: list[str]
@@ -306,7 +307,7 @@ def measure_generate(
     call = ModelCall.of("measure_generate", model, args, kwargs, backward=False, loss=None)
     clock = clock_of(device_of([*model.parameters(), *model.buffers(), *call.inputs()]))
     generate: Callable[..., Any] = model.generate  # type: ignore[assignment]
-    # A module that torch.compile wrapped calls itself, not the wrapper.
+    # For a module that torch.compile has wrapped, `generate` calls the original module.
     called = getattr(generate, "__self__", model)
 
     def run(divide: Divide) -> None:
@@ -367,6 +368,7 @@ def _with_generated(profile: Profile, work_after_calls: list[tuple[int, int]]) -
 
 
 OUTSIDE = ModulePhase("", "other")
+"""The place of code outside the model, which runs in neither forward nor backward."""
 
 
 class CountAndTime:
@@ -447,7 +449,7 @@ class CountAndTime:
 
 
 class _StampingTracker(ModuleTracker):
-    """A module tracker that also stamps when model code begins and when observer code begins.
+    """A module tracker that also makes a stamp whenever model code or observer code begins.
 
     Observer code is lflops code: the hooks, and the code that counts operators. A stamp is a mark
     of the clock together with the module and phase that run from then on.
@@ -455,7 +457,7 @@ class _StampingTracker(ModuleTracker):
     Attributes:
         stamps: Stamps of the home thread and of threads in backward.
         size: Samples and tokens of the first call of the model itself.
-        inputs: The inputs of that call that may contain tokens, by name.
+        inputs: The inputs of this first call that may contain tokens, each with its name.
     """
 
     def __init__(self, clock: Clock, tree: ModuleTree, **options: Any) -> None:
@@ -517,6 +519,8 @@ class _StampingTracker(ModuleTracker):
         if self._backward in {NO_BACKWARD, now}:
             return
         mark, _, why = self.stamps.pop()
+        # If a later pass has begun, the time before it belongs to no module. Otherwise, the code
+        # that called backward runs again, and `between` returns its module.
         module_phase = OUTSIDE if now > self._backward else ModulePhase(*self.between())
         self.stamps.append((mark, module_phase, why))
 
@@ -530,6 +534,8 @@ class _StampingTracker(ModuleTracker):
 
 
 class _StampingCounter(OperatorCounter):
+    """An operator counter that uses a `_StampingMode` as its dispatch mode."""
+
     def __init__(self, tracker: _StampingTracker, options: CountOptions) -> None:
         super().__init__(tracker, options)
         self.tracker = tracker
@@ -622,7 +628,7 @@ def _overhead() -> HookOverhead:
     def timed(chain: Chain, x: Tensor) -> PassTimes:
         watching = CountAndTime(chain.root, clock=clock, overhead=NO_OVERHEAD)
         with watching:
-            # The modules of the chain do not call global hooks.
+            # Global hooks are not called for the chain's modules, so set the hooks on their class.
             chain.hooked(watching._tracker)  # noqa: SLF001
             chain.root(x)
         chain.hooked()

@@ -116,9 +116,10 @@ class ModuleTimer:
         self._parts: dict[str, list[Stamp]] = {}
         self._paused = True
         # The modules that were entered while no pass was running, and that are still running. A
-        # pass may begin inside of them, because torch calls global hooks before others.
+        # pass may begin inside such a module: torch calls global hooks first, so the module has
+        # already been entered when another of its hooks begins the pass.
         self._entered_before: FrameStack[_TimedFrame] = FrameStack()
-        # set once the engine is going to call `_end_segments` after this backward
+        # set after `_end_segments` was registered to run at the end of this backward
         self._ends_backward = False
         self._forward = _PassStack("forward", "forward")
         self._recompute = _PassStack("recompute", "backward")
@@ -286,9 +287,10 @@ class ModuleTimer:
         stack.segment = end
 
     def _hook_unhooked(self, unhooked: _Ranges, output: Any) -> None:
-        """For each range of nodes without a hook, hook the newest node that leads to `output`.
+        """Hook one node of each range in `unhooked`: the newest node that a search finds in it.
 
-        The search begins at the output and visits at most `MOST_NODES` nodes.
+        The search begins at `output`, goes back through the autograd graph, and visits at most
+        `MOST_NODES` nodes.
         """
         if not unhooked:
             return
@@ -387,16 +389,16 @@ view_as = Tensor.view_as
 class Chain:
     """A module for measuring hook overhead. It calls `LEAVES` small modules one after the other.
 
-    Hooks are set on classes, and each chain creates its own classes. So the hooks of a chain do not
-    run for any other module.
+    Hooks are set on a class, and each chain creates a new class. So the hooks of a chain do not run
+    for any other module.
     """
 
     def __init__(self, weight: Tensor | None = None) -> None:
 
-        class Own(InternalModule):
-            pass
+        class Hooked(InternalModule):
+            """The class on which hooks are set, and the base class of the chain's modules."""
 
-        class Leaf(Own):
+        class Leaf(Hooked):
             """Runs one matmul if there is a weight, builds one autograd node, or does nothing.
 
             It is not one of torch's layers, because creating such a layer draws random numbers,
@@ -410,7 +412,7 @@ class Chain:
 
         leaves = {str(number): Leaf() for number in range(LEAVES)}
 
-        class Root(Own):
+        class Root(Hooked):
             """Runs the leaves."""
 
             def forward(self, x: Tensor) -> Tensor:
@@ -418,16 +420,16 @@ class Chain:
                     x = leaf(x)
                 return x
 
-        self._own = Own
-        self.root = Root(leaves=Own(**leaves))
+        self._hooked_class = Hooked
+        self.root = Root(leaves=Hooked(**leaves))
         self.hooked()
 
     def hooked(self, listener: ModuleListener | None = None) -> None:
-        """Call a listener's hooks for each module from now on. `None` removes the hooks."""
+        """Call a listener from now on for each module of the chain. `None` removes the hooks."""
         if listener is None:
-            self._own.hooked()
+            self._hooked_class.hooked()
         else:
-            self._own.hooked(listener.enter_module, listener.leave_module)
+            self._hooked_class.hooked(listener.enter_module, listener.leave_module)
 
 
 def hook_overhead(clock: Clock) -> HookOverhead:
@@ -472,8 +474,8 @@ def of_module_calls(
 ) -> tuple[float, float]:
     """Return the hook overhead of one module call, in the called module and in the calling module.
 
-    Both are in seconds. The modules do nothing, so the time that is measured in them is overhead,
-    except for the time of a pass without hooks. `timed` runs a chain with hooks, and returns the
+    Both are in seconds. The modules do nothing. So all of their measured time is overhead, except
+    for the time that a pass takes without hooks. `timed` runs a chain with hooks, and returns the
     times of its modules.
     """
     chain = Chain()

@@ -16,8 +16,8 @@ The times of unprofiled passes are then divided among modules in two steps:
    every module). The real overhead is larger than in the trial if caches are cold, and zero if the
    host runs ahead of a busy device. So the overhead is multiplied by a factor from 0 to 3.
 2. The remaining times are scaled so that they add up to the time of an unprofiled pass. If this
-   changes them much, a note reports it. Kernel times from a trace are not scaled, because hooks
-   slow down only the host.
+   changes them much, a note reports it. If a trace measured the times of kernels, only the rest of
+   each module's time is scaled, because hooks slow down only the host.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 from lflops.timing.clock import Clock
 
 Stamp = tuple[Any, ModulePhase | None, str]
-"""A mark, the module and phase that run after it, and the reason for the stamp.
+"""A mark of the clock, the module and phase that run after it, and the reason for the stamp.
 
 The module and phase are `None` if code of lflops runs. The reason is one of the constants below, or
 empty.
@@ -144,7 +144,7 @@ def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
 
 
 def inclusive(self_seconds: Mapping[ModulePhase, float]) -> dict[ModulePhase, float]:
-    """Return the inclusive time of each module in each phase: with all modules below it."""
+    """Return the time of each module in each phase, including all modules below it."""
     totals: defaultdict[ModulePhase, float] = defaultdict(float)
     for (fqn, phase), seconds in self_seconds.items():
         for above in ancestry(fqn):
@@ -215,9 +215,10 @@ def scale_to_unprofiled(
             that is missing here is not scaled.
         overhead: The hook overhead that a trial measured.
         ignored: Names of modules that are left out of the result.
-        means: For each part, the total that the times of the modules must add up to. Default:
+        means: For each part, the seconds that the times of the modules must add up to. Default:
             `unprofiled`.
-        kernels: The time of each module's own kernels in a step, if a trace measured it.
+        kernels: For each module and phase, the seconds per step of the kernels that the module
+            itself launches, if a trace measured them.
     """
     if means is None:
         means = unprofiled
@@ -352,13 +353,13 @@ def attach_module_times(
     overhead: HookOverhead,
     kernels: Mapping[ModulePhase, float] = NO_SECONDS,
 ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
-    """Divide the time of unprofiled steps among modules as in module-timing steps.
+    """Divide the time of unprofiled steps among modules in the proportions of module-timing steps.
 
     Args:
         profile: The profile, with its steps.
         hooked: For each module-timing step, the times of each part.
         overhead: The hook overhead that a trial measured.
-        kernels: The time of each module's own kernels in a step, if a trace measured it.
+        kernels: As in `scale_to_unprofiled`.
 
     Returns:
         The profile with the times of its modules, and the unscaled self times of the modules in
@@ -388,7 +389,8 @@ def attach_module_times(
         means[part] = sum(of_part) * scale / len(unprofiled)
         usual[part] = statistics.median(of_part) * len(of_part) / len(unprofiled)
         if is_uncontended:
-            # The times of the modules do not include the time that other threads took either.
+            # The times of the modules exclude waits for a core, so their total must exclude them
+            # too.
             usual[part] = min(usual[part], _without_core_waits(usual[part], part, hooked_steps))
 
     times = scale_to_unprofiled(
@@ -402,7 +404,7 @@ def attach_module_times(
     far = {part: factor for part, factor in factors.items() if abs(factor - 1) > WORTH_SAYING}
     if far:
         notes = (*notes, Note(code="time_scaled", subject="", values=far))
-    return replace(timed, run=run, notes=notes), tuple(map(_own_of_step, hooked))
+    return replace(timed, run=run, notes=notes), tuple(map(_self_seconds_of_pass, hooked))
 
 
 def ignored_modules(profile: Profile) -> set[str]:
@@ -425,7 +427,7 @@ def _observer_ratio(hooked: Sequence[Step], unprofiled: Sequence[Step]) -> float
     return statistics.median(slow) / statistics.median(fast)
 
 
-def _own_of_step(parts: Mapping[str, PassTimes]) -> dict[ModulePhase, float]:
+def _self_seconds_of_pass(parts: Mapping[str, PassTimes]) -> dict[ModulePhase, float]:
     """Return the self seconds of the modules, summed over all parts of a pass."""
     self_seconds: defaultdict[ModulePhase, float] = defaultdict(float)
     for times in parts.values():

@@ -1,8 +1,8 @@
 """Measure how long the training thread waits for a core in each phase of a step.
 
 Ranks are compared by the time that they take in each phase. If the system gives a rank's core to
-another thread, the phase takes longer, but the rank itself is not slow. So the comparison needs to
-know how long each phase waited for a core, and subtracts these waits.
+another thread, the phase takes longer, but the rank itself is not slow. So the comparison subtracts
+the time that the thread waited for a core in each phase.
 """
 
 from collections import deque

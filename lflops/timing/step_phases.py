@@ -4,11 +4,11 @@
     other         ^^^^^^^^                            ^                                 ^^^^^
     optimizer              ^^^^^^^^^^^^^^              ^              ^^        ^^^^^^^^
 
-The time of a phase lasts from the mark at its beginning to the mark at its end, without the phases
-inside it. Time outside all phases is called `other`. If such time lies between backward and the
-optimizer, it has a separate name, because custom loops clip gradients there and no hook reports
-clipping. On a device, marks are events on the stream, so phases are measured in the time of the
-stream. These events are read later, when the device has reached them.
+The self time of a phase is the time from the mark at its beginning to the mark at its end, without
+the phases inside it. Time outside all phases is called `other`. If such time lies between backward
+and the optimizer, it has a separate name, because custom loops clip gradients there and no hook
+reports clipping. On a device, marks are events on the stream, so phases are measured in the time of
+the stream. These events are read later, when the device has reached them.
 """
 
 from collections.abc import Sequence
@@ -42,10 +42,11 @@ ORDER = (
 
 
 PhaseMarks = tuple[list[Any], list[str], Any]
-"""The marks of one step: the marks of all phase changes, the new phases, and the mark of its end.
+"""The marks of one step: the marks of its phase changes, the new phases, and the mark of its end.
 
-At each phase change, another phase becomes the innermost phase. The second list has the names of
-these phases, in the order of the marks. The type is a plain tuple, because every step creates one.
+The first mark is the start of the step. At each phase change, another phase becomes the innermost
+phase. The second list has the names of these phases, in the order of the marks. The type is a plain
+tuple, because every step creates one.
 """
 
 
@@ -65,8 +66,8 @@ class StepPhases:
         self._clock = clock
         self.mark = clock.mark
         self.is_marked = True
-        # Moments at which a phase became the innermost phase, and the phases that did. `STEP_END`
-        # stands for a step's end. A moment that was not marked is `None`.
+        # For each change of the innermost phase, its mark and the new innermost phase. At the end
+        # of a step, the phase is `STEP_END`. The mark is `None` if the change was not marked.
         self._marks: list[Any] = []
         self._phases: list[str] = []
 
@@ -136,9 +137,8 @@ class StepPhases:
 class LoggedPhases(StepPhases):
     """Measures the phases of one stage, such as training, in host time.
 
-    The times at which phases begin and end come from the phase log.
-    `clock` marks only the start and the end of steps. So it may be a clock that waits for the
-    device.
+    The times at which phases begin and end come from the phase log. `clock` marks only the start
+    and the end of steps, so it may be a clock that waits for the device.
 
     Attributes:
         log: The phase log.

@@ -72,17 +72,17 @@ def wrap_backward(
     with known_torch():
         run_backward: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
-    def heard(tensors: Any, *args: Any, accumulate_grad: bool = False, **kwargs: Any) -> Any:
+    def with_calls(tensors: Any, *args: Any, accumulate_grad: bool = False, **kwargs: Any) -> Any:
         begun = begins(tensors) if accumulate_grad else None
         result = run_backward(tensors, *args, accumulate_grad=accumulate_grad, **kwargs)
         if begun is not None:
             ends(begun)
         return result
 
-    never_compiled(heard, within=False)
+    never_compiled(with_calls, within=False)
     for each in (begins, ends):
         never_compiled(each)
-    replace_attribute(undo, torch.autograd, "_engine_run_backward", heard)
+    replace_attribute(undo, torch.autograd, "_engine_run_backward", with_calls)
 
 
 def after_backward(callback: Callable[[], None]) -> None:
@@ -119,7 +119,7 @@ def nodes_behind(
 ) -> Iterator[Any]:
     """Yield the given autograd nodes and all nodes that are reachable from them, each node once.
 
-    If `is_passed` returns false for a node, the nodes behind it are not visited.
+    If `is_passed` returns false for a node, the search does not continue from this node.
     """
     waiting = list(nodes)
     seen = set[Any]()

@@ -12,7 +12,10 @@ def is_recording_memory() -> bool:
 
 
 def record_memory(most: int) -> None:
-    """Make the allocator keep a record of its `most` latest allocations and frees, with Python stacks."""
+    """Record the latest allocations and frees of the allocator, with Python stacks.
+
+    `most` is the maximum number of recorded allocations and frees.
+    """
     torch.cuda.memory._record_memory_history(enabled="all", stacks="python", max_entries=most)
 
 

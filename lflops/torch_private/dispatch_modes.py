@@ -99,8 +99,8 @@ def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
 def can_stay_compiled() -> bool:
     """Return whether compiled code can stay compiled while a mode is active.
 
-    In newer versions of torch, a mode can ask torch.compile to ignore the mode. In older versions,
-    compiled code runs without compilation while a mode is active.
+    In newer versions of torch, a mode has a setting that makes torch.compile ignore the mode. In
+    older versions, compiled code runs without compilation while a mode is active.
     """
     return hasattr(TorchDispatchMode, "ignore_compile_internals")
 
@@ -117,7 +117,7 @@ def is_tracing() -> bool:
 def push_mode(mode: TorchDispatchMode) -> None:
     """Put a mode on top of this thread's stack.
 
-    The mode's `__enter__` is not used. It would also tell dynamo about the mode, and dynamo would
+    The mode's `__enter__` is not used. It would also notify dynamo of the mode, and dynamo would
     then not compile some frames.
     """
     _python_dispatch._push_mode(mode)

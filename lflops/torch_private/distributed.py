@@ -90,9 +90,10 @@ _SHARDING = str(Path("distributed", "tensor", "_sharding_prop.py"))
 def infers_sharding() -> bool:
     """Return whether DTensor is calling an operator only to infer the shape of its result.
 
-    It makes this call in addition to the real one, on fake tensors with the shapes of the whole
-    tensors. If a fake mode is already active, they are on the device of the real tensors, and only
-    the call stack distinguishes the two calls.
+    DTensor makes this call in addition to the real call, on fake tensors with the shapes that the
+    tensors have before they are sharded. If a fake mode is already active, these fake tensors are
+    on the same device as the tensors of the real call, and only the call stack distinguishes the
+    two calls.
     """
     return _is_called_by(_INFERS, _SHARDING)
 
@@ -120,7 +121,8 @@ def group_store() -> Any:
 def fake_group(world_size: int, rank: int = 0) -> Iterator[None]:
     """Create a process group of one real rank and other ranks that do not exist.
 
-    Collectives return immediately, with results of the right shape.
+    The group exists inside the context. Its collectives return immediately, with results of the
+    right shape.
     """
     # This import registers the backend.
     from torch.testing._internal.distributed.fake_pg import FakeStore

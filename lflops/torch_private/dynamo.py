@@ -1,4 +1,4 @@
-"""Dynamo, which creates the graphs of torch.compile.
+"""Access dynamo, which creates the graphs of torch.compile.
 
 This module copies each graph that dynamo passes to a backend, and finds the code that calls the
 compiled functions.
@@ -49,8 +49,8 @@ class CapturedGraph:
     Attributes:
         graph: A copy of the graph. The only metadata of a node is the modules in which it was
             created, outermost first.
-        attributes: The values that the graph's `get_attr` nodes read, by name: other graphs, or
-            other values except tensors.
+        attributes: The values that the graph's `get_attr` nodes read, keyed by name. A graph inside
+            this graph is a `CapturedGraph`. No value is a tensor.
         backend: The name of the backend.
         chooses: Whether the graph is a region with selective activation checkpointing, in which the
             user chooses which results are kept for backward.
@@ -200,8 +200,8 @@ def compiled_code() -> list[CompiledCode]:
 
 def excluded(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a version of `function` that dynamo does not compile."""
-    left_alone: Callable[..., Any] = torch.compiler.disable(function)
-    return left_alone
+    uncompiled: Callable[..., Any] = torch.compiler.disable(function)
+    return uncompiled
 
 
 @contextlib.contextmanager

@@ -85,8 +85,11 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
         name only one of the layers.
         """
         graph = _graph_of_key()
-        modules = [] if graph is None else [_own_module(node) for node in graph.graph.nodes]
-        return f"lflops: modules of nodes, 2, {hashlib.sha256(repr(modules).encode()).hexdigest()}"
+        modules = []
+        if graph is not None:
+            modules = [_own_module(node) for node in graph.graph.nodes]
+        digest = hashlib.sha256(repr(modules).encode()).hexdigest()
+        return f"lflops: modules of nodes, 2, {digest}"
 
     def __call__(self, nodes: Any) -> Any:
         try:
@@ -108,8 +111,8 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
 def record_graphs() -> Callable[[], None]:
     """Record each graph that is compiled from now on.
 
-    Generated C++ kernels will also appear in traces. Returns a function that stops the recording
-    and restores inductor's settings.
+    While graphs are recorded, generated C++ kernels also appear in traces. Returns a function that
+    stops the recording and restores inductor's settings.
 
     Raises:
         CountError: The user has already set a custom pass, or this version of torch does not have
@@ -124,15 +127,16 @@ def record_graphs() -> Callable[[], None]:
             _KERNEL_EVENTS: True,
         }
         entries: dict[str, Any] = config._config  # type: ignore[attr-defined,unused-ignore]
-        # The value of each setting, its default, and the value set by the user, or torch's mark for
-        # an unset value.
+        # For each setting: its value, its default, and the value set by the user. If the user has
+        # not set a value, the last item is torch's mark for an unset value.
         before = {}
         for name in wanted:
             entry = entries[name]
             before[name] = (getattr(config, name), entry.default, entry.user_override.get())
         graph_id = debug._pre_grad_graph_id
         if graph_id is None:
-            # Otherwise a backward that is compiled at its first run records nothing.
+            # Without a graph id, nothing is recorded for a backward that is compiled at its first
+            # run.
             debug._pre_grad_graph_id = -1
         for name, value in wanted.items():
             _set(name, value)
@@ -306,10 +310,10 @@ def _moved(node: fx.Node) -> int | None:
 
 
 def _bytes(value: Any) -> int | None:
-    """Return the bytes of a tensor, or `None` if a size is unknown.
+    """Return the bytes of a tensor, `None` if a size is unknown, or 0 if the value is no tensor.
 
-    For a dynamic size, the value during the compilation is used. Converting the size to an integer
-    would make torch specialize the graph for that value.
+    For a dynamic size, the value that it had during the compilation is used. Converting the size
+    itself to an integer would make torch specialize the graph for that value.
     """
     if not isinstance(value, Tensor):
         return 0
@@ -327,5 +331,5 @@ def _read_and_written(kernel: Any) -> int | None:
     try:
         accesses = kernel.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
         return int(sum(accesses.values()))
-    except Exception:  # noqa: BLE001 - inductor knows neither all kernels nor dynamic sizes
+    except Exception:  # noqa: BLE001 - inductor fails for some kernels and for dynamic sizes
         return None

@@ -222,19 +222,19 @@ class Compilations:
     """Calls functions when torch.compile starts and ends compiling, anywhere in the process."""
 
     def __init__(
-        self, tell: Callable[[], None], tell_end: Callable[[], None] = lambda: None
+        self, on_start: Callable[[], None], on_end: Callable[[], None] = lambda: None
     ) -> None:
-        # Torch passes a description of the compilation.
-        self._tell: Callable[..., None] = lambda *_: tell()
-        self._tell_end: Callable[..., None] = lambda *_: tell_end()
-        self._heard: Callable[..., None] = self._tell
-        self._heard_end: Callable[..., None] = self._tell_end
+        # Torch passes a description of the compilation to both functions, which they do not need.
+        self._on_start: Callable[..., None] = lambda *_: on_start()
+        self._on_end: Callable[..., None] = lambda *_: on_end()
+        self._guarded_start: Callable[..., None] = self._on_start
+        self._guarded_end: Callable[..., None] = self._on_end
 
     @property
     def listens(self) -> bool:
         """Return whether torch.compile will call the functions."""
         handler = self._handler
-        return handler is not None and self._heard in handler.start_callbacks
+        return handler is not None and self._guarded_start in handler.start_callbacks
 
     def listen(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Register the functions with torch.compile, if it is loaded.
@@ -243,8 +243,8 @@ class Compilations:
             guard: Wraps each function before it is registered, for example to handle its errors.
         """
         self.stop()
-        self._heard = guard(self._tell)
-        self._heard_end = guard(self._tell_end)
+        self._guarded_start = guard(self._on_start)
+        self._guarded_end = guard(self._on_end)
         self.listen_again()
 
     def listen_again(self) -> None:
@@ -254,9 +254,9 @@ class Compilations:
         `torch.compiler.reset()` removes the registration.
         """
         handler = self._handler
-        if handler is not None and self._heard not in handler.start_callbacks:
-            handler.register_start_callback(self._heard)
-            handler.register_end_callback(self._heard_end)
+        if handler is not None and self._guarded_start not in handler.start_callbacks:
+            handler.register_start_callback(self._guarded_start)
+            handler.register_end_callback(self._guarded_end)
 
     def stop(self) -> None:
         """Unregister the functions.
@@ -266,10 +266,10 @@ class Compilations:
         handler = self._handler
         if handler is None:
             return
-        if self._heard in handler.start_callbacks:
-            handler.remove_start_callback(self._heard)
-        if self._heard_end in handler.end_callbacks:
-            handler.remove_end_callback(self._heard_end)
+        if self._guarded_start in handler.start_callbacks:
+            handler.remove_start_callback(self._guarded_start)
+        if self._guarded_end in handler.end_callbacks:
+            handler.remove_end_callback(self._guarded_end)
 
     @property
     def _handler(self) -> Any:
@@ -280,13 +280,14 @@ class Compilations:
 def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = None) -> None:
     """Remove a hook from a module or an optimizer, or remove a global hook if `owner` is `None`.
 
-    The handle that torch returned for the hook is not needed. An interrupt (Ctrl-C) right after the
-    registration would lose the handle.
+    The hook is found without the handle that torch returned for it, because an interrupt (Ctrl-C)
+    right after the registration would lose the handle.
     """
     for registry in _registries(owner):
-        for number in [number for number, each in list(registry.items()) if each is hook]:
+        numbers = [number for number, each in list(registry.items()) if each is hook]
+        for number in numbers:
             registry.pop(number, None)
-            # torch's own removal leaves the first of these entries in place.
+            # The handle's `remove` would leave the first of these two entries in place.
             _global_forward_hooks_with_kwargs.pop(number, None)
             _global_forward_hooks_always_called.pop(number, None)
 
@@ -305,8 +306,10 @@ def call_last(hook: Callable[..., Any]) -> None:
 
     Do not call this while one of these hooks runs.
     """
-    for number in [number for number, each in _global_optimizer_post_hooks.items() if each is hook]:
-        _global_optimizer_post_hooks[number] = _global_optimizer_post_hooks.pop(number)
+    hooks = _global_optimizer_post_hooks
+    numbers = [number for number, each in hooks.items() if each is hook]
+    for number in numbers:
+        hooks[number] = hooks.pop(number)
 
 
 def _registries(owner: nn.Module | Optimizer | None) -> tuple[dict[int, Any], ...]:

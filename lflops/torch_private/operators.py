@@ -57,14 +57,14 @@ def overloads_of(operator: Any) -> list[Any]:
 
 
 def decomposes(operator: Any) -> bool:
-    """Return whether an operator has no kernel of its own, but is defined by other operators.
+    """Return whether an operator has no kernel for CPU or CUDA, but is defined by other operators.
 
     Usually, torch runs these other operators before dispatch modes receive them. Under inference
     mode, a dispatch mode receives the operator itself.
 
     An operator with a kernel for some device, such as `silu_backward`, is not such an operator.
-    torch's Python decompositions, such as that of `upsample_nearest2d`, are irrelevant here because
-    they do not run in eager mode.
+    torch's Python decompositions, such as the decomposition of `upsample_nearest2d`, do not count,
+    because they do not run in eager mode.
     """
     if not isinstance(operator, OpOverload) or not _has_kernel(operator, COMPOSITE):
         return False
@@ -135,7 +135,7 @@ def direct_call(operator: Any) -> Any:
 def call_without_overrides(operator: Any) -> Any:
     """Return a function that calls an operator so that no `__torch_function__` receives the call.
 
-    The function is to be called while `__torch_function__` overrides are off. If the kernel of the
+    Call the returned function while `__torch_function__` overrides are off. If the kernel of the
     operator may be written in Python, the overrides are on while the kernel runs, as they would be
     without lflops.
     """
@@ -183,7 +183,7 @@ def argument_names(operator: OpOverload) -> tuple[tuple[str, Any], ...]:
 
 
 def makes_storage(operator: OpOverload) -> bool:
-    """Return whether the operator returns a new tensor, rather than one of its arguments or a view."""
+    """Return whether the operator returns a new tensor, not one of its arguments or a view."""
     return any(each.alias_info is None for each in operator._schema.returns)
 
 

@@ -58,10 +58,11 @@ def check_fake_tensors() -> None:
             has_values = isinstance(fake[0, 0].item(), float)
         except tensors.NEEDS_VALUES:
             has_values = False
+    device = tensors.fake_device(fake)  # type: ignore[arg-type]
     _raise_if_wrong(
         {
             "FakeTensorMode creates no fake tensors": type(fake) is tensors.FakeTensor,
-            "a fake tensor has no device": tensors.fake_device(fake).type == "cpu",  # type: ignore[arg-type]
+            "a fake tensor has no device": device.type == "cpu",
             "the active dispatch modes are unknown": only_shapes,
             "the value of a fake tensor can be read": not has_values,
         }
@@ -83,15 +84,16 @@ def check_fake_group() -> None:
             torch.distributed.recv(torch.zeros(3, device="cpu"), src=1)
         is_inferred = _is_sharding_inferred()
     wait_name = distributed.wait_operator().name()
+    is_receive_seen = distributed.receive_operator() in receives.seen
+    is_vote = distributed.is_pipeline_vote()
     _raise_if_wrong(
         {
             "a fake process group has the wrong number of ranks": ranks == 2,
             "the operator that waits for collectives has an unexpected name": wait_name.endswith(
                 "wait_tensor"
             ),
-            "a received tensor does not dispatch the expected operator": distributed.receive_operator()
-            in receives.seen,
-            "every received tensor is treated as a vote of pipeline stages": not distributed.is_pipeline_vote(),
+            "a received tensor does not dispatch the expected operator": is_receive_seen,
+            "every received tensor is treated as a vote of pipeline stages": not is_vote,
             "the calls in which DTensor infers shapes are not recognized": is_inferred,
             "a fake process group is not destroyed": not torch.distributed.is_initialized(),
         }
@@ -118,7 +120,8 @@ def _is_sharding_inferred() -> bool:
     sharded = DTensor.from_local(torch.ones(1, 3, device="cpu"), mesh, [Shard(0)])
     with Watching():  # type: ignore[no-untyped-call]
         sharded.cos()
-    # The last call is the real one. DTensor infers each shape only once in a process.
+    # The last call is the real one. There may be no call before it, because DTensor infers each
+    # shape only once in a process.
     *before, last = is_inferring
     return all(before) and not last
 
@@ -140,6 +143,7 @@ def check_inductor() -> None:
             '{"cppCodeToPost": {"extern_kernels.mm:1": ["mm"]}, "lflops": {"modules": []}}'
         )
     calls = inductor.kernel_calls("    # [Provenance debug handles] cpp_fused_add_0:12\n")
+    keys_have_graphs = inductor.keys_have_graphs()
     _raise_if_wrong(
         {
             "compiled graphs are not recorded": during and not before,
@@ -148,7 +152,7 @@ def check_inductor() -> None:
             "the graph nodes of compiled kernels are unknown": names
             == ({"extern_kernels.mm:1": ["mm"]}, {"modules": []}),
             "compiled graphs cannot be listed": not list(inductor.compiled_graphs(())),
-            "cache keys of compiled graphs cannot contain module names": inductor.keys_have_graphs(),
+            "cache keys of compiled graphs cannot contain module names": keys_have_graphs,
         }
     )
 
@@ -161,17 +165,18 @@ def check_data_loader() -> None:
     """
     from lflops.torch_private.data_loader import wrap_fetches
 
-    heard: list[object] = []
+    reported: list[object] = []
     loader: torch.utils.data.DataLoader[torch.Tensor] = torch.utils.data.DataLoader(
         torch.empty(0, device="cpu"),  # type: ignore[arg-type]
         generator=torch.Generator("cpu"),
     )
     iterator = iter(loader)
     with known_torch(), CleanupStack() as undo:
-        wrap_fetches(undo, heard.append, lambda *got: heard.append(got[-1]))
+        wrap_fetches(undo, reported.append, lambda *got: reported.append(got[-1]))
         next(iterator, None)
+    # This fetch must not be reported.
     next(iterator, None)
-    are_reported = len(heard) == 2 and isinstance(heard[1], StopIteration)
+    are_reported = len(reported) == 2 and isinstance(reported[1], StopIteration)
     _raise_if_wrong({"fetches of a DataLoader are not reported": are_reported})
 
 
@@ -290,12 +295,14 @@ def _numbering() -> dict[str, bool]:
             grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
         dispatch_modes.push_mode(ran)
     dispatch_modes.sweep_modes()
-    heard: list[int] = []
+    reported: list[int] = []
     with CleanupStack() as undo:
+        # The function before the pass returns 7 for one loss. The function after it receives the 7.
         autograd.wrap_backward(
-            undo, lambda losses: 6 + len(losses), lambda *begun: heard.extend(begun)
+            undo, lambda losses: 6 + len(losses), lambda *begun: reported.extend(begun)
         )
         backward((x * 1).sum())
+    # This pass must not be reported.
     backward((x * 1).sum())
 
     is_in_order = before < between < after
@@ -311,7 +318,7 @@ def _numbering() -> dict[str, bool]:
         "the number of an autograd node changes before backward": ran.matmul_nodes
         == expected_nodes,
         "backward passes cannot be distinguished": outside == autograd.NO_BACKWARD,
-        "the end of a backward pass is not reported": ended == [4] and heard == [7],
+        "the end of a backward pass is not reported": ended == [4] and reported == [7],
         "operators have unexpected names": "aten::mm" in operator_names,
         "autograd nodes have unexpected names": "MmBackward" in autograd.node_name(third.grad_fn),
         "the leaves of an autograd graph are not found": leaves == {id(x), id(w)},
@@ -324,7 +331,7 @@ def _numbering() -> dict[str, bool]:
 def _are_profilers_seen() -> bool:
     """Return whether `wrap_profilers` reports the start of a profiler.
 
-    No profiler is started for this check, because it would stop a profiler that is recording.
+    The check starts no profiler, because this would stop a profiler that is already recording.
     """
     kind = torch.autograd.profiler.profile
     before = kind._prepare_trace
@@ -430,21 +437,26 @@ def _constructs_under_a_mode(x: torch.Tensor) -> bool:
     mode = dispatch_modes.InternalMode()
     with CleanupStack() as undo, dispatch_modes.on_stack(mode):
         tensor_constructors.construct_without_modes(undo)
-        with dispatch_modes.without_own_modes() as taken_off:
+        with dispatch_modes.without_own_modes() as removed:
             within = dispatch_modes.open_modes()
         constructed = _Subclass(x)
         after = dispatch_modes.open_modes()
-    is_stack_right = taken_off == [mode] and mode not in within and after[-1:] == [mode]
+    is_stack_right = removed == [mode] and mode not in within and after[-1:] == [mode]
     return type(constructed) is _Subclass and is_stack_right
 
 
-def _hears_compilations() -> bool:
-    listener = modules.Compilations(_no_op)
+def _are_compilations_reported() -> bool:
+    """Return whether functions can be registered with torch.compile, and removed again.
+
+    If torch.compile is not loaded, registering does nothing.
+    """
+    compilations = modules.Compilations(_no_op)
     with CleanupStack() as undo:
-        undo.add(listener.stop)
-        listener.listen(lambda function: function)
-        was_heard = listener.listens
-    return (was_heard or "torch._dynamo.callback" not in sys.modules) and not listener.listens
+        undo.add(compilations.stop)
+        compilations.listen(lambda function: function)
+        is_registered = compilations.listens
+    is_loaded = "torch._dynamo.callback" in sys.modules
+    return (is_registered or not is_loaded) and not compilations.listens
 
 
 def _are_hooks_found(module: nn.Module) -> bool:
@@ -476,7 +488,7 @@ def _are_hooks_found(module: nn.Module) -> bool:
 
 
 def _hides_hooks(module: nn.Module) -> bool:
-    """Return whether a hook is hidden from TorchScript, and from torch.compile if that is loaded."""
+    """Return whether a hook is hidden from TorchScript and, if it is loaded, from torch.compile."""
     modules.never_compiled(_no_op)
     handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     before = () if handler is None else tuple(handler.start_callbacks)
@@ -486,8 +498,8 @@ def _hides_hooks(module: nn.Module) -> bool:
         hidden.start()
         module._forward_pre_hooks[0] = _no_op
         modules.scripted_without(undo, lambda hook: hook is _no_op)
-        is_heard = handler is None or len(handler.start_callbacks) == len(before) + 1
-        are_off = is_heard and torch.jit._recursive.get_hook_stubs(module) == ([], [])
+        is_registered = handler is None or len(handler.start_callbacks) == len(before) + 1
+        are_off = is_registered and torch.jit._recursive.get_hook_stubs(module) == ([], [])
     return are_off and (handler is None or tuple(handler.start_callbacks) == before)
 
 
@@ -528,7 +540,7 @@ def _of_modules() -> dict[str, bool]:
         "compilations are not counted": modules.compilations() >= 0,
         "graph breaks are not counted": modules.graph_breaks() >= 0,
         "the time of compilations is unknown": modules.compile_seconds() >= 0,
-        "the start of a compilation is not reported": _hears_compilations(),
+        "the start of a compilation is not reported": _are_compilations_reported(),
         "hooks cannot be hidden from compilations": _hides_hooks(parent),
         "registered hooks are not found": _are_hooks_found(parent),
         "internal modules of lflops call their hooks incorrectly": _are_own_hooks_called(),

@@ -20,14 +20,15 @@ _ABSENT = object()
 
 
 class _HiddenConstructor:
-    """A wrapper around `torch.Tensor.__new__`, which replaces it while lflops counts operators.
+    """A wrapper that replaces `torch.Tensor.__new__` while lflops counts operators.
 
-    The wrapper removes the modes of lflops from the stack during each call.
+    During each call of the original constructor, the modes of lflops are not on the stack.
     """
 
     def __init__(self, constructor: Callable[..., Any]) -> None:
         def new(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            # The object that the mode returns already has the right class.
+            # For a plain tensor, the Python object that the mode returns already has the right
+            # class, so torch raises no error.
             if kind is Tensor:
                 return constructor(kind, *args, **kwargs)
             with without_own_modes() as modes:

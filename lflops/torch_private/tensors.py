@@ -79,8 +79,8 @@ def is_overridden(args: Any) -> bool:
 def with_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls `function` with `__torch_function__` overrides on.
 
-    Overrides of modes are on in each call. Overrides of tensor classes are on in each call if they
-    are on now. The setting at the time of the call is ignored.
+    In each call, overrides of modes are on. Overrides of tensor classes are on if they were on when
+    `with_overrides` was called. The setting at the time of the call is ignored.
     """
     subclasses_are_on = torch._C._is_torch_function_enabled()
 
@@ -199,23 +199,23 @@ def only_shapes_run(tensors: Iterable[Tensor]) -> bool:
     This is the case if one of them is a fake tensor, or if a fake mode is active.
     """
     modes = _python_dispatch._get_current_dispatch_mode_stack()
-    return any(isinstance(mode, FakeTensorMode) for mode in modes) or any(
-        isinstance(local_part(each), FakeTensor) for each in tensors
-    )
+    if any(isinstance(mode, FakeTensorMode) for mode in modes):
+        return True
+    return any(isinstance(local_part(each), FakeTensor) for each in tensors)
 
 
 ASKS_FOR_DEVICE = torch.ops.prim.device.default
 """The operator that reads a tensor's device.
 
-torch dispatches it whenever code reads the device of a fake tensor. With fake tensors, about two
-thirds of all dispatched calls are such reads.
+torch dispatches it whenever its C++ code reads the device of a fake tensor. With fake tensors,
+about two thirds of all dispatched calls are such reads.
 """
 
 
 def fake_device(tensor: FakeTensor) -> torch.device:
-    """Return the device of a fake tensor without dispatching `ASKS_FOR_DEVICE`.
+    """Return the device of a fake tensor, which is also the result of `ASKS_FOR_DEVICE`.
 
-    The result is the same as if code reads `tensor.device`.
+    This reads an attribute of the Python object and dispatches no operator.
     """
     return tensor.device
 

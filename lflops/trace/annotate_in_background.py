@@ -52,11 +52,13 @@ sys.path[:] = json.loads(sys.argv.pop(1))
 from {__name__} import run
 run()
 """
+"""Code of the background process. Its first argument is the import path, as a JSON list."""
 
 _PACKAGES = ("lflops", "msgspec", "torch_tb_profiler")
 """The packages that the background process imports."""
 
 _MISSING = {NO_COPY: "a copy for torch-tb-profiler", PARTLY: "what cannot be read"}
+"""Values of `AnnotationProcess.lacks`, keyed by the exit status of the background process."""
 
 
 class AnnotationProcess:

@@ -1,12 +1,13 @@
 """Copy a trace for torch-tb-profiler 0.4.3, which supports only traces of old torch versions.
 
-In the copy, names that 0.4.3 does not support are replaced with names that it supports. Calls of
-modules are written as Python calls, which 0.4.3 reads as modules. Other readers would misread such
-a trace, so the copy is in a separate folder.
+In the copy, names that torch-tb-profiler does not support are replaced with names that it supports.
+Calls of modules are written as Python calls, which torch-tb-profiler reads as modules. Other
+readers would misread such a trace, so the copy is in a separate folder.
 
-Traces of torch contain arrows from operators in forward to their nodes in backward. If there are
-such arrows, 0.4.3 leaves everything in backward that is outside modules out of its tables.
-Therefore, the calls in backward are also written as modules, below a module named `backward`.
+Traces that torch writes contain arrows from forward operators to their backward nodes. If a trace
+has such arrows, the tables of torch-tb-profiler leave out all backward work that is outside
+modules. Therefore, the calls in backward are also written as modules, inside a module named
+`backward`.
 """
 
 import importlib.util
@@ -33,37 +34,38 @@ Every such event contains one of these strings. Other events may contain them as
 """
 
 LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
+"""Prefixes of the names of data loader spans. In the copy, these spans are operators."""
 
 CATEGORIES = {
     "cuda_runtime": "runtime",
     "cuda_driver": "runtime",
-    # With its original category, each step and each collective would appear twice.
+    # With the original category, each step and each collective would appear twice.
     "gpu_user_annotation": "gpu_annotation",
     # The numbers of Python frames are not the numbers of the modules that lflops adds.
     "python_function": "python_frame",
 }
-"""Categories that 0.4.3 supports, keyed by the names that newer versions of torch use.
+"""Category of an event in the copy, keyed by the category that newer versions of torch write.
 
-0.4.3 draws events of the last two categories, but its tables leave them out.
+torch-tb-profiler draws events of the last two categories, but leaves them out of its tables.
 """
 
 NAMES = {
     "nccl:_all_gather_base": "nccl:all_gather",
     "nccl:_reduce_scatter_base": "nccl:reduce_scatter",
 }
-"""Names of collectives that 0.4.3 supports, keyed by the names in newer versions of torch.
+"""Name of a collective in the copy, keyed by the name that newer versions of torch write.
 
-The tables of 0.4.3 leave out collectives with other names.
+torch-tb-profiler leaves collectives with other names out of its tables.
 """
 
 FINE = 1024
 """Times in the copy are multiples of 1/`FINE` microsecond, so that sums of times are exact.
 
-0.4.3 computes the end of an event as a sum of floats. If a rounding error makes an event end after
-the event around it, 0.4.3 leaves the inner event out of all tables. Sums of multiples of 1/1024 µs
-have no rounding error below 2^43 µs, which is 101 days. This is enough, because Kineto counts time
-from the start of the quarter of the year. 1/1024 µs is shorter than a nanosecond, so different
-times stay different.
+torch-tb-profiler computes the end of an event as a sum of floats. If a rounding error makes an
+event end after the event around it, torch-tb-profiler leaves the inner event out of all tables.
+Sums of multiples of 1/1024 µs have no rounding error below 2^43 µs, which is 101 days. This is
+enough, because Kineto counts time from the start of the quarter of the year. 1/1024 µs is shorter
+than a nanosecond, so different times stay different.
 """
 
 Thread = tuple[Any, Any]
@@ -111,11 +113,12 @@ class _Event(Struct):
 
     @property
     def track(self) -> int:
-        """Number that `annotate` gave to the thread of a module's call."""
+        """For a call of a module: the thread, by the number that lflops gives to threads."""
         return int(self.tid) // len(TRACKS)
 
 
 def is_wanted() -> bool:
+    """Return whether torch-tb-profiler is installed, so that a copy is useful."""
     return importlib.util.find_spec("torch_tb_profiler") is not None
 
 
@@ -150,12 +153,12 @@ def convert_for_tb_profiler(trace: Path) -> tuple[Path, LeftOut]:
             raise ValueError(left_out.first)
         parts = msgspec.json.decode(stream.header_text, type=dict[str, Raw])
         parts.pop("traceEvents", None)
-        # If the framework is Lightning, 0.4.3 shows no modules.
+        # If the framework is Lightning, torch-tb-profiler shows no modules.
         parts.pop("Framework", None)
         again = _readable(TraceStream(trace, Raw), LeftOut())
         into.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(into) as file:
-            # The events are last, because 0.4.3 adds events before the last bracket.
+            # The events are last, because torch-tb-profiler adds events before the last bracket.
             write_head(file, parts)
             file.write(b"[\n")
             separator = b""
@@ -198,6 +201,7 @@ def _readable(stream: TraceStream[Raw], left_out: LeftOut) -> Iterator[Raw]:
 
 
 def _relabelled(raw: Raw) -> dict[str, Any]:
+    """Return an event with the name, category and times that it has in the copy."""
     event: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
     category = event.get("cat")
     name = event.get("name") or ""
@@ -218,8 +222,8 @@ def _relabelled(raw: Raw) -> dict[str, Any]:
 def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
     """Yield the calls of modules in the form of Python calls, the outer calls first.
 
-    0.4.3 identifies a module by a number. Calls with the same name inside the same module get the
-    same number, so they are in the same row of its table.
+    torch-tb-profiler identifies a module by a number. Calls with the same name inside the same
+    module get the same number, so they are in the same row of its table.
     """
     calls, beginnings = _calls(events)
     calls += _backward_passes(calls, beginnings)
@@ -228,6 +232,7 @@ def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
     for thread, called in grouped(calls, attrgetter("thread")).items():
         process, thread_id = thread
         around: list[_Call] = []
+        # A whole backward pass has an empty phase, so it sorts before the calls inside it.
         for call in outer_first(sorted(called, key=attrgetter("phase")), around):
             if around and call.end > around[-1].end:
                 continue
@@ -282,7 +287,7 @@ def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
         elif event.cat == "cpu_op" and name.startswith(NODE):
             nodes[start] = event.thread
     threads = threads_of_tracks(((event.track, event.span[0]) for event in slices), nodes)
-    # Forward runs on the thread that runs the steps.
+    # lflops gives the number 0 to the training thread, which runs the steps and forward.
     if steps:
         threads[0] = next(iter(steps.values()))
     calls = [_call(event, threads) for event in slices if event.track in threads]

@@ -1,8 +1,8 @@
 """Divide the time of a device into four states.
 
-A device computes, only communicates, only copies, or is idle. Computing takes precedence over
-communication, and communication takes precedence over copies, so the four states add up to exactly
-the window.
+At each moment, a device computes, only communicates, only copies, or is idle. Computing takes
+precedence over communication, and communication takes precedence over copies. So the times of the
+four states add up to exactly the window, which is the analyzed period.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,10 +17,13 @@ from lflops.trace.recorded import DeviceEvent
 
 
 class DeviceTimeline(Struct, frozen=True, kw_only=True):
-    """Nanoseconds that a device spends in each state. The four states add up to the window.
+    """Nanoseconds that a device spends in each state.
+
+    `computing`, `exposed_communication`, `exposed_copies` and `idle` add up to `window`.
 
     Attributes:
-        computing: Time in which the device runs a fill, or a kernel that is not a collective's.
+        window: Length of the analyzed period.
+        computing: Time in which the device runs a fill, or a kernel that belongs to no collective.
         exposed_communication: Time in which the device communicates but does not compute.
         exposed_copies: Time in which the device copies, but neither computes nor communicates.
         idle: Time in which the device runs no work.
@@ -38,7 +41,7 @@ class DeviceTimeline(Struct, frozen=True, kw_only=True):
 
     @property
     def busy(self) -> int:
-        """Time that is not idle."""
+        """Time in which the device is not idle."""
         return self.window - self.idle
 
     @property
@@ -66,7 +69,7 @@ class Timeline(NamedTuple):
 
 
 def communicates(work: DeviceEvent) -> bool:
-    """Return whether the work is a collective's kernel."""
+    """Return whether a piece of device work is the kernel of a collective."""
     return work.kind == "kernel" and (
         work.collective is not None or is_collective_kernel(work.name)
     )
@@ -91,7 +94,7 @@ def states(work: Sequence[DeviceEvent], start: int, end: int) -> Timeline:
 
 
 def timeline(found: Timeline) -> DeviceTimeline:
-    """Return the time in each state."""
+    """Return the time that the device spends in each state."""
     window = [(found.start, found.end)]
     computing, exposed_communication, exposed_copies, idle = shares(
         window, found.computing, found.communicating, found.copying
@@ -108,7 +111,7 @@ def timeline(found: Timeline) -> DeviceTimeline:
 
 
 def idle_stretches(found: Timeline) -> Intervals:
-    """Return the intervals without any work."""
+    """Return the intervals in which the device runs no work."""
     busy = joined(found.computing + found.communicating + found.copying)
     return outside([(found.start, found.end)], busy)
 

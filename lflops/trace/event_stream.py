@@ -128,6 +128,7 @@ class TraceStream(Generic[_Event]):
                 raise ValueError(self._problem(text, is_whole=not piece))
             rest = text
             missing = len(text)
+        # An array of two bytes, `[]`, contains no events.
         if end > 2:
             yield self._decode(b"[" + text[: end - 1])
         if head:
@@ -193,7 +194,7 @@ class TraceStream(Generic[_Event]):
         return f"line {self._line}, column {self._column}: an event has more than {limit} MiB"
 
     def skip(self, error: Exception) -> None:
-        """Count an event that is left out."""
+        """Count an event that is left out because of an error."""
         self.damaged += 1
         self.damage = self.damage or str(error)
 
@@ -242,10 +243,9 @@ def _is_header(head: bytes) -> bool:
 
 
 def _end_of_array(text: bytes) -> int | None:
-    """Return the position after an array's closing bracket, or `None` if the bracket is missing.
+    """Return the length of the array that continues in `text`, or `None` if it does not end there.
 
-    `text` begins after the opening bracket of the array. The position is counted from this bracket,
-    so it is 1 greater than the index in `text`.
+    The opening bracket of the array is not in `text`, but the length includes it.
     """
     try:
         msgspec.json.decode(b"[" + text, type=Raw)

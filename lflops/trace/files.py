@@ -67,7 +67,10 @@ def traces_in(folder: Path) -> list[Path]:
 
 
 def rank_in_name(path: Path) -> int | None:
-    """Return the rank in a trace's name such as `host_3.1234.pt.trace.json`, or `None`."""
+    """Return the rank from a file name, or `None` if the name has no rank.
+
+    For example, the rank is 3 if the name is `host_3.1234.pt.trace.json`.
+    """
     named = _RANK.search(path.name)
     return int(named[1]) if named else None
 
@@ -94,7 +97,7 @@ def as_trace(path: Path) -> Iterator[None]:
 
 
 def decoded(text: bytes, kind: Any) -> Any:
-    """Decode a whole trace as a value of the type `kind`, with infinite numbers as null.
+    """Decode a whole trace as a value of the type `kind`, with `nan` and `inf` as null.
 
     Raises:
         ValueError: The JSON is malformed; the message has the line and the column.
@@ -130,7 +133,7 @@ def malformed_at(error: msgspec.DecodeError) -> tuple[int, str] | None:
 
 
 def without_infinities(text: bytes) -> bytes:
-    """Replace infinite numbers in JSON text with null."""
+    """Replace values such as `nan` and `inf`, which JSON does not allow, with null."""
     return _NO_NUMBER.sub(b": null", text)
 
 

@@ -23,7 +23,14 @@ NODE = "autograd::engine::evaluate_function: "
 
 
 class Collective(Struct, frozen=True, gc=False):
-    """The message of a collective, as the trace records it."""
+    """The message of a collective, as the trace records it.
+
+    Attributes:
+        in_elements: Number of elements of the input, or `None` if unknown.
+        out_elements: Number of elements of the result, or `None` if unknown.
+        group: Name of the process group; empty if unknown.
+        ranks: The ranks of the process group, as text; empty if unknown.
+    """
 
     name: str
     in_elements: int | None
@@ -38,9 +45,9 @@ class DeviceEvent(Struct, gc=False):
     """A kernel, copy or fill on a device.
 
     Attributes:
-        correlation: Number that it shares with the runtime call that launched it.
-        external: Number that it shares with the operator that launched it; 0 if the trace does not
-            record it.
+        correlation: Number that the work shares with the runtime call that launched it.
+        external: Number that the work shares with the operator that launched it; 0 if the trace
+            does not record this number.
     """
 
     kind: Literal["kernel", "copy", "fill"]
@@ -61,6 +68,7 @@ class DeviceEvent(Struct, gc=False):
 class RuntimeCall(Struct, gc=False):
     """A call of the device's runtime or driver on the host."""
 
+    # The other types of `HostItem` have these two fields as well.
     external: ClassVar[int] = 0
     spans_threads: ClassVar[bool] = False
     name: str
@@ -86,6 +94,8 @@ class OperatorCall(Struct, gc=False):
     """A call of an operator on the host.
 
     Attributes:
+        external: Number that the operator shares with the device work that it launched; 0 if the
+            trace does not record this number.
         inputs: The operator's inputs, or `None` if shapes were not recorded.
         sequence: Sequence number, which a backward node shares with its forward operator; -1 if
             there is none.
@@ -142,6 +152,7 @@ class Span(Struct, gc=False):
 
 
 HostItem = Span | OperatorCall | RuntimeCall
+"""Anything that a trace records on the host."""
 
 
 class MemoryPeak(Struct, frozen=True):
@@ -302,8 +313,8 @@ def outer_first(
         slices: Slices of one thread.
         opened: Stack of the slices around the current slice. This function removes slices that have
             ended. The caller appends each slice that may contain the next slices.
-        may_cross: What to do with a slice that begins inside another slice but ends after it. If
-            true, it counts as inside the other slice. If false, it does not.
+        may_cross: Whether a slice that begins inside another slice, but ends later than the other
+            slice, counts as inside the other slice.
     """
     for each in sorted(slices, key=lambda each: (each.start, -each.end)):
         must_contain = each.start if may_cross else each.end

@@ -1,6 +1,6 @@
 """Extract the data of a run for comparisons, either from a profile or from the tables of the page.
 
-The classes of this module also compare the numbers of one module in two runs.
+The classes in this file also compare the numbers of one `nn.Module` in two runs.
 """
 
 import statistics
@@ -79,12 +79,12 @@ class ComparedRun(NamedTuple):
         names: Names of the modules in the model's order.
         kinds: Classes of the modules.
         columns: Lists with a value for each module. The keys are the same as in the payload of the
-            page, for example `parameters`, `peak_bytes` and, for each phase, `forward.macs`. Phases
-            of the forward and backward pass also have `forward.seconds`, `forward.error` (of the
+            page, for example `parameters`, `peak_bytes` and, for each phase, `forward.macs`.
+            Forward, backward and recomputation also have `forward.seconds`, `forward.error` (of the
             seconds) and `forward.calls`. Values without submodules have names such as
             `forward.self_macs`. If a phase has calls but no seconds, its time is unknown, or it is
-            a part of backward that recomputes activations. If it has neither, the module did not
-            run in the phase.
+            recomputation inside a backward kernel. If it has neither, the module did not run in the
+            phase.
     """
 
     figures: RunFigures
@@ -423,7 +423,7 @@ class ModulePair(NamedTuple):
         return before, after
 
     def same_work(self, *, own: bool) -> bool:
-        """Return whether the MACs and FLOPs are known to be the same in each phase with times."""
+        """Return whether MACs and FLOPs are known to be equal in each phase that was timed."""
         before = self.before
         after = self.after
         if before is None or after is None or not before.of.counted or not after.of.counted:

@@ -105,7 +105,7 @@ def matched(before: ComparedRun, after: ComparedRun) -> tuple[NodePair, ...]:
     run. Then it has the modules that were added in the second run.
 
     A wrapper and the wrapped module count as one module. If the model of one run is an attribute of
-    the other run's LightningModule, the two also count as one module.
+    the other run's LightningModule, this LightningModule also counts as a wrapper of the model.
 
     The roots are paired first, and then the children of each pair. Two children are paired if they
     have the same key. These keys are tried one after the other, where the label is the last part of
@@ -174,7 +174,8 @@ def _depth(name: str) -> int:
 def _root(run: ComparedRun) -> ModuleNode:
     """Return the root of a run's module tree, in which wrappers are merged with their modules."""
     nodes: dict[str, ModuleNode] = {}
-    for row in sorted(range(len(run.names)), key=lambda row: _depth(run.names[row])):
+    parents_first = sorted(range(len(run.names)), key=lambda row: _depth(run.names[row]))
+    for row in parents_first:
         name = run.names[row]
         parent, _, label = name.rpartition(".")
         kind = run.kinds[row].removeprefix("FSDP")
@@ -260,7 +261,7 @@ def _same(
     """Yield the pairs of nodes that have the same key. Nodes with the same key are paired in order.
 
     If `as_many` is true, a key is used only if both sides have the same number of nodes with it.
-    Otherwise it would be a guess which of them belong together.
+    With different numbers of nodes, it would be a guess which nodes belong together.
     """
     by_key = grouped(right, key)
     for value, nodes in grouped(left, key).items():
@@ -330,7 +331,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
     def time_ratio(self) -> float | None:
         """The ratio of the second to the first time in `news`.
 
-        It is `None` if this is a self time that was almost 0 in the first run.
+        It is `None` if `news` is a self time that was almost 0 in the first run.
         """
         is_own = self.news is self.self_work.time
         whole = self.inclusive.time.before
@@ -689,6 +690,7 @@ def limits(
 
 def _regress_limit(step: Timing, allowed: float) -> Limit:
     caveat = step.caveat
+    # With too few steps, the result of the check is unknown for lack of data, not because of noise.
     if caveat == "few_steps":
         caveat = None
     regress = None
@@ -794,7 +796,7 @@ def causes(diff: Diff) -> tuple[DiffCause, ...]:
 
 
 def _phase_changes(diff: Diff) -> Iterator[DiffCause]:
-    """Yield the phases whose times changed, except phases whose change is already shown by modules.
+    """Yield the phases with changed times, except phases in which modules already show the change.
 
     The change is the difference of the measured times. It is not corrected by the factor by which
     all modules became slower or faster, because this factor does not apply to, for example, a data

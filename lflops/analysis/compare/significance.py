@@ -19,8 +19,8 @@ because a few steps of one module can agree by chance. The second is the scatter
 ratios around their median: 1.4826 x the median absolute deviation, which is a standard deviation if
 the ratios are normally distributed. The scatter includes differences between two runs of the same
 code, which do not show in the steps of a single run. Large and small modules have separate bounds.
-The error of the common factor is the bound of the large modules times 1.2533 / sqrt(modules). Its
-square is added to the square of the error.
+The error of the common factor is the bound of the large modules times 1.2533 / sqrt(modules). The
+square of this error is added to the square of the error of each ratio.
 
 Intervals: The confidence intervals are so wide that noise alone causes a wrong verdict in only one
 of a thousand comparisons.
@@ -62,15 +62,16 @@ With fewer modules, a slower module cannot be distinguished from a slower machin
 LEAST_IN_COMMON = 1 / 3
 """Module times are judged only if comparable modules take at least this share of the modules' time.
 
-A module is comparable if it does the same work in both runs. The common factor is computed from the
-comparable modules, and a small part of the model is not enough for this.
+A module is comparable if it does the same work in both runs. From these modules, lflops computes
+the common factor, by which the whole machine became slower or faster. A small part of the model is
+not enough for this.
 """
 
 WIDEST = 2.0
-"""The widest interval in which a time can still be called unchanged.
+"""A time is called unchanged only if its confidence interval is not wider than this factor.
 
-It extends from half of the ratio to twice the ratio. If an interval is wider, the verdict is that
-the steps vary too much.
+The interval then extends at most from half of the measured ratio to twice this ratio. If it is
+wider, and the time did not clearly change, the time gets the caveat `varied` instead of a verdict.
 """
 
 CHANCE = 0.001
@@ -339,8 +340,8 @@ def judge_of(
             both runs.
         modules: Seconds of all modules in the first run.
         step: Seconds of the step in the first run.
-        times: How many times will be judged. The more times, the wider each confidence interval
-            must be.
+        times: Number of measured times that will be judged. The higher this number, the wider each
+            confidence interval must be.
         lost: Shares of the CPU time that other processes took, in the first and the second run.
 
     Returns:
@@ -381,7 +382,7 @@ def judge_of_steps(
         modules: The `Judge` for module times, whose common factor and errors are used. `None` to
             use no common factor.
         step: The time of the step in the first run.
-        times: How many times will be judged.
+        times: Number of measured times that will be judged.
         lost: Shares of the CPU time that other processes took, in the first and the second run.
     """
     judge = modules or Judge(None, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -428,7 +429,7 @@ def _typical(ratios: Sequence[_Ratio]) -> tuple[float, float]:
 def _reach(times: int) -> float:
     """Return half the width of a confidence interval, as a multiple of the error.
 
-    `times` is the number of times that are judged.
+    `times` is the number of measured times that will be judged.
     """
     return statistics.NormalDist().inv_cdf(1 - CHANCE / (2 * max(times, 1)))
 

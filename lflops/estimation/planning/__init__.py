@@ -1,1 +1,1 @@
-"""Plan a run before it starts, for example its checkpointing, by searching over estimates."""
+"""Choose settings of a run before it starts, such as its checkpointing, from estimates."""

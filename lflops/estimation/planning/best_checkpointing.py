@@ -1,6 +1,6 @@
 """`best_checkpointing`: find the cheapest checkpointing of each block for a memory budget.
 
-A few estimates show how many bytes and how much recomputation each policy costs in each block.
+A few estimates show how many bytes a block needs, and how much it recomputes, under each policy.
 """
 
 from collections import Counter
@@ -33,16 +33,17 @@ _HEADS = ("recomputed", "peak", "saved", "more FLOPs", "of the step's", "more ti
 
 
 class Alternative(Struct, frozen=True, kw_only=True):
-    """One way to checkpoint a model.
+    """One way to checkpoint a model, with its peak memory and its recomputation.
 
     Attributes:
         policy: The policy that every block uses, or `best` for the plan, in which blocks may
             differ.
         peak_bytes: Peak of live tensors in bytes.
         estimated: Whether the peak is from an estimate of the whole step. Otherwise it is computed
-            from the blocks of other estimates.
+            from the bytes of the blocks in other estimates.
         flops: FLOPs that are recomputed.
-        seconds: The least time that these FLOPs take on the chip; `None` if the chip is unknown.
+        seconds: The least time of the recomputation on the chip, in seconds; `None` if the chip is
+            unknown.
     """
 
     policy: str
@@ -57,15 +58,15 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
 
     Attributes:
         policies: The policy of each block, keyed by the name of the block, in the order in which
-            they run.
-        memory_bytes: The budget for live tensors.
+            the blocks run.
+        memory_bytes: The budget for live tensors in bytes.
         fits: Whether the step fits into the budget with these policies. If no policies fit, this is
             `False`, and `policies` has the policies with the lowest peak.
-        predicted_bytes: The peak memory as computed from the bytes of the blocks, before the whole
-            step was estimated. Compare with `peak_bytes`.
-        alternatives: The plan, which is the last entry, and for comparison each policy applied to
-            every block.
-        profile: The estimate of the step with these policies.
+        predicted_bytes: The peak memory that was computed from the bytes of the blocks. The peak in
+            the estimate of the whole step is `peak_bytes`.
+        alternatives: For comparison, each policy applied to every block. The last entry is the
+            plan.
+        profile: The estimate of the whole step with these policies.
         estimates: Number of estimates that were made.
         memory_fit: The memory that the step needs on the chip; `None` if the budget was passed
             explicitly.
@@ -82,7 +83,7 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def peak_bytes(self) -> int:
-        """Peak of live tensors in the estimate of the whole step."""
+        """Peak of live tensors in the estimate of the whole step, in bytes."""
         if self.profile.memory is None:
             return 0
         return self.profile.memory.peak_bytes
@@ -110,10 +111,9 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         return "\n".join([*lines, self._verdict()])
 
     def _verdict(self) -> str:
-        """Return the last line of the table, which says whether the plan fits.
+        """Return the last line of the table, which says whether the plan fits into memory.
 
-        If the budget comes from a chip, the verdict is the one that an estimate for this chip
-        reports.
+        If the budget comes from a chip, the line has the verdict of an estimate for this chip.
         """
         lowest = ""
         if not self.fits:
@@ -128,7 +128,10 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         return f"{verdict}{lowest}: {units.size(self.peak_bytes)} of {budget} for tensors."
 
     def code(self) -> str:
-        """Return Python code that applies the plan to `model`, before it is wrapped or compiled."""
+        """Return Python code that applies the plan to a variable `model`.
+
+        Run this code before the model is wrapped or compiled.
+        """
         used = [policy for policy in POLICIES[1:] if policy in self.policies.values()]
         if not used:
             return "# nothing to recompute\n"
@@ -143,9 +146,9 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         return "\n".join(lines) + "\n"
 
     def _recomputed(self, policy: str) -> str:
-        """Describe how many blocks recompute under a policy.
+        """Return a cell of the table: the number of blocks that recompute under a policy.
 
-        For the plan, which is named `best`, this is a text such as `3 selective, 5 full`.
+        For the plan, whose name is `best`, this is a text such as `3 selective, 5 full`.
         """
         if policy == "none":
             return "0"
@@ -187,9 +190,10 @@ selective = partial(create_selective_checkpoint_contexts, kept)"""
 
 
 def _loops(blocks: Sequence[str], argument: str) -> Iterator[str]:
-    """Yield lines of Python code that recompute the given blocks.
+    """Yield lines of Python code that apply checkpointing to the given blocks.
 
-    Blocks with consecutive numbers share one loop.
+    Blocks with consecutive numbers share one loop. `argument` is code for one more argument of the
+    calls, or empty.
     """
     runs: list[tuple[str, range]] = []
     for block in blocks:
@@ -205,12 +209,12 @@ def _loops(blocks: Sequence[str], argument: str) -> Iterator[str]:
         yield f'    recompute(model.get_submodule(f"{block}"){argument})'
 
 
-# Number of retries. Each retry lowers the budget of the search by the bytes by which the last
-# estimate exceeded the budget.
+# Number of retries if an estimate exceeds the budget. Each retry lowers the budget of the search by
+# the bytes by which the last estimate exceeded the budget.
 REPAIRS = 3
 
-# Largest relative difference between a folded model's prediction and the estimate of the whole
-# model. If it is larger, the search uses the whole model.
+# Largest relative difference between the peak predicted from a folded model and the peak of the
+# whole model. If the difference is larger, the search is repeated with the whole model.
 EXACT = 0.001
 
 
@@ -228,12 +232,12 @@ def best_checkpointing(
 ) -> CheckpointingPlan:
     """Choose the cheapest activation checkpointing of each block for a memory budget.
 
-    A block is a module with submodules that has a number in its container, such as `layers.0`. It
-    recomputes nothing, everything (`full`), or everything except linear layers, convolutions and
-    fused attention (`selective`). A few estimates show how many bytes each block keeps for
-    backward. At the end, a step of the whole model with the chosen policies is estimated. Nothing
-    is allocated, and the model is not changed. The plan's method `code()` returns the code that
-    applies it.
+    A block is a module with submodules that has a number in its container, such as `layers.0`. A
+    block recomputes nothing (`none`), everything (`full`), or everything except linear layers,
+    convolutions and fused attention (`selective`). A few estimates show how many bytes each block
+    keeps for backward. At the end, a step of the whole model with the chosen policies is estimated.
+    No device memory is allocated, and the model is not changed. The plan's method `code()` returns
+    Python code that applies the plan.
 
     Args:
         model: A module, or a function that builds a module, as in `estimate`. Its code must not use
@@ -246,9 +250,9 @@ def best_checkpointing(
         loss: Function that takes the output and returns a scalar, as in `estimate`.
         optimizer: Function that takes a list of parameters and returns an optimizer, as in
             `estimate`.
-        hardware: The chip, as in `estimate`. With a chip, the plan minimizes the time that the
-            recomputation takes at least on this chip. Without a chip, it minimizes the recomputed
-            FLOPs.
+        hardware: The chip, as in `estimate`. With a chip, the plan minimizes the least time that
+            the recomputation can take on this chip. Without a chip, the plan minimizes the
+            recomputed FLOPs.
         mesh: Number of ranks in each dimension, as in `estimate`. With a mesh, `model` must be a
             function that builds the model.
         round_to: Round the size of each tensor up to a multiple of this number of bytes, as in
@@ -289,10 +293,13 @@ def search(
     *,
     held: Iterable[Tensor] = (),
 ) -> CheckpointingPlan:
-    """Return the plan for the step that an estimator runs.
+    """Find the cheapest checkpointing for the step of a model, and return it as a plan.
 
-    The estimator must run a backward. If `memory_bytes` is `None`, the budget is the memory of the
-    estimator's chip. `held` means the same as in `Estimator.run`.
+    Args:
+        estimator: Runs the estimates. It must run backward.
+        make: Function that returns the model with its arguments.
+        memory_bytes: The budget in bytes; `None` for the memory of the estimator's chip.
+        held: Real tensors of the model and its arguments, as in `Estimator.run`.
     """
     budget = _budget(estimator, memory_bytes)
     with estimator.started(held) as run:
@@ -310,18 +317,20 @@ def _budget(estimator: Estimator, memory_bytes: Any) -> int:
 
 
 def _plan(trials: BlockTrials, budget: int, *, budget_is_chip_memory: bool) -> CheckpointingPlan:
-    """Choose the policies and return them as a plan.
+    """Choose the policies of all blocks, and return them as a plan.
 
-    The policies are chosen from estimates of a folded model, which are faster because the model has
-    fewer blocks. The whole model is then estimated with these policies. If the peak differs from
-    the predicted peak, the policies are chosen again, from estimates of the whole model.
+    First, the policies are chosen from estimates of a folded model, which has fewer blocks, so that
+    its estimates are faster. The whole model is then estimated with these policies. If its peak
+    differs from the predicted peak, the policies are chosen again, from estimates of the whole
+    model.
 
-    `budget_is_chip_memory` is whether the budget is the chip's memory, not a number of bytes from
-    the user.
+    `budget_is_chip_memory` is whether the budget is the chip's memory. If not, the user has passed
+    the budget in bytes.
     """
     try:
         chain = trials.chain(fold=True)
-    except Exception:  # noqa: BLE001 - some models do not run with fewer blocks; an error of the whole model is raised below
+    except Exception:  # noqa: BLE001 - an error of the whole model is raised below
+        # Some models do not run with fewer blocks.
         chain = None
     if chain is not None:
         plan = _chosen(trials, chain, budget, budget_is_chip_memory=budget_is_chip_memory)
@@ -338,8 +347,8 @@ def _chosen(
 ) -> CheckpointingPlan:
     """Return a plan with the cheapest policies that fit into the budget.
 
-    The policies that should fit according to the chain are tested with an estimate of the whole
-    model. If the estimate is above the budget, policies that need less memory are tested. If no
+    The cheapest policies that fit according to the chain are checked with an estimate of the whole
+    model. If this estimate is above the budget, policies that need less memory are checked. If no
     policies fit, the plan has the policies with the lowest peak.
     """
     allowed = budget
@@ -368,10 +377,10 @@ def _chosen(
 
 
 def _memory_fit(profile: Profile, *, budget_is_chip_memory: bool) -> MemoryFit | None:
-    """Return the memory that the step needs on the chip, and whether it fits.
+    """Return the memory that a step needs on the chip, and whether the step fits.
 
-    `budget_is_chip_memory` is whether the budget is the chip's memory. If it is not (the user has
-    passed the budget in bytes), the result is `None`.
+    `budget_is_chip_memory` is whether the budget is the chip's memory. If not, the user has passed
+    the budget in bytes, and the result is `None`.
     """
     if not budget_is_chip_memory:
         return None

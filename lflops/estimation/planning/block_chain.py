@@ -1,14 +1,14 @@
-"""Compute the peak memory of a chain of blocks for every choice of checkpointing.
+"""Compute the peak memory of a chain of blocks for any checkpointing of each block.
 
 A choice is the checkpointing policy of one block. A few estimates are enough to compute the peak
-for all combinations of choices, because only two choices determine the bytes of a block: its own
-and the choice of the previous block (either block may keep the tensor between them). So the
-estimates must only show each pair of choices for each pair of neighbouring blocks. Blocks of the
-same kind run the same operators, and a result for one of them holds for all.
+for all combinations of choices, because only two choices determine the bytes of a block: the choice
+of the block and the choice of the previous block (either block may keep the tensor between them).
+So the estimates only need to contain each pair of choices for each pair of neighbouring blocks.
+Blocks of the same kind run the same operators, so a result for one of them is valid for all.
 
-The bytes of a block are the bytes that it keeps from its forward to its backward, the peak in its
-forward, and the peak in its backward. In this timeline of a step, `start` is the number of bytes
-that are alive at that point:
+The bytes of a block are three numbers: the bytes that it keeps from its forward to its backward,
+the peak in its forward, and the peak in its backward. In this timeline of a step, the `start` of a
+block is the number of bytes that are alive before its forward:
 
     before | block 0 | block 1 | block 2 | loss | block 2 | block 1 | block 0 | optimizer
            start 0   start 1   start 2   start 3
@@ -28,11 +28,11 @@ from lflops.profile.records import Phase
 
 
 class Key(NamedTuple):
-    """The circumstances that determine the bytes of a block: two kinds and two choices.
+    """The kinds and policies of a block and its previous block, which determine the block's bytes.
 
     Attributes:
         kind_before: Kind of the previous block, or `None` for the first block.
-        kind: Kind of the block. Blocks of one kind run the same operators.
+        kind: Kind of the block. Blocks of the same kind run the same operators.
         choice_before: Checkpointing policy of the previous block, or `None` for the first block.
         choice: Checkpointing policy of the block.
     """
@@ -44,7 +44,7 @@ class Key(NamedTuple):
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """The bytes of all blocks, read from the timeline of one estimate.
+    """The bytes of all blocks, read from the memory timeline of one estimate.
 
     Most attributes have one number for each block. The start of a block is the number of bytes that
     are alive when its forward begins.
@@ -52,8 +52,8 @@ class Reading(Struct, frozen=True, kw_only=True):
     Attributes:
         starts: The start of each block, and the bytes alive after the forward of the last block.
         forward: Peak in the forward of each block, minus the block's start.
-        entered: Bytes alive before the backward of each block, minus the start of the next block;
-            `None` for a block without a backward.
+        entered: Bytes alive before the backward of each block, minus the start of the next block.
+            For a block without a backward, this is `None`.
         backward: Peak in the backward of each block, minus the bytes alive before that backward.
         head: Peak between the forward of the last block and the first backward of a block, minus
             the last number in `starts`. The loss runs there.
@@ -90,17 +90,18 @@ class Trial(Struct, frozen=True, kw_only=True):
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """The bytes that a block needs under the circumstances in a `Key`.
+    """The bytes of a block in the situation that a `Key` describes.
 
-    They are relative to the bytes that are alive at the start of the block or of the next block.
+    They are relative to the bytes that are alive before the forward of the block or of the next
+    block.
 
     Attributes:
         grows: Bytes alive at the start of the next block, minus the bytes at the start of this
             block. The block keeps these bytes for its backward.
         forward: Peak in the block's forward, minus the bytes at the start of the block.
-        backward: Peak in the block's backward, minus the bytes at the start of the next block;
-            `None` without a backward. In `Chain.terms`, `offsets` and `held_input` are subtracted
-            as well.
+        backward: Peak in the block's backward, minus the bytes at the start of the next block. In
+            `Chain.terms`, `Chain.offsets` and `Chain.held_input` are subtracted as well. `None` for
+            a block without a backward.
     """
 
     grows: int
@@ -109,25 +110,26 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 class Chain(Struct, frozen=True, kw_only=True):
-    """The bytes and costs of all blocks, to compute a step's peak memory for any checkpointing.
+    """The bytes and costs of all blocks, to compute the peak memory for any checkpointing.
 
     Attributes:
         kinds: Kind of each block, in the order in which their forwards run.
         base: Bytes alive before the first block.
         fixed: Peak outside the blocks, which does not depend on the checkpointing.
-        offsets: Bytes that are alive before the backward of each block and belong to no block, such
-            as the gradients of later blocks.
-        terms: The bytes of a block, for each combination of its kind and choice with those of the
-            previous block.
-        heads: Peak between forward and backward, minus the bytes after the last block's forward,
-            keyed by the choice of the last block.
+        offsets: For each block, the bytes that are alive before its backward in addition to the
+            bytes that blocks keep for backward, such as the gradients of later blocks.
+        terms: The bytes of a block, keyed by the kinds and choices of the block and the previous
+            block.
+        heads: Peak between the forward and the backward of the blocks, minus the bytes after the
+            forward of the last block, keyed by the choice of the last block. The output layer and
+            the loss run there.
         held_input: Bytes of the first block's input that stay alive after the forward, keyed by the
-            choice of the first block. A variable of the model may keep this input alive during the
-            forward. A first block that recomputes keeps it alive until its backward.
+            choice of the first block. During the forward, a variable of the model may keep this
+            input alive. If the first block recomputes, it keeps its input alive until its backward.
         flops: FLOPs that a block recomputes because of its choice, keyed by kind and choice. FLOPs
             that the model recomputes in any case are not included.
-        times: The least time of these FLOPs in femtoseconds, keyed by kind and choice; empty if the
-            chip is unknown.
+        times: The least time of the recomputation in femtoseconds, keyed by kind and choice; empty
+            if the chip is unknown.
     """
 
     kinds: tuple[int, ...]
@@ -142,16 +144,16 @@ class Chain(Struct, frozen=True, kw_only=True):
 
     @property
     def costs(self) -> dict[tuple[int, str], int]:
-        """The costs to minimize, keyed by kind and choice.
+        """The costs of recomputation that the search minimizes, keyed by kind and choice.
 
-        They are `times`, or `flops` if the times are unknown.
+        The costs are `times`, or `flops` if the times are unknown.
         """
         return self.times or self.flops
 
     def terms_at(self, index: int, before: str | None, choice: str) -> Terms:
-        """Return the bytes of the block with this index, if its choice is `choice`.
+        """Return the bytes of a block for the policy `choice`.
 
-        `before` is the choice of the previous block.
+        `index` is the position of the block, and `before` is the policy of the previous block.
         """
         terms = self.terms[key_of(self.kinds, index, before, choice)]
         if terms.backward is None:
@@ -160,7 +162,7 @@ class Chain(Struct, frozen=True, kw_only=True):
         return Terms(grows=terms.grows, forward=terms.forward, backward=backward)
 
     def peak(self, choices: Sequence[str]) -> int:
-        """Return the peak bytes of a step in which each block has the given choice."""
+        """Return the peak bytes of a step. `choices` has the checkpointing policy of each block."""
         start = self.base
         highest = self.fixed
         held_input = self.held_input[choices[0]]
@@ -175,7 +177,7 @@ class Chain(Struct, frozen=True, kw_only=True):
         return max(highest, start + held_input + self.heads[choices[-1]])
 
     def spent(self, costs: Mapping[tuple[int, str], int], choices: Sequence[str]) -> int:
-        """Return the sum of `costs` over all blocks, for the given choices.
+        """Return the total cost of recomputation. `choices` has the policy of each block.
 
         `costs` is the attribute `flops` or `times`.
         """
@@ -185,8 +187,8 @@ class Chain(Struct, frozen=True, kw_only=True):
 def units_of(timeline: Sequence[Moment], blocks: Iterable[str]) -> list[tuple[str, ...]]:
     """Group the blocks that ran into units, in the order of their forward.
 
-    Most units are a single block. Blocks whose forwards overlap form one unit, because their bytes
-    cannot be told apart. All blocks of a unit get the same checkpointing.
+    Most units are a single block. Blocks whose forwards overlap form one unit, because the timeline
+    does not show which of them keeps a tensor. All blocks of a unit get the same checkpointing.
     """
     names = list(blocks)
     spans = _spans(timeline, [(block,) for block in names], ("forward",))
@@ -205,13 +207,13 @@ def units_of(timeline: Sequence[Moment], blocks: Iterable[str]) -> list[tuple[st
 def read(
     timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], work: Sequence[int]
 ) -> Reading:
-    """Read the bytes of each block from the timeline of a step.
+    """Read the bytes of each block from the memory timeline of a step.
 
     Args:
-        timeline: All operators of the step.
+        timeline: The memory at all operators of the step.
         units: Groups of blocks from `units_of`, in the order of their forward. Each unit is treated
             as one block.
-        work: FLOPs of the forward of each unit. Units with different FLOPs are of different kinds.
+        work: FLOPs of the forward of each unit. Units with different FLOPs have different kinds.
 
     Raises:
         ValueError: No block has a backward.
@@ -226,7 +228,7 @@ def read(
     starts = [timeline[begin].live_bytes for begin in begins]
     backward_begins = sorted(first for first, _ in backward.values())
     backward_end = max(last for _, last in backward.values())
-    # The backward of a block lasts until the backward of the next one begins.
+    # The backward of a block lasts until the backward of the next block begins.
     until = dict(pairwise([*backward_begins, backward_end]))
 
     forward_peaks: list[int] = []
@@ -248,8 +250,8 @@ def read(
             live = timeline[first].live_bytes
             entered.append(live - starts[number + 1])
             backward_peak = _highest(timeline, first, until[first]) - live
-            # The bytes of equal blocks may differ in backward, where memory that other blocks share
-            # is freed. The peaks do not differ.
+            # In backward, the live bytes of equal blocks may differ, because memory that blocks
+            # share is freed. Therefore only the operators and the peaks are compared.
             backward_trace = tuple(moment.operator for moment in timeline[first:last])
         else:
             entered.append(None)
@@ -271,9 +273,9 @@ def read(
 
 
 def keys_of(kinds: Sequence[int], choices: Sequence[str]) -> list[Key]:
-    """Return the key of each block in an estimate with the given choices.
+    """Return the `Key` of each block in an estimate with the given checkpointing policies.
 
-    The estimate shows the bytes of blocks for these keys.
+    `kinds` has the kind of each block, and `choices` has the policy of each block.
     """
     keys: list[Key] = []
     before = None
@@ -284,9 +286,9 @@ def keys_of(kinds: Sequence[int], choices: Sequence[str]) -> list[Key]:
 
 
 def chain_of(trials: Sequence[Trial]) -> Chain:
-    """Combine the results of several estimates into a chain.
+    """Combine the results of several estimates with different checkpointing into a chain.
 
-    In the first estimate, checkpointing must be off in all blocks.
+    In the first estimate, no block may recompute.
     """
     first = trials[0]
     plain = first.reading
@@ -301,8 +303,8 @@ def chain_of(trials: Sequence[Trial]) -> Chain:
         flops={},
         times={},
     )
-    # Trials in which a later block recomputes nothing show the held input. They come last and
-    # overwrite the results of other trials.
+    # The bytes of the held input are known only from trials in which a later block recomputes
+    # nothing. These trials come last, so they overwrite the results of other trials.
     for trial in sorted(trials, key=lambda trial: "none" in trial.choices[1:]):
         chain.held_input[trial.choices[0]] = held_input_of(trial, plain) or 0
     for trial in trials:
@@ -330,12 +332,12 @@ def _add_trial(chain: Chain, trial: Trial, first: Trial) -> None:
 
 
 def held_input_of(trial: Trial, plain: Reading) -> int | None:
-    """Return how many bytes more stay alive after the forward because the first block recomputes.
+    """Return the bytes that stay alive after the forward only because the first block recomputes.
 
-    These bytes are the first block's input (see `Chain.held_input`). To find them, the bytes alive
-    before the backward of a later block are compared with `plain`, an estimate without
-    checkpointing. The later block must not recompute. If every later block recomputes, the result
-    is `None`.
+    They are the bytes of the first block's input (see `Chain.held_input`). To find them, the bytes
+    alive before the backward of a later block are compared with `plain`, an estimate without
+    checkpointing. The later block must not recompute. If all later blocks recompute, the result is
+    `None`.
     """
     if len(trial.choices) == 1:
         return 0
@@ -348,9 +350,10 @@ def held_input_of(trial: Trial, plain: Reading) -> int | None:
 
 
 def key_of(kinds: Sequence[int], index: int, before: str | None, choice: str) -> Key:
-    """Return the key of the block with this index, whose choice is `choice`.
+    """Return the key of a block. `index` is its position, and `choice` is its policy.
 
-    `before` is the choice of the previous block.
+    `kinds` has the kinds of all blocks. `before` is the policy of the previous block. It is ignored
+    for the first block.
     """
     if index == 0:
         return Key(None, kinds[0], None, choice)
@@ -377,10 +380,10 @@ def unit_numbers(units: Sequence[tuple[str, ...]]) -> Callable[[str], int | None
 def _spans(
     timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], phases: tuple[Phase, ...]
 ) -> dict[int, tuple[int, int]]:
-    """Return, for each unit, the range of the timeline in which its operators run in some phases.
+    """Return the range of the timeline in which each unit runs in the given phases.
 
-    The keys are the numbers of units. A range is the index of the first operator and the index
-    after the last operator.
+    The keys are the positions of the units. A range consists of the index of the first operator and
+    the index after the last operator. Units without operators in these phases are left out.
     """
     number_of = unit_numbers(units)
     spans: dict[int, tuple[int, int]] = {}
@@ -400,17 +403,17 @@ def _highest(timeline: Sequence[Moment], begin: int, end: int) -> int:
     )
 
 
-# Maximum number of partial choices to keep. If there are more, their bytes are divided into equal
-# steps, and one choice per step is kept.
+# Maximum number of candidates to keep. If there are more, the range of their bytes is divided into
+# equal steps, and one candidate per step is kept.
 MOST_STATES = 4096
 
 
 class _State(NamedTuple):
-    """A candidate for the solution: choices for the first blocks of the chain.
+    """A candidate of the search: the policies of the first blocks of the chain.
 
     Attributes:
         start: Bytes alive after the forward of these blocks.
-        cost: Cost of recomputing these blocks.
+        cost: Cost of the recomputation in these blocks.
         changes: Number of blocks whose choice differs from the choice of the previous block.
         choices: The choice of each of these blocks.
     """
@@ -422,14 +425,19 @@ class _State(NamedTuple):
 
 
 def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[str, ...] | None:
-    """Return the cheapest combination of choices whose peak is within a budget of bytes.
+    """Return the cheapest policies of all blocks whose peak is within a budget of bytes.
 
-    If several combinations are equally cheap, the one with the fewest changes between neighbouring
-    blocks is returned. Returns `None` if no combination is within the budget.
+    If several combinations of policies are equally cheap, the combination with the fewest changes
+    between neighbouring blocks is returned. Returns `None` if no combination is within the budget.
+
+    Args:
+        chain: The bytes and costs of the blocks.
+        choices: The policies that a block can have.
+        budget: The maximum peak in bytes.
     """
-    # Later bytes depend on earlier choices only through the start. So among partial choices with
-    # the same choice for the last block, one with more bytes and a higher cost than another is
-    # dropped.
+    # A candidate has policies for the first blocks. Its effect on later blocks depends only on the
+    # bytes after these blocks and on the policy of the last of them. So if two candidates have the
+    # same last policy, a candidate with more bytes and no lower cost is dropped.
     if chain.fixed > budget:
         return None
     ends: list[_State] = []
@@ -442,25 +450,26 @@ def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[
 def _ends(
     chain: Chain, choices: Sequence[str], first: str, budget: int, *, free: bool = False
 ) -> list[_State]:
-    """Return combinations of choices for all blocks whose peak is within the budget.
+    """Return combinations of policies for all blocks whose peak is within the budget.
 
-    In all of them, the first block has the choice `first`. A combination is left out if another one
-    needs fewer bytes and does not cost more. With `free`, the cost of recomputation is treated as
-    0, so only the bytes matter.
+    In all of them, the first block has the policy `first`. A combination is left out if another
+    combination needs fewer bytes and does not cost more. With `free`, the cost of recomputation is
+    treated as 0, so only the bytes matter.
     """
-    # The candidates for the blocks so far, keyed by the choice of the last block.
+    # The candidates for the blocks so far, keyed by the policy of the last block.
     states: dict[str | None, list[_State]] = {None: [_State(chain.base, 0, 0, ())]}
     for index, kind in enumerate(chain.kinds):
         following: dict[str | None, list[_State]] = {}
-        for choice in choices if index else (first,):
+        policies = choices if index else [first]
+        for choice in policies:
             cost = 0 if free else chain.costs[kind, choice]
             reached: list[_State] = []
             for before, some in states.items():
                 is_change = not free and before not in (None, choice)
                 terms = chain.terms_at(index, before, choice)
-                most = budget - _rise(terms, chain.held_input[first])
+                highest_start = budget - _rise(terms, chain.held_input[first])
                 for state in some:
-                    if state.start <= most:
+                    if state.start <= highest_start:
                         start = state.start + terms.grows
                         changes = state.changes + is_change
                         so_far = (*state.choices, choice)
@@ -477,9 +486,9 @@ def _ends(
 
 
 def _rise(terms: Terms, held_input: int) -> int:
-    """Return the peak of a block, as the bytes above its start.
+    """Return the higher of a block's peaks in forward and in backward.
 
-    It is the larger of the peak in its forward and the peak in its backward.
+    The peak is relative to the bytes that are alive before the forward of the block.
     """
     if terms.backward is None:
         return terms.forward
@@ -487,7 +496,7 @@ def _rise(terms: Terms, held_input: int) -> int:
 
 
 def lowest_peak(chain: Chain, choices: Sequence[str]) -> int:
-    """Return the lowest peak that any combination of choices reaches."""
+    """Return the lowest peak that the blocks can reach with any combination of policies."""
     uniform = min(chain.peak([choice] * len(chain.kinds)) for choice in choices)
 
     def is_enough(budget: int) -> bool:
@@ -498,9 +507,10 @@ def lowest_peak(chain: Chain, choices: Sequence[str]) -> int:
 
 
 def _undominated(states: list[_State]) -> list[_State]:
-    """Drop states that need more bytes than another state and do not cost less.
+    """Drop the candidates that need more bytes than another candidate and do not cost less.
 
-    If more than `MOST_STATES` are left, drop some states with nearly the same bytes as well.
+    If more than `MOST_STATES` candidates are left, some candidates with nearly the same bytes are
+    dropped as well.
     """
     kept: list[_State] = []
     for state in sorted(states, key=lambda state: state[:3]):

@@ -1,7 +1,8 @@
-"""Estimate a model with different checkpointing, and build its chain of blocks.
+"""Estimate a model with different checkpointing, and build a `Chain` from the results.
 
-If a model has many equal blocks, the estimates use a folded model, in which most of these blocks
-are removed. The result is then extended to the whole model.
+The chain has the bytes and costs of all blocks for any checkpointing. If a model has many equal
+blocks, the estimates use a folded model, in which most of these blocks are removed. The chain is
+then extended to the whole model.
 """
 
 import contextlib
@@ -31,13 +32,13 @@ from lflops.profile.profile import Memory, OpCount, Profile
 
 
 def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -> Chain | None:
-    """Return a chain with copies of one block inserted directly after that block.
+    """Extend the chain of a folded model: insert copies of a block directly after the block.
 
     Args:
         chain: The chain of the folded model, in which some equal blocks are removed.
         after: Index of the block to copy.
         copies: Number of copies.
-        base: Bytes that each copy adds before the first block, such as its parameters.
+        base: Bytes that each copy adds to the bytes before the first block, such as its parameters.
         fixed: Bytes that each copy adds to the peak outside the blocks.
 
     Returns:
@@ -68,17 +69,17 @@ FEMTO = 1e-15
 
 
 class BlockTrials:
-    """Estimates one model with different checkpointing, and builds its chain of blocks.
+    """Estimates one model with different checkpointing, and builds the `Chain` of its blocks.
 
     Args:
-        estimator: Runs a forward and a backward.
+        estimator: The estimator. It must run backward.
         run: The function that `estimator.started()` provides.
-        make: Creates the model and its batch.
+        make: Function that returns the model with its arguments.
 
     Attributes:
         made: Number of estimates so far.
-        folds: The runs of equal blocks that are long enough to be folded. The list is empty until
-            the first estimate has found them.
+        folds: The runs of equal blocks that are long enough to remove some of their blocks. The
+            list is empty before the first estimate.
         units: The groups of blocks that the last chain treats as one block. All blocks of a unit
             have the same checkpointing. Most units are a single block.
     """
@@ -94,6 +95,7 @@ class BlockTrials:
         self._make = make
         self._blocks: list[str] = []
         self._work: list[int] = []
+        # The first trial, if there are no equal blocks to remove, so that it ran the whole model.
         self._whole: Trial | None = None
         self.made = 0
         self.folds: list[Fold] = []
@@ -107,8 +109,8 @@ class BlockTrials:
         Args:
             policies: Checkpointing policies, keyed by the name of a block. All other blocks
                 recompute nothing.
-            folds: The series of equal blocks to shorten for a faster estimate. `None` shortens all
-                series that are long enough.
+            folds: The runs of equal blocks from which blocks are removed, for a faster estimate.
+                `None` stands for all runs that are long enough.
         """
         self.made += 1
         caller = self._estimator.caller
@@ -130,10 +132,10 @@ class BlockTrials:
     def chain(self, *, fold: bool) -> Chain | None:
         """Estimate the model with enough combinations of policies, and build the chain.
 
-        There are enough when each pair of policies was estimated for each pair of neighbouring
-        blocks of different kinds. With `fold`, most of the model's equal blocks are removed for the
-        estimates. The result is then `None` if there are no equal blocks, or if they did not run
-        the same operators.
+        The combinations are enough when they contain each pair of policies for each pair of kinds
+        of neighbouring blocks. With `fold`, most of the equal blocks are removed for the estimates,
+        and the chain is extended to the whole model. The result is then `None` if there are no
+        equal blocks, or if they did not run the same operators.
         """
         folds: list[Fold] = []
         if fold:
@@ -153,10 +155,11 @@ class BlockTrials:
             trials.append(self._tried(choices, folds))
             wanted.difference_update(keys_of(kinds, choices))
             last_choices.discard(choices[-1])
+        # For each policy of the first block, at least one trial must show the held input.
         known = [each for each in trials if held_input_of(each, first.reading) is not None]
-        shown = {each.choices[0] for each in known}
+        first_policies = {each.choices[0] for each in known}
         for policy in POLICIES:
-            if policy not in shown:
+            if policy not in first_policies:
                 others: list[Policy] = ["none"] * (len(self.units) - 1)
                 trials.append(self._tried((policy, *others), folds))
         return self._unfolded(chain_of(trials), folds)
@@ -196,7 +199,11 @@ class BlockTrials:
         return whole
 
     def _first(self, folds: Sequence[Fold] | None) -> Trial:
-        """Estimate the model without recomputation, and set `units` to the blocks that ran."""
+        """Estimate the model without recomputation, and set `units` to the blocks that ran.
+
+        The blocks of a unit are treated as one block. `folds` are the runs of equal blocks from
+        which blocks are removed; `None` stands for all runs that are long enough.
+        """
         steps = self._steps({}, folds)
         last = steps[-1]
         if folds is None:
@@ -238,7 +245,7 @@ class BlockTrials:
         )
 
     def _recomputed(self, profile: Profile) -> list[list[OpCount]]:
-        """Return the operators that each unit recomputed."""
+        """Return the operators that each unit (a block or a group of blocks) recomputed."""
         number_of = unit_numbers(self.units)
         recomputed: list[list[OpCount]] = [[] for _ in self.units]
         for op in profile.op_counts:
@@ -248,9 +255,9 @@ class BlockTrials:
         return recomputed
 
     def _steps(self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None) -> list[Profile]:
-        """Run an estimate, and return the profiles of its steps.
+        """Run an estimate, and return the profiles of its one or two steps.
 
-        With an optimizer there are two steps, because the first one creates the optimizer's state.
+        With an optimizer there are two steps, because the first step creates the optimizer's state.
         """
         steps: list[Profile] = []
         self._estimator.watch = steps.append
@@ -261,10 +268,9 @@ class BlockTrials:
 
 
 def policies_of(units: Sequence[tuple[str, ...]], choices: Sequence[Policy]) -> dict[str, Policy]:
-    """Return the checkpointing of each block.
+    """Return the checkpointing policy of each block, keyed by the name of the block.
 
-    `units` are groups of blocks that have the same checkpointing. `choices` has the policy of each
-    group.
+    `units` are groups of blocks that have the same policy. `choices` has the policy of each group.
     """
     policies: dict[str, Policy] = {}
     for unit, choice in zip(units, choices, strict=True):
@@ -273,9 +279,10 @@ def policies_of(units: Sequence[tuple[str, ...]], choices: Sequence[Policy]) -> 
 
 
 def memory_of(profile: Profile) -> Memory:
-    """Return the memory of an estimate's profile.
+    """Return the memory in the profile of an estimate.
 
-    Every estimate has a memory. This function only excludes `None` for the type checker.
+    The profile of an estimate always has it. This function only excludes `None` for the type
+    checker.
     """
     if profile.memory is None:
         raise CountError("the estimate has no memory")
@@ -296,12 +303,12 @@ def _next_choices(
 ) -> tuple[Policy, ...]:
     """Choose the policies of all blocks for the next estimate.
 
-    They are chosen so that this estimate shows as many new combinations as possible.
+    The estimate should contain as many combinations as possible that no earlier estimate contains.
 
     Args:
         kinds: Kind of each block.
-        wanted: Combinations of kinds and policies (see `Key`) that no estimate has shown so far.
-        last_choices: Policies of the last block that no estimate has shown so far.
+        wanted: Combinations of kinds and policies (see `Key`) that no estimate contains so far.
+        last_choices: Policies that the last block had in no estimate so far.
     """
     left = set(wanted)
     choices: list[Policy] = []

@@ -184,13 +184,15 @@ def _predicted(found: "Plan", tokens: int | None, top: int) -> Iterator[Renderab
     if first.predicted is not None and first.predicted.widened:
         yield prose(f"Wide intervals: {', '.join(first.predicted.widened)}.", "dim")
     more = _more(found.configurations, top)
-    yield prose(f"Ties share a place. ! marks a tight fit. {more}".rstrip(), "dim")
+    yield prose(
+        f"Configurations that tie have the same place. ! marks a tight fit. {more}".rstrip(), "dim"
+    )
 
 
 def _bounds(found: "Plan", top: int) -> Iterator[RenderableType]:
-    """Yield a table with lower bounds of the step time, for meshes without any predicted time.
+    """Yield a table with lower bounds of the step time, for meshes without a predicted time.
 
-    Each mesh is shown once, with its configuration that has the lowest bound.
+    Each mesh is shown once, with the configuration that has the lowest bound.
     """
     predicted = {each.name for each in found.configurations}
     best: dict[str, Configuration] = {}

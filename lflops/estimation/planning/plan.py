@@ -1,8 +1,8 @@
 """`plan`: find the fastest mesh, micro batch and activation checkpointing that fit into memory.
 
-A pipeline stage is treated as a model with fewer blocks under the 1F1B schedule. Within a stage,
-FSDP2 keeps the weights gathered for the whole step (`reshard_after_forward=False`), and the
-gradients stay unsharded until the end of the step.
+A pipeline stage is estimated like a model with fewer blocks, under the 1F1B schedule. Within a
+stage, FSDP2 is assumed to keep the weights gathered for the whole step
+(`reshard_after_forward=False`), and the gradients unsharded until the end of the step.
 """
 
 import dataclasses
@@ -50,9 +50,11 @@ class Stage(NamedTuple):
             embedding.
         runs_after: Whether the stage also runs the modules after the blocks, such as the output
             layer.
-        share: Fraction of the parameters outside the blocks that belong to this stage.
-        in_flight: Largest number of micro batches whose forward is done and whose backward is not.
-        buffers: Number of micro-batch outputs that are allocated for sending and receiving.
+        share: Number of parameters outside the blocks that belong to this stage, as a fraction of
+            all parameters outside the blocks.
+        in_flight: Maximum number of micro batches that have finished forward but not backward.
+        buffers: Number of buffers for sending and receiving. A buffer is as large as the output of
+            a stage for one micro batch.
     """
 
     runs_before: bool
@@ -64,7 +66,7 @@ class Stage(NamedTuple):
     def runs(self, place: InBlock | OutsideBlocks) -> bool:
         """Return whether the stage runs the operators at a place of the model.
 
-        The place is in a block, before the blocks, or after the blocks.
+        The place is in a block, before the blocks, or after the blocks. Every stage has blocks.
         """
         if isinstance(place, InBlock):
             return True
@@ -76,8 +78,14 @@ def stages_of(
 ) -> Iterator[Stage]:
     """Yield the stages of a pipeline that can have the highest peak memory.
 
-    These are the first, the second and the last of `number` stages. Stages between the second and
-    the last need less memory than the second.
+    These are the first, the second and the last of `number` stages. The stages between the second
+    and the last stage need less memory than the second stage.
+
+    Args:
+        sheet: The sheet of the model, a table with its work and memory.
+        modules: The modules of the model, keyed by name.
+        number: Number of stages.
+        micro_batches: Number of micro batches in a step.
     """
     before: set[str] = set()
     after: set[str] = set()
@@ -86,7 +94,10 @@ def stages_of(
             continue
         if key.with_gradients and key.phase == "forward":
             holder = modules[key.module].owner or key.module
-            (after if key.place.after_blocks else before).add(holder)
+            if key.place.after_blocks:
+                after.add(holder)
+            else:
+                before.add(holder)
 
     def parameters(names: Iterable[str]) -> int:
         return sum(modules[name].self_parameters for name in names)
@@ -129,18 +140,20 @@ def stage_peak(
     gathered: float,
     sent: float,
 ) -> float:
-    """Return the peak bytes of a rank in a pipeline stage. A sheet is a table of work and memory.
+    """Return the peak bytes of a rank in a pipeline stage.
+
+    A sheet is a table with the work and memory of a model.
 
     Args:
         stage: The stage.
-        sheet: The sheet of a model with as many blocks as the stage, and everything outside the
-            blocks.
+        sheet: The sheet of a model with as many blocks as the stage, and with all modules outside
+            the blocks.
         one: The sheet of a model with one block.
         none: The sheet of a model without blocks.
         blocks: Number of blocks in the stage.
         ranks: Number of ranks over which FSDP2 shards the stage.
-        gathered: Bytes of an all-gathered weight, divided by the total bytes of its shards. It is
-            0.5 if FSDP2 gathers in half precision, otherwise 1.
+        gathered: Bytes of a gathered weight, divided by the total bytes of its shards: 0.5 if FSDP2
+            gathers in half precision, otherwise 1.
         sent: Bytes that a stage sends to the next stage for one micro batch.
     """
     weights = one["parameters"] - none["parameters"]
@@ -174,23 +187,24 @@ is the same as the dtype of the parameters.
 """
 
 Mesh = Mapping[str, int]
-# Meshes with ranks that do the same work on parts of different sizes.
+# Meshes that shard a model in the same way over different numbers of ranks.
 Family = Sequence[Mesh]
 
-# Maximum number of configurations for which the whole model is estimated.
+# Maximum number of configurations that are checked with an estimate of the whole model.
 CHECKED = 3
-# Two predictions are a tie if they overlap in at least this share of the shorter interval.
+# Two predictions are a tie if their intervals overlap in at least this share of the shorter
+# interval.
 TIE = 0.8
-# A cause that takes less than this share of a step is not mentioned.
+# Communication or recomputation that takes less than this share of a step is not mentioned.
 MINOR = 0.02
 _PIPELINE_NOT_FITTED = "the prediction does not cover communication between pipeline stages"
 
 
 class Corners(NamedTuple):
-    """The few meshes of a family for which estimates are made.
+    """The three meshes for which estimates are made, to cover all meshes of a family.
 
     A family is a list of meshes that shard a model in the same way over different numbers of ranks.
-    The results for its other meshes are interpolated between these corners.
+    The results for all meshes of the family are interpolated between these three.
 
     Attributes:
         low: The mesh with many shards and the fewest ranks of tensor parallelism.
@@ -210,7 +224,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
         name: Name of the mesh, such as `HSDP 8x8` for 8 replicas of 8 shards.
         mesh: Number of ranks in each dimension, as in `lflops.estimate`.
         checkpointing: The activation checkpointing of every block.
-        micro_batch: Number of samples that a rank processes at once.
+        micro_batch: Number of samples that a rank processes in one forward and backward.
         accumulation: Number of micro batches in a step.
         memory_fit: The memory that the configuration needs, and whether it fits on the chip.
         predicted: Time of a step with all its micro batches, or `None` if it is not predicted.
@@ -222,8 +236,8 @@ class Configuration(Struct, frozen=True, kw_only=True):
             stages with equal work.
         reason: Text with the time that is spent on communication, recomputation or waiting, such as
             `1.2 s of exposed communication`; empty if this time is short.
-        place: Rank in the order of predicted time, 1 for the fastest. Configurations with nearly
-            the same time share a place. 0 if no time is predicted.
+        place: Position in the ranking by predicted time, 1 for the fastest. Configurations with
+            nearly the same time share a place. 0 if no time is predicted.
     """
 
     name: str
@@ -242,7 +256,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """The configurations that fit into memory.
+    """The result of `plan`: the training configurations that fit into memory.
 
     Attributes:
         hardware: Name of the chip.
@@ -283,9 +297,10 @@ def plan(
 
     A configuration is a mesh, a micro batch and the activation checkpointing of all blocks. Meshes
     are DDP, FSDP2 and HSDP. FSDP2 and HSDP are also combined with tensor parallelism if the model
-    has a `tp_plan`, and with a pipeline if its blocks are equal. A few estimates of models with
-    fewer blocks cover all configurations. Then the whole model is estimated for the first
-    configuration that fits and is not a pipeline. Nothing is allocated.
+    has a `tp_plan`, and with a pipeline if the blocks of the model are equal. The results for all
+    configurations are computed from a few estimates of models with fewer blocks. The whole model is
+    then estimated only for the first configuration that fits and is not a pipeline. No device
+    memory is allocated.
 
     Args:
         build: Function that takes a number of samples and returns `(model, batch)` or
@@ -367,10 +382,10 @@ def plan(
 
 
 class _Search:
-    """The search for configurations of one model on one chip.
+    """The search for the configurations of one model that fit on one chip.
 
-    `gathered` is the bytes of an all-gathered weight, divided by the total bytes of its shards. It
-    is 0.5 if FSDP2 gathers in half precision, otherwise 1.
+    `gathered` is the number of bytes of a gathered weight, divided by the total bytes of its
+    shards: 0.5 if FSDP2 gathers in half precision, otherwise 1.
     """
 
     def __init__(
@@ -443,7 +458,7 @@ class _Search:
     def _divides(self, ranks: int) -> bool:
         """Return whether tensor parallelism can divide the model over this number of ranks.
 
-        If it cannot, the reason is recorded in the plan.
+        If it cannot, the reason is added to `Plan.left_out`.
         """
         if ranks == 1:
             return True
@@ -461,7 +476,7 @@ class _Search:
     def _cuts(self, stages: int) -> bool:
         """Return whether the model has enough blocks for this number of pipeline stages.
 
-        If it has not, the reason is recorded in the plan.
+        If it does not, the reason is added to `Plan.left_out`.
         """
         depth = self._sheets.depth
         if stages <= max(depth, 1):
@@ -510,7 +525,8 @@ class _Search:
     def _of_mesh(self, corners: Corners, mesh: Mesh) -> list[Configuration]:
         """Return the configurations of a mesh that fit into memory.
 
-        If a micro batch of one sample does not fit, larger micro batches are not tried.
+        If a micro batch of one sample does not fit with a checkpointing policy, larger micro
+        batches are not tried with this policy.
         """
         if "pipeline" not in mesh:
             needs = self._room(peak_of(self._sheet(corners, "none", 1, mesh), phase="optimizer"))
@@ -523,7 +539,8 @@ class _Search:
         found: list[Configuration] = []
         needed_by_one: list[int] = []
         samples = self._batch // _data_ranks(mesh)
-        for policy in POLICIES if self._sheets.blocks else POLICIES[:1]:
+        policies = POLICIES if self._sheets.blocks else POLICIES[:1]
+        for policy in policies:
             needs = self._room(self._peak(corners, policy, 1, mesh, accumulates=False))
             needed_by_one.append(needs.needed_bytes)
             if needs.verdict == "does not fit":
@@ -594,10 +611,10 @@ class _Search:
         )
 
     def _tensor_seconds(self, call: Communication) -> float:
-        """Return the time of a collective of tensor parallelism.
+        """Return the seconds of a collective of tensor parallelism.
 
-        The data moves at the bandwidth between GPUs of one host. Returns 0 for all other
-        collectives, because they may run while the GPU computes.
+        The data moves at the bandwidth between the GPUs of a host. For any other collective, return
+        0, because it may run while the GPU computes.
         """
         link = self._chip.link_bytes_per_second
         ranks = call.group_size
@@ -610,14 +627,13 @@ class _Search:
     def _sheet(
         self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, depth: int | None = None
     ) -> Sheet:
-        """Return the work and memory (the sheet) of a mesh for a micro batch of any size.
+        """Return the sheet (work and memory) of a mesh for a micro batch of any size.
 
-        It is extrapolated from micro batches of one and of two samples. The difference between them
-        does not depend on how many ranks share the weights, so it is computed with the number of
-        shards of `corners.low`, for which estimates exist. It is then added once for each further
-        sample.
+        The sheet is extrapolated from the sheets for one and for two samples. Their difference is
+        added once for each further sample. The difference does not depend on the number of shards,
+        so it is computed for the number of shards of `corners.low`, for which estimates exist.
 
-        With `depth`, the sheet has only the memory, for a model with this many blocks.
+        With `depth`, the sheet is for a model with this number of blocks, and has only the memory.
         """
         sheet = self._one_mesh(corners, policy, 1, mesh, depth)
         if samples == 1:
@@ -631,10 +647,11 @@ class _Search:
     def _one_mesh(
         self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, depth: int | None
     ) -> Sheet:
-        """Return the sheet of a mesh (its work and memory), interpolated between the corners.
+        """Return the sheet (work and memory) of a mesh, interpolated between `corners`.
 
-        The interpolation is linear in 1/N, where N is the number of ranks of tensor parallelism,
-        and in 1/M, where M is the number of ranks over which FSDP2 shards the weights.
+        The corners are the meshes for which estimates are made. The interpolation is linear in 1/N,
+        where N is the number of ranks of tensor parallelism, and in 1/M, where M is the number of
+        ranks over which FSDP2 shards the weights.
         """
         low = corners.low
         few_shards = corners.few_shards
@@ -657,9 +674,10 @@ class _Search:
     def _peak(
         self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, *, accumulates: bool
     ) -> float:
-        """Return the peak bytes of a rank. With a pipeline, this is the highest peak of all stages.
+        """Return the peak bytes of a rank for a mesh and a micro batch of any size.
 
-        `accumulates` is whether gradients of several micro batches are accumulated.
+        With a pipeline, this is the highest peak of all stages. `accumulates` is whether gradients
+        of several micro batches are accumulated.
         """
         if "pipeline" not in mesh:
             return peak_of(self._sheet(corners, policy, samples, mesh), accumulates=accumulates)
@@ -667,7 +685,8 @@ class _Search:
         sheet = self._sheet(corners, policy, samples, mesh, blocks)
         one = self._sheet(corners, policy, samples, mesh, 1)
         none = self._sheet(corners, policy, samples, mesh, 0)
-        # With full checkpointing, a block keeps only its input.
+        # With full checkpointing, a block keeps only its input, which a stage sends to the next
+        # stage. So its bytes are the difference between the activations of two blocks and of one.
         keeps_least = POLICIES[-1] if self._sheets.blocks else POLICIES[0]
         kept_by_one = self._sheet(corners, keeps_least, 1, mesh, 1)["activations"]
         kept_by_two = self._sheet(corners, keeps_least, 1, mesh, 2)["activations"]
@@ -698,11 +717,11 @@ class _Search:
         return found
 
     def _check(self, configurations: list[Configuration]) -> Profile | None:
-        """Estimate the whole model for the first configurations until one of them fits.
+        """Estimate the whole model for the first configurations, until a configuration fits.
 
-        The result is the estimate of the configuration that fits, or `None`. Configurations that
-        turn out not to fit are removed from the list. At most three configurations are estimated,
-        and none with a pipeline.
+        Returns the estimate of the configuration that fits, or `None` if there is none.
+        Configurations that turn out not to fit are removed from the list. At most `CHECKED`
+        configurations are estimated, and none with a pipeline.
         """
         candidates = [each for each in configurations if "pipeline" not in each.mesh]
         for each in candidates[:CHECKED]:
@@ -727,10 +746,15 @@ class _Search:
 
 
 def _sharded(gpus: int, tensors: Iterable[int], stages: Iterable[int]) -> Family:
-    """Return all meshes of FSDP2 and HSDP, with each of the given degrees of tensor and pipeline.
+    """Return all meshes of FSDP2 and HSDP with the given sizes of other dimensions.
 
-    Pipelines with one rank per stage are included. FSDP2 has nothing to shard in them, and only
-    sets the dtype of the computation.
+    Pipelines with one data-parallel rank per stage are included. In such a pipeline, FSDP2 shards
+    nothing, and only sets the dtype of the computation.
+
+    Args:
+        gpus: Number of GPUs of each mesh.
+        tensors: Numbers of ranks of tensor parallelism.
+        stages: Numbers of pipeline stages.
     """
     meshes: list[Mesh] = []
     for sizes in product(stages, _divisors(gpus), _divisors(gpus), tensors):
@@ -744,11 +768,12 @@ def _sharded(gpus: int, tensors: Iterable[int], stages: Iterable[int]) -> Family
 
 
 def _corners(meshes: Family) -> Corners:
-    """Choose the few meshes of a family for which estimates are made."""
+    """Choose the meshes for which estimates are made, to cover all meshes of a family."""
     if "data" not in meshes[0]:
         return Corners(meshes[0], meshes[0], meshes[0])
     shards = sorted(max(mesh["data"], 2) for mesh in meshes)
     many = shards[-1]
+    # A mesh with one shard is extrapolated from meshes with two and with at least four shards.
     if any(mesh["data"] == 1 for mesh in meshes):
         many = max(many, 4)
     low: Mesh = {"replica": 2, "data": many}
@@ -765,7 +790,7 @@ def _corners(meshes: Family) -> Corners:
 
 
 def _data_ranks(mesh: Mesh) -> int:
-    """Return the number of ranks that process different samples."""
+    """Return the number of data-parallel ranks of a mesh, which process different samples."""
     return mesh.get("replica", 1) * mesh.get("data", 1)
 
 
@@ -795,10 +820,10 @@ def name_of(mesh: Mesh) -> str:
 
 
 def _ranked(configurations: Iterable[Configuration]) -> list[Configuration]:
-    """Sort configurations by predicted time, and set the `place` of each.
+    """Sort configurations by predicted time, and set the `place` of each configuration.
 
-    Configurations whose intervals of the predicted time are nearly the same share a place. Configurations without a
-    predicted time are left out.
+    Configurations with nearly the same interval of the predicted time share a place. Configurations
+    without a predicted time are left out.
     """
     ranked: list[Configuration] = []
     first: Prediction | None = None
@@ -818,9 +843,9 @@ def _is_tie(one: Prediction, other: Prediction) -> bool:
 
 
 def _bound_reason(tensor: float, bubble: float) -> str:
-    """Describe the pipeline bubble and the collectives that are part of a lower bound.
+    """Describe the seconds of pipeline bubble and of collectives in a lower bound of the step time.
 
-    The text is empty if there are neither.
+    `tensor` has the seconds of collectives of tensor parallelism. The text is empty if both are 0.
     """
     parts = []
     if bubble:
@@ -831,9 +856,9 @@ def _bound_reason(tensor: float, bubble: float) -> str:
 
 
 def _predicted_reason(predicted: Prediction, *, recomputes: bool) -> str:
-    """Describe the communication and recomputation in a predicted time, the longer one first.
+    """Describe the times of communication and recomputation in a predicted step time.
 
-    Short times are left out.
+    The longer time comes first. Times below the share `MINOR` of the step are left out.
     """
     parts = [(predicted.by_kind.get("communication", 0.0), "exposed communication")]
     if recomputes:

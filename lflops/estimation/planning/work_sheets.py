@@ -1,15 +1,15 @@
-"""Interpolate a rank's work and memory for any batch, depth and mesh from a few estimates.
+"""Compute a rank's work and memory for any batch, depth and mesh from a few estimates.
 
-A sheet is a table with the work and the memory of one rank in one case (a checkpointing policy, a
-batch and a mesh). FLOPs, bytes and peak memory are linear in the batch, in the number of blocks,
-and in 1 / (number of ranks). So estimates of two points are enough for each of these: one and two
-samples; two models with only a few of their equal blocks; few and many ranks. The sheet of any
-other case is interpolated or extrapolated from them.
+A case is a checkpointing policy, a batch and a mesh. A sheet is a table with the work and the
+memory of one rank in one case. FLOPs, bytes and peak memory are linear in the batch, in the number
+of blocks, and in 1 / (number of ranks). So two estimates are enough for each of these: with one and
+two samples; of two models with only a few of their equal blocks; with few and many ranks. The sheet
+of any other case is interpolated or extrapolated from these estimates.
 
 The memory in a sheet is the peak at each place of the step, because the place with the highest peak
 may differ from case to case. The blocks of a model are divided into roles: a role is a sequence of
-consecutive blocks that do the same work. Values are summed over a role, so that sheets of models
-with different numbers of blocks can be compared.
+consecutive blocks that do the same work. The work is summed over the blocks of a role, so that
+sheets of models with different numbers of blocks can be compared.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from lflops.profile.profile import OP_COUNT_FIELDS, Communication, Moment, OpCou
 from lflops.profile.records import Phase
 from lflops.profile.series import gathered
 
-# Number of blocks that a folded model keeps in a run of equal blocks. A second, shorter model keeps
+# Number of blocks that a folded model keeps in a run of equal blocks. A second folded model keeps
 # one block less.
 KEPT = 4
 
@@ -40,12 +40,12 @@ KEPT = 4
 class Role(NamedTuple):
     """A sequence of consecutive blocks that do the same work.
 
-    A block without an equal neighbour is a role of its own. Everything outside the blocks is one
-    role, `NO_BLOCK`.
+    The role of a block without an equal neighbour has only this block. Everything outside the
+    blocks has the role `NO_BLOCK`.
 
     Attributes:
-        first: Name of the first block in the whole model.
-        blocks: Number of blocks, including the first.
+        first: Name of the first block of the sequence in the whole model.
+        blocks: Number of blocks in the sequence.
     """
 
     first: str
@@ -57,16 +57,16 @@ NO_BLOCK = Role("", 1)
 
 
 class InBlock(NamedTuple):
-    """The place of an operator in a block, under which its peak memory is stored in a sheet.
+    """The place of an operator in a block. A sheet has the peak memory at each place.
 
-    Blocks are counted from the start and from the end of their sequence. So a short and a long
-    model have the same places near both ends, and their sheets can be compared there.
+    Blocks are counted from the start and from the end of their sequence. So models with different
+    numbers of blocks have the same places near both ends, where their sheets can be compared.
 
     Attributes:
         role: The sequence of equal blocks that contains the block.
         number: Position of the block in this sequence, counted from the start, or from the end as a
             negative number.
-        run: How often the same operator had already run in this block.
+        run: Number of earlier runs of the same operator in this block.
     """
 
     role: Role
@@ -75,13 +75,13 @@ class InBlock(NamedTuple):
 
 
 class OutsideBlocks(NamedTuple):
-    """The place of an operator outside the blocks, given by the block that ran before it.
+    """The place of an operator outside the blocks, described by the block that ran before it.
 
     Attributes:
         after_blocks: Whether the previous block is the last block of the model.
         role: The sequence of equal blocks that contains the previous block, or `None` before the
             first block.
-        from_first: Position of the previous block in this sequence.
+        from_first: Position of the previous block in this sequence, from 0.
         from_last: The same position counted from the end, as a negative number.
     """
 
@@ -95,7 +95,7 @@ BEFORE_BLOCKS = OutsideBlocks(after_blocks=False, role=None, from_first=0, from_
 
 
 class OpKey(NamedTuple):
-    """The key of an operator's count in a sheet, summed over the blocks of a role.
+    """The key of a number in a sheet: a count of an operator, summed over the blocks of a role.
 
     `module` is the name of the operator's module below the block, such as `.mlp` for
     `layers.3.mlp`. `field` is the name of the count, such as `calls`.
@@ -110,7 +110,7 @@ class OpKey(NamedTuple):
 
 
 class CollectiveKey(NamedTuple):
-    """The key of a collective's count in a sheet, summed over the blocks of a role.
+    """The key of a number in a sheet: the calls or bytes of a collective in the blocks of a role.
 
     `field` is `calls` or `bytes`.
     """
@@ -122,7 +122,7 @@ class CollectiveKey(NamedTuple):
 
 
 class MomentKey(NamedTuple):
-    """The key of a peak in a sheet: the most bytes that are alive while an operator runs.
+    """The key of a number in a sheet: the peak bytes while an operator runs.
 
     If `with_gradients` is false, the bytes of gradients are not included in the peak.
     """
@@ -134,7 +134,8 @@ class MomentKey(NamedTuple):
     with_gradients: bool
 
 
-# A plain string is the key of a category of memory, or of "new gradient".
+# A plain string is the key of the highest bytes of a category of memory, such as "gradients". The
+# key "new gradient" is for the most bytes of gradients that one operator adds in backward.
 SheetKey = OpKey | CollectiveKey | MomentKey | str
 Sheet = Mapping[SheetKey, float]
 
@@ -147,7 +148,7 @@ class Case(NamedTuple):
     Attributes:
         policy: The activation checkpointing policy of every block.
         samples: Number of samples in the batch of a rank.
-        mesh: Number of ranks in each dimension. It has no pipeline.
+        mesh: Number of ranks in each dimension, without the dimension `pipeline`.
     """
 
     policy: Policy
@@ -156,12 +157,12 @@ class Case(NamedTuple):
 
 
 class _DepthLines(NamedTuple):
-    """Sheets of models with different numbers of blocks, which show what one more block adds.
+    """Sheets of models with different numbers of blocks, to compute what one more block adds.
 
     Attributes:
-        longer: The sheet of the folded model, in which each run of equal blocks keeps a few blocks.
-        shorter: An entry for each run of equal blocks: the length of the run in the whole model,
-            and the sheet of the folded model with one block less in this run.
+        longer: The sheet of the folded model, which keeps a few blocks of each run of equal blocks.
+        shorter: For each run of equal blocks, the number of its blocks in the whole model, and the
+            sheet of a folded model with one block less in this run.
     """
 
     longer: Sheet
@@ -169,9 +170,9 @@ class _DepthLines(NamedTuple):
 
 
 def moved(sheet: Sheet, low: Sheet, high: Sheet, share: float) -> Sheet:
-    """Add `share` times the difference between the sheets `high` and `low` to a sheet.
+    """Return a sheet plus `share` times the difference between the sheets `high` and `low`.
 
-    This interpolates or extrapolates along a line. Peaks of operators that are not in all three
+    This is a linear interpolation or extrapolation. Peaks of operators that are not in all three
     sheets are left out.
     """
     found: dict[SheetKey, float] = {}
@@ -188,12 +189,13 @@ class WorkSheets:
     The attributes describe the model of the last estimate.
 
     Args:
-        estimator: Creates the estimator for a mesh.
-        make: Creates the model for a mesh, and a batch with a given number of samples.
+        estimator: Function that creates the estimator for a mesh.
+        make: Function that takes a number of samples and a mesh, and returns a model with its
+            arguments.
         progress: Function that is called before each estimate, with the number of estimates so far.
 
     Attributes:
-        blocks: Names of the blocks that can recompute.
+        blocks: Names of the blocks to which checkpointing can be applied.
         depth: Number of blocks, if all blocks are equal and there are enough of them to be folded;
             otherwise 0.
         heads: Numbers of attention heads, keyed by a description such as `key/value heads`.
@@ -226,10 +228,10 @@ class WorkSheets:
         self.estimates = 0
 
     def sheet(self, case: Case, depth: int | None = None) -> Sheet:
-        """Return the work and memory of the whole model in a case.
+        """Return the sheet of the whole model in a case, which has its work and memory.
 
-        With `depth`, return only the memory, for a model with this many blocks instead. All blocks
-        of the model must be equal then.
+        With `depth`, the sheet is for a model with this number of blocks, and has only the memory.
+        All blocks of the model must then be equal.
         """
         key = repr(case)
         if key not in self._lines:
@@ -240,13 +242,14 @@ class WorkSheets:
 
     def whole(self, case: Case) -> Profile:
         """Estimate the whole model in a case, with all its blocks."""
-        # With a watcher, the estimate would not simulate the allocator.
+        # No function watches the steps, because the estimate would then not simulate the allocator.
         return self._run(case, (), None)
 
     def profile(self, sheet: Sheet, mesh: Mapping[str, int]) -> Profile:
         """Convert the work in a sheet to the profile of one rank of a mesh.
 
-        In this profile, all work inside a block counts for the block, not for the modules below it.
+        The profile assigns all work inside a block to the block itself, not to the modules below
+        the block.
         """
         op_counts = tuple(self._op_counts(sheet))
         communication = tuple(self._communication(sheet, mesh))
@@ -311,7 +314,8 @@ class WorkSheets:
     def _estimated_lines(self, case: Case) -> _DepthLines:
         try:
             longer = self._estimated(case, None)
-        except Exception:  # noqa: BLE001 - some models do not run with fewer blocks; an error of the whole model is raised below
+        except Exception:  # noqa: BLE001 - an error of the whole model is raised below
+            # Some models do not run with fewer blocks.
             longer = self._estimated(case, ())
         shorter = []
         for fold, folds in shorter_folds(self._folds):
@@ -335,13 +339,13 @@ class WorkSheets:
     def _run(
         self, case: Case, folds: Sequence[Fold] | None, watch: Callable[[Profile], None] | None
     ) -> Profile:
-        """Estimate a case with some blocks removed.
+        """Estimate a case, for a model from which some equal blocks are removed.
 
         Args:
             case: The training configuration.
-            folds: The runs of equal blocks to shorten; `None` shortens all runs that are long
-                enough.
-            watch: Function that is called with the profile of each step.
+            folds: The sequences of equal blocks from which blocks are removed. `None` stands for
+                all sequences that are long enough.
+            watch: Function that is called with the profile of each step; `None` without one.
         """
         self.estimates += 1
         if self._progress is not None:
@@ -363,7 +367,7 @@ class WorkSheets:
         return self.template
 
     def _inspect(self, model: nn.Module) -> list[Fold]:
-        """Set the attributes that describe the model, and return its runs of equal blocks."""
+        """Set the attributes that describe the model, and return its sequences of equal blocks."""
         blocks = blocks_in(model)
         runs = [fold._replace(kept=KEPT) for fold in folds_of(blocks)]
         is_one_run = len(runs) == 1 and runs[0].length == len(blocks)
@@ -400,11 +404,11 @@ def _per_block(values: Mapping[str, float], role: Role) -> dict[str, int]:
 
 
 def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> float:
-    """Return the peak bytes of a step, or of one of its phases.
+    """Return the peak bytes of a step, or of its phase `phase`, according to a sheet.
 
-    `accumulates` is whether gradients are accumulated over several micro batches. The gradients of
-    earlier micro batches then stay alive throughout forward and backward, next to the new gradient
-    that is added to them.
+    `accumulates` is whether gradients are accumulated over several micro batches. Then the
+    gradients of earlier micro batches stay alive throughout forward and backward, in addition to
+    the new gradient that is added to them.
     """
     held = sheet.get("gradients", 0.0) + sheet.get("new gradient", 0.0)
     peak = 0.0
@@ -419,17 +423,17 @@ def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> floa
 
 
 def dimension_of(collective: str) -> str:
-    """Return the dimension of the mesh over which a collective runs."""
+    """Return the dimension of the mesh, such as `data`, whose ranks take part in a collective."""
     if collective in ("_allgather_base_", "_reduce_scatter_base_"):
         return "data"
     return "replica" if collective == "allreduce_" else "tensor"
 
 
 def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
-    """Return a sheet with the work of the last step and the peak memory of all steps.
+    """Create a sheet with the work of the last step and the peak memory of all steps.
 
-    The memory is stored as the peak at each place of the step. `roles` maps each block that ran to
-    its role, in the order of the blocks.
+    `steps` are the profiles of the steps of an estimate. `roles` maps each block to its role, in
+    the order of the blocks.
     """
     sheet: dict[SheetKey, float] = {}
 
@@ -453,8 +457,8 @@ def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
 def _role_of(module: str, roles: Mapping[str, Role]) -> tuple[Role, str]:
     """Return the role of the block that contains a module, and the module's name below the block.
 
-    The name below the block is, for example, `.mlp` for `layers.3.mlp`. For a module outside all
-    blocks, return `NO_BLOCK` and the whole name.
+    For example, `.mlp` is the name of `layers.3.mlp` below the block `layers.3`. For a module
+    outside all blocks, return `NO_BLOCK` and the whole name.
     """
     for block in ancestry(module):
         if block in roles:
@@ -467,10 +471,10 @@ def _add_memory(
 ) -> None:
     """Add the peak memory at each operator of a timeline to a sheet.
 
-    If the sheet already has a peak for this place, the higher one is kept. Equal blocks run the
-    same operators, so the place of an operator in a block is the position of this block among the
-    equal blocks. Outside the blocks, a model with more blocks may run more operators, so the place
-    there is given by the block that ran before.
+    If the sheet already has a peak for the place of the operator, the higher peak is kept. Inside a
+    block, the place contains the position of the block among the equal blocks. Outside the blocks,
+    a model with more blocks may run more operators, so the place is described by the block that ran
+    before.
     """
 
     def raise_to(key: SheetKey, value: float) -> None:

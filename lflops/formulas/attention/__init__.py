@@ -1,5 +1,5 @@
-"""Formulas for attention in one kernel.
+"""Formulas for attention that runs as one kernel.
 
-They cover tensors of shape [batch, heads, length, width], packed sequences of different lengths,
-and whole encoder layers.
+The kernels work on tensors of shape [batch, heads, length, width], on packed sequences of different
+lengths, or run a whole encoder layer.
 """

@@ -1,15 +1,15 @@
 """Formulas for fused attention: dense, packed, and inside layers that run as one kernel.
 
-A score is the dot product of one query and one key. The counted work is the full square of scores
-(queries × keys), as in most tools. The executed work is the part that a causal mask or a window
-does not skip. A fused backward pass multiplies queries and keys again, because forward does not
-keep the scores. This matmul counts as recomputation. The cost of the softmax follows
-`conventions.toml`.
+A score is the dot product of one query and one key. As in most tools, the MACs of a sequence
+include all its scores (queries × keys). The executed MACs include only the scores that a causal
+mask or a window does not hide. A fused backward pass multiplies queries and keys again, because
+forward does not keep the scores. This matmul counts as recomputation. The cost of the softmax
+follows `conventions.toml`.
 
-Packed sequences have the shape [tokens, heads, width] and a separate square for each sequence. A
-tensor such as `cu_seqlens_q` holds the positions where sequences begin, and the formulas read its
-values. If the values are unknown, the result is an upper bound: the sequences are assumed to be as
-unequal as possible, which gives the largest sum of squares.
+Packed sequences have the shape [tokens, heads, width]. A tensor such as `cu_seqlens_q` contains the
+positions where sequences begin, and the formulas read its values. If the values are unknown, the
+result is an upper bound: the lengths of the sequences are assumed to be as unequal as possible,
+which gives the largest number of scores.
 """
 
 import functools
@@ -22,29 +22,29 @@ from typing import Any, NamedTuple, TypeVar
 from lflops.formulas.table import Cost, Formula, Shape, Values, adapted, formula
 
 Known = Values | Shape | None
-"""An optional integer tensor: its values, or its shape if the values are unknown."""
+"""An optional integer tensor: its values, its shape if the values are unknown, or `None`."""
 
 SOFTMAX = 5
-"""Operations of a softmax, per score."""
+"""Number of operations of a softmax, per attention score."""
 
 SOFTMAX_BACKWARD = 4
-"""Operations of the gradient of a softmax, per score."""
+"""Number of operations of the gradient of a softmax, per attention score."""
 
 SOFTMAX_FROM_SUM = 2
-"""Operations, per score, for computing the softmax again in backward.
+"""Number of operations for computing a softmax again in backward, per attention score.
 
-They are fewer than in forward, because forward has kept the sums of exponentials.
+The number is smaller than in forward, because forward has kept the sums of exponentials.
 """
 
 
 class Window(NamedTuple):
-    """The keys that a query sees, relative to the position of the query.
+    """The range of keys that a query sees, relative to the position of the query.
 
     Attributes:
         before: The number of keys that the query sees before its position; `None` for all.
         after: The number of keys that the query sees after its position; `None` for all.
-        from_last: Whether the last query is at the position of the last key. Otherwise, the first
-            query is at the position of the first key.
+        from_last: Whether the position of the last query is the position of the last key.
+            Otherwise, the position of the first query is the position of the first key.
     """
 
     before: int | None = None
@@ -55,9 +55,11 @@ class Window(NamedTuple):
     def of(
         cls, before: int | None, after: int | None, *, causal: bool, from_last: bool
     ) -> "Window":
-        """Return the window for the arguments that a kernel receives.
+        """Convert a kernel's arguments to a window.
 
-        A negative number, or `None`, means that the window includes all keys on that side.
+        `before` and `after` are numbers of keys. A negative number or `None` means that the query
+        sees all keys on that side. If `causal` is true, `after` is ignored, and the query sees no
+        keys after its position.
         """
         if causal:
             after = 0
@@ -74,14 +76,14 @@ ALL = Window()
 
 
 class Mask(IntEnum):
-    """The numbers that the kernels use for masks.
+    """The numbers with which memory-efficient attention names kinds of masks.
 
     Attributes:
         NONE: A query sees all keys.
-        FROM_FIRST: A query sees the keys up to its position. The first query is at the position of
-            the first key.
-        FROM_LAST: A query sees the keys up to its position. The last query is at the position of
-            the last key.
+        FROM_FIRST: A query sees the keys up to its position. The position of the first query is the
+            position of the first key.
+        FROM_LAST: A query sees the keys up to its position. The position of the last query is the
+            position of the last key.
     """
 
     NONE = 0
@@ -89,18 +91,19 @@ class Mask(IntEnum):
     FROM_LAST = 2
 
     def window(self, before: int | None = None) -> Window:
-        """Convert the mask to a window, optionally with a limited number of earlier keys."""
+        """Convert the mask to a window. `before` limits the number of keys before a query."""
         causal = self is not Mask.NONE
         return Window.of(before, None, causal=causal, from_last=self is Mask.FROM_LAST)
 
 
 class Sequences(NamedTuple):
-    """The lengths of sequences.
+    """The lengths of all sequences in a call of attention.
 
     Attributes:
         queries: The number of queries of each sequence.
         keys: The number of keys of each sequence.
-        known: Whether the lengths are known. If not, they are the lengths with the highest cost.
+        known: Whether the lengths are known. If not, these are the possible lengths with the
+            highest cost.
     """
 
     queries: Sequence[int]
@@ -109,12 +112,14 @@ class Sequences(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The number of scores of one attention call, summed over heads and sequences.
+    """The number of attention scores of one call, summed over heads and sequences.
+
+    A score is the dot product of one query and one key.
 
     Attributes:
-        all: The number of all scores (queries × keys). It determines the counted MACs.
-        seen: The number of scores that the mask or window does not hide. It determines the executed
-            MACs.
+        all: The number of all scores (queries × keys), from which the MACs are computed.
+        seen: The number of scores that the mask or window does not hide, from which the executed
+            MACs are computed.
         known: Whether the lengths of the sequences are known. If not, the numbers are upper bounds.
     """
 
@@ -129,12 +134,12 @@ class Packing(NamedTuple):
     Attributes:
         queries: Offsets at which the sequences begin among the queries, and the end of the last
             sequence.
-        keys: Offsets at which the sequences begin among the keys, and the end of the last one.
+        keys: Offsets at which the sequences begin among the keys, and the end of the last sequence.
         longest_query: An upper bound on the number of queries of the longest sequence.
         longest_key: An upper bound on the number of keys of the longest sequence.
-        used_keys: The number of keys that each sequence uses, if it does not use all of them.
+        used_keys: The number of keys that each sequence uses; `None` if it uses all keys.
         pages: Shape of the page table, [sequences, pages], if keys are stored in pages.
-        used_queries: The number of queries that each sequence uses, if it does not use all of them.
+        used_queries: The number of queries that each sequence uses; `None` if it uses all queries.
     """
 
     queries: Known = None
@@ -147,16 +152,16 @@ class Packing(NamedTuple):
 
 
 class _Lengths(NamedTuple):
-    """Lengths of sequences. If they are unknown, these are the lengths with the highest cost."""
+    """The lengths of sequences. If not `known`, these are the lengths with the highest cost."""
 
     lengths: Sequence[int]
     known: bool = True
 
 
 def sequences(query: Shape, key: Shape, packing: Packing) -> Sequences:
-    """Return the lengths of the sequences.
+    """Compute the lengths of all sequences in a call from the shapes and offsets.
 
-    Packed tensors have the shape [tokens, heads, width]. Other tensors have the shape [batch,
+    Packed queries and keys have the shape [tokens, heads, width]. Otherwise, the shape is [batch,
     length, heads, width].
     """
     queries = _lengths(query, packing.queries, packing.longest_query)
@@ -190,7 +195,7 @@ def _lengths(shape: Shape, offsets: Known, longest: int | None) -> _Lengths:
 
 
 def _used(present: _Lengths, used: Known) -> _Lengths:
-    """Return the lengths of sequences, each limited to the queries or keys that the call uses."""
+    """Limit the lengths of sequences to the numbers of queries or keys that the call uses."""
     if used is None:
         return present
     if not isinstance(used, Values):
@@ -213,7 +218,7 @@ def _paged_lengths(key: Shape, pages: Shape, packing: Packing) -> _Lengths:
 
 
 def scores_of(lengths: Sequences, heads: int, window: Window = ALL) -> Scores:
-    """Count the scores of all heads over all sequences.
+    """Count the attention scores of all heads and all sequences of a call.
 
     Raises:
         ValueError: The number of sequences differs between queries and keys.
@@ -229,19 +234,22 @@ def scores_of(lengths: Sequences, heads: int, window: Window = ALL) -> Scores:
 
 
 def dense(query: Shape, key: Shape, window: Window = ALL) -> Scores:
-    """Count the scores of dense tensors of shape [batch, heads, length, width]."""
+    """Count the attention scores for dense tensors of shape [batch, heads, length, width]."""
     batch, heads = query[:2]
     lengths = Sequences([query[-2]] * batch, [key[-2]] * batch)
     return scores_of(lengths, heads, window)
 
 
 def kernel_scores(query: Shape, key: Shape, packing: Packing, window: Window) -> Scores:
-    """Count the scores of a kernel with heads in the second-to-last dimension."""
+    """Count the attention scores for tensors with the heads in the second-to-last dimension."""
     return scores_of(sequences(query, key, packing), query[-2], window)
 
 
 def keys_seen(queries: int, keys: int, window: Window) -> int:
-    """Count the pairs of a query and a key inside the window."""
+    """Count the pairs of a query and a key in which the query sees the key.
+
+    `queries` and `keys` are the lengths of one sequence.
+    """
     position = keys - queries if window.from_last else 0
     last = keys
     if window.after is not None:
@@ -273,7 +281,10 @@ def _staircase(steps: int, top: int) -> int:
 
 
 def attention_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
-    """Cost of attention in forward: Q x K, the softmax P of its result, and P x V."""
+    """Cost of the forward pass of attention.
+
+    It consists of Q x K, the softmax P of the result, and P x V.
+    """
     macs_per_score = width + value_width
     return Cost(
         macs=scores.all * macs_per_score,
@@ -284,9 +295,10 @@ def attention_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
 
 
 def attention_backward_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
-    """Cost of attention in backward: one matmul each for the gradients of V, P, Q and K.
+    """Cost of the backward pass of attention.
 
-    P is the softmax of Q x K. It is recomputed in backward.
+    The gradients of V, P, Q and K need one matmul each. P is the softmax of Q x K, and is
+    recomputed in backward.
     """
     macs_per_score = 2 * (width + value_width)
     recompute = Cost(
@@ -315,7 +327,7 @@ def attention_formula(
     forward_only: str = "",
     backward_only: str = "",
 ) -> Callable[[_ScoresOf], _ScoresOf]:
-    """Register formulas for a fused attention and its gradients.
+    """Register the formulas of fused attention in forward and in backward.
 
     The decorated function counts the scores. Its first arguments are the shapes of queries, keys
     and values, and the last dimension of each shape is the width. Several names in one string are
@@ -323,11 +335,11 @@ def attention_formula(
 
     Args:
         operators: The forward operators, as in `formula`.
-        backward: The operators of the gradients.
-        leading: Names of the arguments that a gradient operator receives before the queries.
-        writes_first: A forward operator whose first argument is the tensor that it writes to, as in
-            `formula`.
-        reads: Names of the arguments that are read by value, as in `formula`.
+        backward: The operators that compute the gradients.
+        leading: Names of the arguments that a backward operator receives before the queries.
+        writes_first: A forward operator whose first argument is the tensor to which it writes its
+            result, as in `formula`.
+        reads: Names of the tensor arguments whose values are read, as in `formula`.
         forward_only: Keyword arguments that backward does not have.
         backward_only: Keyword arguments that forward does not have.
     """
@@ -374,9 +386,9 @@ def _causal_window(*, from_last: bool, is_causal: bool) -> Window:
     """,
 )
 def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
-    """Count the scores of torch's kernels for dense attention, except the flash kernel.
+    """Count the attention scores of torch's kernels for dense attention, except the flash kernel.
 
-    If the mask is causal, the first query is at the position of the first key.
+    For a causal mask, the position of the first query is the position of the first key.
     """
     return dense(query, key, _causal_window(from_last=False, is_causal=is_causal))
 
@@ -385,9 +397,9 @@ def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: boo
     "_scaled_dot_product_flash_attention", backward="_scaled_dot_product_flash_attention_backward"
 )
 def scaled_dot_product_flash(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
-    """Count the scores of torch's flash kernel.
+    """Count the attention scores of torch's flash kernel for dense attention.
 
-    If the mask is causal, the last query is at the position of the last key.
+    For a causal mask, the position of the last query is the position of the last key.
     """
     return dense(query, key, _causal_window(from_last=True, is_causal=is_causal))
 
@@ -403,7 +415,7 @@ def native_attention(
     """
     queries = prod(query[:-1])
     keys = prod(key[:-1])
-    # Queries and outputs, keys and values.
+    # There are as many outputs as queries, and as many values as keys.
     projected = 2 * queries + 2 * keys
     scores = dense(_by_head(query, num_head), _by_head(key, num_head))
     attention = attention_of_scores(scores, query[-1] // num_head, value[-1] // num_head)
@@ -464,10 +476,10 @@ def flash(
     seqused_k: Known = None,
     block_table: Shape | None = None,
 ) -> Scores:
-    """Count the scores of flash attention.
+    """Count the attention scores of ATen's flash attention.
 
-    The call may have a sliding window, use only some of the keys (`seqused_k`), or store its keys
-    in pages (`block_table`).
+    A call may have a sliding window, use only some of the keys (`seqused_k`), or store the keys in
+    pages (`block_table`).
     """
     packing = Packing(cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table)
     window = Window.of(window_size_left, window_size_right, causal=is_causal, from_last=True)
@@ -495,7 +507,7 @@ def varlen(
     seqused_k: Known = None,
     block_table: Shape | None = None,
 ) -> Scores:
-    """Count the scores of `torch.nn.attention.varlen.varlen_attn`."""
+    """Count the attention scores of `torch.nn.attention.varlen.varlen_attn`."""
     before, after = window_size or (-1, -1)
     packing = Packing(cu_seq_q, cu_seq_k, max_q, max_k, seqused_k, block_table)
     window = Window.of(before, after, causal=is_causal, from_last=True)
@@ -521,7 +533,7 @@ def efficient(
     seqlen_k: Known = None,
     window_size: int | None = None,
 ) -> Scores:
-    """Count the scores of memory-efficient attention.
+    """Count the attention scores of ATen's memory-efficient attention.
 
     Packed sequences have the shape [1, tokens, heads, width].
     """
@@ -533,9 +545,10 @@ def efficient(
 
 
 def efficient_window(mask_type: int, window_size: int | None) -> Window:
-    """Return the window of memory-efficient attention.
+    """Return the window for the arguments of memory-efficient attention.
 
-    The window size includes the position of the query.
+    `mask_type` is one of the numbers in `Mask`. `window_size` is the number of keys before a query,
+    including the key at its position.
     """
     before = window_size - 1 if window_size else None
     return Mask(mask_type).window(before)
@@ -555,7 +568,7 @@ def cudnn(
     max_k: int,
     is_causal: bool = False,
 ) -> Scores:
-    """Count the scores of cuDNN's attention.
+    """Count the attention scores of cuDNN's attention kernels.
 
     The shapes are [batch, heads, length, width], or [tokens, heads, width] for packed sequences.
     """

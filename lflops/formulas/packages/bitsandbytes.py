@@ -14,20 +14,20 @@ UPDATES = {
     "lion": 7,
     "ademamix": 15,
 }
-"""Operations per element of each optimizer's update, without weight decay.
+"""Number of operations of an optimizer's update per element, keyed by the optimizer's name.
 
-They are the operations of the same optimizer without a fused kernel. Weight decay costs one more
+The number is the same as for the optimizer without a fused kernel. Weight decay costs one more
 operation.
 """
 
 
 def _scaled(product: int, result_size: int, bias: Shape | None) -> Cost:
-    """Cost of a matmul whose result is scaled: one scale per row, and one per column.
+    """Cost of a matmul whose result is multiplied by a scale per row and a scale per column.
 
     Args:
         product: The MACs of the matmul.
         result_size: The number of elements of the result.
-        bias: The shape of the bias that is added, if there is one.
+        bias: The shape of the bias that is added; `None` without a bias.
     """
     operations = 2 + (bias is not None)
     return Cost(product, other_flops=operations * result_size)
@@ -41,7 +41,7 @@ def int8_product(a: Shape, b: Shape) -> int:
 
 @formula("bitsandbytes::int8_scaled_mm")
 def int8_scaled_product(a: Shape, b: Shape, *, bias: Shape | None = None) -> Cost:
-    """Cost of `int8_linear_matmul` and of scaling the result: one scale per row and per column."""
+    """Cost of an 8-bit matmul whose result is multiplied by a scale per row and per column."""
     rows = prod(a[:-1])
     columns = b[0]
     return _scaled(int8_product(a, b), rows * columns, bias)
@@ -51,7 +51,7 @@ def int8_scaled_product(a: Shape, b: Shape, *, bias: Shape | None = None) -> Cos
 def int8_mixed_product(
     a: Shape, ca: Shape, cb: Shape, *, outlier_cols: Shape | None = None, bias: Shape | None = None
 ) -> Cost:
-    """Cost of `int8_scaled_mm`, plus a matmul of the columns with values too large for 8 bits."""
+    """Cost of `int8_scaled_mm`, plus a matmul of columns whose values are too large for 8 bits."""
     result_size = prod(ca[:-1]) * cb[0]
     inner = ca[-1]
     scaled = _scaled(result_size * inner, result_size, bias)
@@ -86,13 +86,13 @@ def dequantize_four_bits(a: Shape, *, shape: Shape) -> Cost:
 formula("bitsandbytes::dequantize_blockwise", "bitsandbytes::int8_vectorwise_dequant")(
     per_element(1)
 )
-# The maximum of a block, and a multiplication by a scale.
+# Per element, the maximum of a block and a multiplication by a scale.
 formula(
     "bitsandbytes::quantize_4bit",
     "bitsandbytes::quantize_blockwise",
     "bitsandbytes::int8_vectorwise_quant",
 )(per_element(2))
-# A maximum and a scale by rows, and the same by columns.
+# Per element, the maximum of a row and a multiplication by a scale, and the same for columns.
 formula("bitsandbytes::int8_double_quant")(per_element(4))
 
 
@@ -108,7 +108,7 @@ def dequantize_product(a: Shape, *, bias: Shape | None = None) -> Cost:
 
 @formula("bitsandbytes::optimizer_update_32bit")
 def update(optimizer_name: str, g: Shape, *, weight_decay: float) -> Cost:
-    """Cost of an optimizer's update of the parameter whose gradient has the shape `g`."""
+    """Cost of an optimizer's update of one parameter, whose gradient has the shape `g`."""
     operations = UPDATES[optimizer_name] + bool(weight_decay)
     return Cost(other_flops=operations * prod(g))
 
@@ -117,7 +117,11 @@ def update(optimizer_name: str, g: Shape, *, weight_decay: float) -> Cost:
 def eight_bit_update(
     optimizer_name: str, g: Shape, *, state2: Shape | None, weight_decay: float
 ) -> Cost:
-    """Cost of `optimizer_update_32bit`, plus dequantizing (1) and quantizing (2) each state."""
+    """Cost of an optimizer's update of one parameter, with state in 8 bits.
+
+    In addition to `optimizer_update_32bit`, each state is dequantized (1 operation per element) and
+    quantized (2 operations).
+    """
     states = 1 + (state2 is not None)
     operations = UPDATES[optimizer_name] + bool(weight_decay) + 3 * states
     return Cost(other_flops=operations * prod(g))

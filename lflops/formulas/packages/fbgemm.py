@@ -9,13 +9,13 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, Values, formula, per_element
 
 Offsets = Values | Shape
-"""Positions at which sequences begin: a tensor's values, or its shape if they are unknown."""
+"""Positions at which sequences begin: the values of a tensor, or its shape if they are unknown."""
 
 
 def _rows(values: Shape, offsets: Offsets, longest: int) -> int:
-    """Count the rows that a kernel uses: at most `longest` rows of each sequence.
+    """Count the rows of a jagged tensor that a kernel uses: at most `longest` of each sequence.
 
-    If the lengths are unknown, the result is the number of all rows.
+    If the lengths of the sequences are unknown, the result is the number of all rows.
     """
     if not isinstance(offsets, Values):
         return values[0]
@@ -30,7 +30,7 @@ def jagged_by_dense(
     y: Shape,
     max_L: int,  # noqa: N803 - FBGEMM's name
 ) -> Cost:
-    """Cost of a jagged tensor times dense matrices: [rows, k] x [k, n] for each sequence."""
+    """Cost of a jagged tensor times dense matrices: a matmul [rows, k] x [k, n] per sequence."""
     _, k, n = y
     rows = _rows(x, x_offsets, max_L)
     return Cost(rows * k * n, is_upper_bound=not isinstance(x_offsets, Values))
@@ -38,7 +38,7 @@ def jagged_by_dense(
 
 @formula("fbgemm::jagged_jagged_bmm", "fbgemm::jagged_jagged_bmm_forward", reads="x_offsets")
 def jagged_by_jagged(x: Shape, y: Shape, *, x_offsets: Offsets, max_L: int) -> Cost:  # noqa: N803
-    """Cost of the product of two jagged tensors: [k, rows] x [rows, n] for each sequence."""
+    """Cost of the product of two jagged tensors: a matmul [k, rows] x [rows, n] per sequence."""
     k = x[-1]
     n = y[-1]
     rows = _rows(x, x_offsets, max_L)
@@ -49,7 +49,7 @@ def jagged_by_jagged(x: Shape, y: Shape, *, x_offsets: Offsets, max_L: int) -> C
     "fbgemm::batched_dense_vec_jagged_2d_mul", "fbgemm::batched_dense_vec_jagged_2d_mul_forward"
 )
 def vectors_by_jagged(v: Shape, a: Shape) -> int:
-    """MACs of weighted sums of the rows of each sequence, as in attention with a single query.
+    """MACs of a weighted sum of the rows of each sequence, as in attention with a single query.
 
     Each sequence has one vector of weights for each head.
     """
@@ -58,11 +58,11 @@ def vectors_by_jagged(v: Shape, a: Shape) -> int:
 
 @formula("fbgemm::batched_dense_vec_jagged_2d_mul_backward")
 def vectors_by_jagged_backward(grad: Shape, v: Shape, a: Shape) -> int:
-    """MACs of the gradients of the weights `v` and of the rows `a`."""
+    """MACs of the gradients of weighted sums of rows: of the weights `v` and of the rows `a`."""
     return 2 * prod(a)
 
 
-# The convention in `conventions.toml` for a softmax and its gradient.
+# A softmax and its gradient cost as much as in `conventions.toml`.
 formula("fbgemm::jagged_softmax", "fbgemm::jagged_softmax_forward")(per_element(5))
 formula("fbgemm::jagged_softmax_backward")(per_element(4))
 formula(
@@ -70,7 +70,7 @@ formula(
     "fbgemm::jagged_dense_elementwise_mul",
     "fbgemm::jagged_dense_elementwise_mul_forward",
 )(per_element(1))
-# One operation for each of two gradients.
+# Each of the two gradients costs one operation per element.
 formula("fbgemm::jagged_dense_elementwise_mul_backward")(per_element(2))
 formula(
     "fbgemm::jagged_to_padded_dense",
@@ -102,10 +102,11 @@ def embedding_bags(
     max_D: int,  # noqa: N803
     total_D: int,  # noqa: N803
 ) -> Cost:
-    """Cost of embedding bags: one addition per element of the gathered rows.
+    """Cost of embedding bags over several tables.
 
-    This is an upper bound if the tables have different widths, because the number of rows from each
-    table is unknown.
+    It is one addition per element of the table rows that the indices select. If the tables have
+    different widths, the result is an upper bound, because the number of rows from each table is
+    unknown.
     """
     tables = D_offsets[0] - 1
     same_width = tables * max_D == total_D
@@ -120,9 +121,10 @@ def weighted_embedding_bags(
     max_D: int,  # noqa: N803
     total_D: int,  # noqa: N803
 ) -> Cost:
-    """Cost of embedding bags whose rows have weights.
+    """Cost of embedding bags over several tables, with a weight for each index.
 
-    Each element of the gathered rows is multiplied by the weight of its row, and added to the sum.
+    Each element of the table rows that the indices select is multiplied by the weight of its index,
+    and added to the sum.
     """
     bags = embedding_bags(indices=indices, D_offsets=D_offsets, max_D=max_D, total_D=total_D)
     return bags._replace(other_flops=2 * bags.other_flops)

@@ -1,4 +1,4 @@
-"""Formulas for flash-attn 2 and 3: dense and packed sequences, and queries against cached keys."""
+"""Formulas for flash-attn 2 and 3, with dense sequences, packed sequences and cached keys."""
 
 from lflops.formulas.attention.fused import (
     Known,
@@ -20,7 +20,7 @@ def _window(before: int, after: int, *, causal: bool) -> Window:
 def dense_sequences(
     q: Shape, k: Shape, v: Shape, *, causal: bool, window_size_left: int, window_size_right: int
 ) -> Scores:
-    """Count the scores of sequences with the same length."""
+    """Count the attention scores of flash-attn 2 for sequences of the same length."""
     window = _window(window_size_left, window_size_right, causal=causal)
     return kernel_scores(q, k, Packing(), window)
 
@@ -46,7 +46,7 @@ def packed_sequences(
     block_table: Shape | None = None,
     seqused_k: Known = None,
 ) -> Scores:
-    """Count the scores of packed sequences."""
+    """Count the attention scores of flash-attn 2 for packed sequences."""
     packing = Packing(
         queries=cu_seqlens_q,
         keys=cu_seqlens_k,
@@ -79,7 +79,7 @@ def with_cache(
     window_size_left: int,
     window_size_right: int,
 ) -> Cost:
-    """Cost of queries against the keys in a cache and against new keys."""
+    """Cost of attention of queries to the keys in a cache and to new keys, in flash-attn 2."""
     new_keys = 0 if k is None else k[1]
     packing = Packing(used_keys=_plus(cache_seqlens, new_keys), pages=block_table)
     window = _window(window_size_left, window_size_right, causal=causal)
@@ -118,10 +118,10 @@ def version_3(
     window_size_left: int = -1,
     window_size_right: int = -1,
 ) -> Scores:
-    """Count the scores of dense, packed, cached and paged sequences, which share one function.
+    """Count the attention scores of flash-attn 3, whose operators support all kinds of sequences.
 
-    The argument for a causal mask is `causal` in the Python forward operator, and `is_causal` in
-    all other operators.
+    The sequences may be dense or packed, and keys may be cached or stored in pages. The argument
+    for a causal mask is `causal` in one forward operator, and `is_causal` in all other operators.
     """
     new_keys = 0
     if k_new is not None and len(k_new) == 4:

@@ -10,14 +10,14 @@ from lflops.formulas.table import Cost, Shape, function_formula, per_element
 OPS = "liger_kernel.ops."
 
 LOSS_AND_GRADIENT = 5 + 4
-"""Operations per logit of a softmax and its gradient, which one kernel writes over the logits."""
+"""Number of operations of a softmax and its gradient per logit. One kernel computes both."""
 
 
 @function_formula(f"{OPS}fused_linear_cross_entropy:fused_linear_cross_entropy_forward")
 def head_and_loss(x: Shape, weight: Shape) -> Cost:
     """Cost of a cross-entropy loss and its gradient, for logits of shape [tokens, words].
 
-    The matmuls run as torch's operators and are counted there.
+    Matmuls are not included, because they run as torch's operators and are counted there.
     """
     tokens = prod(x[:-1])
     words = weight[0]
@@ -28,9 +28,9 @@ def head_and_loss(x: Shape, weight: Shape) -> Cost:
 def head_and_loss_backward(
     grad: Shape, grad_input: Shape, grad_weight: Shape | None, grad_bias: Shape | None = None
 ) -> Cost:
-    """Cost of scaling the gradients that forward has already computed.
+    """Cost of backward, which multiplies the gradients from forward by the gradient of the loss.
 
-    Each element is multiplied by the gradient of the loss.
+    The multiplication costs one operation per element.
     """
     elements = 0
     for gradient in (grad_input, grad_weight, grad_bias):
@@ -49,12 +49,12 @@ _PER_ELEMENT = {
     "cross_entropy:cross_entropy_forward": LOSS_AND_GRADIENT,
     # The gradient that forward computed is multiplied by the gradient of the loss.
     "cross_entropy:cross_entropy_backward": 1,
-    # Follows the convention in `conventions.toml`; backward costs twice as much as forward.
+    # By the convention in `conventions.toml`. Backward costs twice as much as forward.
     "rms_norm:rms_norm_forward": 4,
     "rms_norm:rms_norm_backward": 8,
     "layer_norm:layer_norm_forward": 7,
     "layer_norm:layer_norm_backward": 14,
-    # An activation of one half is multiplied by the other half.
+    # The activation function of one half of the input is multiplied by the other half.
     "swiglu:swiglu_forward": 2,
     "swiglu:swiglu_backward": 4,
     "geglu:geglu_forward": 2,

@@ -1,13 +1,13 @@
 """Formulas for mamba-ssm and causal-conv1d: scans, and short convolutions over time.
 
-A selective scan is a recurrence, in which each state needs the previous state. Therefore it counts
-as FLOPs and not as MACs. A state costs 8 operations per step: the step size times A, its
-exponential, the step size times B times the input (2), the product with the state and a sum (2),
-and the product with C and its sum (2).
+A selective scan is a recurrence, in which each state needs the previous state. Therefore its work
+counts as FLOPs and not as MACs. A state costs 8 operations per time step: the step size times A,
+the exponential of this product, the step size times B times the input (2), a product with the
+previous state and a sum (2), and a product with C and a sum (2).
 
 The chunked scan of Mamba 2 divides the sequence into chunks. It consists of matmuls, which count as
-MACs: within a chunk, all pairs of time steps are multiplied with each other, as in attention. The
-earlier chunks enter through their states.
+MACs. Within a chunk, all pairs of time steps are multiplied with each other, as in attention. A
+chunk depends on earlier chunks only through their states.
 """
 
 from math import prod
@@ -15,13 +15,13 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, formula, function_formula, per_element
 
 SCAN = 8
-"""Operations of a scan, per state and time step."""
+"""Number of operations of a selective scan, per state and time step."""
 
 STATES = 6
-"""Operations with which backward recomputes the states of a scan, per state and time step.
+"""Number of operations for recomputing the states of a selective scan in backward.
 
-Forward does not keep the states. Only the product with C and its sum (2 operations of `SCAN`) need
-not be repeated.
+It is per state and time step. Forward does not keep the states, so backward repeats all operations
+in `SCAN` except the 2 operations with C.
 """
 
 
@@ -37,10 +37,10 @@ def selective_scan(
     delta_bias: Shape | None,
     softplus: object,
 ) -> Cost:
-    """Cost of a scan of `u` [batch, channels, length], where `a` is [channels, states].
+    """Cost of a selective scan of `u` [batch, channels, length], where `a` is [channels, states].
 
-    The optional parts add operations per element of `u`: 2 for D, 2 for a gate (`z`), 1 for a bias
-    (`delta_bias`), and 1 for a softplus.
+    Optional parts add operations per element of `u`: 2 for D (`d`), 2 for a gate (`z`), 1 for a
+    bias (`delta_bias`), and 1 for a softplus.
     """
     states = a[-1]
     operations = SCAN * states + bool(softplus)
@@ -65,17 +65,22 @@ def selective_scan_backward(
     delta_bias: Shape | None,
     grad: Shape,
 ) -> Cost:
-    """Cost of the gradients, twice the forward pass, and of recomputing the states."""
+    """Cost of the gradients of a selective scan: twice the cost of forward.
+
+    In addition, the states are recomputed.
+    """
     states = a[-1]
+    # The formula does not receive the argument for the softplus. A softplus is assumed if there is
+    # a bias.
     forward = selective_scan(u, delta, a, b, c, d, z, delta_bias, softplus=delta_bias)
     recompute = Cost(other_flops=prod(u) * states * STATES)
     return Cost(other_flops=2 * forward.other_flops, recompute=recompute)
 
 
 def _convolution_macs(x: Shape, weight: Shape) -> int:
-    """MACs of [batch, channels, length], where each channel is convolved with a row of the weight.
+    """MACs of convolving each channel of [batch, channels, length] with a row of the weight.
 
-    The weight is [channels, width].
+    The weight has the shape [channels, width].
     """
     return prod(x) * weight[-1]
 
@@ -84,7 +89,7 @@ def _convolution_macs(x: Shape, weight: Shape) -> int:
 def causal_convolution(
     x: Shape, weight: Shape, bias: Shape | None, *, silu_activation: bool
 ) -> Cost:
-    """Cost of a convolution of each channel, with optional bias and SiLU."""
+    """Cost of a causal convolution of each channel, with an optional bias and an optional SiLU."""
     operations = (bias is not None) + bool(silu_activation)
     return Cost(_convolution_macs(x, weight), other_flops=operations * prod(x))
 
@@ -93,9 +98,9 @@ def causal_convolution(
 def causal_convolution_backward(
     x: Shape, weight: Shape, bias: Shape | None, *, silu_activation: bool
 ) -> Cost:
-    """Cost of the gradients of the input and of the weight.
+    """Cost of the gradients of a causal convolution: of its input, weight and bias.
 
-    The input of a SiLU is recomputed.
+    If there is a SiLU, its input is recomputed.
     """
     macs = _convolution_macs(x, weight)
     operations = (bias is not None) + bool(silu_activation)
@@ -111,7 +116,7 @@ def causal_convolution_backward(
 def causal_convolution_step(
     x: Shape, state: Shape, weight: Shape, bias: Shape | None, *, silu_activation: bool
 ) -> Cost:
-    """Cost of a causal convolution for one more time step, as in text generation."""
+    """Cost of a causal convolution for one new time step, as in text generation."""
     return causal_convolution(x, weight, bias, silu_activation=silu_activation)
 
 
@@ -145,15 +150,15 @@ def older_causal_convolution_backward(
 SSD = "mamba_ssm.ops.triton.ssd_combined:"
 """The module in which the chunked scan looks up its kernels.
 
-In the formulas, x is [batch, length, heads, width], B and C are [batch, length, groups, states],
-and the step sizes `dt` are [batch, heads, chunks, steps].
+In the formulas for these kernels, x is [batch, length, heads, width], B and C are [batch, length,
+groups, states], and the step sizes `dt` are [batch, heads, chunks, steps].
 """
 
 
 def _pairs_by_width(x: Shape, dt: Shape) -> int:
-    """Return the MACs of multiplying a [steps, steps] matrix for each chunk and head by x.
+    """Return the MACs of multiplying a [steps, steps] matrix by x, for each chunk and head.
 
-    The matrix has one element for each pair of time steps of the chunk, such as C x B.
+    The matrix, such as C x B, has one element for each pair of time steps of the chunk.
     """
     steps = dt[-1]
     width = x[-1]
@@ -162,11 +167,10 @@ def _pairs_by_width(x: Shape, dt: Shape) -> int:
 
 @function_formula(f"{SSD}_bmm_chunk_fwd", again_in_backward=True)
 def pairs_of_a_chunk(a: Shape, b: Shape, chunk_size: int) -> Cost:
-    """Cost of the products of the state matrices C and B (`a` and `b`) in each chunk.
+    """Cost of the matmul C x B (`a` and `b`) in each chunk.
 
-    Each pair of time steps in a chunk needs one product of a row of each.
-
-    The last chunk is padded, so it costs as much as the others.
+    Each pair of time steps of a chunk needs the dot product of a row of C and a row of B. The last
+    chunk is padded, so it costs as much as the other chunks.
     """
     batch, length, *groups, states = a
     chunks = -(-length // chunk_size)
@@ -175,14 +179,14 @@ def pairs_of_a_chunk(a: Shape, b: Shape, chunk_size: int) -> Cost:
 
 @function_formula(f"{SSD}_bmm_chunk_bwd")
 def pairs_of_a_chunk_backward(a: Shape, grad: Shape) -> Cost:
-    """Cost of the gradient of B or of C from the gradient of C x B."""
+    """Cost of the gradient of B or of C, which is computed from the gradient of C x B."""
     states = a[-1]
     return Cost(prod(grad) * states)
 
 
 @function_formula(f"{SSD}_chunk_state_fwd", again_in_backward=True)
 def chunk_state(b: Shape, x: Shape) -> Cost:
-    """Cost of the states at the ends of the chunks.
+    """Cost of the states at the ends of all chunks.
 
     The state of a chunk is the sum of x times B over the time steps of the chunk.
     """
@@ -192,10 +196,10 @@ def chunk_state(b: Shape, x: Shape) -> Cost:
 
 @function_formula(f"{SSD}_chunk_scan_fwd")
 def chunk_scan(cb: Shape, x: Shape, dt: Shape, decay: Shape, c: Shape) -> Cost:
-    """Cost of the result of the scan: C x B of each chunk times x, plus C times the states.
+    """Cost of the result of a chunked scan: C x B of each chunk times x, plus C times the states.
 
     A time step needs only the pairs with earlier time steps and with itself. On average, these are
-    (steps + 1) / 2 of its `steps` pairs. Only these pairs count as executed.
+    (steps + 1) / 2 pairs per time step. Only these pairs count as executed MACs.
     """
     states = c[-1]
     steps = dt[-1]
@@ -207,10 +211,10 @@ def chunk_scan(cb: Shape, x: Shape, dt: Shape, decay: Shape, c: Shape) -> Cost:
 
 @function_formula(f"{SSD}_chunk_scan_bwd_dstates", f"{SSD}_chunk_scan_bwd_dC")
 def states_gradient(other: Shape, decay: Shape, grad: Shape) -> Cost:
-    """Cost of the gradient of the states, or of the gradient of C: two kernels with the same cost.
+    """Cost of a kernel that computes the gradient of the states, or the gradient of C.
 
-    The first kernel multiplies C by the gradient of the result, and the second one multiplies the
-    gradient of the result by the states.
+    Both kernels have the same cost. The first kernel multiplies C by the gradient of the result,
+    and the second kernel multiplies the gradient of the result by the states.
     """
     states = other[-1]
     return Cost(prod(grad) * states)
@@ -218,7 +222,7 @@ def states_gradient(other: Shape, decay: Shape, grad: Shape) -> Cost:
 
 @function_formula(f"{SSD}_chunk_scan_chunk_state_bwd_dx")
 def input_gradient(x: Shape, dt: Shape, decay: Shape, b: Shape) -> Cost:
-    """Cost of the gradient of x.
+    """Cost of the gradient of x in a chunked scan.
 
     It is the sum of two matmuls: C x B of each chunk times the gradient of the result, and B times
     the gradient of the states.
@@ -229,22 +233,22 @@ def input_gradient(x: Shape, dt: Shape, decay: Shape, b: Shape) -> Cost:
 
 @function_formula(f"{SSD}_chunk_state_bwd_db")
 def b_gradient(x: Shape, dt: Shape, decay: Shape, states: Shape) -> Cost:
-    """Cost of the gradient of B: x times the gradient of the states.
+    """Cost of the gradient of B in a chunked scan: x times the gradient of the states.
 
-    The shape of the states is [batch, chunks, heads, width, states].
+    The gradient of the states has the shape [batch, chunks, heads, width, states].
     """
     return Cost(prod(x) * states[-1])
 
 
 @function_formula(f"{SSD}_chunk_scan_bwd_dcb")
 def pairs_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
-    """Cost of the gradient of C x B: the gradient of the result times x, for each chunk."""
+    """Cost of the gradient of C x B: the gradient of the result times x, in each chunk."""
     return Cost(_pairs_by_width(x, dt))
 
 
 @function_formula(f"{SSD}_chunk_scan_bwd_ddAcs_stable")
 def decay_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
-    """Cost of the gradient of the decay.
+    """Cost of the gradient of the decay in a chunked scan.
 
     The kernel runs the matmul of `pairs_gradient` again, so its MACs count as recomputation.
     """

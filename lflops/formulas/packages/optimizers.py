@@ -1,6 +1,6 @@
-"""Formulas for fused optimizers of apex and DeepSpeed, which update lists of tensors.
+"""Formulas for the fused optimizers of apex and DeepSpeed, which update lists of tensors.
 
-They count the same operations as an update without a fused kernel.
+The formulas count as many operations as for an update without a fused kernel.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +24,10 @@ def _at(arguments: Arguments, place: int) -> Any:
 
 
 def _with_decay(operations: int, decay_at: int | None = None) -> OperationsOf:
-    """Return a function that returns `operations`, plus one if the weight decay is not 0.
+    """Return a function that adds 1 to `operations` if a kernel is called with weight decay.
 
-    `decay_at` is the position of the weight decay among the arguments.
+    `decay_at` is the position of the weight decay among the kernel's arguments; `None` if the
+    kernel has no weight decay.
     """
 
     def operations_of(arguments: Arguments) -> int:
@@ -37,7 +38,7 @@ def _with_decay(operations: int, decay_at: int | None = None) -> OperationsOf:
 
 
 def _sgd(arguments: Arguments) -> int:
-    """Return the operations of SGD per element.
+    """Count the operations of an SGD update per element.
 
     The update needs 1 operation. Momentum adds 2 operations after the first step, Nesterov momentum
     adds 1, and weight decay adds 1.
@@ -53,7 +54,7 @@ def _sgd(arguments: Arguments) -> int:
 KERNELS: dict[str, OperationsOf] = {
     # Two averages (2 + 3), a root, a division, an addition, the update (2).
     "multi_tensor_adam": _with_decay(10, decay_at=7),
-    # Adam, and two norms (4).
+    # The operations of Adam, and two norms (4).
     "multi_tensor_lamb": _with_decay(14, decay_at=7),
     "multi_tensor_lion": _with_decay(7, decay_at=4),
     "multi_tensor_adagrad": _with_decay(6, decay_at=3),
@@ -63,7 +64,7 @@ KERNELS: dict[str, OperationsOf] = {
     "multi_tensor_scale": _with_decay(1),
     "multi_tensor_axpby": _with_decay(3),
 }
-"""Operations of each kernel, keyed by the beginning of the kernel's name."""
+"""Functions that count a kernel's operations per element, keyed by the beginning of its name."""
 
 APPLY = "multi_tensor_apply:MultiTensorApply.__call__"
 
@@ -74,7 +75,7 @@ def multi_tensor_apply(
 ) -> Cost:
     """Cost of the update of one parameter by a kernel that updates whole lists of parameters.
 
-    `tensors` has one tensor from each list. The first one is the gradient.
+    `tensors` has one tensor from each list. The first tensor is the gradient.
     """
     name = str(getattr(kernel, "__name__", kernel))
     for beginning, operations_of in KERNELS.items():
@@ -84,10 +85,10 @@ def multi_tensor_apply(
 
 
 def _cpu_step(operations: int) -> Callable[[Any], Cost]:
-    """Return the formula for a whole optimizer step, which updates all parameters with a gradient.
+    """Return the formula for a step of an optimizer that runs on the CPU.
 
-    `operations` is the number of operations per element. If any parameter group has weight decay,
-    each element costs one more operation.
+    The step updates all parameters with a gradient. `operations` is the number of operations per
+    element. If any parameter group has weight decay, each element costs one more operation.
     """
 
     def step(optimizer: Any) -> Cost:

@@ -1,6 +1,6 @@
-"""Formulas for torchao: matmuls with quantized weights and activations.
+"""Formulas for torchao's own operators, such as matmuls with quantized weights and activations.
 
-Most of torchao runs ATen's operators, such as `_scaled_mm` and `_grouped_mm`.
+Most of torchao's code runs ATen's operators instead, such as `_scaled_mm` and `_grouped_mm`.
 """
 
 from math import prod
@@ -16,15 +16,15 @@ for bits in range(1, 9):
 
 @formula("torchao::mx_fp8_bf16", "torchao::blockwise_scaled_mm")
 def scaled_mm(a: Shape, b: Shape, *, out: Shape) -> Cost:
-    """Cost of a matmul [n, k] x [k, m] of 8-bit floats. Each block of elements has a scale."""
+    """Cost of a matmul [n, k] x [k, m] of 8-bit floats, with a scale for each block of elements."""
     return Cost(prod(a) * out[-1], other_flops=prod(out))
 
 
 @formula("torchao::rowwise_scaled_linear_sparse_cutlass_f8f8")
 def half_sparse_linear(x: Shape, *, out: Shape, bias: Shape | None = None) -> Cost:
-    """Cost of a product in which two of every four weights are kept.
+    """Cost of a matmul in which only two of every four weights are kept and multiplied.
 
-    The result is scaled by rows and by columns.
+    The result is multiplied by a scale per row and a scale per column.
     """
     operations = 2 + (bias is not None)
     return Cost(prod(x) * out[-1] // 2, other_flops=operations * prod(out))
@@ -34,7 +34,7 @@ def half_sparse_linear(x: Shape, *, out: Shape, bias: Shape | None = None) -> Co
 def quantized_attention(
     query: Shape, key: Shape, value: Shape, *, is_causal: bool = False
 ) -> Scores:
-    """Count the scores of attention with quantized tensors, [batch, heads, length, width]."""
+    """Count the attention scores for quantized tensors of shape [batch, heads, length, width]."""
     return scaled_dot_product(query, key, value, is_causal=is_causal)
 
 
@@ -42,7 +42,7 @@ def quantized_attention(
 def scaled_embedding_bag(weight: Shape, indices: Shape) -> Cost:
     """Cost of an embedding bag with quantized rows.
 
-    Each element of the gathered rows needs a scale and an addition.
+    Each element of the rows that the indices select is multiplied by a scale and added.
     """
     return Cost(other_flops=2 * prod(indices) * weight[-1])
 

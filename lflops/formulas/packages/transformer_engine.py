@@ -1,6 +1,6 @@
 """Formulas for Transformer Engine's C++ functions, which are not torch operators.
 
-FP8 tensors are no torch tensors, but objects with a `size()`, which gives their shape.
+Their FP8 tensors are not torch tensors, but objects whose method `size()` returns the shape.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ TEX = "transformer_engine_torch:"
 def _sides(x: Shape, *, last_is_inner: bool) -> tuple[int, int]:
     """Return the outer and the inner length of an operand of a matmul.
 
-    The matmul sums over the inner length. All dimensions but the last are merged into one side of
-    the matrix.
+    The matmul sums over the inner length. The last dimension is one side of the matrix. All other
+    dimensions are merged into the other side.
     """
     leading = prod(x[:-1])
     if last_is_inner:
@@ -35,9 +35,9 @@ def _sides(x: Shape, *, last_is_inner: bool) -> tuple[int, int]:
 def _product(
     a: Shape, b: Shape, *, transposed_a: bool, transposed_b: bool, operations: int = 0
 ) -> Cost:
-    """Cost of a matmul, and of `operations` for each element of its result.
+    """Cost of a matmul, plus `operations` for each element of its result.
 
-    The shapes are in torch's order, but `transposed_a` and `transposed_b` are meant for cuBLAS,
+    The shapes are in torch's order, but `transposed_a` and `transposed_b` are arguments for cuBLAS,
     which reads matrices column by column. So the matmul sums over the last dimension of `a` if
     `transposed_a` is true, and over the last dimension of `b` if `transposed_b` is false.
     """
@@ -59,7 +59,7 @@ def gemm(
     bias_type: object,
     gelu: bool = False,  # noqa: FBT001, FBT002
 ) -> Cost:
-    """Cost of a matmul with or without transposed operands.
+    """Cost of a matmul whose operands may be transposed.
 
     The kernel may also add a bias or compute the gradient of the bias, and compute a GELU.
     """
@@ -74,7 +74,7 @@ def grouped_gemm(
     b: Sequence[Shape],
     transb: bool,  # noqa: FBT001
 ) -> Cost:
-    """Cost of several matmuls, one for each pair of matrices."""
+    """Cost of several matmuls, one for each pair of matrices in `a` and `b`."""
     macs = 0
     for left, right in zip(a, b, strict=True):
         macs += _product(left, right, transposed_a=transa, transposed_b=transb).macs
@@ -98,23 +98,24 @@ _PER_ELEMENT = {
     "rmsnorm_bwd": 8,
     "rmsnorm_bwd_add": 9,
     "gelu relu silu qgelu srelu dgelu drelu dsilu dqgelu dsrelu": 1,
-    # An activation of one half is multiplied by the other half: 2 operations per element of the
-    # result.
+    # The activation function of one half of the input is multiplied by the other half. These are 2
+    # operations per element of the result, which is half as large as the input.
     "swiglu geglu reglu qgeglu sreglu": 1,
 }
 for functions, operations in _PER_ELEMENT.items():
     for name in functions.split():
         function_formula(TEX + name)(per_element(operations))
 
-# Twice the forward pass.
+# The gradients cost twice as much as forward: 2 operations per element of the input.
 for name in ("dswiglu", "dgeglu", "dreglu", "dqgeglu", "dsreglu"):
     function_formula(TEX + name)(adapted(per_element(2), "grad"))
 
 
 class _AttentionArguments:
-    """The arguments of fused attention, grouped by kind.
+    """The arguments of fused attention, grouped by their types.
 
-    The order of arguments differs between releases, but the order within each kind is the same.
+    The order of the arguments differs between releases, but the order within each group is the
+    same.
 
     Attributes:
         tensors: Shapes of the queries, keys, values, and other tensors.
@@ -122,9 +123,8 @@ class _AttentionArguments:
             one-dimensional shape if the values are unknown.
         lengths: The integer arguments. The first two are the lengths of the longest query sequence
             and of the longest key sequence.
-        window: Number of keys that a query sees before and after its position; -1 for all.
-        mask: All other arguments, as one text in upper case. The text includes the type of the
-            mask.
+        window: Number of keys that a query sees before its position, and after it; -1 for all.
+        mask: All other arguments, as one text in upper case. It includes the name of the mask.
     """
 
     def __init__(self, given: Sequence[Any]) -> None:
@@ -172,13 +172,13 @@ def _attention(given: Sequence[Any]) -> tuple[Scores, int, int]:
 
 
 def _packed(shape: Shape) -> Shape:
-    """Return the shape as [tokens, heads, width], with all dimensions before the heads merged."""
+    """Convert a shape to [tokens, heads, width], with all dimensions before the heads merged."""
     return (prod(shape[:-2]), *shape[-2:])
 
 
 @function_formula(f"{TEX}fused_attn_fwd", reads="*")
 def fused_attention(*given: Any) -> Cost:
-    """Cost of fused attention in the forward pass.
+    """Cost of fused attention in forward.
 
     The layout of the tensors does not matter, because the offsets define the lengths of sequences.
     """

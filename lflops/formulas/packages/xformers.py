@@ -1,8 +1,8 @@
-"""Formulas for xformers: flash attention, CUTLASS, and AMD's composable kernels (CK).
+"""Formulas for xformers: flash attention, CUTLASS kernels, and AMD's composable kernels (CK).
 
-The Triton kernels of xformers have no formula, and are listed as unsupported. Newer releases call
-ATen's memory-efficient attention instead of CUTLASS. Heads may be in groups: [batch, length,
-groups, heads, width].
+The Triton kernels of xformers have no formula, so they are listed as unsupported. Newer releases
+call ATen's memory-efficient attention instead of the CUTLASS kernels. Heads may be divided into
+groups; the shape is then [batch, length, groups, heads, width].
 """
 
 from math import prod
@@ -20,15 +20,15 @@ from lflops.formulas.table import Shape
 
 
 def _dense(shape: Shape) -> Shape:
-    """Return the shape as [batch, length, heads, width], with all head dimensions merged."""
+    """Convert a shape to [batch, length, heads, width], with all dimensions of heads merged."""
     batch, length, *heads, width = shape
     return (batch, length, prod(heads), width)
 
 
 def _packed(shape: Shape) -> Shape:
-    """Return the shape as [tokens, heads, width], without the batch dimension of 1.
+    """Convert the shape of packed sequences to [tokens, heads, width].
 
-    All head dimensions are merged.
+    The batch dimension, which has the length 1, is removed. All dimensions of heads are merged.
     """
     if len(shape) > 3:
         shape = shape[1:]
@@ -60,7 +60,7 @@ def flash(
     block_tables: Shape | None = None,
     block_table: Shape | None = None,
 ) -> Scores:
-    """Count the scores of flash attention 2 and 3."""
+    """Count the attention scores of flash attention 2 and 3 in xformers."""
     pages = block_tables or block_table
     is_packed = cu_seqlens_q is not None and pages is None
     by_head = _packed if is_packed else _dense
@@ -93,7 +93,7 @@ def efficient(
     seqlen_k: Known = None,
     window_size: int | None = None,
 ) -> Scores:
-    """Count the scores of memory-efficient attention."""
+    """Count the attention scores of memory-efficient attention in xformers."""
     by_head = _dense if seqstart_q is None else _packed
     packing = Packing(seqstart_q, seqstart_k, max_seqlen_q, max_seqlen_k, seqlen_k)
     window = efficient_window(custom_mask_type, window_size)

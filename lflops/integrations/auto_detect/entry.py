@@ -17,9 +17,9 @@ VARIABLE = "LFLOPS"
 FINDER = "lflops.integrations.auto_detect.finder"
 
 is_compiling: Any = bool
-"""Returns whether code is being compiled: `torch.compiler.is_compiling`.
+"""The function `torch.compiler.is_compiling`, which returns whether code is being compiled.
 
-Until `watch` has imported that function, `bool` stands in its place, which returns false.
+Until `watch` has imported that function, this is `bool`, which returns false.
 """
 
 
@@ -66,7 +66,7 @@ def monitors() -> list[Any]:
 def step_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     """Handle the end of an optimizer's step.
 
-    Does nothing if the run is already monitored.
+    Does nothing if the script itself monitors its run.
     """
     if is_compiling():
         return

@@ -87,7 +87,7 @@ class AutoDetectedLoop(LoopMonitor):
         self._reader = BatchReader()
         self.__enter__()
         self.batch_begins(None)
-        # Earlier steps have no time.
+        # The durations of the steps before the detection are unknown.
         for _ in range(steps):
             self.mark("warmup")
             self._next_step(None)
@@ -118,7 +118,9 @@ class AutoDetectedLoop(LoopMonitor):
             shapes = self._shapes.setdefault(shapes, shapes)
         step = self._steps_done
         counters = ledger.counters.read(step)
-        phases.deferred.note(AutoDetectedLoop._passes, self, ledger, shapes, step, *counters)
+        phases.deferred.note(
+            AutoDetectedLoop._end_deferred_step, self, ledger, shapes, step, *counters
+        )
 
     def other_step_ends(self) -> None:
         """End the optimizer phase after the step of another optimizer.
@@ -145,13 +147,23 @@ class AutoDetectedLoop(LoopMonitor):
         if self._ledger is not None:
             self.phases.deferred.start()
 
-    def _passes(self, ledger: RunLedger, shapes: Hashable, step: int, *counters: Any) -> None:
+    def _end_deferred_step(
+        self, ledger: RunLedger, shapes: Hashable, step: int, *counters: Any
+    ) -> None:
+        """End a step that only the ledger needs. The ledger's thread calls this method later."""
         self.phases.end_step()
         ledger.listen_again()
         ledger.end_step(step, shapes, counters=counters)
         self.phases.begin_step()
 
     def _validates(self, *, begins: bool, has_loader: bool = False, loading: int = 0) -> None:
+        """Handle the beginning or the end of a validation or of inference.
+
+        Args:
+            begins: Whether it begins.
+            has_loader: Whether a loader other than the training loader fetched the last batch.
+            loading: Nanoseconds of that fetch, which are moved to the validation.
+        """
         self._validation.close()
         if begins:
             # Calls without gradients are a validation only if another loader loads their batches.
@@ -198,6 +210,7 @@ class AutoDetectedPhases(LoopPhases):
         self.trains_by: ref[Any] | None = None
         self._validates = validates
         self._epoch_ends = epoch_ends
+        # set during a validation and during inference
         self._is_validating = False
         # set if the validation was detected by a fetch
         self._was_fetched = False
@@ -207,7 +220,7 @@ class AutoDetectedPhases(LoopPhases):
         self._last: ref[Any] | None = None
         # moment at which the last fetch began
         self._begun = 0
-        # duration of the last fetch; 0 if a step has ended since then
+        # duration of the last fetch in nanoseconds; 0 if a step has ended since then
         self._took = 0
         # iterator of the training loader, which made the last fetch before the end of the last step
         self._trains: ref[Any] | None = None
@@ -229,8 +242,8 @@ class AutoDetectedPhases(LoopPhases):
         hook_optimizers(undo, self._optimizer_hook(), None)
         wrap_fetches(undo, self._note_fetch, self._note_batch)
 
-    # These functions run in every step. So they append to the deferred calls themselves, and each
-    # has its own error guard.
+    # The following functions run in every step. To be fast, each function appends to the deferred
+    # calls directly and contains its own error guard.
 
     def _optimizer_hook(self) -> Callable[..., None]:
         """Return a hook that records the beginning of an optimizer's step."""
@@ -272,6 +285,10 @@ class AutoDetectedPhases(LoopPhases):
         return model_is_called
 
     def _note_fetch(self, iterator: Any) -> int | None:
+        """Record that a data loader begins to fetch a batch.
+
+        Returns 0, or `None` if the fetch is ignored. `_note_batch` receives the result.
+        """
         deferred = self.deferred
         try:
             if self.is_fetching or get_ident() != self.home:
@@ -291,6 +308,13 @@ class AutoDetectedPhases(LoopPhases):
         return 0
 
     def _note_batch(self, begun: int | None, iterator: Any, batch: Any) -> None:
+        """Record the end of a fetch.
+
+        Args:
+            begun: The result of `_note_fetch`.
+            iterator: The iterator of the data loader.
+            batch: The batch, or the exception that the fetch raised.
+        """
         if begun is None:
             return
         deferred = self.deferred
@@ -352,7 +376,13 @@ class AutoDetectedPhases(LoopPhases):
         self._took = 0
         super().end_step(failed=failed)
 
-    def _called(self, learns: bool, trains: bool) -> None:  # noqa: FBT001 - as they are noted
+    def _called(self, learns: bool, trains: bool) -> None:  # noqa: FBT001 - a recorded call
+        """Handle the call of a model.
+
+        Args:
+            learns: Whether gradients were enabled.
+            trains: Whether the model was in training mode.
+        """
         is_validated = not learns and (self._was_fetched or not trains)
         if is_validated is not self._is_validating:
             has_loader = self._last is not self._trains
@@ -373,6 +403,12 @@ class AutoDetectedPhases(LoopPhases):
             self.enter("optimizer", RUNNING)
 
     def _fetch_begins(self, learns: bool, loader: "ref[Any]") -> None:  # noqa: FBT001 - the same
+        """Handle the beginning of a fetch.
+
+        Args:
+            learns: Whether gradients were enabled.
+            loader: Weak reference to the iterator of the data loader.
+        """
         trains = self._trains is loader
         if self._is_validating:
             changes = trains or (learns and self._was_fetched)
@@ -407,6 +443,7 @@ class AutoDetectedPhases(LoopPhases):
             self._took = self.log.clock() - self._begun
 
     def _learns(self, losses: tuple[Any, ...]) -> None:
+        """Handle the beginning of a backward pass."""
         if self._is_validating:
             self._turn(begins=False)
         is_in_backward = any(phase == "backward" for phase, _ in self.running)
@@ -421,6 +458,14 @@ class AutoDetectedPhases(LoopPhases):
         was_fetched: bool = False,
         loading: int = 0,
     ) -> None:
+        """Begin or end a validation or inference.
+
+        Args:
+            begins: Whether it begins.
+            has_loader: As in `AutoDetectedLoop._validates`.
+            was_fetched: Whether it was detected by a fetch, and not by the call of a model.
+            loading: As in `AutoDetectedLoop._validates`.
+        """
         self._is_validating = begins
         self._was_fetched = begins and was_fetched
         self._validates(begins=begins, has_loader=has_loader, loading=loading)
@@ -439,7 +484,7 @@ MOST_SHAPES = 256
 IDLE = 32
 """A loop is over if other optimizers make this many steps while its own optimizer makes none."""
 
-# Standard output may be read by another program.
+# Messages go to standard error, because another program may read standard output.
 _tell = partial(print, file=sys.stderr, flush=True)
 
 
@@ -487,12 +532,12 @@ class Finder:
 
         An error in lflops ends the monitoring, but not the training run.
         """
-        # The code below adds and removes hooks of the same kind as the hook that runs this method.
-        # Torch fails if any hook except the last one does so.
         known = None
         if self._optimizer is not None:
             known = self._optimizer()
         is_elsewhere = known is not None and self._watched is not None and get_ident() != self._home
+        # The code below adds and removes hooks of the same kind as the hook that runs this method.
+        # Torch fails if any hook except the last one does so.
         if self._is_off or is_elsewhere or not is_called_last(entry.step_ends):
             return
         if not self._lock.acquire(blocking=False):
@@ -597,6 +642,7 @@ def modules_of(optimizer: Optimizer) -> list[nn.Module]:
             above.setdefault(id(child), []).append(module)
         if any(id(parameter) in wanted for parameter in parameters):
             reached[id(module)] = module
+    # Add all modules that contain these modules, up to the outermost modules.
     to_climb = list(reached)
     while to_climb:
         for module in above.get(to_climb.pop(), ()):
@@ -625,14 +671,11 @@ def _begin_anew() -> None:
 
     The loop that the parent process monitors is not monitored in the forked process.
     """
-    global current  # noqa: PLW0603 - one process, one finder
+    global current  # noqa: PLW0603 - each process has one finder
     watched = current._watched  # noqa: SLF001 - of the parent process
     if isinstance(watched, AutoDetectedLoop):
         watched.phases.deferred.clear()
     current = Finder()
-
-
-current = Finder()
 
 
 current = Finder()

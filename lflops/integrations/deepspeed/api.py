@@ -24,7 +24,7 @@ from lflops.profile.profile import Profile
 from lflops.profile.records import median_of
 from lflops.timing.measure import CountAndTime, measure, measure_generate
 
-# The number of timed passes, and of passes in which modules are timed; DeepSpeed takes one.
+# The number of timed passes, and of passes in which modules are timed. DeepSpeed times one pass.
 _REPEATS = 5
 _PROFILER = "FlopsProfiler"
 
@@ -193,7 +193,7 @@ class FlopsProfiler:
 
     @property
     def profile(self) -> Profile:
-        """The profile, including what was read from DeepSpeed's engine.
+        """The profile, including the facts that were read from DeepSpeed's engine, if any.
 
         Raises:
             CountError: The profiler was not started, or no forward ran.
@@ -219,12 +219,12 @@ class FlopsProfiler:
         return short_units.flops(flops) if as_string else flops
 
     def get_total_macs(self, as_string: bool = False) -> int | str:  # noqa: FBT001, FBT002
-        """Return the MACs of the forward pass."""
+        """Return the MACs of forward."""
         macs = self.profile.modules[""].forward.macs
         return short_units.macs(macs) if as_string else macs
 
     def get_total_duration(self, as_string: bool = False) -> float | str | None:  # noqa: FBT001, FBT002
-        """Return the seconds of forward without the time of counting, or `None` if unknown."""
+        """Return the seconds of forward, minus the time of counting, or `None` if unknown."""
         seconds = median_of(self.profile.modules[""].forward.seconds)
         return short_units.duration(seconds) if as_string else seconds
 
@@ -290,8 +290,9 @@ def _evaluating(model: Any, hint: str | None) -> Iterator[None]:
 
     Args:
         model: The model.
-        hint: Remark that is added to errors. For example, a model that expects token ids fails if
-            `input_shape` was passed, but its error message does not mention `input_shape`.
+        hint: Remark that is added to errors, or `None`. For example, a model that expects token ids
+            fails if the user passed `input_shape`, but the model's error message does not mention
+            `input_shape`.
     """
     modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
     try:

@@ -10,9 +10,9 @@ from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.steps import Step
 
-# The cost of a backward pass that was timed but not counted, as a multiple of forward.
+# The assumed cost of a backward pass that was timed but not counted, as a multiple of forward.
 _BACKWARD_FORWARDS = 2.0
-# DeepSpeed's name for a group of experts begins with this, followed by the size of the group.
+# The beginning of DeepSpeed's name for a group of experts. The rest is the size of the group.
 _EXPERT_GROUP = "ep_size_"
 # DeepSpeed's names of the timers.
 _TIMERS = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
@@ -21,7 +21,7 @@ _TIMERS = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
 def with_engine_facts(
     profile: Profile, model: nn.Module, engine: Any, recompute_fwd_factor: float
 ) -> Profile:
-    """Add to a profile what DeepSpeed's engine knows about the run.
+    """Return the profile with facts from DeepSpeed's engine, such as sizes of parallel groups.
 
     Args:
         profile: The profile.
@@ -34,7 +34,7 @@ def with_engine_facts(
     samples = engine.train_micro_batch_size_per_gpu() * forwards
     data_parallel = engine.dp_world_size
     if data_parallel is None:
-        # The group includes sequence parallelism.
+        # The size of the group for data and sequence parallelism together.
         data_parallel = engine.seq_dp_world_size
     run = replace(
         profile.run,
@@ -103,7 +103,7 @@ def splits_experts(model: nn.Module) -> bool:
 
 
 def _experts(model: nn.Module, tensor_parallel: int) -> Note:
-    """Return a note with two counts over all ranks: parameters in experts, and other parameters."""
+    """Return a note with the numbers of parameters in experts and outside them, on all ranks."""
     splits = splits_experts(model)
     in_experts = 0
     outside = 0

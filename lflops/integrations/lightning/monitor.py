@@ -80,8 +80,8 @@ class FlopsMonitor(Base, PhaseListener):
             run. lflops never waits for these results at any other time.
         html: Write a page that opens offline next to each profile.
         ledger: Account for every second of the run, in a file next to the profiles.
-        module_scalars: Number of modules for which metrics are logged: those with the most self
-            time in the first window. This needs a schedule with at least three windows.
+        module_scalars: Number of modules for which metrics are logged: the modules with the most
+            self time in the first window. This needs a schedule with at least three windows.
         dirpath: Folder for profiles instead of `trainer.log_dir`. Traces go to the subfolder
             lflops_traces.
         on_error: Reaction to an error inside lflops: `"warn"` or `"raise"`.
@@ -104,9 +104,9 @@ class FlopsMonitor(Base, PhaseListener):
     _writes_without_logger = True
     _run = NO_RUN
     _phases: TrainerPhases | None = None
-    # number among the monitors of the Trainer
+    # the number of this monitor among the monitors of the Trainer, from 1
     _number = 1
-    # Runs that continue after the current run, which was begun inside them.
+    # The runs inside which the current run was begun. They continue after the current run.
     _outer: tuple[tuple[MonitoredRun, TrainerPhases | None], ...] = ()
 
     @takes(Settings)
@@ -227,8 +227,8 @@ class FlopsMonitor(Base, PhaseListener):
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         phases = self._phases
-        # The phase ends with the optimizer's step. With a closure this step is already running;
-        # with mixed precision it has yet to begin.
+        # The phase ends at the end of the optimizer's step. If the optimizer has a closure, the
+        # step is already running here. With mixed precision, it begins later.
         if phases is None or (phases.running and phases.running[-1][0] == "optimizer"):
             return
         try:
@@ -349,8 +349,9 @@ class InjectedMonitor(FlopsMonitor):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Set up the run, or remove this monitor if the Trainer has another monitor.
 
-        This cannot be decided earlier, because the model may add callbacks before `setup`. Another
-        monitor may also come from an earlier Trainer with the same list of callbacks.
+        This cannot be decided earlier, because the model may add callbacks before `setup`. The
+        other monitor may also have been added for an earlier Trainer that was created with the same
+        list of callbacks.
         """
         monitors = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)]
         explicit = [each for each in monitors if not isinstance(each, InjectedMonitor)]

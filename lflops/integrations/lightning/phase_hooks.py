@@ -39,7 +39,7 @@ Newer versions of Lightning call it before each batch.
 """
 
 RUNNING = None
-"""Used in place of a stage's name for the stage that is running."""
+"""Stands for the running stage where the name of a stage is expected."""
 
 LOADING = ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
 """Methods of the strategy that read a checkpoint or load its contents."""
@@ -63,7 +63,7 @@ ACTIONS: dict[str, tuple[str | None, str | None]] = {
     ".test_step": ("forward", "test"),
     ".predict_step": ("forward", "predict"),
     "save_checkpoint": ("checkpoint_save", RUN),
-    # not a phase itself, but phases that begin inside it end with it
+    # This action is not a phase, but phases that begin inside it end with it.
     "optimizer_step": (None, "train"),
 }
 """For each action of Lightning's profiler that is a phase, the phase and the stage.
@@ -82,7 +82,7 @@ MOST_ACTIONS = 512
 """Maximum number of actions whose context objects are kept, so that they can be used again."""
 
 DEFAULT_HOOKS = (".core.hooks", ".core.module", ".callbacks.callback")
-"""Python modules of Lightning whose hooks do nothing, because they are only the defaults."""
+"""Ends of the names of Lightning's Python modules with the default hooks, which do nothing."""
 
 
 class PhaseListener:
@@ -108,7 +108,7 @@ class TrainerPhases(Phases):
     def __init__(self, trainer: Any) -> None:
         super().__init__()
         self.has_ledger = False
-        # Weak, because `_PHASES` keeps this object as long as the Trainer lives.
+        # A weak reference, because `_PHASES` keeps this object as long as the Trainer is alive.
         self._trainer = ref(trainer)
         self._state = trainer.state
         # a cache written in C, which calls `_new_context` only for new actions
@@ -193,6 +193,7 @@ class TrainerPhases(Phases):
             wrap(self._undo, owner, name, self._synchronize)
 
     def _fail(self, error: BaseException) -> None:
+        """Pass an error in this object to the error guards of all monitors."""
         for each in [*self._users]:
             each.contains(error)
 
@@ -258,6 +259,7 @@ class TrainerPhases(Phases):
         return name if name in STEPS else None
 
     def _look_up(self, name: str) -> tuple[str | None, str | None] | None:
+        """Return the phase and the stage of an action, or `None` if it is not a phase."""
         trainer = self._trainer()
         if name.endswith(BEFORE_STEP):
             is_phase = trainer is not None and _has_hook_before_step(trainer, name)
@@ -267,7 +269,10 @@ class TrainerPhases(Phases):
                 trainer.gradient_clip_val or _is_overridden(trainer.lightning_module, CLIP)
             )
             return ("clip", "train") if clips else None
-        return next((known for end, known in ACTIONS.items() if name.endswith(end)), None)
+        for ending, phase_and_stage in ACTIONS.items():
+            if name.endswith(ending):
+                return phase_and_stage
+        return None
 
 
 class _NoPhase(nullcontext[str], ContextDecorator):
@@ -306,8 +311,8 @@ class _Action(ContextDecorator):
         actions = phases.actions
         running = phases.running
         try:
-            # An action that began before the wrappers were installed is unknown. An action without
-            # an end is over when the action around it ends.
+            # An action that began before the wrappers were installed is not in `actions`. An action
+            # whose end was not reported is over when an action around it ends.
             for place in range(len(actions) - 1, -1, -1):
                 name, depth = actions[place]
                 if name == self._name:
@@ -328,8 +333,8 @@ class _Action(ContextDecorator):
 class _Shortcut(partial[Any]):
     """A function of lflops that replaces a method of the default profiler.
 
-    No additional Python code runs when it is called. It looks like the original method, and copying
-    or pickling it gives the original method.
+    Calling it runs only the function, and no other Python code. It looks like the original method,
+    and copying or pickling it returns the original method.
 
     Attributes:
         lflops_method: The original method.
@@ -375,10 +380,10 @@ def phases_of(trainer: Any) -> TrainerPhases:
 
 
 def _has_hook_before_step(trainer: Any, action: str) -> bool:
-    """Return whether an `on_before_optimizer_step` action runs a user's hook, so it is a phase.
+    """Return whether an `on_before_optimizer_step` action is a phase.
 
-    An action that only calls the hook of a monitor of lflops is not a phase, because that hook
-    begins the optimizer phase.
+    It is a phase if it runs a user's hook. An action that only calls the hook of an lflops monitor
+    is not a phase, because that hook begins the optimizer phase.
 
     Args:
         trainer: The Trainer.

@@ -32,11 +32,11 @@ _NAMES = ("pytorch_lightning", "lightning.pytorch")
 def _packages() -> list[ModuleType]:
     """Import the installed packages of Lightning, `pytorch_lightning` and `lightning.pytorch`.
 
-    Importing one of them changes the Python logger of the other. If one was already imported, its
-    logger is restored.
+    Importing one package changes the Python logger of the other package. If one of them was already
+    imported, its logger is restored.
     """
-    users = [sys.modules[name] for name in _NAMES if name in sys.modules]
-    logs = [_rank_zero(package).rank_zero_module.log for package in users]
+    imported = [sys.modules[name] for name in _NAMES if name in sys.modules]
+    logs = [_rank_zero(package).rank_zero_module.log for package in imported]
     found = []
     for name in _NAMES:
         try:
@@ -49,8 +49,8 @@ def _packages() -> list[ModuleType]:
             "FlopsMonitor needs lightning or pytorch-lightning, and neither is installed: "
             "pip install lightning"
         )
-    for log in logs[-1:]:
-        _rank_zero(found[0]).rank_zero_module.log = log
+    if logs:
+        _rank_zero(found[0]).rank_zero_module.log = logs[-1]
     return found
 
 
@@ -93,6 +93,8 @@ It is used if there is no logger, or if the logger has the same directory for al
 """
 
 _RUN_FOLDERS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""The subfolder of `RUNS` for each Trainer that uses one."""
+
 _NAMED: WeakSet[Any] = WeakSet()
 """Trainers for which a message about the folder was logged, so that it is logged only once."""
 
@@ -123,8 +125,8 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
         looks_for_unused=getattr(strategy.model, "find_unused_parameters", False),
         loggers=trainer.loggers,
         log_every=trainer.log_every_n_steps,
-        # The x-axis of loggers, which Lightning's own monitors also read. It advances by one even
-        # if several optimizers step.
+        # The step on the x-axis of loggers, which Lightning's own monitors also read. It advances
+        # by one even if several optimizers make a step.
         logged_step=partial(attrgetter("fit_loop.epoch_loop._batches_that_stepped"), trainer),
         knows_step=lambda: True,
         log=say,
@@ -197,8 +199,8 @@ def _root_of(trainer: Any, pl_module: Any) -> nn.Module:
 def _ends_step(trainer: Any, pl_module: Any) -> bool:
     """Return whether the current batch is the last batch of a step.
 
-    In manual optimization, it is unknown over how many batches gradients are accumulated. There,
-    each batch counts as a step.
+    In manual optimization, each batch counts as a step, because the number of batches over which
+    gradients are accumulated is unknown.
     """
     if trainer.accumulate_grad_batches == 1 or not pl_module.automatic_optimization:
         return True
@@ -261,8 +263,9 @@ def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
         return None
     if trainer not in _RUN_FOLDERS:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        own = str(Path(above, RUNS, name).absolute())
-        _RUN_FOLDERS[trainer] = trainer.strategy.broadcast(own)
+        run_folder = str(Path(above, RUNS, name).absolute())
+        # All ranks use the folder of the main process.
+        _RUN_FOLDERS[trainer] = trainer.strategy.broadcast(run_folder)
     folder = _RUN_FOLDERS[trainer]
     if logger is None and trainer not in _NAMED:
         _NAMED.add(trainer)

@@ -1,1 +1,1 @@
-"""Monitor custom training loops with `lflops.monitor`, and detect their phases."""
+"""Monitor custom training loops with `lflops.monitor`, and detect the phases of their steps."""

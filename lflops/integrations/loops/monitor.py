@@ -39,7 +39,7 @@ DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}
 """The wrappers for data parallelism, with which each rank gets a different batch."""
 
 _NO_BATCH: Any = object()
-"""Returned in place of a batch when a loader has ended."""
+"""The value that `next` returns instead of a batch when a loader has ended."""
 
 BLOCKS = ("checkpoint_save", "checkpoint_load", "logging", "between_epochs")
 """Categories of the ledger that a loop can pass to `LoopMonitor.within`."""
@@ -255,8 +255,8 @@ class LoopMonitor:
     def stage(self, name: str) -> Iterator[None]:
         """Treat a `with` block as another stage: "validate", "test" or "predict".
 
-        The block is not part of a training step. It is profiled in windows of its own if `stages=`
-        includes the stage.
+        The block is not part of a training step. If `stages=` includes the stage, the stage is
+        profiled in separate windows.
 
         Raises:
             CountError: The stage is unknown.
@@ -272,7 +272,8 @@ class LoopMonitor:
         run = self._run
         before = self._stage
         if category != "inference":
-            # A loop that generates or acts before each step has no other steps.
+            # The current training step contains the validation, so its time is not used. Inference
+            # is different, because some loops generate samples in every step.
             run.guarded("train", lambda session: session.mark("validation"))
         with self._phases.stage(name):
             run.enters(category)
@@ -316,11 +317,11 @@ class LoopMonitor:
     def resume_from(self, step: int) -> None:
         """Continue the numbering of steps after a restart.
 
-        Without this call, steps are numbered from 0. The ledger then cannot tell how much work was
-        lost and repeated because of the restart.
+        Without this call, steps are numbered from 0, and the ledger cannot determine how much work
+        was lost and repeated because of the restart.
 
         Args:
-            step: The number of steps when the checkpoint was saved.
+            step: The number of completed steps when the checkpoint was saved.
         """
         self._steps_done = step
         self._knows_step = True
@@ -352,7 +353,7 @@ class LoopMonitor:
     def epoch_ends(self) -> None:
         """End an epoch.
 
-        The time until the next batch is fetched belongs to the ledger category `between_epochs`.
+        The time until the next fetch of a batch belongs to the ledger category `between_epochs`.
         `data` calls this method at the end of the loader.
         """
         self._run.epoch_ends()
@@ -439,6 +440,7 @@ class LoopMonitor:
     def _stage_of(self, name: str) -> Stage:
         loop = self._loop
         listen = partial(self._phases.listen, name)
+        # A partial of `int` or `bool` returns a constant, and calling it runs no Python code.
         if name != "train":
             return Stage(
                 name=name,
@@ -478,15 +480,15 @@ class LoopMonitor:
 class _Batch(tuple[LoopMonitor, Any]):
     """The context in which the work on a batch runs: a tuple of the monitor and the batch.
 
-    Every step creates such a context. It is a tuple because creating a tuple runs no Python code,
-    which makes it fast. It may use private attributes of its monitor.
+    Every step creates such a context. It is a tuple because creating a tuple runs no Python code
+    and is therefore fast. The context may use private attributes of its monitor.
     """
 
     __slots__ = ()
 
     def __enter__(self) -> None:
         monitor, batch = self
-        monitor._has_batches = True  # noqa: SLF001 - the two are one
+        monitor._has_batches = True  # noqa: SLF001 - see the docstring
         monitor._run.batch_begins(monitor._stage, batch)  # noqa: SLF001
         monitor._phases.begin_step()  # noqa: SLF001
 
@@ -547,8 +549,8 @@ def _optimizers(optimizer: Any) -> list[Optimizer]:
 def _wrappers_of_accelerate(engine: Any) -> set[str]:
     """Return the class name of the data-parallel wrapper that an Accelerator uses.
 
-    The set is empty if there is none or if it is unknown. The wrapper is not found from the model,
-    because the transformers Trainer passes the user's model without the wrapper.
+    The set is empty if there is no such wrapper or if it is unknown. The class of the model cannot
+    be used, because the transformers Trainer passes the user's model without the wrapper.
     """
     kind = getattr(getattr(engine, "distributed_type", None), "value", "")
     mesh = getattr(engine, "parallelism_config", None)

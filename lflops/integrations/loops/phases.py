@@ -8,8 +8,9 @@
 
 Some loops do not call the model itself, but a method such as `model.loss(x)`. lflops cannot detect
 the beginning of such a forward. If a step runs backward without calling a model, the next step is
-treated differently: all its time before backward that is in no other phase counts as forward. A
-call of `torch.autograd.grad` is not a backward pass, but part of the phase in which it runs.
+treated differently: its time before backward counts as forward, except for the time in other
+phases. A call of `torch.autograd.grad` is not a backward pass, but part of the phase in which it
+runs.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from lflops.phase_log import ENTER, LEAVE, MANY, RUN
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, wrap_backward
 
 RUNNING = ""
-"""Used in place of a stage's name for the stage that is running."""
+"""Stands for the running stage where the name of a stage is expected."""
 
 ENGINE = {
     "backward": ("backward", RUNNING),
@@ -60,9 +61,9 @@ class LoopPhases(Phases):
         self._in_step = False
         # set when the step has called a model
         self._has_called = False
-        # backward passes of the step
+        # number of backward passes in the step so far
         self._passes = 0
-        # backward passes to expect if the step calls no model: as many as in the previous step
+        # number of backward passes in the previous step if it called no model, else 0
         self._expected = 0
         self._thread = threading.get_ident()
 
@@ -147,7 +148,7 @@ class LoopPhases(Phases):
     def within(self, category: str) -> Within:
         """Return a context. The time spent inside it is assigned to a category of the ledger.
 
-        It is not part of any step.
+        This time is not part of any step.
         """
         return Within(self, category, RUN, ())
 
@@ -175,9 +176,10 @@ class LoopPhases(Phases):
         if phase == "backward":
             self._passes += 1
         elif phase == "forward" and self._stage == "train":
-            # Forward is named by the loop, or begins with the call of a model.
+            # The loop has called a model, or has named this phase itself.
             self._has_called = True
         if self._passes < self._expected and not self._has_called:
+            # Further backward passes are expected, so forward continues after this phase.
             self._goes_on = goes_on
         stage = stage or self._stage
         listeners = self._listeners.get(stage, ())
@@ -189,7 +191,8 @@ class LoopPhases(Phases):
     def _forward_goes_on(self) -> None:
         super().enter("forward", self._stage)
 
-    # These hooks run in every step. So each is a single function, with its own error guard.
+    # The following hooks run in every step. To be fast, each hook is a single function with its own
+    # error guard.
 
     def _model_hook(self) -> Callable[..., None]:
         """Return a hook that begins the `forward` phase when a model is called in a step.

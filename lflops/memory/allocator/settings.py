@@ -1,4 +1,4 @@
-"""The settings of torch's caching allocator, parsed from the text of `PYTORCH_ALLOC_CONF`."""
+"""Parse the settings of torch's caching allocator from the text of `PYTORCH_ALLOC_CONF`."""
 
 import math
 import re
@@ -12,14 +12,14 @@ from lflops.errors import CountError
 MIB = 2**20
 
 LEAST_SPLIT_MIB = 20
-"""Lower limit, in MiB, on two settings that torch accepts.
+"""Lower limit of two settings in MiB, as in torch.
 
 `max_split_size_mb` must be more than this number. `max_non_split_rounding_mb` must be at least this
 number.
 """
 
 INTERVALS = 16
-"""Number of ranges of sizes that can be rounded differently by `roundup_power2_divisions`.
+"""Number of ranges of sizes for which `roundup_power2_divisions` can set different roundings.
 
 Each range extends from one power of two to the next, starting at 1 MiB. Smaller sizes belong to the
 first range, and the last range has no end.
@@ -44,18 +44,17 @@ class AllocatorSettings(Struct, frozen=True, kw_only=True):
     """Settings of the allocator: how it rounds, splits and releases blocks.
 
     Attributes:
-        expandable_segments: Whether segments grow page by page, instead of being allocated by one
-            `cudaMalloc` each.
+        expandable_segments: Whether segments grow page by page. Otherwise, one `cudaMalloc`
+            allocates a whole segment.
         max_split_size: Blocks of at least this many bytes are never split; `None` for no limit.
-        max_non_split_rounding: A free block that is too large to be split can be reused for a
-            smaller request, but only if the block is larger than the request by less than this
-            number of bytes.
+        max_non_split_rounding: A free block that is too large to be split is reused for a smaller
+            request only if less than this number of bytes of the block would be unused.
         divisions: For each of the `INTERVALS` ranges of sizes, the number of equal parts into which
             the range is divided. Requests are rounded up to the end of a part. With 0 or 1 parts,
             they are rounded up to multiples of 512 bytes.
         garbage_collection_threshold: If more than this share of the allowed memory is reserved, old
             free segments are released before another segment is reserved. As in torch, the
-            threshold has no effect without a memory fraction.
+            threshold has no effect if `memory_fraction` is `None`.
         memory_fraction: Share of the device's memory that the process may use; `None` for all.
     """
 
@@ -107,8 +106,8 @@ def settings_of(text: str) -> AllocatorSettings:
     return AllocatorSettings(**values)
 
 
-def _refused(text: str, name: str, value: str, taken: str) -> CountError:
-    return CountError(f"allocator={text!r}: {name}={value}: pass {taken}")
+def _refused(text: str, name: str, value: str, accepted: str) -> CountError:
+    return CountError(f"allocator={text!r}: {name}={value}: pass {accepted}")
 
 
 def _truth(text: str, name: str, value: str) -> bool:
@@ -136,7 +135,10 @@ def _mebibytes(text: str, name: str, value: str) -> int:
 
 
 def _divisions(text: str, name: str, value: str) -> tuple[int, ...]:
-    """Parse one number for all sizes, or a list such as `[256:1,512:2,>:4]` with sizes in MiB."""
+    """Parse the number of divisions for all sizes, or a list such as `[256:1,512:2,>:4]`.
+
+    In the list, each size in MiB is followed by the number of divisions for this size.
+    """
     if not value.startswith("["):
         return (_power(text, name, value, value),) * INTERVALS
     divisions = [0] * INTERVALS
@@ -170,4 +172,4 @@ _READERS: Mapping[str, tuple[str, Callable[[str, str, str], Any]]] = {
     "garbage_collection_threshold": ("garbage_collection_threshold", _share),
     "per_process_memory_fraction": ("memory_fraction", _share),
 }
-"""The field of `AllocatorSettings` and the parser for each setting, keyed by the setting's name."""
+"""The field of `AllocatorSettings` and the parser of each setting, keyed by torch's name for it."""

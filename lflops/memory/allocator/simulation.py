@@ -7,8 +7,8 @@ one for small requests, and one for large requests.
 An expandable segment is a large range of addresses. Memory is mapped to it page by page, when it is
 needed. A block of an expandable segment is either mapped or not.
 
-The rules are the same as in torch's `c10/cuda/CUDACachingAllocator.cpp`. The expected results in
-`tests/memory/allocator/` are worked out by hand for each rule.
+The rules are the same as in torch's `c10/cuda/CUDACachingAllocator.cpp`. For each rule, a test in
+`tests/memory/allocator/` has an expected result that was worked out by hand.
 """
 
 from bisect import bisect_left, insort
@@ -130,7 +130,7 @@ class Pool:
 
     def __init__(self, *, small: bool) -> None:
         self.small = small
-        # Number of searches for a free block. The age of blocks is measured in searches.
+        # Number of searches for a free block so far. The age of blocks is measured in searches.
         self.searches = 0
         self._free: list[Key] = []
         self._unmapped: list[Key] = []
@@ -194,6 +194,7 @@ It is for requests between `SMALL_REQUEST` and `LARGE_REQUEST`.
 """
 
 LARGE_MULTIPLE = 2 * MIB
+"""The size in bytes of a segment for one large request is a multiple of this size."""
 
 ENDLESS = LARGE_SEGMENT << 36
 """Size of an expandable segment's range of addresses in bytes.
@@ -208,7 +209,7 @@ class Request(NamedTuple):
     Attributes:
         key: Number of the allocation. A free has the number of the allocation that it frees.
         bytes: The requested bytes; `None` for a free.
-        stream: The stream that uses and reuses the memory.
+        stream: The CUDA stream that uses the memory. Only requests of the same stream reuse it.
     """
 
     key: int
@@ -235,9 +236,9 @@ class Simulated(Struct, frozen=True, kw_only=True):
 
     Attributes:
         peak: The maximum of each field of `usage`. The maxima may occur at different times.
-        at_reserved_peak: The usage when the most bytes are reserved. If there are several such
-            moments, it is the one with the most allocated bytes. Reserved minus allocated bytes are
-            the overhead of the allocator.
+        at_reserved_peak: The usage when the most bytes are reserved. If this occurs several times,
+            it is the usage with the most allocated bytes. Reserved minus allocated bytes are the
+            overhead of the allocator.
         end: The usage after the last request.
         retries: Number of times that cached segments were released because the device had no memory
             left.
@@ -265,7 +266,7 @@ class OutOfMemoryError(Exception):
 
 
 class Allocator:
-    """The allocator of one device."""
+    """A simulated allocator of one device. All sizes are in bytes."""
 
     def __init__(
         self, settings: AllocatorSettings = DEFAULT, limit_bytes: int | None = None
@@ -328,7 +329,7 @@ class Allocator:
         block.pool.add(block)
 
     def rounded(self, nbytes: int) -> int:
-        """Return the size of the block for a request."""
+        """Return the size of the block that a request of `nbytes` gets."""
         if nbytes < LEAST_BLOCK:
             return LEAST_BLOCK
         power = nbytes.bit_length() - 1
@@ -402,7 +403,7 @@ class Allocator:
     def _expandable(self, pool: Pool, size: int, stream: int) -> Block:
         """Find adjacent free blocks in an expandable segment that together have room for a request.
 
-        Return the first of these blocks. At least one of them is unmapped. If there are no such
+        At least one of these blocks is unmapped. Return the first of them. If there are no such
         blocks, create a new expandable segment and return its only block.
         """
         for unmapped in pool.unmapped(stream):
@@ -464,10 +465,11 @@ class Allocator:
         return self._large.searches - block.inserted
 
     def _release_unsplit(self, pool: Pool, size: int, stream: int) -> bool:
-        """Release free blocks that are too large to be split, until a request has enough bytes.
+        """Release free blocks that are too large to be split, until there are enough bytes.
 
         Returns:
-            Whether enough bytes were released. Always false if there is no limit for splitting.
+            Whether the released bytes are enough for the request. Always false if there is no limit
+            for splitting.
         """
         if self._settings.max_split_size is None:
             return False
@@ -576,7 +578,7 @@ def _page(pool: Pool) -> int:
 def _growable(block: Block) -> int:
     """Return the size to which a block of an expandable segment can grow.
 
-    This is its own size plus the size of the unmapped block after it, if there is one.
+    This is the size of the block, plus the size of the block after it if that block is unmapped.
     """
     rest = block.next
     if rest is None or rest.mapped:

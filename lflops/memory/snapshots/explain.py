@@ -56,19 +56,21 @@ EVALUATION = (
     "eval_step",
     "valid_step",
 )
-# A specific cause must explain at least this share of the live memory.
+# A specific cause is listed before the general causes only if it explains at least this share of
+# the live memory. Fragmentation must have at least this share of the reserved memory.
 LEAST_SHARE = 0.1
 
 # Causes that are always listed first. After them, the largest cause comes first.
 _FIRST = {"process_limit"}
-# A line of code that holds less than this share of the bytes of the largest line holds losses. It
-# does not count as a line of a kept graph.
+# If a line of code holds less than this share of the bytes of the largest line, it is assumed to
+# hold only losses. It does not count as a line of a kept graph.
 SMALL_SHARE = 0.01
+# A tensor is huge if it has at least this share of the memory.
 HUGE_SHARE = 0.2
-# At least this many forward passes with live results are a leak. Two passes may be pipelining, or a
-# graph that was retained by accident.
+# If the results of at least this many forward passes are alive, this is a leak. If there are only
+# two, the reason may be pipelining, or a graph that was retained by accident.
 MANY = 3
-# Bytes that torch may request from the device for a smaller allocation.
+# Bytes that torch may request from the device for an allocation that is smaller.
 LARGE_SEGMENT = 20 * 2**20
 # Maximum number of bytes that a process may use outside the allocator, such as CUDA's context,
 # NCCL's buffers and libraries.
@@ -116,9 +118,9 @@ def causes_of(
 ) -> tuple[Cause, ...]:
     """Return the causes of high memory usage, the most important cause first.
 
-    There are specific causes, such as a leak, and general ones: each category of tensors, such as
-    activations. A specific cause comes before the categories if it explains at least a tenth of the
-    memory and at least the bytes of the failed request.
+    There are specific causes, such as a leak, and general causes: the categories of tensors, such
+    as activations. A specific cause comes before the general causes if it explains at least a tenth
+    of the memory and at least the bytes of the failed request. Otherwise, it comes after them.
 
     Args:
         peak: The live allocations.
@@ -182,7 +184,8 @@ def _fragmentation(case: _Case) -> Cause | None:
     """Return fragmentation as a cause, or `None` if it is not the cause.
 
     Fragmentation is the cause if the unused memory would have been enough for the failed request,
-    but was not in one piece. It must also be a considerable share of the reserved memory.
+    but was not in one piece. The unused memory must also be at least `LEAST_SHARE` of the reserved
+    memory.
     """
     is_enough = case.failed and case.unused >= case.failed
     if is_enough and case.unused >= LEAST_SHARE * case.peak.reserved:
@@ -193,7 +196,7 @@ def _fragmentation(case: _Case) -> Cause | None:
 def _kept_passes(case: _Case) -> Cause | None:
     """Find activations of earlier forward passes that are still alive.
 
-    They are kept by a graph, or by results that are collected in a list.
+    They are kept by a graph that was not freed, or by a list that collects results.
     """
     old: list[Alive] = []
     current_calls: set[Stack] = set()
@@ -208,7 +211,8 @@ def _kept_passes(case: _Case) -> Cause | None:
     sizes = summed((_calls(each.stack), each.bytes) for each in old)
     least = SMALL_SHARE * max(sizes.values())
     lines = sum(nbytes > least for nbytes in sizes.values())
-    # A kept graph keeps most tensors of a pass. A list of results keeps the tensors of one line.
+    # A kept graph keeps most tensors of a pass, from many lines of code. A list of results keeps
+    # only the tensors of one or two lines.
     is_graph = lines > 2 or 1 < lines >= len(current_calls)
     return _held("kept_graphs" if is_graph else "kept_results", old, passes)
 
@@ -216,14 +220,14 @@ def _kept_passes(case: _Case) -> Cause | None:
 def _calls(stack: Stack) -> Stack:
     """Return a stack without the frames that may differ from step to step.
 
-    These are the frames of `torch/nn/modules/module.py`, because the line of this file that calls a
-    module depends on whether the module has hooks. Hooks may exist only in some of the steps.
+    These are the frames of `torch/nn/modules/module.py`: the line of this file that calls a module
+    depends on whether the module has hooks, and hooks may exist only in some of the steps.
     """
     return tuple(frame for frame in stack if not frame.file.endswith("nn/modules/module.py"))
 
 
 def _validation_graph(case: _Case) -> Cause | None:
-    """Find activations of validation that are kept for backward, although it never runs.
+    """Find activations of validation that are kept for a backward that never runs.
 
     This happens if validation runs without `torch.no_grad()`.
     """
@@ -269,10 +273,10 @@ def _huge_tensor(case: _Case) -> Cause | None:
 
 
 def _held(code: CauseCode, held: list[Alive], count: int | None = None) -> Cause | None:
-    """Return a cause whose bytes are the total of some live allocations.
+    """Return a cause with the total bytes of some live allocations.
 
-    Its line is the line of code that allocated most of the bytes. Return `None` if there are no
-    allocations.
+    The line of the cause is the line of code that allocated the most bytes. Return `None` if there
+    are no allocations.
 
     Args:
         code: The kind of cause.
@@ -309,14 +313,14 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
         ran_out: Whether a request failed.
         failed_bytes: Bytes of the request that failed; `None` if no request failed.
         failed_line: The line of code of the failed request; empty if unknown.
-        missing_bytes: Number of additional bytes that the failed request needed, on the device or
-            within the limit of the process; `None` if unknown.
+        missing_bytes: Number of additional free bytes that the failed request needed, on the device
+            or within the limit of the process; `None` if unknown.
         requested_bytes: Bytes that were requested for all live allocations.
         reserved_bytes: Bytes in the allocator's segments.
         allowed_bytes: Bytes that the process may reserve; `None` if torch has no limit, or if the
             limit is unknown.
         unused_bytes: Reserved bytes that no tensor uses: cached blocks, fragments and rounding.
-        largest_unused_bytes: The largest free block at the end of the recording.
+        largest_unused_bytes: Bytes of the largest free block at the end of the recording.
         device_free_bytes: Bytes that the device had left when the request failed; `None` if
             unknown.
         forward_passes: Number of forward passes before this moment.
@@ -354,10 +358,10 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
 
 
 def explain_snapshot(content: Any, device: int | None, total: int, allowed: int) -> ExplainedMemory:
-    """Explain a snapshot that torch returned directly, instead of writing it to a file.
+    """Explain a snapshot that torch returned as a value, not as a file.
 
     Args:
-        content: The snapshot that torch's function returned.
+        content: The value that torch returned.
         device: The device to explain.
         total: Bytes of the device that the process can use.
         allowed: Bytes that the process may reserve.
@@ -547,10 +551,10 @@ def cause_line(cause: Cause) -> str:
 
 
 def remedies(explained: ExplainedMemory) -> Iterator[str]:
-    """Yield a remedy for each of the four most important causes, and the bytes that it frees.
+    """Yield a remedy for each of the four most important causes, with the bytes that it frees.
 
     If these bytes are not enough for the failed request, the text says so. Bytes that belong to
-    several causes are counted only for the first one.
+    several causes are counted only for the first of them.
     """
     held = dict[str, int](explained.by_category.items())
     counted_bytes: Counter[str] = Counter()
@@ -558,6 +562,7 @@ def remedies(explained: ExplainedMemory) -> Iterator[str]:
     for cause in explained.causes[:4]:
         explanation = EXPLANATIONS[cause.code]
         kind = explanation.within or cause.code
+        # The failed request was not allocated, so no category contains its bytes.
         if cause.bytes == explained.failed_bytes:
             kind = cause.code
         freed = min(cause.bytes, held.get(kind, cause.bytes) - counted_bytes[kind])
@@ -569,7 +574,7 @@ def remedies(explained: ExplainedMemory) -> Iterator[str]:
 
 
 def explained_lines(explained: ExplainedMemory) -> Iterator[str]:
-    """Yield the report: cause, request, memory, holders, and how to free memory."""
+    """Yield the lines of the report: causes, request, memory, holders, and ways to free memory."""
     shown = 2 if explained.causes and explained.causes[0].code in _FIRST else 1
     sentences = [f"{cause_line(cause)}." for cause in explained.causes[:shown]]
     yield " ".join(sentences) or "Nothing is allocated."
@@ -636,8 +641,8 @@ class HolderChange(Struct, frozen=True, kw_only=True):
     Attributes:
         category: The category.
         line: The line of code.
-        count: Number of allocations before and after.
-        bytes: Bytes before and after.
+        count: Number of allocations in the first and in the second snapshot.
+        bytes: Bytes of the allocations in the first and in the second snapshot.
     """
 
     category: Category
@@ -651,14 +656,16 @@ class HolderChange(Struct, frozen=True, kw_only=True):
 
 
 class MemoryDiff(Struct, frozen=True, kw_only=True):
-    """The difference between two snapshots, each at its peak or where memory ran out.
+    """The difference between two snapshots, each at its peak or when memory ran out.
+
+    A pair has the value of the first snapshot and the value of the second snapshot.
 
     Attributes:
-        requested_bytes: Bytes that were requested, before and after.
-        reserved_bytes: Bytes that were reserved, before and after.
-        ran_out: Whether memory ran out, before and after.
-        by_category: Bytes by category, before and after.
-        holders: Lines of code whose bytes changed, sorted by the size of the change, descending.
+        requested_bytes: The pair of bytes that were requested.
+        reserved_bytes: The pair of bytes that were reserved.
+        ran_out: For both snapshots, whether memory ran out.
+        by_category: The pair of bytes of each category.
+        holders: The lines of code with changed bytes. The largest increase or decrease comes first.
     """
 
     requested_bytes: tuple[int, int]
@@ -699,10 +706,13 @@ def compare(before: ExplainedMemory, after: ExplainedMemory) -> MemoryDiff:
 
 
 def compared_lines(diff: MemoryDiff) -> Iterator[str]:
-    """Yield the report of a comparison: the peaks, the categories, and the lines of code."""
-    moments = " → ".join("ran out of memory" if ran_out else "peak" for ran_out in diff.ran_out)
+    """Yield the lines of the report of a comparison: peaks, categories, and lines of code."""
+    moments = []
+    for ran_out in diff.ran_out:
+        moments.append("ran out of memory" if ran_out else "peak")
     requested = _sides(diff.requested_bytes)
-    yield f"requested {requested}, reserved {_sides(diff.reserved_bytes)} ({moments})"
+    reserved = _sides(diff.reserved_bytes)
+    yield f"requested {requested}, reserved {reserved} ({' → '.join(moments)})"
     yield ""
     yield "by category"
     rows = [(after - before, name) for name, (before, after) in diff.by_category.items()]

@@ -1,6 +1,6 @@
 """Find the allocations alive at a snapshot's peak, each with a category and a line of code.
 
-Category and line are derived from the stack that torch recorded for the allocation.
+The category and the line are derived from the stack that torch recorded for the allocation.
 
 The trace of a snapshot is the list of events that torch recorded: allocations, frees and failed
 requests.
@@ -20,12 +20,13 @@ OPTIMIZER = "torch/optim/"
 """The folder of torch's optimizers."""
 
 FREED = ("free_requested", "free")
-"""Actions of the trace that free an allocation."""
+"""The actions of events in the trace that free an allocation."""
 
 RECOMPUTES = ("recompute_fn", "unpack_hook", "backward")
 """Functions of `torch.utils.checkpoint` that run in backward."""
 
-_GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+_RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+"""Actions that add to the reserved memory (1) or take from it (-1)."""
 
 Label = TypeVar("Label")
 
@@ -40,7 +41,8 @@ class Alive(NamedTuple):
             allocation is older than the trace.
         steps_ago: Number of optimizer steps that have ended since the allocation; `None` if the
             allocation is older than the trace.
-        outlives_step: For an allocation of an optimizer, whether it is alive after the step.
+        outlives_step: For an allocation of an optimizer, whether it is still alive after the
+            optimizer step.
     """
 
     bytes: int
@@ -94,10 +96,10 @@ def peak_of(snapshot: Snapshot) -> Peak:
             outlives_step=event.trace_index in lasting,
         )
         alive.append(allocation)
-    # The snapshot has the segments at the end of the trace.
+    # The snapshot has the segments at the end of the trace, so later events are undone.
     reserved = sum(segment.size for segment in snapshot.segments)
     for entry in snapshot.trace[at:]:
-        reserved -= _GROWS.get(entry.action, 0) * entry.size
+        reserved -= _RESERVES.get(entry.action, 0) * entry.size
     return Peak(
         ran_out=failure_at(snapshot, at),
         alive=tuple(alive),
@@ -140,10 +142,10 @@ def _active_blocks(snapshot: Snapshot) -> Iterator[Block]:
 
 
 def _records_stacks_of_frees(trace: tuple[Entry, ...]) -> bool:
-    """Return whether the trace records, for each free, the stack of the code that freed the memory.
+    """Return whether the events of frees have the stack of the code that freed the memory.
 
-    In other traces, the event of a free has the stack of the code that allocated the memory. Only
-    such a trace shows which code allocated the memory that is older than the trace.
+    In other traces, they have the stack of the code that allocated the memory. Only such a trace
+    shows which code made the allocations that are older than the trace.
     """
     made = {entry.address: entry.stack for entry in trace if entry.action == "alloc"}
     for entry in trace:
@@ -179,12 +181,12 @@ def peak_index(snapshot: Snapshot) -> int:
 def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
     """Return the indexes of the optimizer's allocations that are still alive after their step.
 
-    Such an allocation is the optimizer's state. If memory runs out during a step, the end of the
-    step is not recorded. Then an allocation is assumed to be temporary in two cases: one of torch's
-    optimizers made it, or an allocation with the same stack was freed in the same step.
+    Such an allocation is a part of the optimizer's state. If memory runs out during a step, the end
+    of the step is not recorded. An allocation is then assumed to be temporary in two cases: one of
+    torch's optimizers made it, or an allocation with the same stack was freed in the same step.
     """
     lasting: set[int] = set()
-    # Indexes of the step's allocations that are alive, keyed by address.
+    # Indexes of the allocations of the running step that are alive, keyed by address.
     made: dict[int, int] = {}
     freed: set[Stack] = set()
     for index, entry in enumerate(trace):
@@ -224,8 +226,9 @@ class AllocationEvent(NamedTuple):
     Attributes:
         trace_index: Index of the event in the trace.
         entry: The event.
-        passes: Number of forward passes that had begun before it.
-        steps: Number of optimizer steps that had ended before it.
+        passes: Number of forward passes that have begun, including a pass that begins with this
+            event.
+        steps: Number of optimizer steps that have ended before this event.
     """
 
     trace_index: int
@@ -237,8 +240,8 @@ class AllocationEvent(NamedTuple):
 def allocation_events(trace: tuple[Entry, ...]) -> list[AllocationEvent]:
     """Return the allocations and failed requests of a trace, with forward passes and steps counted.
 
-    A trace does not contain the beginnings of passes. A forward pass is assumed to begin at the
-    first allocation by a module's forward after an allocation by other code, such as backward. An
+    A trace does not record where passes begin. A forward pass is assumed to begin at the first
+    allocation by a module's forward after an allocation by other code, such as backward. An
     optimizer step is assumed to end at the first allocation by other code.
     """
     events = []
@@ -293,10 +296,10 @@ def changes(
 
     Args:
         snapshot: The snapshot.
-        label_older: A function that takes the bytes and the stack of an older allocation, and
-            returns its label.
-        label_new: A function that takes an allocation in the trace (its index and the event), and
-            returns its label.
+        label_older: A function that returns the label of an older allocation, from its bytes and
+            its stack.
+        label_new: A function that returns the label of an allocation in the trace, from its index
+            and its event.
     """
     held: dict[int, tuple[Label, int]] = {}
     for address, (nbytes, stack) in alive_before(snapshot, 0).items():
@@ -318,9 +321,9 @@ def changes(
 def phase_of(stack: Stack) -> Phase:
     """Return the phase of a step in which code with this stack runs.
 
-    The innermost frame that belongs to a phase determines the phase. Outer frames do not, because
-    Lightning runs forward and backward in a closure that the optimizer's `step` calls. An empty
-    stack means backward, because backward runs in a thread without a Python stack.
+    The innermost frame that belongs to a phase determines the phase. Outer frames are ignored,
+    because Lightning runs forward and backward in a closure that the optimizer's `step` calls. An
+    empty stack means backward, because backward runs in a thread without a Python stack.
     """
     for frame in stack:
         # `_call_impl` calls a module's hooks.
@@ -378,16 +381,18 @@ EMA = re.compile(r"swa_utils|(?<![a-z])ema(?![a-z])")
 """Pattern for the names of files with averaged weights. The pattern does not match `schema.py`."""
 
 LIBRARIES = re.compile(
-    r"(site|dist)-packages/|/lib(64)?/python\d|/torch/|/torchinductor_|^<(frozen|string|eval_with_key)"
+    r"(site|dist)-packages/|/lib(64)?/python\d|/torch/|/torchinductor_|"
+    r"^<(frozen|string|eval_with_key)"
 )
+"""Pattern for files that are not the user's code: libraries and generated code."""
 
 
 def category_of(alive: Alive, parameter_sizes: frozenset[int] = frozenset()) -> Category:
     """Return the category of an allocation, derived from the code that made it.
 
-    Backward runs in a thread without a Python stack, so the code does not show what backward
-    allocates. An allocation of backward is assumed to be a gradient if it has the size of a
-    parameter, and temporary otherwise.
+    Backward runs in a thread without a Python stack, so the code that allocates is unknown. An
+    allocation of backward is assumed to be a gradient if it has the size of a parameter, and
+    temporary otherwise.
     """
     if not alive.stack and alive.passes_ago is None:
         return "unknown"
@@ -412,10 +417,10 @@ def _category_in_step(alive: Alive, parameter_sizes: frozenset[int]) -> Category
 
 
 def sizes_of_parameters(alive: Iterable[Alive]) -> frozenset[int]:
-    """Return the sizes in bytes that gradients can have, which are the sizes of parameters.
+    """Return the sizes of parameters in bytes, which are also the possible sizes of gradients.
 
-    Allocations of unknown category are included. They are older than the recording, and many of
-    them are parameters.
+    The sizes of allocations of unknown category are included, because these allocations are older
+    than the recording, and many of them are parameters.
     """
     return frozenset(each.bytes for each in alive if category_of(each) in ("parameters", "unknown"))
 
@@ -437,8 +442,8 @@ def line_of(stack: Stack) -> str:
     """Return the innermost line of the user's code as `file:line function`; empty without a stack.
 
     If there is no such line, the result is the innermost line of a library other than torch. If
-    there is none either, it is the innermost frame. If the stack has no Python, the result is the
-    C++ function.
+    there is no such library either, it is the innermost frame. If the stack has no Python, the
+    result is the C++ function.
     """
     if not stack:
         return ""

@@ -38,13 +38,14 @@ For example, attention allocates its result, its softmax sums, and two numbers f
 MOST_OPERATORS = 2_000
 """Maximum number of operators of a profile that are matched with allocations.
 
-If a profile has more, those that allocate the most are matched. Ties may add a few.
+If a profile has more operators, those that allocate the most are matched. Operators that allocate
+the same number of bytes as the smallest of them are matched as well.
 """
 
 LEAST_SHARE = 0.5
 """A profile is rejected if less than this share of the step's bytes can be matched with it.
 
-Such a profile was recorded with another model, batch or precision.
+It was then recorded with another model, batch or precision.
 """
 
 EARLIER = "before this step"
@@ -56,8 +57,8 @@ class MemoryByModule(Struct, frozen=True, kw_only=True):
     """The memory that modules hold in the step with the peak.
 
     Attributes:
-        matched_share: How much of the memory was matched with operators of the profile, as a share
-            of the bytes that forward and backward allocate.
+        matched_share: The part of the bytes of forward and backward that was matched with operators
+            of the profile, as a share.
         moments: The live bytes at several points of the step. The outer keys are the phases (for
             the peak of each phase), followed by `out of memory` or `peak`. The inner keys are
             module and phase, such as `layers.*.mlp, made in forward`. Bytes without a module have
@@ -136,8 +137,8 @@ class _Matches:
     """The result of matching allocations with operators of a profile.
 
     Attributes:
-        names: The text that says what each allocation belongs to, keyed by the allocation's index
-            in the trace: a module and phase, `OPTIMIZER`, `EARLIER` or `UNMATCHED`.
+        names: The owner of each allocation as text, keyed by the allocation's index in the trace.
+            The owner is a module and phase, `OPTIMIZER`, `EARLIER` or `UNMATCHED`.
         phases: The phase of each allocation, keyed by the allocation's index in the trace. Only
             allocations that match an operator, or that an optimizer made, have a phase.
     """
@@ -149,13 +150,13 @@ class _Matches:
         self.phases: dict[int, str] = {}
 
     def add_pass(self, allocations: list[AllocationEvent], rest: str, *, match: bool) -> None:
-        """Name the allocations between the beginnings of two successive forward passes.
+        """Find the owners of the allocations from one forward pass up to the next one.
 
-        Allocations that match an operator get the name of the operator's module.
+        The owner of an allocation that matches an operator is the module of the operator.
 
         Args:
             allocations: The allocations.
-            rest: The name for allocations that match no operator, `EARLIER` or `UNMATCHED`.
+            rest: The owner of allocations that match no operator: `EARLIER` or `UNMATCHED`.
             match: Whether to match the allocations with operators. Allocations before the first
                 forward pass are not matched.
         """
@@ -190,11 +191,11 @@ def _moments(
     Args:
         snapshot: The snapshot.
         peak: Index in the trace of the last failed request or, if none failed, of the step's peak.
-        names: What each allocation belongs to, such as `layers.*.mlp, made in forward`, keyed by
-            its index in the trace. The first allocation that is missing here begins the next step,
-            and ends the search.
-        phases: The phase of each allocation, keyed by its index in the trace. Only allocations that
-            match an operator, or that an optimizer made, have a phase.
+        names: The owner of each allocation, such as `layers.*.mlp, made in forward`, keyed by the
+            allocation's index in the trace. The first allocation without an owner belongs to the
+            next step, so the search ends there.
+        phases: The phase of each allocation, keyed by the allocation's index in the trace. Only
+            allocations that match an operator, or that an optimizer made, have a phase.
         begin: Index in the trace of the step's first allocation, apart from the optimizer's.
     """
     live: Counter[str] = Counter()
@@ -224,7 +225,7 @@ def _moments(
 
 
 def _operators(timeline: Sequence[Moment]) -> Iterator[_Operator]:
-    """Yield the operators of the profile that allocate memory, in order, without the optimizer.
+    """Yield the operators that allocate memory, in the order of the step, except the optimizer's.
 
     The timeline of a long step contains only some of the operators. An operator is left out if the
     timeline does not contain the next operator, because the bytes that it allocates are unknown.
@@ -242,7 +243,7 @@ def _aligned(
 ) -> list[tuple[int, _Operator]]:
     """Match allocations with operators of the same size, so that the most bytes match.
 
-    The matched allocations and their operators are in the same order. This is an alignment of two
+    The matched operators have the same order as their allocations. This is an alignment of two
     sequences by dynamic programming. `best[i][j]` is the maximum number of bytes that can match
     among the first i allocations and the first j operators.
 
@@ -299,7 +300,7 @@ def _groups_by_end(
 ) -> list[dict[tuple[bool, int], int]]:
     """Return, for each allocation, the groups of successive allocations that end with it.
 
-    One operator may make several allocations, so an operator may match a whole group.
+    One operator may make several allocations, so it may match a whole group.
 
     Args:
         made: For each allocation, whether it was made in backward, and its bytes.

@@ -1,8 +1,9 @@
 """Check the opcodes of a pickle before it is loaded, in time that is linear in its size.
 
-A pickle of a few bytes can reserve any amount of memory by writing to a huge index of the memo. It
-can also run for years by using nested tuples as keys, because nested tuples are hashed again and
-again. The snapshot files of torch need neither feature.
+Loading a pickle of a few bytes can reserve any amount of memory, if the pickle writes to a huge
+index of the unpickler's memo (its table of objects). It can also take years if the pickle uses
+nested tuples as keys, because nested tuples are hashed again and again. The snapshot files of torch
+do neither.
 """
 
 import functools
@@ -15,8 +16,8 @@ from collections.abc import Callable
 _LINE = 40
 """Maximum number of characters of a number that is written as text."""
 
+# Patterns for integers of at most 9 bytes. An unsigned 64-bit number needs up to 9 bytes.
 _SMALL_NUMBERS = [rb"\x8a\x00"]
-"""Patterns for integers of at most 9 bytes. An unsigned 64-bit number needs up to 9 bytes."""
 for _length in range(1, 10):
     _SMALL_NUMBERS.append(rb"\x8a\x%02x.{%d}" % (_length, _length))
 
@@ -29,9 +30,9 @@ _NUMBER = rb"(?:%b)" % b"|".join(
 )
 
 _TUPLE = rb"%b\x85|%b{2}\x86|%b{3}\x87|\(%b{0,16}+t" % ((_NUMBER,) * 4)
-"""Pattern for a tuple of numbers. Tuples of anything else are refused.
+"""Pattern for a tuple of numbers. All other tuples are refused.
 
-They could contain other tuples many times, and hashing them could take years.
+Other tuples could contain the same tuples many times, and hashing them could take years.
 """
 
 _CONTAINER_OR_MARK = rb"[()\]}aesudl01\x94]"
@@ -39,7 +40,7 @@ _REFERENCE = rb"h.|j.{4}|g\d{1,10}\n"
 _START = rb"\x80.|\x95.{8}"
 
 _SIZES = {b"\x8c": 1, b"X": 4, b"\x8d": 8, b"U": 1, b"T": 4, b"C": 1, b"B": 4, b"\x8e": 8}
-"""The number of bytes in which a string's length is stored, keyed by the opcode of the string."""
+"""The number of bytes that store the length of a string, keyed by the opcode of the string."""
 
 _NAMES = {ord(each.code): each.name for each in pickletools.opcodes}
 
@@ -53,8 +54,8 @@ _PUT = ord("p")
 BYTES_OF_MEMO = 3
 """Minimum number of bytes in the file for each entry of the pickle's memo.
 
-They are one byte each for a value, an opcode and an index. This limits the number of entries: a
-memo index above the file's size divided by `BYTES_OF_MEMO` is refused.
+An entry needs at least one byte for the value, one for an opcode and one for an index. This limits
+the number of entries: a memo index above the file's size divided by `BYTES_OF_MEMO` is refused.
 """
 
 SECONDS = 5.0
@@ -69,11 +70,11 @@ _NEW_CONTAINERS = (b"}", b"]", b"(l", b"(d", b"\x85", b"\x86", b"\x87")
 
 MANY_CONTAINERS = 2_000_000
 BYTES_OF_CONTAINER = 9
-"""Number of bytes in the pickle for which one more container is accepted.
+"""Number of bytes of the pickle for which one more container is accepted.
 
 The maximum number of containers (lists, dicts and tuples) is `MANY_CONTAINERS`, plus one for each
-`BYTES_OF_CONTAINER` bytes. It is limited because an empty container takes few bytes in the file but
-64 bytes of memory.
+`BYTES_OF_CONTAINER` bytes. The number is limited because an empty container takes few bytes in the
+file but 64 bytes of memory.
 """
 
 
@@ -101,8 +102,8 @@ def check(content: bytes, clock: Callable[[], float] = time.monotonic) -> None:
 def _harmless(most: int) -> re.Pattern[bytes]:
     """Return a pattern that matches a sequence of harmless opcodes.
 
-    An opcode that writes to the memo is harmless if the index of the memo entry is not too large:
-    below (`most` + 1) * 65536.
+    An opcode that writes to the memo is harmless if the index of the memo entry is below
+    (`most` + 1) * 65536.
     """
     high = min(most >> 8, 255)
     top = b"[\\x00-\\x%02x]" % high
@@ -116,7 +117,7 @@ def _after_text(content: bytes, place: int, most_memo: int) -> int:
     """Return the position after a string, or after a memo index that is written as text.
 
     Raises:
-        pickle.UnpicklingError: There is another opcode at `place`, or the index is too large.
+        pickle.UnpicklingError: The opcode at `place` has no such text, or the index is too large.
     """
     opcode = content[place]
     size = _SIZES.get(content[place : place + 1])

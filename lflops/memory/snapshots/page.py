@@ -35,9 +35,9 @@ _HOLDERS = 400
 class SnapshotShown(LiveMemoryShown, frozen=True, kw_only=True):
     """The data of the page for a snapshot.
 
-    Each point of the chart is an event of the trace that allocates, frees or fails. The page
-    explains the memory at one point: the request that failed, or the peak. `peak` is the index of
-    this point, or `None` if there is no trace.
+    Each point of the chart is an event of the trace: an allocation, a free or a failed request. The
+    page explains the memory at one point: the request that failed, or the peak. `peak` is the index
+    of this point, or `None` if there is no trace.
 
     Attributes:
         title: The title of the page, such as `device 0`.
@@ -101,7 +101,7 @@ def _sentences(explained: ExplainedMemory) -> list[str]:
 def timeline_of(
     snapshot: Snapshot, parameter_sizes: frozenset[int], most: int
 ) -> tuple[dict[str, list[Value]], int | None]:
-    """Return the points of the trace with their live bytes, and the index of the peak.
+    """Return the points of the chart of live bytes, and the index of the peak.
 
     The peak is the last failed request. If no request failed, it is the point with the most live
     bytes.
@@ -110,11 +110,11 @@ def timeline_of(
         snapshot: The snapshot.
         parameter_sizes: The sizes of parameters in bytes.
         most: Maximum number of points. In a longer trace, points are dropped, but the highest and
-            lowest ones are kept.
+            lowest points are kept.
 
     Returns:
-        The points as a table: one list for each column, keyed by the column's name. And the index
-        of the peak among the points, which is `None` if there is no trace.
+        The points as a table, with one list for each column, keyed by the name of the column; and
+        the index of the peak among the points, or `None` if there is no trace.
     """
     trace = snapshot.trace
     lasting = lasting_state(trace)
@@ -145,7 +145,7 @@ def timeline_of(
     for index, change in enumerate(traced):
         entry = trace[change.trace_index]
         live[change.label or "unknown"] += change.bytes
-        # An entry that frees may have the stack of the allocation.
+        # The event of a free may have the stack of the allocation, so it does not show the phase.
         if entry.action not in FREED:
             phase = phase_of(entry.stack)
         if index not in kept_indices:
@@ -172,7 +172,7 @@ def _peak(trace: tuple[Entry, ...], traced: list[Change[Category]], totals: list
 
 
 class _Holder(Struct):
-    """Allocations of the same category that the same code made.
+    """Allocations of one category that were made with the same stack.
 
     Attributes:
         category: The category.

@@ -1,6 +1,6 @@
 """Read a snapshot file of torch's CUDA allocator: segments, their blocks, and the trace of events.
 
-Reading the pickle runs no code.
+The file is a pickle. It is read without running code from it.
 """
 
 import io
@@ -71,18 +71,19 @@ def load_plain(path: str | PathLike[str]) -> tuple[Any, int]:
 
 _NODE = re.compile(r"torch::autograd::(?:\w+::)*(\w+)::apply\(")
 _ENGINE = "torch::autograd::Engine::"
-# Folders of lflops. Their frames are in the stacks of a counting step, but they are not part of the
-# training run. Older snapshots have the folder `collect`.
+# Folders of lflops with code that runs in a counting step. Frames of this code are removed from
+# stacks, because it is not part of the training run. Older snapshots have the folder `collect`.
 OBSERVER = re.compile(
     r"lflops/(attribution|collect|flop_counter|inputs|model|timing|torch_private|trace)/"
 )
-# The file of the frame that replaces the frames of C++'s backward engine.
+# The file name of the frame that replaces the C++ frames of the autograd engine.
 AUTOGRAD = "autograd"
 
-# Addresses have 64 bits, and no number of bytes needs more.
+# All numbers in a snapshot are below this value: addresses and sizes have at most 64 bits.
 LARGEST_NUMBER = 2**64
-# Maximum number of blocks, entries and frames of a file. The size of the file in bytes is another
-# maximum, because a small pickle can refer to one list a billion times.
+# Maximum number of segments, blocks, events and frames of a file. Their number must not be larger
+# than the size of the file in bytes either, because a small pickle can refer to one list a billion
+# times.
 MOST_PARTS = 50_000_000
 
 
@@ -111,11 +112,11 @@ class Block(NamedTuple):
     """A part of a segment.
 
     Attributes:
-        address: Address of its first byte.
+        address: Address of the first byte.
         size: Size in bytes.
         requested: The bytes that were requested.
         state: `active_allocated`, `active_awaiting_free` or `inactive`.
-        stack: The code that allocated it, the innermost line first; empty if unknown.
+        stack: The code that allocated the block, the innermost line first; empty if unknown.
     """
 
     address: int
@@ -163,9 +164,8 @@ class Snapshot(NamedTuple):
 def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snapshot:
     """Read a file of `torch.cuda.memory._dump_snapshot`.
 
-    Without `device`, the result is for the device that ran out of memory. If no device did, it is
-    for the device with the most reserved memory. Raises `ProfileError` if the file is not a
-    snapshot.
+    Without `device`, the result is for the device that ran out of memory or, if no device did, for
+    the device with the most reserved memory. Raises `ProfileError` if the file is not a snapshot.
     """
     content, size = load_plain(path)
     try:
@@ -254,14 +254,15 @@ def _is_failure(entry: Any) -> bool:
 class _Reader:
     """Converts the dicts of a snapshot to named tuples, and checks every value.
 
-    It also counts the dicts, because a small pickle can refer to the same list many times.
+    It also limits the number of dicts, because a small pickle can refer to the same list many
+    times.
     """
 
     def __init__(self, most_parts: int) -> None:
         self._most_parts = most_parts
         self._parts = 0
-        # The ids of the dictionaries of blocks and entries. A small pickle can refer to one of them
-        # a million times, but torch writes each of them once.
+        # The ids of the dictionaries of blocks and events that have been read. A small pickle can
+        # refer to one of them a million times, but torch writes each of them once.
         self._read: set[int] = set()
         # Stacks, keyed by the id of their list of frames. torch's pickles share these lists.
         self._stacks: dict[int, tuple[Any, Stack]] = {}
@@ -368,8 +369,8 @@ class _Reader:
 def _without_cpp(frames: list[Frame]) -> Stack:
     """Return the Python frames of a stack, without its C++ frames.
 
-    If the stack is in backward, a frame with the name of the running autograd node follows. If
-    nothing is left, return only the innermost C++ frame.
+    If the stack is in backward, a frame with the name of the running autograd node is added at the
+    end. If no frame is left, return only the innermost C++ frame.
     """
     known: list[Frame] = []
     node = ""

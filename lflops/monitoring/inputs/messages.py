@@ -9,12 +9,12 @@ _names = ["FlopsMonitor"]
 
 
 def name_monitor(name: str) -> None:
-    """Set the name with which messages begin: the name of the monitor that the user created."""
+    """Set the name that messages of this process begin with, such as `FlopsMonitor`."""
     _names[0] = name
 
 
 def monitor_name() -> str:
-    """Return the name with which messages begin: the name of the monitor that was created last."""
+    """Return the name that messages begin with: the name of the monitor that was created last."""
     return _names[0]
 
 
@@ -32,9 +32,9 @@ def warn(message: str) -> None:
 def say(message: str) -> None:
     """Log at level INFO with the logger `lflops`; if logging is not set up, print.
 
-    Python's default level is WARNING. It does not silence the message, because the user did not
-    choose it. To silence the message, the user can call `logging.disable`, set a level for the
-    logger `lflops`, or set a level above WARNING for the root logger.
+    Python's default level is WARNING. This default does not silence the message, because the user
+    did not choose it. To silence the message, the user can call `logging.disable`, set a level for
+    the logger `lflops`, or set a level above WARNING for the root logger.
     """
     logger = logging.getLogger("lflops")
     is_enabled = logger.isEnabledFor(logging.INFO)
@@ -50,7 +50,7 @@ def say(message: str) -> None:
         return
     record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, "%s", (message,), None)
     if logger.filter(record):
-        print(message)  # noqa: T201 - a script that has not set logging up is to see it
+        print(message)  # noqa: T201 - scripts without logging must show it
 
 
 class Failures:

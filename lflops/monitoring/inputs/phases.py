@@ -52,9 +52,9 @@ class Phases:
     listener that has received the beginning of a phase also receives the end of the phase.
 
     Attributes:
-        awaits_others: Whether `hook_wait` installs hooks. Set if backward may end with a wait for
-            other ranks whose beginning a hook must detect. An integration that detects it in
-            another way calls `wait` itself.
+        awaits_others: Whether `hook_wait` installs hooks. It is true if backward may end with a
+            wait for other ranks, and only a hook can detect when this wait begins. An integration
+            that detects the beginning in another way calls `wait` itself.
         guard: The error guard of the run; a placeholder until a run begins.
         log: The log of all phases.
         running: The running phases, each with its listeners. Only this class and its subclasses
@@ -75,16 +75,19 @@ class Phases:
         self._goes_on: Callable[[], None] | None = None
 
     def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
-        """Call a listener for the phases of a stage.
+        """Call a listener from now on when phases of a stage begin and end.
 
-        Returns a function that removes the listener. A second call of the function does nothing.
+        Returns a function that removes the listener. Calling this function again does nothing.
         """
-        # Integrations already enter phases inside the run's own guard.
+        # Integrations already enter phases inside the run's guard, so no second guard is needed.
         if guard == self.guard.guard:
             guard = unguarded
         wait = getattr(listener, "wait", None)
         guarded = _GuardedListener(
-            guard(listener.enter), guard(listener.leave), guard(listener.drop), wait and guard(wait)
+            enter=guard(listener.enter),
+            leave=guard(listener.leave),
+            drop=guard(listener.drop),
+            wait=None if wait is None else guard(wait),
         )
 
         def undo() -> None:
@@ -121,7 +124,7 @@ class Phases:
     def call_in(
         self, phase: str, stage: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        """Call a method as a phase; listeners receive its positional arguments."""
+        """Call a method as a phase of a stage. Listeners receive the positional arguments."""
         running = self.running
         depth = 0
         try:
@@ -177,13 +180,13 @@ class Phases:
     def hook_wait(self, *losses: Any) -> None:
         """Install a hook that calls `wait` when all backward nodes of the first loss have run.
 
-        At this time, gradients are synchronized, and backward waits for other ranks. Does nothing
-        if there are no other ranks.
+        At this moment, backward begins to wait until the gradients of all ranks are synchronized.
+        Does nothing if `awaits_others` is false, or if the first loss has no `grad_fn`.
         """
         node = None
         if losses:
             node = getattr(losses[0], "grad_fn", None)
-        # The first node that runs registers a callback that runs after the last node.
+        # The loss's node runs first. It registers a callback that runs after the last node.
         if self.awaits_others and node is not None:
 
             def first_runs(_gradients: Any) -> None:
@@ -228,27 +231,29 @@ class Within:
 
     def __init__(self, phases: Phases, phase: str, stage: str, given: tuple[Any, ...]) -> None:
         self._phases = phases
-        self._of = phase, stage, given
-        self._around = 0
+        self._phase = phase
+        self._stage = stage
+        self._given = given
+        self._outer_depth = 0
 
     def __enter__(self) -> None:
         phases = self._phases
         try:
-            phases.enter(*self._of)
+            phases.enter(self._phase, self._stage, self._given)
             # Entering may have ended another phase first.
-            self._around = phases.depth - 1
+            self._outer_depth = phases.depth - 1
         except BaseException as error:
             if not phases.guard.contains(error):
                 raise
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._phases.leave_guarded(self._around, failed=kind is not None)
+        self._phases.leave_guarded(self._outer_depth, failed=kind is not None)
 
 
 class OutsideModules:
-    """Listener that determines to which phase operators outside modules belong.
+    """Listener that determines the phase of operators outside modules.
 
-    It calls `tell` with this phase whenever the phase changes. The phase is `forward` within
+    Whenever this phase changes, the listener calls `tell` with it. The phase is `forward` within
     `training_step` and similar methods, and `other` elsewhere.
     """
 
@@ -259,8 +264,8 @@ class OutsideModules:
     def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
         """Pass `forward` or `other` to `tell`.
 
-        If `training_step` runs backward or an optimizer itself, the operators after it belong to
-        `other`, for example gradient clipping.
+        If `training_step` itself runs backward or an optimizer, the rest of `training_step`, such
+        as gradient clipping, belongs to `other`.
         """
         if phase in {"backward", "optimizer"}:
             self._phases = ["other"] * len(self._phases)

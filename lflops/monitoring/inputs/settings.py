@@ -148,9 +148,9 @@ class Settings:
         yield "trace_ranks", are_ranks, "'zero', 'all', or a list of ranks"
 
     def try_folder(self) -> None:
-        """Check that files can be written to `dirpath`, and remove the files of the check.
+        """Check that files can be written to `dirpath`, or to its nearest parent that exists.
 
-        The main process calls this method before the run.
+        The check leaves no files behind. The main process calls this method before the run.
 
         Raises:
             CountError: No file can be written there.
@@ -269,11 +269,15 @@ def _several(text: str) -> tuple[str, ...]:
 
 
 def _ranks(text: str) -> str | list[int]:
+    """Parse `trace_ranks`: a word such as `zero`, or ranks separated by commas."""
     ranks = _several(text)
-    return [int(rank) for rank in ranks] if all(map(str.isdigit, ranks)) else text.lower()
+    if all(map(str.isdigit, ranks)):
+        return [int(rank) for rank in ranks]
+    return text.lower()
 
 
 def _folder(text: str) -> str | None:
+    """Parse `dirpath`, in which characters may be percent-encoded as in a URL."""
     if text.lower() == "none":
         return None
     # A path may have bytes that are not UTF-8.

@@ -33,7 +33,8 @@ class Training:
         is_main: Whether this process writes files and logs.
         strategy: The name of the strategy that distributes the run.
         mesh: The device mesh, if there is one.
-        sampler: The arguments of the sampler that divides batches over ranks, if the loop has one.
+        sampler: The arguments `num_replicas` and `rank` of the sampler that divides batches over
+            ranks, if the loop has such a sampler.
         precision: The precision, as named by the loop.
         is_compiled: Whether the loop runs a compiled function instead of `model`.
         scales_gradients: Whether a gradient scaler is used, which may make an optimizer skip a
@@ -44,7 +45,8 @@ class Training:
         log_every: Number of steps between two points of the curves; 0 for no curves.
         logged_step: Returns the step on the loggers' x-axis, which increases by one with each step.
         knows_step: Returns whether `logged_step` continues from its last value when the run is
-            resumed from a checkpoint in another process. In a plain loop it starts at 0 again.
+            resumed from a checkpoint in another process. In a plain loop, `logged_step` starts at
+            0 again.
         log: Logs a message on the main process.
     """
 

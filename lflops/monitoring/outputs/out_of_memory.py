@@ -29,10 +29,10 @@ from lflops.torch_private.cuda_memory import (
 from lflops.torch_private.self_check import check_cuda_memory
 
 RECORDED = 100_000
-"""Maximum number of allocations and frees in the history: a few steps of a large model."""
+"""Maximum number of allocations and frees in the history. A few steps of a large model fit."""
 
 MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
-"""Texts in error messages. If a `RuntimeError` has one of them, memory ran out."""
+"""If the message of a `RuntimeError` contains one of these texts, memory ran out."""
 
 MOST_MODULES = 10
 """Maximum number of modules in the report."""
@@ -151,7 +151,7 @@ def _explained(device: torch.device) -> Any:
 
 
 def _place(trace: TracebackType | None, model: nn.Module) -> tuple[str | None, OomPhase | None]:
-    """Return the innermost module and the phase in a traceback."""
+    """Return the innermost module and the phase that were running when an error was raised."""
     names = {id(module): name for name, module in model.named_modules()}
     module: str | None = None
     phase: OomPhase | None = None

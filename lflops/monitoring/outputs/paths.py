@@ -23,7 +23,10 @@ _WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()
 """The text files that each loop has written. More text of the same loop is appended to them."""
 
 _CLAIMED: WeakKeyDictionary[Any, dict[Path, str]] = WeakKeyDictionary()
-"""The folders that each loop has claimed, with the part that it uses (see `claim`)."""
+"""For each loop, the folders that it has claimed, and the part of each folder that it uses.
+
+`claim` explains the parts.
+"""
 
 _MARKER = ".lflops-is-writing"
 """Name of the file that marks a folder as claimed by a running loop.
@@ -153,11 +156,11 @@ class OutputPaths(NamedTuple):
         return None
 
     def within(self, part: str) -> "OutputPaths":
-        """Return the paths with the subfolder `part` of each folder. `part` may be empty."""
+        """Return the paths with `part` appended to both folders. `part` may be empty."""
         return self._replace(profiles=self.profiles / part, traces=self.traces / part)
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files that killed runs left in the folders and in their subfolders."""
+        """Remove markers and temporary files of killed runs from the folders and subfolders."""
         profiles = [self.profiles, *self.profiles.glob("run-*/")]
         for folder in profiles:
             _remove_stale_marker(folder)

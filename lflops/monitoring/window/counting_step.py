@@ -56,7 +56,7 @@ def _reads_lengths(operator: str) -> bool:
 
 
 class StepCounter:
-    """Counts steps of one stage, and keeps the resulting profile for steps with the same shapes.
+    """Counts steps of one stage. Steps with the same shapes share the profile of the first one.
 
     Creating it raises an error if a setting does not fit the model.
     """
@@ -189,7 +189,7 @@ class StepCounter:
             yield Note(code="graph_breaks", subject="", values={"places": breaks})
 
     def _is_training(self) -> bool:
-        # a Trainer switches the root to training mode, even if its submodules are in another mode
+        # the mode of the submodules counts, because a Trainer switches the root to training mode
         root, *below = self._root.modules()
         return any(module.training for module in below or [root])
 
@@ -207,7 +207,7 @@ class CountingMode(StepMode):
         self._batches: list[Profile] = []
         self._key: Hashable = None
         self._padding: BatchPadding | None = None
-        # the count of the batch that runs now, or `None`
+        # counts the current batch; `None` if no batch is being counted
         self._counting: Counting | None = None
         self._listening = CleanupStack()
 
@@ -301,6 +301,10 @@ def _check_same_model(counted: Profile, training: Training) -> None:
 
 
 def _difference(counted: Profile, training: Training) -> str | None:
+    """Describe how a profile differs from the model, or return `None` if it does not.
+
+    The description continues a sentence, for example "has no module 'head'".
+    """
     for name, _ in training.model.named_modules():
         if name not in counted.modules:
             return f"has no module {name!r}"

@@ -40,16 +40,16 @@ class ModuleTimingStep:
     ) -> None:
         self._stage = stage
         self._clock = clock
-        # On a busy machine, the time in which other threads use this thread's core is left out.
-        # With several ranks the time is included, because ranks are compared by it.
+        # On a busy machine, module times exclude the time in which other threads use this thread's
+        # core. With several ranks they include it, because it may make a rank late.
         uncontended = UncontendedClock()
         leaves_out = is_alone and isinstance(clock, HostClock) and uncontended.is_needed
         self._uncontended_clock = uncontended if leaves_out else None
         self._begun_at = uncontended.now()
         self._timer = ModuleTimer(tree, self._uncontended_clock or clock)
-        self._uncontended_phases = (
-            None if self._uncontended_clock is None else MarkedPhases(self._uncontended_clock)
-        )
+        self._uncontended_phases: MarkedPhases | None = None
+        if self._uncontended_clock is not None:
+            self._uncontended_phases = MarkedPhases(self._uncontended_clock)
         self._marked: PhaseMarks | None = None
         self._phases: list[str] = []
         # whether a pass is being timed
@@ -99,7 +99,8 @@ class ModuleTimingStep:
         Args:
             step: The timestamps of the step's phases.
             fetching: Seconds of the data phase, including the time of other threads.
-            waited: Seconds in which another thread had the core, over the whole step.
+            waited: Seconds of the whole step in which another thread had the core; `None` if
+                unknown.
         """
         if (
             self._uncontended_clock is None

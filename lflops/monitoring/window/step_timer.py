@@ -28,8 +28,8 @@ from lflops.torch_private.modules import Compilations, compilations, remove_hook
 WARMUP_STEPS = 2
 # after this many distinct shapes, a step is no longer marked for having a new shape
 MANY_SHAPES = 16
-# After an event in this many consecutive steps, such as a checkpoint after each step, it is a part of
-# a typical step and no longer a mark.
+# An event that happens in this many consecutive steps, such as a checkpoint after each step, is
+# part of a typical step. From then on, it is no longer a mark.
 USUAL_AFTER = 4
 # maximum number of shapes to store, because new shapes in every batch must not fill the memory
 MOST_SHAPES = 1000
@@ -118,11 +118,11 @@ class TimedStep(NamedTuple):
         ordinal: The number of the step in this stage, from 0.
         logged_step: The step on the loggers' x-axis.
         times_phases: Whether the phases were recorded; if not, only the total time is known.
-        device_marks: The timestamps of the phases on the clock of the training's device.
+        device_marks: The timestamps of the phases on the clock of the training device.
         shapes: The shapes of each batch.
         cpu: The CPU time of the process at the start and the end of the step, or `None`.
-        thread: How long the training thread had run and waited for a core, at the start and at the
-            end of the step.
+        thread: The scheduler counters of the training thread at the start and at the end of the
+            step. They show how long the thread has run and waited for a core so far.
         host_marks: The timestamps of the phases on the host clock, if the device has another clock.
         kind: The instrumentation of the step.
         module_timing: The timestamps of module hooks, in a module-timing step.
@@ -166,13 +166,13 @@ class StepTimer:
 
     Args:
         host_phases: The phases on the host clock.
-        device_phases: The phases on the training's device, if it has another clock.
+        device_phases: The phases on the clock of the training device, if it is not the host clock.
         units: The user's function that returns the samples and tokens of a batch, or `None`.
         logged_step: The last step so far on the loggers' x-axis.
         updating: The phases that every step has if it updates the model.
         scaled: Whether gradients are scaled, so that the optimizer may skip a step.
-        on_ranks: Whether steps are compared with the steps of other ranks. If so, it is measured in
-            every step how long the training thread ran and waited for a core.
+        on_ranks: Whether steps are compared with the steps of other ranks. If so, every step
+            measures how long the training thread ran and waited for a core.
         loader_size: Returns the number of samples that the data loader puts into a batch, or `None`
             if it is unknown.
 
@@ -317,7 +317,7 @@ class StepTimer:
         self.allow_fast_path(0)
         taken, usage, threads = self.fast_path.take()
         if taken:
-            # Such steps have no marks.
+            # Steps on the fast path have no marks, so no event happened in the last step.
             self._repeated.clear()
         for number, (batch, device_marks) in enumerate(zip(taken, steps, strict=True), 1):
             step = self._ended_step(
@@ -358,12 +358,13 @@ class StepTimer:
         )
 
     def _missed_compilations(self) -> tuple[str, ...]:
-        """Return the mark for the ended steps if torch compiled without reporting it; otherwise `()`.
+        """Return the mark `recompiled` if torch compiled code without reporting it, otherwise `()`.
 
-        `torch.compiler.reset()` removes the callback that reports compilations.
+        Unreported compilations happen after `torch.compiler.reset()`, which removes the callback
+        that reports them.
         """
-        is_deaf = not self._is_closed and not self._compilations.listens
-        if is_deaf and compilations() != self._compiled:
+        is_callback_lost = not self._is_closed and not self._compilations.listens
+        if is_callback_lost and compilations() != self._compiled:
             return ("recompiled",)
         return ()
 
@@ -400,7 +401,9 @@ class StepTimer:
         known = self.fast_path.known
         if len(known) >= MOST_SHAPES:
             known.clear()
-        names, tensors = ((), []) if found is None or shapes is None else found
+        if found is None or shapes is None:
+            found = BatchTensors((), [])
+        names, tensors = found
         size = self._sizes.read(batch, names, tensors)
         units = BatchUnits(shapes, size.samples, size.tokens)
         self.samples_from = size.samples_from
@@ -423,7 +426,8 @@ class StepTimer:
         module_timing: ModuleTimingStep | None = None,
     ) -> None:
         """End a step on the slow path, and begin the next step."""
-        # read this first, because the rest of this method takes time
+        # Mark the end of the step first, because the rest of this method takes time. Only
+        # `is_marked` is read before, because `end_step` sets it for the next step.
         times_phases = self.times_phases and self._phases.is_marked
         self._phases.end_step()
         host_marks = None

@@ -75,7 +75,7 @@ class TracedMode(StepMode):
         self._training = training
         self._stage = stage
         self._window = window
-        # `None` also after the recording and after a failure
+        # set to `None` after the recording has ended or failed
         self._tracer = tracer
         self._folder = folder
         self._notes = notes

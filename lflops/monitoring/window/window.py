@@ -20,9 +20,9 @@ from lflops.trace.record.tracer import Recording
 # number of unprofiled steps that a window needs for reliable totals
 WANTED = 5
 
-# Number of module-timing steps in a window. If a module seems slow but the first steps are too few
-# to decide, modules are timed in further steps: until there are `TIMING_STEPS`, then in
-# `MORE_TIMING_STEPS` steps at a time, up to `MOST_TIMING_STEPS`.
+# The schedule sets the number of module-timing steps in a window. If a module seems slow but these
+# steps are too few to decide, modules are timed in further steps: first until there are
+# `TIMING_STEPS` such steps, then in `MORE_TIMING_STEPS` steps at a time, up to `MOST_TIMING_STEPS`.
 TIMING_STEPS = 8
 MORE_TIMING_STEPS = 4
 MOST_TIMING_STEPS = 16
@@ -48,8 +48,8 @@ class Window:
 
     Attributes:
         opened: Whether the window's warm-up has begun.
-        counted: The counted profile, with the properties of the run, or `None` before it is
-            counted.
+        counted: The counted profile, with the properties of the run; `None` before the counting
+            step. It is from this step, or from an earlier step with the same shapes.
         recording: The recording of the window's traced steps, if there is one.
     """
 
@@ -65,6 +65,7 @@ class Window:
         # x-axis. Both are `None` until the window ends.
         self._end: int | None = None
         self._last_logged_step: int | None = None
+        # the number of the last step that was passed to `add`
         self._last = -1
         self._steps_after_end = 0
         self._extra_timing_steps = range(0)
@@ -110,9 +111,10 @@ class Window:
         """Add a step if it belongs to the window.
 
         After the end of the window, only two kinds of steps belong to it: module-timing steps that
-        it has requested, and unprofiled steps if it still has too few.
+        it has requested, and unprofiled steps if it still has too few. An incomplete step is left
+        out, unless it is the counting step.
         """
-        # the previous window requested the module-timing steps during this wait
+        # module-timing steps during this window's wait were requested by the previous window
         is_of_earlier_window = step.module_timing is not None and not self.opened
         if step.ordinal < self.begin or is_of_earlier_window:
             return
@@ -271,7 +273,7 @@ def _renamed(phases: Mapping[str, float], name: str) -> dict[str, float]:
     """
     items = list(phases.items())
     if name == OTHER:
-        # if other work is already among the phases, its position stays
+        # put the renamed phase last, so that an existing phase `other` keeps its position
         items.sort(key=lambda item: item[0] == BETWEEN)
     renamed: dict[str, float] = {}
     for phase, seconds in items:

@@ -4,8 +4,8 @@ A report is one rank's profile of one window (a few consecutive steps). Reports 
 key-value store that the process group was created with, on a separate connection and on background
 threads. No collective is run, so ranks may report at different times, and a rank that never reports
 does not block the others. Rank 0 waits for reports on a background thread. Training waits for the
-reports only at the end of the run: normally for at most the timeout, and after an exception for at
-most one second.
+reports only at the end of the run. Normally it waits for at most the timeout, or longer if rank 0
+is still reading reports that have arrived. After an exception, it waits for at most one second.
 
 During the whole run, each rank also sends a few numbers about each unprofiled step to rank 0.
 """
@@ -73,6 +73,7 @@ class SharedSteps:
             number = self._times.get((stage, self._rank), 0) + 1
             self._times[stage, self._rank] = number
             if self._rank:
+                # Rank 0 reads no steps after it has left.
                 if steps and not self._store.has("left/0"):
                     self._store.put(f"steps/{stage}/{self._rank}/{number}", msgpack.encode(steps))
                 continue
@@ -99,17 +100,17 @@ class SharedSteps:
             self._compare(stage)
 
     def improve(self, profile: Profile) -> Profile:
-        """Return a window's profile, whose comparison of the ranks is replaced by a better one.
+        """Return a window's profile in which the ranks are compared in as many steps as possible.
 
-        The comparison in the profile covers only the window's unprofiled steps. During the whole
-        run, the ranks also send unprofiled steps to rank 0. If these include a larger number of
-        steps that all ranks have, the new comparison covers them. Otherwise, the profile is
-        returned unchanged.
+        The comparison in the profile covers only the steps of the window. During the whole run, the
+        ranks also send unprofiled steps to rank 0. If all ranks have more of these steps in common
+        than the window has, the ranks are compared in these steps instead. Otherwise, the profile
+        is returned unchanged.
         """
         stage = profile.run.stage or ""
         of_window = profile.unprofiled_comparison
         if of_window is None:
-            # The ranks have different modules.
+            # The ranks have different modules, so they are not compared in unprofiled steps.
             self._waits.pop(stage, None)
             return profile
         self._waits[stage] = waiting_places(profile)
@@ -143,8 +144,8 @@ PATIENCE = 0.7
 PUT_TOGETHER = 0.85
 GOODBYE = 0.9
 
-# During the run, rank 0 waits for the reports on a window for up to this multiple of the timeout,
-# because ranks do not close a window at the same step.
+# During the run, rank 0 waits for the reports on a window for up to this many timeouts, because
+# ranks do not close a window at the same step.
 WHILE_TRAINING = 20.0
 
 # After an exception, this replaces the timeout if it is shorter. It gives the process some time to
@@ -188,8 +189,11 @@ class RankCollector:
         self._topology = topology
         self._timeout = timeout
         self._clock = clock
+        # Set when no thread may wait any longer for other ranks.
         self._hurry = threading.Event()
         self._pause = self._hurry.wait if pause is None else pause
+        # The moments at which waiting for reports ends, and at which all threads should have ended.
+        # `finish` sets them.
         self._deadline = math.inf
         self._end = math.inf
         self._jobs: list[_Job] = []

@@ -25,7 +25,7 @@ from lflops.ranks.merge.rank_table import (
     repeated_places,
 )
 
-# Number of values that are compared at once.
+# At most about this many values are compared at once.
 AT_ONCE = 1 << 18
 # The times of this many ranks are summed at once.
 RANKS_AT_ONCE = 32
@@ -59,8 +59,8 @@ class _Group:
     def scaled(self, row: int) -> list[list[float]]:
         """Return the times of one rank without hook overhead.
 
-        The result has one list for each step, with the times of all places. `row` is the rank's row
-        in the tensor.
+        The result has one list for each step, with the time of each place in the order of
+        `columns`. (A place is a module in a phase.) `row` is the rank's row in the tensor.
         """
         times = self._times[row].double()
         scaled: list[list[float]] = (times[:-1] * times[-1]).tolist()
@@ -83,7 +83,7 @@ class RankTimes:
     def __init__(self, heads: Sequence[RankHeader], tables: Mapping[str, PlacesOfTable]) -> None:
         self._table_of_rank = {head.summary.rank: head.summary.table for head in heads}
         self._groups_of_table: dict[str, list[_Group]] = {}
-        self._homes: dict[int, _Group] = {}
+        self._group_of_rank: dict[int, _Group] = {}
         ranks_alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for head in heads:
             if head.at:
@@ -92,7 +92,7 @@ class RankTimes:
         for (table, at), ranks in ranks_alike.items():
             group = _Group(at, tables[table], ranks)
             self._groups_of_table.setdefault(table, []).append(group)
-            self._homes.update(dict.fromkeys(ranks, group))
+            self._group_of_rank.update(dict.fromkeys(ranks, group))
         self._world = max((head.summary.run.world_size for head in heads), default=1)
         self._waits: set[ModulePhase] = set()
         self._async_starts: set[ModulePhase] = set()
@@ -111,8 +111,8 @@ class RankTimes:
 
     def add(self, rank: int, times: bytes) -> None:
         """Store the packed times of a rank. Does nothing if the rank has sent no times."""
-        if rank in self._homes and times:
-            self._homes[rank].set(rank, times)
+        if rank in self._group_of_rank and times:
+            self._group_of_rank[rank].set(rank, times)
 
     def of(self, rank: int) -> list[list[float]]:
         """Return the times of a rank without hook overhead.
@@ -121,8 +121,8 @@ class RankTimes:
         times, returns the times of another rank that did the same work, or an empty list if there
         is no such rank.
         """
-        if rank in self._homes:
-            group = self._homes[rank]
+        if rank in self._group_of_rank:
+            group = self._group_of_rank[rank]
             return group.scaled(group.rows[rank])
         groups = self._groups_of_table.get(self._table_of_rank[rank], [])
         if not groups:
@@ -136,13 +136,14 @@ class RankTimes:
         `None` if the ranks have no step in common, or if fewer than two ranks have sent times.
         `patterns` is described in `RankTable`.
         """
-        if len(self._homes) < 2:
+        if len(self._group_of_rank) < 2:
             return None
         groups = list(chain.from_iterable(self._groups_of_table.values()))
         common = set(groups[0].at).intersection(*(group.at for group in groups))
-        chosen = common - self._disturbed or common
-        if not chosen:
+        if not common:
             return None
+        undisturbed = common - self._disturbed
+        chosen = undisturbed or common
         selection = _Selection(groups, chosen, self._waits, patterns, self._world)
         return selection.table(self._async_starts, self._exposed_on_all_ranks)
 
@@ -167,9 +168,9 @@ class _Selection:
         self._patterns = patterns
         self._waits = waits
         self._times = [group.steps(steps) for group in groups]
-        # The ranks in the order of the groups' rows.
+        # All ranks in the order of the tensors: group by group.
         self._ranks = self._ranks_of(range(len(groups)))
-        # The numbers of the groups that have each place.
+        # For each place, the indices of the groups that have it.
         self._having: dict[ModulePhase, tuple[int, ...]] = {}
         for number, group in enumerate(groups):
             for place in group.columns:
@@ -193,7 +194,8 @@ class _Selection:
     ) -> RankTable:
         """Make the table of the selected places.
 
-        `async_starts` and `known` become `RankTable.async_starts` and `RankTable.exposed_on_all_ranks`.
+        `async_starts` and `known` become `RankTable.async_starts` and
+        `RankTable.exposed_on_all_ranks`.
         """
         chosen = self._chosen_places()
         busy = {}

@@ -41,7 +41,7 @@ from lflops.timing.module_times import ScaledTimes, with_times
 
 Part = TypeVar("Part")
 
-# All ranks together hand in at most this many bytes of module times.
+# All ranks together send at most this many bytes of module times.
 MOST_BYTES = 1 << 27
 
 # A low compression level. Names repeat so often that a higher level gains little.
@@ -52,8 +52,8 @@ class RankReport(NamedTuple):
     """The report of a rank on a window.
 
     Attributes:
-        steps: For each module-timing step of the profile, in order, the self time of each module in
-            each phase. The times include hook overhead.
+        steps: The self time of each module in each phase, for each module-timing step of the
+            profile, in order. The times include hook overhead.
         node: The node that the rank runs on, if it has a name.
         coordinates: The rank's coordinate in each kind of parallelism, such as `{"data": 3,
             "tensor": 0}`.
@@ -88,8 +88,8 @@ class Table(PlacesOfTable, frozen=True, kw_only=True):
     differ between ranks.
 
     Attributes:
-        counted_waits: `Profile.waits`: where the counting step saw this rank wait. `waits` also has
-            the modules and phases where `waiting_places` expects a wait.
+        counted_waits: The `waits` of the profile: the places where this rank waited in the counting
+            step. The field `waits` of the table also has the places that `waiting_places` adds.
     """
 
     modules: Mapping[str, ModuleProfile]
@@ -109,8 +109,8 @@ class RankHeader(Struct, frozen=True, kw_only=True, gc=False):
             unknown.
         groups: The names of the collective groups. The `group` of a collective in the table is an
             index into this tuple.
-        waiting: Exposed seconds of collectives per step, by the place where the rank waits for
-            them. A key is an index into `PlacesOfTable.places`.
+        waiting: Exposed seconds of collectives per step, in which nothing was computed, by the
+            place where the rank waits for them. A key is an index into `PlacesOfTable.places`.
     """
 
     summary: RankSummary

@@ -14,7 +14,7 @@ from lflops.torch_private.distributed import group_store
 # The module with the store classes, if torch was built with them.
 STORES: Any = distributed
 
-# The key, in the store of the process group, of the random prefix that this run uses for its keys.
+# A key in the store of the process group. Its value is the random prefix of this run's keys.
 RUN = "run"
 
 # torch gets this share of the timeout to open a connection. If the connection is refused, torch
@@ -49,7 +49,8 @@ def shared_store(name: str, *, timeout: float) -> Any:
         innermost = _innermost(group)
         if isinstance(innermost, STORES.TCPStore):
             again = _opened(timeout, innermost.port, innermost.host)
-            # A store does not reveal the prefix of its group, so the fastest rank chooses a prefix.
+            # The prefix of the group cannot be read from its store. So the rank that comes first
+            # chooses a random prefix, and the other ranks read it.
             of_name = STORES.PrefixStore(name, group)
             run = of_name.compare_set(RUN, "", secrets.token_hex(8)).decode()
             return STORES.PrefixStore(f"{name}/{run}", again)
@@ -124,7 +125,7 @@ class RankStore:
         self._closed = False
 
     def close(self) -> None:
-        """Make every later call on any thread raise a `ConnectionError`."""
+        """Close the store: every later call of a method raises a `ConnectionError`."""
         self._closed = True
 
     @property

@@ -54,8 +54,8 @@ A name may also end with `_parallel`, such as `data_parallel`.
 """
 
 _NEEDED_FUNCTION = (
-    'pass a function that takes a rank and returns its coordinates, such as {"data": 0, "tensor": 1}, '
-    "which count from 0"
+    "pass a function that takes a rank and returns its coordinates, such as "
+    '{"data": 0, "tensor": 1}, which count from 0'
 )
 
 

@@ -22,7 +22,7 @@ from lflops.ranks.collect.store import RankStore, poll
 from lflops.ranks.collect.topology import Topology
 from lflops.ranks.merge.merge import RankSummary, merged
 
-# This many ranks upload the same shared blob, because one of them may be killed while it does.
+# This many ranks upload the same shared blob, because a rank may be killed during its upload.
 COPIES = 2
 
 

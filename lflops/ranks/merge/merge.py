@@ -97,9 +97,10 @@ class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
 def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     """Merge the profiles that the ranks of a run made with `count`, `counting` or `measure`.
 
-    The numbers of a module come from one rank and are never sums over ranks. They come from the
-    leading rank, which is the first rank with the most FLOPs. The properties of the run come from
-    the leading rank too, including the number of samples and tokens of its batch.
+    The work of a module is that of one rank, not a sum over ranks (with the exception below). It
+    comes from the leading rank, which is the first rank with the most FLOPs. The properties of the
+    run come from the leading rank too, including the number of samples and tokens of its batch.
+    Times and memory may come from other ranks.
 
     Ranks may have different modules, such as the stages of a pipeline. A module that the leading
     rank does not have is copied from another rank, and its work is added to all modules that
@@ -117,12 +118,13 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
       known on fewer than two ranks are left out.
     * `rank_comparison` shows which rank is late and where it takes longer. Profiles do not contain
       the times of modules in single steps, so the quartiles of these times are compared.
-    * The times of modules are from the rank that came last in most unprofiled steps. In those
-      steps, the time of forward in `steps` is from the same rank.
     * `steps` divides each step at its collectives into intervals. The phases of an interval come
-      from the rank that waited least at its end. A step has the marks of all ranks. Samples and
-      tokens are summed over the ranks if `data_parallel_size` shows which ranks have a separate
-      batch.
+      from the rank that came last at its end, which is the rank that waited least. A step has the
+      `marks` of all ranks, for example `warmup`. Samples and tokens are summed over the ranks if
+      `data_parallel_size` shows which ranks have a separate batch.
+    * The times of modules are from the rank that came last most often at the end of the interval
+      with forward, over the unprofiled steps. If ranks have different modules, the times of a
+      module are from the same rank as its work.
     * `memory` is from the rank with the largest peak. The peak of a module is its largest peak on
       any rank.
     * `unsupported` has all operators that any rank ran without a formula.
@@ -239,17 +241,17 @@ def merged(
 ) -> Profile:
     """Merge the ranks of a run.
 
-    The summaries of all ranks are needed, but the modules and the memory of only a few ranks. They
-    are requested by calling `rows_of` and `memory_of`.
+    The summaries of all ranks are needed, but the modules and the memory of only a few ranks. The
+    functions `rows_of` and `memory_of` are called for these ranks.
 
     Args:
         summaries: Summaries in rank order.
-        rows_of: Takes a rank; returns a profile with its modules, operators, unsupported operators
-            and collectives. Called for one rank of each distinct `RankSummary.table`, and for the
-            rank that came last in most unprofiled steps.
-        memory_of: Takes a rank and returns its memory. Called for the rank with the largest peak.
-        rank_table: Takes the name pattern of each module, such as `layers.*.mlp`, and returns the
-            times of all ranks, or `None` if they are unknown.
+        rows_of: Returns a profile with the modules, operators, unsupported operators and
+            collectives of a rank. Called for one rank of each distinct `RankSummary.table`, and for
+            the rank that came last in most unprofiled steps.
+        memory_of: Returns the memory of a rank. Called for the rank with the largest peak.
+        rank_table: Returns the times of all ranks, or `None` if they are unknown. Called with the
+            name pattern of each module, such as `layers.*.mlp`.
         waits: The places where ranks wait for each other. A place is a module in a phase.
         absent: Descriptions of ranks without a summary. A rank that is neither in `absent` nor in
             `summaries` is missing.

@@ -191,7 +191,8 @@ def times_last(table: RankTable) -> dict[int, int]:
 class _Lateness:
     """The lateness of the ranks in each interval, for each step.
 
-    If ranks have different modules, the lateness of a rank is the waiting time of the other ranks.
+    If ranks have different modules, the lateness of a rank is the median waiting time of the other
+    ranks.
     """
 
     def __init__(self, table: RankTable) -> None:
@@ -199,6 +200,7 @@ class _Lateness:
         self._by_interval = {
             interval: series.excess_over_others() for interval, series in table.busy.items()
         }
+        # The ranks that are latest, at most `CANDIDATES`.
         self.ranks = self._least_waiting(table) if table.staged else self._latest()
 
     def within(self, rank: int, intervals: Iterable[int]) -> Steps:
@@ -284,7 +286,7 @@ def _comparable(
 ) -> list[ModulePhase]:
     """Return the places of the group that a place is compared with.
 
-    These are the places on other ranks. If there are none, they are all other places of the group.
+    These are the places on other ranks. If the group has no such places, they are all other places.
     """
     rank, _ = alone[place]
     on_other_ranks = [other for other in group if alone[other][0] != rank]
@@ -318,7 +320,10 @@ def _by_work(
 
 
 def _in_places(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the excess of the latest ranks in each place with a known usual time."""
+    """Yield the excess, by place, of the ranks with the largest lateness.
+
+    Places without a known usual time are left out.
+    """
     for place, series in usual.series.items():
         intervals = (table.intervals[place],)
         for rank in lateness.ranks:
@@ -329,10 +334,10 @@ def _in_places(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator
 
 
 def _in_repeated(table: RankTable, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the excess of the latest ranks in repeated modules, such as `layers.*.mlp`.
+    """Yield, for the ranks with the largest lateness, their excess in repeated modules.
 
-    The times of all modules with such a pattern are added up first. The docstring of this file
-    defines excess and lateness.
+    Repeated modules have a common name pattern, such as `layers.*.mlp`. Their times are added up
+    before the excess is computed. The docstring of this file defines excess and lateness.
     """
     for place, repeated in table.repeated.items():
         usual = repeated.seconds.median_of_others()
@@ -348,7 +353,7 @@ def _in_repeated(table: RankTable, lateness: _Lateness) -> Iterator[_Excess]:
 def _everywhere(
     table: RankTable, usual: _Usual, lateness: _Lateness, *, by_whole_step: bool
 ) -> Iterator[_Excess]:
-    """Yield the excess of the latest ranks everywhere: in most places, or in whole steps.
+    """Yield the excess, in most places or in whole steps, of the ranks with the largest lateness.
 
     `by_whole_step` is described in `compare_ranks`.
     """
@@ -361,7 +366,7 @@ def _everywhere(
 
 
 def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> Iterator[_Excess]:
-    """Yield the excess busy time of the latest ranks over the whole step."""
+    """Yield the excess busy time of the ranks with the largest lateness over the whole step."""
     busy = table.busy_in_all()
     usual = busy.median_of_others()
     intervals = tuple(table.busy)
@@ -371,7 +376,7 @@ def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> I
 
 
 def _devices(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the excess of the latest ranks everywhere, estimated from most places.
+    """Yield the excess everywhere of the ranks with the largest lateness, from most places.
 
     It is positive only if a rank is slower than usual in most places, probably because its device
     is slow.
@@ -510,7 +515,8 @@ def _waits(table: RankTable) -> Iterator[RankWait]:
         if seconds < WORTH_KEEPING * table.step_seconds:
             continue
         longest_rank = max(others, key=waited.__getitem__)
-        transfer = traced = None
+        transfer = None
+        traced = None
         if place in table.exposed_on_all_ranks:
             known = table.exposed_on_all_ranks[place]
             transfer = min(known.values())

@@ -38,7 +38,7 @@ MOST_INTERVALS = 64
 FEWEST_INTERVALS = 4
 MOST_SUMS = 1 << 17
 
-# Only this many `rank_stats` keep the time of every rank: those whose times differ most.
+# Only this many `rank_stats` keep the times of all ranks: those with the largest differences.
 WITH_ALL_RANKS = 32
 
 _PHASES = (*PHASES, *OUTSIDE)
@@ -79,8 +79,9 @@ class RankTable:
         are_quartiles: Whether the table has three quartiles instead of steps, because the times of
             single steps are unknown.
         async_starts: The places that start a collective whose result is awaited in another place.
-        exposed_on_all_ranks: Exposed seconds of collectives per step, by place and rank. It has
-            only the places in `waits` for which all ranks have traced times.
+        exposed_on_all_ranks: Exposed seconds of collectives per step, in which nothing was
+            computed, by place and rank. It has only the places in `waits` for which all ranks have
+            traced times.
     """
 
     seconds: Mapping[ModulePhase, RankSeries]
@@ -366,9 +367,9 @@ def async_starts_in(profile: Profile) -> set[ModulePhase]:
 def exposed_by_place(profile: Profile) -> dict[ModulePhase, float | None]:
     """Return the exposed seconds of collectives per step, by the place where they are awaited.
 
-    The seconds include transfer and waiting. They are `None` if the time of any of the collectives
-    is unknown. If a collective begins in a module and is not awaited there, it is awaited at the
-    end of the phase, in the root.
+    Exposed means that nothing was computed at the same time. The seconds include transfer and
+    waiting. They are `None` if the time of any of the collectives is unknown. If a collective
+    begins in a module and is not awaited there, it is awaited at the end of the phase, in the root.
     """
     waits = waiting_places(profile)
     exposed: dict[ModulePhase, float | None] = {}
@@ -389,7 +390,7 @@ def exposed_by_place(profile: Profile) -> dict[ModulePhase, float | None]:
 def exposed_on_all_ranks(
     waiting: Mapping[int, Mapping[ModulePhase, float | None]],
 ) -> dict[ModulePhase, dict[int, float]]:
-    """Return the exposed seconds of collectives, for the places where all ranks have them.
+    """Return the exposed seconds of collectives in the places where they are known on all ranks.
 
     Args:
         waiting: For each rank, the exposed seconds in each place; `None` if unknown. Exposed

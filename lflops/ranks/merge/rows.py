@@ -104,7 +104,8 @@ class MergedRows:
     def modules(self) -> dict[str, ModuleProfile]:
         """Return the merged rows.
 
-        If a module contains modules that only other ranks have, their work is added to its row.
+        If a module contains submodules that only other ranks have, their work is added to the row
+        of the module.
         """
         added_below: dict[str, list[ModuleProfile]] = {}
         for row, module in self._rows.items():
@@ -158,9 +159,9 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def _with_added(row: ModuleProfile, below: list[ModuleProfile]) -> ModuleProfile:
-    """Add the parameters and the work of submodules that only other ranks have to a module's row.
+    """Return a module's row plus the submodules that only other ranks have.
 
-    `below` has the rows of these submodules. Returns a new row.
+    `below` has the rows of these submodules. Their parameters and their work are added.
     """
     if not below:
         return row

@@ -50,7 +50,7 @@ class RankSteps(Struct, frozen=True, kw_only=True):
 
 
 def waits_at_end(waits: Iterable[ModulePhase]) -> bool:
-    """Return whether ranks wait only at the end of backward, not inside it, as under DDP."""
+    """Return whether ranks wait in backward only at its end, as under DDP, and in no module."""
     return not any(wait.fqn and step_phase(wait.phase) == "backward" for wait in waits)
 
 

@@ -36,7 +36,7 @@ from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus
 from lflops.ranks.merge.rank_table import RankTable, table_of_series
 from lflops.ranks.merge.steps import waits_at_end
 
-# The last steps of each rank are kept: at most this many.
+# At most this many steps are kept for each rank: the last ones.
 MOST_STEPS = 256
 # With many ranks, fewer steps are kept: at most `MOST_ROWS` for all ranks together, but at least
 # `FEWEST_STEPS` for each rank.
@@ -58,7 +58,8 @@ _PHASES = (
     "data",
     "transfer",
     "forward",
-    # In the table, backward runs in reverse order, so `wait` comes first and ends backward.
+    # `wait` is the end of backward. It comes first, because a `RankTable` reverses the order of
+    # backward.
     WAIT,
     "backward",
     "clip",
@@ -67,6 +68,8 @@ _PHASES = (
     *EVENTS,
     "sync",
 )
+# CPU seconds of the process and of the training thread, seconds that the training thread waited for
+# a core, and the number of tokens (of samples, if tokens are unknown).
 _COUNTERS = ("cpu", "thread_cpu", "waited", "units")
 
 
@@ -190,9 +193,9 @@ def _packed(step: Step) -> bytes:
 
 
 def _waits_of(step: Step) -> list[float]:
-    """Return how long the thread waited for a core in each phase, in the order of `_PHASES`.
+    """Return the seconds that the training thread waited for a core in each phase.
 
-    The values are NaN if they are unknown.
+    The values are in the order of `_PHASES`, and NaN if they are unknown.
     """
     if step.waited_by_phase is None:
         return [math.nan] * len(_PHASES)
@@ -354,8 +357,8 @@ def _activity(
     """Compare the processes of the given ranks with the processes of the other ranks.
 
     The result helps to explain why a rank is late. For example, its thread waited longer for a
-    core, or its batches were larger. It is averaged over the steps, weighted by the lateness of the
-    rank.
+    core, or its batches were larger. All times are means over the steps, weighted by the lateness
+    of the rank.
     """
     late = busy.excess_over_others()
     waited = columns["waited"].excess_over_others()
@@ -395,8 +398,9 @@ def _ratio_to_others(means: Mapping[int, float], rank: int) -> float | None:
 def _lengths_explain(units: RankSeries, busy: RankSeries) -> float | None:
     """Return the correlation between the busy time of a rank and the size of its batch.
 
-    It shows whether ranks are late because they have larger batches. From both values, the median
-    of the other ranks is subtracted first. Returns `None` if the sizes are unknown or all the same.
+    It shows whether ranks are late because they have larger batches. Both values are relative to
+    the median of the other ranks. Returns `None` if the sizes or the busy times are all the same,
+    or if a size is unknown.
     """
     more = list(chain.from_iterable(units.excess_over_others().values()))
     late = list(chain.from_iterable(busy.excess_over_others().values()))

@@ -355,7 +355,8 @@ def _height(point: Point, *, timed: bool) -> float:
     """
     if not point.intensity:
         return 0.0
-    return (point.flops_per_second if timed else point.roof_flops_per_second) or 0.0
+    rate = point.flops_per_second if timed else point.roof_flops_per_second
+    return rate or 0.0
 
 
 def _scatter(

@@ -29,8 +29,10 @@ def column(values: Iterable[Value]) -> list[Value] | Value:
     # Most columns have no counts and need no conversion.
     if int not in set(map(type, rows)):
         return rows
-    counts = [value for value in rows if type(value) is int]
-    return list(map(exact, rows)) if max(counts) >= _EXACT else rows
+    largest = max(value for value in rows if type(value) is int)
+    if largest < _EXACT:
+        return rows
+    return list(map(exact, rows))
 
 
 def table(rows: Sequence[object], fields: Iterable[str], *, prefix: str = "") -> Columns:

@@ -79,7 +79,7 @@ ready_for_threads(_Window)
 
 
 def compared_figures(analysis: Analysis) -> ComparedFigures:
-    """Return the data that `lflops.diff` needs in addition to the table of modules."""
+    """Return the data of a window that is needed for comparisons and is not in its module table."""
     figures = run_figures(analysis.profile, analysis.step_times, analysis.utilization.mfu)
     times: Columns = {}
     for name, values in time_columns(analysis.profile).items():

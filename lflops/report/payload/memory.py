@@ -27,7 +27,7 @@ class LiveMemoryShown(Struct, frozen=True, kw_only=True):
 
     The x-axis has either the operators of a step, or the events (allocations and frees) that a
     memory allocator recorded. The peak is the point with the most live bytes. But if the allocator
-    ran out of memory, it is the request that failed.
+    ran out of memory, the peak is the request that failed.
 
     Attributes:
         operators: Number of all operators or events, including those without a point.
@@ -59,6 +59,8 @@ def chip_memory(chip: Hardware | None) -> tuple[str, float] | tuple[None, None]:
 
 
 _HOLDERS = 24
+"""Maximum number of modules that are listed with the bytes that they hold at the peak."""
+
 _STACKED = ("parameters", "optimizer_state", "other", "gradients", "activations", "temporary")
 """The categories of memory in the order in which they are stacked, the first at the bottom.
 
@@ -113,7 +115,10 @@ def memory(analysis: Analysis) -> MemoryShown | None:
     chip, capacity = chip_memory(profile.run.hardware)
     points = list(_points(counted, analysis.peak_moment))
     parts = [point.parts for point in points]
-    categories = [each for each in _STACKED if any(getattr(part, each) for part in parts)]
+    categories = []
+    for name in _STACKED:
+        if any(getattr(part, name) for part in parts):
+            categories.append(name)
     by_category = []
     for name in _STACKED:
         if counted.by_category.get(name):
@@ -164,7 +169,8 @@ def _index_of_peak(points: Sequence[_Point]) -> int | None:
 def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
     """Yield the points of the chart in the order of the operators.
 
-    `reached` is the operator that reached the peak. The peak gets an additional point after it.
+    `reached` is the operator that reached the peak. Its own point has the bytes that were alive
+    before it ran, so the peak is an additional point between this operator and the next one.
     """
     peaks = [index for index, moment in enumerate(counted.timeline) if moment is reached]
     live = [moment.live_bytes for moment in counted.timeline]
@@ -325,8 +331,8 @@ def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]
         ends = (each.start, each.start + each.length)
         timed.setdefault(_key(each.fqn, each.phase), []).append(ends)
     if _UPDATE in timed:
-        # If the optimizer calls a closure, it has a short slice before the closure. The longest
-        # slice has the work.
+        # If the optimizer calls a closure, the optimizer has two slices: a short slice before the
+        # closure, and a longer slice with the work.
         longest_first = sorted(timed[_UPDATE], key=lambda ends: ends[0] - ends[1])
         timed[_UPDATE] = sorted(longest_first[: len(counted.get(_UPDATE, ()))])
     for key in counted.keys() & timed.keys():
@@ -336,12 +342,12 @@ def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]
                 yield _Anchor(end, stop)
 
 
-def _key(row: str, phase: str) -> tuple[str, str]:
+def _key(module: str, phase: str) -> tuple[str, str]:
     """Return a key to find the same module and phase in the counting step and in the timed step.
 
     The time of the optimizer step is not divided among modules, so all its operators have one key.
     """
-    return _UPDATE if phase == "optimizer" else (row, phase)
+    return _UPDATE if phase == "optimizer" else (module, phase)
 
 
 def _innermost(slices: Sequence[ModuleSlice]) -> Iterator[ModuleSlice]:
@@ -360,11 +366,12 @@ def _increasing(anchors: Sequence[_Anchor]) -> Iterator[_Anchor]:
 
     The other anchors are dropped, because modules may run in a different order in the two steps.
     """
-    # For each length of a chain, the anchor that ends such a chain at the earliest time, and that
-    # time.
+    # A chain is a sequence of anchors that have the same order in both steps. An anchor is stored
+    # by its index. For each length, the anchor that ends such a chain at the earliest time, and
+    # that time.
     ends: list[int] = []
     moments: list[int] = []
-    # For each anchor, the previous anchor in its chain, or -1.
+    # For each anchor, the anchor before it in its chain, or -1 if it is the first.
     before: list[int] = []
     for number, anchor in enumerate(anchors):
         length = bisect_left(moments, anchor.at)

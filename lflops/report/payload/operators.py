@@ -75,21 +75,25 @@ def _rank_spreads(profile: Profile) -> dict[str, float]:
 def _counts(profile: Profile, rows: Sequence[ModuleProfile], phase: str) -> Columns:
     """Build the columns with the counts of a phase.
 
-    They include the FLOPs of attention that masks let the kernel skip.
+    The columns `masked_flops` have the FLOPs of attention that masks let the kernel skip. All
+    values are `None` if nothing was counted.
     """
     root = profile.modules[""].work(phase)
     works = [module.work(phase) for module in rows]
     columns: Columns = {}
     for prefix in ("", "self_"):
         for field in _COUNTS:
-            # The root includes all work. If the root has none, no module has any.
+            # The root includes all work. If the root has none, no module has any, and a single 0 is
+            # stored instead of a list.
             has_any = bool(getattr(root, field))
             values = map(attrgetter(prefix + field), works) if has_any else [0]
             columns[f"{phase}.{prefix}{field}"] = column(values)
         has_masks = root.macs != root.executed_macs
         masked = _masked_flops(works, prefix) if has_masks else [0]
         columns[f"{phase}.{prefix}masked_flops"] = column(masked)
-    return columns if profile.is_counted else dict.fromkeys(columns)
+    if not profile.is_counted:
+        return dict.fromkeys(columns)
+    return columns
 
 
 def _masked_flops(works: Sequence[Work], prefix: str) -> Iterator[Value]:
@@ -249,7 +253,8 @@ def _traced_by_name(profile: Profile) -> dict[str, TracedOperator]:
 def _short_name(operator: str) -> str:
     """Return an operator's name without the namespace `aten::`.
 
-    Some names in traces and counts have this namespace and others do not, so it cannot be compared.
+    Traces and counts do not agree on whether a name has this namespace, so names are compared
+    without it.
     """
     return operator.removeprefix(_OF_TORCH)
 

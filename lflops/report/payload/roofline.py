@@ -40,7 +40,7 @@ _FIGURES = (
 class Points(Struct, frozen=True, kw_only=True):
     """A table of the points with the most time.
 
-    If nothing was timed, it has the points that need the most time at their roofline limit.
+    If nothing was timed, the table has the points that need the most time at their roofline limit.
 
     Attributes:
         table: Columns with a value for each point. `phase` is always a list. `module` is the index
@@ -57,7 +57,7 @@ class Points(Struct, frozen=True, kw_only=True):
 
 
 class Roofs(Struct, frozen=True, kw_only=True):
-    """The Roofline view.
+    """The data of the Roofline view.
 
     Attributes:
         ceilings: The rooflines. The roofline that limits the points comes first.
@@ -78,9 +78,11 @@ class Roofs(Struct, frozen=True, kw_only=True):
 
 
 class _PointRow(NamedTuple):
-    """A point of a chart, with the number of its module's row in the table of modules.
+    """A row of a table of points. `Points` describes the columns.
 
-    If the point stands for several identical modules, this is the row of the first module.
+    Attributes:
+        module: The index of the module's row in the table of modules. If the point stands for
+            several identical modules, the row of the first module. `None` for an operator.
     """
 
     point: Point
@@ -140,9 +142,9 @@ def _seconds(item: RooflinePart | Repeats | Point) -> float:
 
 
 def _points(rows: Sequence[_PointRow], number: int) -> Points:
-    """Make a table of the points that are shown, and count the points that are left out.
+    """Make a table of the points that are shown.
 
-    `number` is the number of shown and left-out points together.
+    `number` is the number of all points, including the points that are left out.
     """
     points = [row.point for row in rows]
     columns: Columns = {

@@ -111,7 +111,7 @@ def _reserved(reserved: Reserved) -> str:
 
 
 def memory_fit_lines(fit: MemoryFit) -> Iterable[str]:
-    """Yield two lines: whether the step fits into memory, and which parts the needed memory has."""
+    """Yield two lines: whether the step fits into memory, and the parts of the memory it needs."""
     yield (
         f"{fit.verdict}: {units.size(fit.needed_bytes)} of the {units.size(fit.usable_bytes)} "
         f"that a process has on {fit.chip} "
@@ -158,7 +158,8 @@ def render_checkpointed(blocks: Sequence[Checkpointed]) -> Group:
         saving = _saving(block.saved_bytes, block.macs)
         rows.append(("checkpointing", f"{saving}, {block.module}"))
     if len(blocks) > 1:
-        # While a block is recomputed, its own activations are alive again.
+        # The first block has the largest saving. It is left out of the sum: while a block is
+        # recomputed in backward, its activations are alive again, so one block saves nothing.
         saved = sum(block.saved_bytes for block in blocks[1:])
         saving = _saving(saved, sum(block.macs for block in blocks))
         rows.append(("checkpointing", f"{saving}, all {len(blocks)} blocks"))
@@ -198,7 +199,7 @@ def render_sharded(strategies: Sequence[Sharded]) -> Group:
             cells.append(text(fit.verdict, _COLOURS[fit.verdict]))
         table.add_row(text(strategy.strategy), *cells)
     remark = (
-        "estimated from this step; the column 'needs' also includes fragmentation, the CUDA context, "
-        "cuBLAS and NCCL"
+        "estimated from this step; the column 'needs' also includes fragmentation, the CUDA "
+        "context, cuBLAS and NCCL"
     )
     return Group(table, text(remark, "dim"))

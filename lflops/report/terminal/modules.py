@@ -49,7 +49,8 @@ def header(analysis: Analysis, *, of_run: bool = False) -> Group:
     )
     remarks: list[tuple[str, RenderableType]] = []
     for fact in report.remarks:
-        remarks.append((fact.label, prose(fact.text, "yellow" if fact.is_caveat else "")))
+        style = "yellow" if fact.is_caveat else ""
+        remarks.append((fact.label, prose(fact.text, style)))
     parts: list[RenderableType] = []
     for block in blocks:
         parts += [block, ""]
@@ -104,11 +105,12 @@ def _totals(analysis: Analysis) -> FittedTable:
 
 
 _GAP = 2
-# Width that names get if they need it; columns are left out to make room.
+# Columns are left out until names of up to this width are shown in full.
 _NAME = 36
 # Smallest width of a name, without its indent.
 _LABEL = 8
-# Number of first columns that are never left out for names.
+# The first columns are only left out if names of the smallest width do not fit next to them. This
+# is the number of these columns.
 _KEPT = 2
 
 
@@ -268,7 +270,9 @@ def _full_width(line: ModuleLine) -> int:
 def _label(line: ModuleLine) -> str:
     name = line.path if line.row.is_self else line.path.rpartition(".")[2]
     label = name or line.row.class_name or "all of it"
-    return plain(f"{label} ×{line.times}" if line.row.repeat else label)
+    if line.row.repeat:
+        label = f"{label} ×{line.times}"
+    return plain(label)
 
 
 def _kind(line: ModuleLine) -> str:

@@ -17,6 +17,7 @@ from lflops.report.text import OVER, WORDS, counted, saved_by_fusion, times_mark
 
 _NAME = 26
 _LISTED = 10
+# The signs that the table shows at points above their roofline limit, keyed by the reason.
 _SIGNS = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
 
 
@@ -28,7 +29,7 @@ def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
 
     Args:
         analysis: The analysis of the profile.
-        top: Maximum number of modules. It also limits the number of operators.
+        top: Maximum number of modules, and also the maximum number of operators.
     """
     overview = analysis.roofline
     modules = _modules(analysis)
@@ -77,7 +78,8 @@ def _most_seconds_first(point: Point) -> tuple[float, float]:
 def _ceilings(ceilings: Sequence[Ceiling]) -> RenderableType:
     if not ceilings:
         return text(
-            'the roofline is unknown: pass --hardware NAME (to list the names, run "lflops hardware")',
+            "the roofline is unknown: pass --hardware NAME (to list the names, "
+            'run "lflops hardware")',
             "yellow",
         )
     rows = []

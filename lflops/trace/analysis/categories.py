@@ -55,7 +55,10 @@ def _compiled(
 
 
 def _first_match(patterns: _Patterns[Meaning], name: str) -> Meaning | None:
-    """Return the category or precision that belongs to the first pattern that matches a name."""
+    """Return the meaning (such as a category) of the first pattern that matches a name.
+
+    Returns `None` if no pattern matches.
+    """
     for pattern, meaning in patterns:
         if pattern.search(name):
             return meaning

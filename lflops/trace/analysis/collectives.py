@@ -36,7 +36,8 @@ class Occurrence(NamedTuple):
     """One call of a collective on one rank.
 
     Attributes:
-        step: Name of the step that launched the call; empty if no step did.
+        step: Name of the step in which the call was launched; empty if it was launched outside all
+            steps, or if the launch is unknown.
         bytes: Size of the input or of the result, whichever is larger; `None` if unknown.
     """
 
@@ -223,7 +224,7 @@ def numbered(found: Sequence[Occurrence]) -> dict[Key, Occurrence]:
 def rank_skew(by_rank: Mapping[int, Sequence[Occurrence]]) -> RankSkew | None:
     """Compare the collectives of several ranks; return `None` with fewer than two ranks.
 
-    The n-th call of a kind and group in a step is the same call on all ranks.
+    The n-th call of a kind and group in a step counts as the same call on all ranks.
     """
     if len(by_rank) < 2:
         return None

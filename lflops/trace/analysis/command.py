@@ -82,7 +82,11 @@ IntoOption = typer.Option(
     metavar="FILE", help=f"The file to write. Default: {MERGED} in the same folder."
 )
 MergeJsonOption = typer.Option(
-    "--json", help="Print one JSON object: file, ranks, events, damaged and clocks."
+    "--json",
+    help=(
+        "Print one JSON object: file, ranks, events (their number), damaged (the number of events "
+        "that are left out) and clocks (how far the times of each further rank are shifted)."
+    ),
 )
 CompatJsonOption = typer.Option(
     "--json",
@@ -158,7 +162,7 @@ def merge(
 def compat(folder: Folder, *, as_json: Annotated[bool, CompatJsonOption] = False) -> None:
     """Copy traces for torch-tb-profiler 0.4.3 into the folder compat-DIR, next to DIR.
 
-    If torch-tb-profiler is installed, the callback does this itself.
+    If torch-tb-profiler is installed, `FlopsMonitor` writes these copies itself.
     """
     copies = [convert_for_tb_profiler(each) for each in traces_in(folder)]
     if as_json:

@@ -1,4 +1,4 @@
-"""Compares two traces: steps, device states, idle time by cause, and operators and kernels."""
+"""Compare two traces: steps, device states, idle time by cause, and operators and kernels."""
 
 from collections.abc import Iterable
 
@@ -39,8 +39,8 @@ class TraceDiff(Struct, frozen=True, kw_only=True):
         per_step: Whether times are per step rather than for the whole window.
         window: Duration of a step or, if `per_step` is false, of the window.
         step: Median and quartiles of the step times, or `None` without steps.
-        is_beyond_noise: Whether the quartile ranges of the step times do not overlap; `None` with
-            fewer than two steps.
+        is_beyond_noise: Whether the quartile ranges of the step times do not overlap; `None` if a
+            trace has fewer than two steps.
         hardware: The names of the devices.
     """
 
@@ -190,7 +190,7 @@ def trace_limits(
 
 
 def _regress(diff: TraceDiff) -> float | None:
-    """Return the relative slowdown of a step, such as 0.03; `None` with fewer than two steps."""
+    """Return the relative slowdown of a step, such as 0.03 for 3 %; `None` if unknown."""
     before, after = diff.step
     if diff.is_beyond_noise is None or before is None or after is None or not before.median:
         return None

@@ -135,7 +135,9 @@ def _precision(kernel: str, category: Category, by_inputs: str | None) -> str | 
     by_name = precision_by_name(kernel)
     is_tf32 = by_name == "tf32" and by_inputs == "fp32"
     is_narrow = category in _MATMULS and narrow_formats(kernel) is not None
-    return by_name if by_inputs is None or is_tf32 or is_narrow else by_inputs
+    if by_inputs is None or is_tf32 or is_narrow:
+        return by_name
+    return by_inputs
 
 
 _MATMULS = {"gemm", "convolution", "attention"}
@@ -178,7 +180,8 @@ def _kernel(name: str, found: Sequence[ClassifiedWork]) -> KernelTimes:
     times = [each.event.duration for each in found]
     operators = _times_by(found, "operator")
     operators.pop(None, None)
-    precision = tensor_cores = None
+    precision = None
+    tensor_cores = None
     if first.kind == "kernel" and not communicates(first):
         precision = _largest(_times_by(found, "precision"))
         tensor_cores = tensor_cores_by_name(name)

@@ -78,10 +78,10 @@ class SpanSums(SliceTimes):
 
 
 class Launch(NamedTuple):
-    """What launched a piece of device work; fields are `None` if unknown.
+    """The launch of a piece of device work; fields are `None` if unknown.
 
     Attributes:
-        call: The runtime call that launched it.
+        call: The runtime call that launched the work.
         operator: The innermost operator around the runtime call.
         counted: The operator around the runtime call whose FLOPs were counted.
         collective: The collective around the runtime call.
@@ -119,8 +119,8 @@ class HostWalk:
         spans: Totals of modules and scopes, keyed by kind, name and phase.
         launches: Launches, keyed by `DeviceEvent.correlation`.
         counted: The counted calls.
-        by_external: Operators of the work whose runtime call was not recorded, keyed by
-            `DeviceEvent.external`.
+        by_external: Launches of which only the operator is known, because the trace does not
+            contain the runtime call; keyed by `DeviceEvent.external`.
     """
 
     operators: dict[_OperatorKey, OperatorSums] = field(default_factory=dict)
@@ -130,14 +130,14 @@ class HostWalk:
     by_external: dict[int, Launch] = field(default_factory=dict)
 
     def launch(self, work: DeviceEvent) -> Launch:
-        """Return what launched a piece of work, or `NOT_RECORDED` if the trace does not show it."""
+        """Return the launch of a piece of work, or `NOT_RECORDED` if the trace does not show it."""
         found = self.launches.get(work.correlation)
         if found is not None:
             return found
         return self.by_external.get(work.external, NOT_RECORDED)
 
     def call(self, work: DeviceEvent) -> RuntimeCall | None:
-        """Return the runtime call that launched a piece of work."""
+        """Return the runtime call that launched a piece of work, or `None` if unknown."""
         return self.launch(work).call
 
 
@@ -173,7 +173,7 @@ class _Open:
     is_counted: bool = False
 
     def inherit(self, around: "_Open") -> None:
-        """Copy the values that apply to everything inside the enclosing item."""
+        """Copy the values of the enclosing item that also apply to the items inside it."""
         self.operator = around.operator
         self.operator_end = around.operator_end
         self.is_within_counted = around.is_within_counted
@@ -294,8 +294,9 @@ class _Walker:
         opened: list[_Open] = []
         for item in outer_first(items, opened):
             if len(opened) > MOST_NESTED:
-                # In a chain of items, each of which ends shortly after the next one begins, the
-                # ended items are below items that still run.
+                # `outer_first` removes an ended item only from the top of the stack. If each item
+                # ends shortly after the next item begins, the stack also has ended items below the
+                # top.
                 opened[:] = [each for each in opened if each.end > item.start]
             if len(opened) > MOST_NESTED:
                 raise ProfileError(f"more than {MOST_NESTED:,} events of one thread overlap")
@@ -321,10 +322,10 @@ class _Walker:
         return found
 
     def _thread_numbers(self) -> dict[int, int]:
-        """Return the number by which torch identifies each thread.
+        """Return torch's number of each thread, keyed by the number of the thread in this trace.
 
-        The trace contains this number only in backward nodes, for the thread that ran their
-        forward. So it is found by matching nodes with forward operators.
+        A trace file contains torch's numbers only in backward nodes: a node has the number of the
+        thread that ran its forward operator. So nodes are matched with forward operators.
         """
         votes: defaultdict[int, Counter[int]] = defaultdict(Counter)
         for call in self._forward:
@@ -337,9 +338,9 @@ class _Walker:
 
         If autograd records an operator inside a backward node, there are two possible reasons:
         checkpointing recomputes forward, or backward itself is differentiated (`create_graph`).
-        Recomputed operators get their own backward nodes, which run before this node ends. In the
-        second case, these nodes run after this node has ended. Operators and their nodes have the
-        same sequence number. Each thread has its own sequence numbers.
+        In the first case, the backward node of the operator runs before the surrounding node ends.
+        In the second case, it runs after the surrounding node has ended. An operator and its
+        backward node have the same sequence number. Each thread has its own sequence numbers.
         """
         node = counted.node
         again = counted.again
@@ -417,6 +418,7 @@ class _Walker:
             inside.is_backward = True
 
     def _find_node(self, call: OperatorCall, inside: _Open, *, is_node: bool) -> None:
+        """Set `inside.node` and `inside.again`, which `_Open` describes."""
         if inside.node is None or inside.node.end <= call.start:
             inside.node = call if is_node else None
             inside.again = None

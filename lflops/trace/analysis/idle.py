@@ -1,7 +1,7 @@
 """Find the causes of a device's idle time, the delays of launches, and the launch queue's depth.
 
-Each idle interval ends with a piece of work. The thread that launched that work determines the
-cause:
+Each idle interval ends with a piece of work. The activity of the thread that launched this work
+determines the cause:
 
     device   ▇▇▇▇ kernel │               idle                              │ ▇▇▇ next kernel
     host                 │ Python │ operator  │ launch call │
@@ -42,8 +42,8 @@ Cause = Literal[
 * `operators`: The thread was in an operator, outside calls of the device's runtime.
 * `python`: The thread did none of the above.
 * `launch_latency`: The next work was launched after the idle time began, and had not started yet.
-* `queued`: The next work had been launched before the idle time began. Either the device had a gap,
-  or the work waited for another stream.
+* `queued`: The next work had been launched before the idle time began. Either the device did not
+  start it at once, or the work waited for another stream.
 * `not_recorded`: The trace does not show what launched the next work.
 """
 CAUSES: tuple[Cause, ...] = get_args(Cause)

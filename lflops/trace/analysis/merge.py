@@ -1,4 +1,4 @@
-"""Merges the traces of several ranks into one trace, with clocks aligned by collectives."""
+"""Merge the traces of several ranks into one trace, with clocks aligned by collectives."""
 
 import itertools
 import statistics
@@ -31,8 +31,8 @@ _SMALLEST_NUMBERS = {
 }
 """Smallest valid value of each event argument that connects events, such as `correlation`.
 
-The value is a number, and the same numbers occur in the traces of all ranks. So merging replaces
-valid values. Smaller values mean that there is no connection, and stay as they are.
+The traces of different ranks use the same numbers, so merging replaces valid numbers with unique
+numbers. A smaller number means that the event has no connection, and is not replaced.
 """
 
 _DEVICE_ARGUMENTS = ("device", "Device Id")
@@ -74,6 +74,8 @@ class MergedTraces(Struct, frozen=True, kw_only=True):
 
 
 class _Source(NamedTuple):
+    """A trace to merge. Its times are relative to `base`, in nanoseconds since 1970."""
+
     path: Path
     rank: int | None
     base: int
@@ -100,8 +102,8 @@ def merge(folder: Path, into: Path | None = None) -> MergedTraces:
     """Merge the traces in a folder, all from the same window, into one compressed file.
 
     A rank's clock is shifted so that the collectives that the rank shares with earlier ranks end at
-    the same time. Without shared collectives, the clock is not shifted. The clocks of different
-    machines then differ by milliseconds.
+    the same time. If a rank shares no collective with earlier ranks, its clock is not shifted, and
+    may differ by milliseconds from the clocks of other machines.
 
     Args:
         folder: Folder with the traces.
@@ -155,6 +157,7 @@ def _sources(folder: Path) -> list[_Source]:
 
 
 def _clocks(sources: Iterable[_Source]) -> list[Clock]:
+    """Return the clock of each rank. Each rank is compared with the ranks before it."""
     known: dict[Key, int] = {}
     clocks = []
     for source in sources:
@@ -197,7 +200,13 @@ class _Merger:
         self._devices: dict[tuple[int, int], int] = {}
 
     def rewritten(self, source: _Source, index: int, shift: int) -> Iterator[bytes]:
-        """Iterate over the events of one trace, with new numbers and on the common clock."""
+        """Iterate over the events of one trace, with new numbers and on the common clock.
+
+        Args:
+            source: The trace.
+            index: Index of the trace, which makes its numbers unique.
+            shift: Nanoseconds to add to all times.
+        """
         stream = TraceStream(source.path, Raw)
         processes: dict[int | str, int] = {}
         names: dict[int | str, str] = {}

@@ -83,8 +83,9 @@ def arguments(inputs: Inputs) -> tuple[Argument, ...] | None:
         kind = types[place] if place < len(types) else ""
         value = values[place] if place < len(values) else ""
         is_tensor = _is_tensor(kind, has_shape=bool(shape))
+        tensor_shape = _shape(shape) if is_tensor else None
         element_type = kind[0] if isinstance(kind, list) and kind else kind
-        found.append(Argument(_shape(shape) if is_tensor else None, str(element_type), str(value)))
+        found.append(Argument(tensor_shape, str(element_type), str(value)))
     return tuple(found)
 
 
@@ -192,7 +193,11 @@ class _Call(NamedTuple):
 
 @functools.lru_cache(1 << 16)
 def cost_of(name: str, inputs: Inputs | None) -> TracedCost | None:
-    """Return the cost of one call, or `None` if it is unknown or nothing is computed."""
+    """Return the cost of one call.
+
+    Returns `None` if there is no rule for the operator, or if the recorded inputs do not determine
+    the cost.
+    """
     given = None if inputs is None else arguments(inputs)
     if inputs is None or not given or any(map(_has_invalid_size, given)):
         return None
@@ -295,7 +300,8 @@ def _convolution_result(
         if name not in places:
             return [default] * dimensions
         value = call.value(places[name])
-        numbers = [int(each) for each in value] if isinstance(value, list | tuple) else [int(value)]
+        values = value if isinstance(value, list | tuple) else [value]
+        numbers = [int(each) for each in values]
         return numbers * dimensions if len(numbers) == 1 else numbers
 
     stride = option("stride", 1)
@@ -350,9 +356,9 @@ def _bytes_read(given: Iterable[Argument]) -> int | None:
 
 
 def _cost_by_convention(base: str, given: Sequence[Argument]) -> TracedCost | None:
-    """Return the cost of a pointwise operator or a reduction.
+    """Return the cost of a pointwise operator, reduction, copy or fill; `None` for others.
 
-    Such an operator is assumed to need a fixed number of FLOPs per element.
+    A pointwise operator or reduction is assumed to need a fixed number of FLOPs per element.
     """
     plain = base.rstrip("_")
     first = _first_tensor(given)
@@ -395,7 +401,11 @@ def _pointwise_cost(base: str, given: Sequence[Argument], first: Argument) -> Tr
 
 
 def _broadcast(a: Shape, b: Shape) -> Shape:
+    """Return the shape to which a pointwise operator broadcasts inputs of two shapes."""
     longest = max(len(a), len(b))
     a = (1,) * (longest - len(a)) + a
     b = (1,) * (longest - len(b)) + b
-    return tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
+    sizes = []
+    for size_a, size_b in zip(a, b, strict=True):
+        sizes.append(size_b if size_a == 1 else size_a)
+    return tuple(sizes)

@@ -1,4 +1,4 @@
-"""Sum the operators of a trace by name and by input shapes, and sum its modules and scopes.
+"""Sum the operators of a trace by name and by inputs, and sum its modules and scopes.
 
 Modules and scopes are spans around operators. A module frame of the Python stack is named after its
 class and a number, for example `Linear_3`; a slice that lflops added has the module's name. If the
@@ -124,7 +124,9 @@ def operators(host: HostWalk) -> tuple[OperatorTimes, ...]:
 def precision(operator: OperatorSums) -> str | None:
     """Return the precision in which an operator multiplies."""
     by_inputs = precision_of(operator.inputs)
-    return "tf32" if by_inputs == "fp32" and operator.has_tf32 else by_inputs
+    if by_inputs == "fp32" and operator.has_tf32:
+        return "tf32"
+    return by_inputs
 
 
 def shapes(host: HostWalk, chip: Hardware | None) -> tuple[ShapeTimes, ...]:

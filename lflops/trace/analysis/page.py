@@ -155,7 +155,7 @@ def _chart(
 
 
 def _slice(name: str, time: int, colour: str, content: str) -> str:
-    """Draw one part of a bar, whose length is proportional to `time`."""
+    """Draw one part of a bar. The length of the part is proportional to `time`."""
     style = f"flex: {time} 1 0; background: {colour}"
     return f'<div class="slice" style="{style}" title="{_text(name)}">{content}</div>'
 

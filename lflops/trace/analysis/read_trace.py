@@ -1,4 +1,4 @@
-"""Reads a trace file into a `RecordedTrace`, with times as integers in nanoseconds."""
+"""Read a trace file into a `RecordedTrace`, with times as integers in nanoseconds."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -150,8 +150,8 @@ class _WorkArgs(_CollectiveArgs, gc=False):
 class _AscendArgs(Struct, gc=False):
     """The arguments of a slice without a category, or of an event that names a process.
 
-    The event has the name of the process in `name`. A slice without a `task` is not work of an
-    Ascend device.
+    An event that names a process has the name of the process in `name`. A slice without a `task`
+    is not work of an Ascend device.
     """
 
     name: str = ""
@@ -250,7 +250,7 @@ class _Reader:
             self._begun.setdefault((event.pid, event.tid), []).append(event)
         elif event.ph == "E" and self._begun.get((event.pid, event.tid)):
             begun = self._begun[event.pid, event.tid].pop()
-            # A pair is one event.
+            # The beginning and the end of a slice count as one event.
             self._trace.events -= 1
             duration = span(event.ts)[0] - span(begun.ts)[0]
             self._add(replace(begun, ph="X", dur=microseconds(duration)))
@@ -289,7 +289,8 @@ class _Reader:
             if number:
                 self._unread["none"] += number
         for begun in self._begun.values():
-            self._unread.update(event.cat or "started, but not ended" for event in begun)
+            for event in begun:
+                self._unread[event.cat or "started, but not ended"] += 1
         self._trace.unread = dict(self._unread)
         # lflops added the module slices, which may lie outside the recording.
         moments = [item for item in self._trace.on_host() if not _is_module_slice(item)]
@@ -444,7 +445,8 @@ class _Reader:
 def _number(recorded: int | None, viewer: int | str | None) -> int:
     """Return the number of a device or stream.
 
-    If the event does not record it, the number of its process or thread in the viewer is used.
+    If the event does not record this number, the number that a trace viewer shows for the event's
+    process or thread is used.
     """
     if recorded is not None:
         return recorded

@@ -80,13 +80,17 @@ _HOST: frozenset[Cause] = frozenset({"launching", "operators", "python"})
 """Causes of idle time for which the verdict says "the host prepares launches"."""
 
 _SMALL = 0.01
-"""Device states that take less than this share of the window are not mentioned."""
+"""Device states that take less than this share of the window are not mentioned.
+
+Likewise, HFU is not mentioned if it differs from MFU by less than this share.
+"""
 _LARGE = 0.05
 """The verdict gives advice about a device state that takes more than this share of the window.
 
 It also mentions the time before the first device work if that is more than this share of all steps
 or, without steps, of the recording. There is no advice about the state in which the device
-computes.
+computes. The sentence about kernels that can be fused names the categories that take more than this
+share of the kernel time.
 """
 _MOST = 0.6
 """If one cause has at least this share of the idle time, the verdict names this cause.
@@ -97,7 +101,7 @@ Otherwise, it may sum up the causes in `_HOST`.
 _FUSABLE = frozenset({"pointwise", "copy", "reduction", "fill"})
 """Categories of kernels that torch.compile can fuse with each other."""
 _MUCH_FUSABLE = 0.25
-"""The verdict mentions kernels that can be fused if they take this share of the kernel time."""
+"""The verdict mentions kernels that can be fused if their share of the kernel time is larger."""
 
 _SHORT_NAME = 24
 """Maximum width of operator and group names outside the first column of a table."""
@@ -144,7 +148,7 @@ def _shape_text(shape: Any) -> str:
 
 
 def verdict(summary: TraceSummary) -> Iterator[str]:
-    """Yield sentences about what the device did and how to reduce its idle time."""
+    """Yield sentences about what the device did, and how to reduce the time it does not compute."""
     device = summary.device
     if device is None:
         yield "The trace contains no device work: all times are host times."
@@ -187,9 +191,9 @@ def _advice(summary: TraceSummary, state: str) -> Iterator[str]:
 
 
 def _fusable_sentence(summary: TraceSummary) -> Iterator[str]:
-    """Yield the share of kernel time that torch.compile could shorten, if it is large.
+    """Yield a sentence with the share of kernel time that torch.compile could shorten.
 
-    Nothing is yielded if the trace already has kernels of Triton.
+    Yields nothing if the share is small, or if the trace already has Triton kernels.
     """
     if any(kernel.name.startswith("triton_") for kernel in summary.kernels):
         return
@@ -248,6 +252,7 @@ def _losses(device: DeviceTimeline) -> list[tuple[str, int]]:
 
 
 def _when_idle(summary: TraceSummary, device: DeviceTimeline) -> str:
+    """Return a clause with the main cause of the idle time; empty if no cause is known."""
     if not summary.idle:
         return ""
     largest = _largest_cause(summary)
@@ -376,12 +381,15 @@ def clock_lines(clocks: Sequence[Clock]) -> Iterator[str]:
     for clock in clocks:
         rank = "a trace without a rank" if clock.rank is None else f"rank {clock.rank}"
         if clock.moved is None:
-            yield f"{rank} is not shifted, because it shares no collective with the ranks before it"
+            yield (
+                f"{rank}: its times are not shifted, because it has no collective in common with "
+                "earlier ranks"
+            )
             continue
         sign = "-" if clock.moved < 0 else ""
         collectives = counted(clock.collectives, "shared collective")
         yield (
-            f"{rank} is shifted by {sign}{nanoseconds(abs(clock.moved))}, "
+            f"{rank}: its times are shifted by {sign}{nanoseconds(abs(clock.moved))}, "
             f"which aligns the ends of {collectives}"
         )
 
@@ -432,7 +440,7 @@ class TraceTable:
         heading: The table's title.
         total: Number of all rows, if the table lists only some of them.
         names: First cell of each row.
-        columns: The other cells, by column heading, in the order of `names`.
+        columns: For each column heading, the cells of the column, in the order of `names`.
         notes: Lines below the table.
     """
 

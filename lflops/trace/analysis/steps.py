@@ -57,7 +57,7 @@ def steps(
     Args:
         trace: The trace.
         host: The launches of the device work.
-        work: The device work to analyse.
+        work: The device work to analyze.
     """
     spans = _step_spans(trace)
     if not spans:
@@ -70,13 +70,16 @@ def steps(
         launched.pop()
         end = last.start
     else:
+        # The last step lasts at least until all its device work has ended.
         end = max([last.end, *(each.end for each in launched[-1])])
     starts = [span.start for span in spans]
     on_host = [*zip(starts, [*starts[1:], end], strict=True)]
-    cuts = _on_device(launched) if _runs_ahead(on_host, launched) else on_host
+    measured = on_host
+    if _runs_ahead(on_host, launched):
+        measured = _on_device(launched)
     by_device: dict[int, list[DeviceEvent]] = grouped(work, attrgetter("device"))
     found = []
-    for span, (host_start, host_end), (begin, stop) in zip(spans, on_host, cuts, strict=True):
+    for span, (host_start, host_end), (begin, stop) in zip(spans, on_host, measured, strict=True):
         if stop <= begin:
             continue
         device = None

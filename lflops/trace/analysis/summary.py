@@ -67,7 +67,11 @@ from lflops.trace.recorded import DeviceEvent, MemoryPeak, OperatorCall, Recorde
 class LeftOut(Struct, frozen=True, kw_only=True):
     """Device work that is left out because it was launched before the recording began.
 
-    It started before the window, which begins with the first work that has a known launch.
+    It ended before the window, which begins with the first work that has a known launch.
+
+    Attributes:
+        calls: Number of pieces of work.
+        device: Total time of this work in nanoseconds.
     """
 
     calls: int
@@ -158,7 +162,7 @@ class TraceSummaries(Struct, frozen=True, kw_only=True):
 def summarise_all(
     traces: Iterable[RecordedTrace], hardware: Hardware | str | None = None
 ) -> TraceSummaries:
-    """Analyse traces as `summarise` does.
+    """Analyze traces as `summarise` does.
 
     If all traces are from different, known ranks, the ranks are also compared.
     """
@@ -176,7 +180,7 @@ def summarise_all(
 
 
 def summarise(trace: RecordedTrace, hardware: Hardware | str | None = None) -> TraceSummary:
-    """Analyse one trace.
+    """Analyze one trace.
 
     Args:
         trace: The trace.
@@ -242,7 +246,7 @@ def _is_counted(call: OperatorCall) -> bool:
 
 
 class _Window(NamedTuple):
-    """The device work that is analysed. It starts with the first work that has a known launch."""
+    """The device work to analyze. It starts with the first work that has a known launch."""
 
     start: int
     end: int

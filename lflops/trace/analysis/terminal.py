@@ -76,7 +76,7 @@ def _render_table(table: TraceTable) -> RenderableType:
 
 
 def render_ranks(skew: RankSkew, *, top: int) -> RenderableType:
-    """Render how ranks wait for each other."""
+    """Render a sentence and tables about the time that ranks wait for each other."""
     parts: list[RenderableType] = [text(ranks_verdict(skew), "bold")]
     if skew.collectives:
         for table in ranks_tables(skew, top):

@@ -23,8 +23,10 @@ class TraceUtilization(Struct, frozen=True, kw_only=True):
         steps: Number of steps; 0 if the window is used.
         macs: Multiply-accumulates that were launched in this time, without recomputation.
         mfu: 2 × `macs`, divided by `seconds` and by the peak of `precision`.
-        hfu: MFU with recomputation by activation checkpointing and by fused attention.
-        executed: HFU without work that masks skip, with each precision at its own peak.
+        hfu: Like `mfu`, but including the MACs that activation checkpointing and fused attention
+            recompute.
+        executed: Like `hfu`, but without the MACs that masks skip, and with the peak of each
+            precision instead of the peak of `precision`.
         precision: The precision with the most MACs.
         hardware: The chip's name.
     """
@@ -49,7 +51,7 @@ def trace_utilization(
     Args:
         host: Host calls with the counted operators.
         steps: The profiler's steps.
-        window: The window's nanoseconds.
+        window: Length of the window in nanoseconds.
         devices: Number of devices.
         chip: The chip with the peaks, if known.
 

@@ -89,6 +89,7 @@ def _known_metrics() -> frozenset[str]:
 
 
 _KNOWN = _known_metrics()
+"""The metrics that lflops reads from a log: `METRICS`, and alternatives for the same bytes."""
 
 
 class Traffic(Struct, frozen=True, kw_only=True):
@@ -224,7 +225,8 @@ def _kernel(
     chip: Hardware | None,
 ) -> Kernel:
     by_dtype = _flops_by_dtype(launches)
-    # A dtype without operations is left out of the result, but its count is known.
+    # The sum also includes the dtypes with 0 operations, which are removed below. If no dtype has
+    # operations, the FLOPs are 0, not unknown.
     flops = None
     if by_dtype:
         flops = sum_known(by_dtype.values())

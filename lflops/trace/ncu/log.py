@@ -1,4 +1,4 @@
-"""Read the log of Nsight Compute: CSV with a line per metric or per kernel, or readable text."""
+"""Read the log of Nsight Compute: CSV with a line per metric or per launch, or readable text."""
 
 import csv
 import math
@@ -109,7 +109,8 @@ def _launch(row: Mapping[str, str]) -> Launch:
 def _launches_in_text(lines: Iterable[str]) -> list[Launch]:
     """Return the launches that a text log lists.
 
-    The metrics of a launch are indented below its heading: a name, sometimes a unit, and a value.
+    The metrics of a launch are indented below the launch's heading. A line has the name of a
+    metric, sometimes a unit, and a value.
     """
     launches: list[Launch] = []
     for line in lines:
@@ -126,9 +127,9 @@ def _launches_in_text(lines: Iterable[str]) -> list[Launch]:
 
 
 def _is_metric(name: str) -> bool:
-    """Check for a name such as `dram__bytes_read.sum`."""
-    before, separator, behind = name.partition("__")
-    return bool(separator and behind and _METRIC.fullmatch(before))
+    """Return whether a text may be the name of a metric, such as `dram__bytes_read.sum`."""
+    before, separator, after = name.partition("__")
+    return bool(separator and after and _METRIC.fullmatch(before))
 
 
 def _capability(text: str) -> float:
@@ -148,6 +149,6 @@ def _number(value: str, unit: str) -> float | None:
         return None
     if unit in _SECONDS:
         return number * _SECONDS[unit]
-    # A prefix is followed by a unit, as in Kbyte. K alone is not a prefix.
+    # K is a prefix if a unit follows, as in Kbyte. If K stands alone, it is not a prefix.
     has_prefix = len(unit) > 1 and unit[1:].islower()
     return number * _PREFIXES.get(unit[0], 1.0) if has_prefix else number

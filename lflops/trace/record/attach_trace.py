@@ -1,8 +1,8 @@
 """Add the results of the traced steps to a profile.
 
 The profile comes from a counting step, and has the collectives but not their times. The traced
-steps have the kernels and their times. Both record the module and phase that launched a collective,
-so this is how they are matched.
+steps have the kernels and their times. Both record the module and phase that launched a collective.
+So collectives and kernels are matched by module and phase.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from lflops.profile.records import PHASES, ModulePhase
 from lflops.trace.record.compiled_profile import with_compiled
 from lflops.trace.record.tracer import Recording
 
-_ROOTS_BACKWARD = ModulePhase("", "backward")
+_ROOT_BACKWARD = ModulePhase("", "backward")
 _OTHER = ModulePhase("", "other")
 """Module and phase to which a traced step assigns work after the last backward node.
 
@@ -27,9 +27,9 @@ _SENT_AND_RECEIVED = frozenset({"all_to_all", "send", "recv", "gather", "scatter
 """Collectives that NCCL may run as kernels that send and receive."""
 
 _Place = tuple[ModulePhase, str]
-"""A place in the trace: the module and phase that launched collectives, and their kernels' kind.
+"""The module and phase that launched collectives, and the kind of their kernels.
 
-The kind is, for example, `all_reduce`. All collectives with the same place are added up.
+The kind is, for example, `all_reduce`. A trace has one total for all kernels with the same place.
 """
 
 
@@ -72,10 +72,16 @@ def _with_times(
         seconds: For each place in the trace, the total and the exposed time.
     """
     places = _places_in_trace(rows, seconds)
-    numbers = Counter(place for of_row in places for place in of_row)
+    number_of_rows: Counter[_Place] = Counter()
+    for of_row in places:
+        number_of_rows.update(of_row)
     timed = []
     for row, of_row in zip(rows, places, strict=True):
-        known = [seconds[place] for place in of_row if place in seconds and numbers[place] == 1]
+        known = []
+        for place in of_row:
+            is_of_this_row_only = number_of_rows[place] == 1
+            if is_of_this_row_only and place in seconds:
+                known.append(seconds[place])
         if not known:
             timed.append(replace(row, seconds=None, exposed_seconds=None))
             continue
@@ -100,7 +106,7 @@ def _places_in_trace(
         number_of_kind.update(kinds)
     for row, of_row in zip(rows, places, strict=True):
         kinds = _kernel_kinds(row.collective)
-        if ModulePhase(row.module, row.phase) == _ROOTS_BACKWARD:
+        if ModulePhase(row.module, row.phase) == _ROOT_BACKWARD:
             of_row.update({(_OTHER, kind) for kind in kinds} - counted)
         # If only one collective has this kind, all kernels of the kind belong to it, even if the
         # trace shows a launch a little before or after its module.

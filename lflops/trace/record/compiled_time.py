@@ -179,7 +179,8 @@ def _call_of_kernel(
     smaller = []
     larger = []
     for call, own in nodes.items():
-        if (_event(call) != call) != is_library:
+        is_library_call = _event(call) != call
+        if is_library_call != is_library:
             continue
         if own == kernel:
             equal.append(call)
@@ -366,7 +367,7 @@ def divided_among_modules(
     """Divide the time of compiled regions among modules.
 
     `device_times` contains the time of a region as time of the module that ran it. This function
-    moves it to the modules inside.
+    moves this time to the modules inside the graph.
 
     Args:
         regions: The compiled regions.
@@ -437,7 +438,7 @@ class _Sums:
         self._kernels: dict[tuple[str, ModulePhase, int], _Kernel] = {}
         self._regions = 0
 
-    def add(self, region: Region, graph: GraphKernels, rows: Sequence[str | None]) -> None:
+    def add(self, region: Region, graph: GraphKernels, fqns: Sequence[str | None]) -> None:
         """Add the times of a region.
 
         Host time between two kernels belongs to the second kernel. Host time after the last kernel
@@ -445,8 +446,8 @@ class _Sums:
 
         Args:
             region: The region.
-            graph: The record of its graph.
-            rows: For each module of the graph, its name in the profile.
+            graph: The record of the region's graph.
+            fqns: For each module of the graph, its name in the profile; `None` if unknown.
         """
         self._regions += 1
         self._host.all += region.end - region.start
@@ -459,7 +460,7 @@ class _Sums:
             start = min(previous_end, event.start) if call is None else previous_end
             previous_end = event.end
             self._device.all += event.device
-            self._add_call(region, call, rows, event.end - start, event.device)
+            self._add_call(region, call, fqns, event.end - start, event.device)
             if call is not None and event.device:
                 launched.add(id(call))
         self._host.unassigned += region.end - previous_end
@@ -468,24 +469,25 @@ class _Sums:
         kernel_calls = _matched(kernel_names, without_event, "name")
         for (_, took), call in zip(region.kernels, kernel_calls, strict=True):
             self._device.all += took
-            self._add_call(region, call, rows, 0, took)
+            self._add_call(region, call, fqns, 0, took)
 
     def _add_call(
         self,
         region: Region,
         call: KernelCall | None,
-        rows: Sequence[str | None],
+        fqns: Sequence[str | None],
         host: int,
         device: int,
     ) -> None:
-        shares = _time_shares(call, region.running, rows)
-        modules = len({row for row, _ in shares})
-        for (row, phase), share in shares.items():
-            if row is None or call is None:
+        """Add the host time and device time of one kernel call of a region, in nanoseconds."""
+        shares = _time_shares(call, region.running, fqns)
+        modules = len({fqn for fqn, _ in shares})
+        for (fqn, phase), share in shares.items():
+            if fqn is None or call is None:
                 self._host.unassigned += host * share
                 self._device.unassigned += device * share
                 continue
-            key = ModulePhase(row, phase)
+            key = ModulePhase(fqn, phase)
             self._host.add(region, key, host * share)
             self._device.add(region, key, device * share)
             if modules > 1:
@@ -526,11 +528,12 @@ class _Sums:
         return CompiledTimes(code=code, host=self._host.times, device=self._device.times)
 
     def _compiled_kernels(self, *, device: bool) -> tuple[CompiledKernel, ...]:
-        rows = []
-        for (name, (row, phase), modules), kernel in self._kernels.items():
+        """Return the kernels, sorted in descending order by the longer of their two times."""
+        kernels = []
+        for (name, (fqn, phase), modules), kernel in self._kernels.items():
             compiled = CompiledKernel(
                 name=name,
-                module=row,
+                module=fqn,
                 phase=phase,  # type: ignore[arg-type]
                 modules=modules,
                 calls=kernel.calls,
@@ -538,19 +541,24 @@ class _Sums:
                 device_seconds=kernel.device / 1e9 if device else None,
                 bytes_moved=None if kernel.moved is None else round(kernel.moved),
             )
-            rows.append((max(kernel.device, kernel.host), compiled))
-        rows.sort(key=lambda row: -row[0])
-        return tuple(compiled for _, compiled in rows)
+            kernels.append((max(kernel.device, kernel.host), compiled))
+        kernels.sort(key=lambda time_and_kernel: -time_and_kernel[0])
+        return tuple(compiled for _, compiled in kernels)
 
 
 def _matched(
     names: Sequence[str], calls: Sequence[KernelCall], field: Literal["name", "event"]
 ) -> list[KernelCall | None]:
-    """Return the call that each event belongs to.
+    """Return, for each event, the call that it belongs to, or `None` if that is unknown.
 
     The n-th event with a name belongs to the n-th call with the same name. If the numbers of events
     and calls with a name differ, the result is `None` for all events with that name.
-    `field` selects the name of the calls: in the generated code, or as Kineto records it.
+
+    Args:
+        names: The names of the events.
+        calls: The calls.
+        field: Which of a call's two names to compare: the name in the generated code, or the name
+            that Kineto records.
     """
     calls_by_name: dict[str, list[KernelCall]] = grouped(calls, attrgetter(field))
     numbers = Counter(names)
@@ -564,7 +572,7 @@ def _matched(
 
 
 def _time_shares(
-    call: KernelCall | None, running: ModulePhase, rows: Sequence[str | None]
+    call: KernelCall | None, running: ModulePhase, fqns: Sequence[str | None]
 ) -> Mapping[tuple[str | None, str], float]:
     """Return the share of a kernel call's time that belongs to each module and phase.
 
@@ -578,13 +586,14 @@ def _time_shares(
     Args:
         call: The kernel call; `None` if it is unknown.
         running: The module and phase that run the graph.
-        rows: For each module of the graph, its name in the profile; `None` if unknown.
+        fqns: For each module of the graph, its name in the profile; `None` if unknown.
     """
     if call is None or not call.shares:
         return {(None, running.phase): 1.0}
     time_shares: defaultdict[tuple[str | None, str], float] = defaultdict(float)
     for module, is_of_forward, share in call.shares:
-        row = running.fqn if module < 0 else rows[module]
+        fqn = running.fqn if module < 0 else fqns[module]
         is_recompute = running.phase == "backward" and is_of_forward
-        time_shares[row, "recompute" if is_recompute else running.phase] += share
+        phase = "recompute" if is_recompute else running.phase
+        time_shares[fqn, phase] += share
     return time_shares

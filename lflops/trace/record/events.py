@@ -27,7 +27,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined,unused-ignore
 from lflops.attribution.module_tracker import AutogradSegments
 from lflops.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, TracedOperator
-from lflops.profile.series import grouped, summed
+from lflops.profile.series import grouped
 from lflops.trace.record.compiled_time import Region, RegionEvent
 from lflops.trace.record.module_log import THREAD, LogEntry, Replay
 from lflops.trace.recorded import (
@@ -44,7 +44,7 @@ from lflops.trace.recorded import (
 )
 
 REGION = "## Call CompiledFxGraph "
-"""Prefix of the name of an event that records a run of a compiled graph, before the graph's key."""
+"""Prefix of the names of events that record a run of a compiled graph. The graph's key follows."""
 LAUNCHES = "c10d::"
 """Prefix of the names of operators that launch collectives."""
 MAX_TABLE_ROWS = 20
@@ -103,11 +103,12 @@ def read(raw: Sequence[Any], *, device: bool, stack: bool) -> RecordedTrace:
         map(or_, ends_elsewhere, map(kind.is_async, raw)),
     ]
     if device:
-        columns.append(each.device_type() != DeviceType.CPU for each in raw)
+        is_on_device = (each.device_type() != DeviceType.CPU for each in raw)
+        columns.append(is_on_device)
         columns.append(map(kind.correlation_id, raw))
         columns.append(map(kind.linked_correlation_id, raw))
     else:
-        # `is_on_device`, `key` and `link`: false and 0.
+        # Without a device, `is_on_device`, `key` and `link` are 0 for all events.
         columns += [repeat(0, len(raw)) for _ in range(3)]
     events = zip(*columns, strict=True)
     if stack and hasattr(kind, "is_hidden_event"):
@@ -128,7 +129,7 @@ def recorded(events: Iterable[_RawEvent]) -> RecordedTrace:
             * `is_named`: Whether it is a named span rather than an operator.
             * `spans_threads`: Whether it ended on another thread than it began on.
             * `is_on_device`: Whether the device ran it.
-            * `key`: Number of the event.
+            * `key`: Number that identifies the event.
             * `link`: For device work and runtime calls, the `key` of the operator that launched
               them; 0 if there is none.
     """
@@ -199,12 +200,12 @@ class Communicated(NamedTuple):
 
 @dataclass(slots=True)
 class _Times(SliceTimes):
-    """Times of all events with the same name. The other fields show what these events are.
+    """Times of all events with the same name.
 
     Attributes:
-        is_node: They are backward nodes.
-        is_region: They are runs of a compiled graph.
-        launches: They are operators that launch collectives.
+        is_node: Whether the events are backward nodes.
+        is_region: Whether the events are runs of a compiled graph.
+        launches: Whether the events are operators that launch collectives.
     """
 
     is_node: bool = False
@@ -267,15 +268,11 @@ def join(
     """
     begun = steps_of(trace)
     steps = _StepIntervals(begun)
-    pythons = {
-        span.thread: int(span.name.removeprefix(THREAD))
-        for span in trace.spans
-        if span.name.startswith(THREAD)
-    }
-    trainer = None
+    python_numbers = _python_numbers(trace)
+    training_thread = None
     if begun:
-        trainer = begun[0].thread
-        pythons[trainer] = home
+        training_thread = begun[0].thread
+        python_numbers[training_thread] = home
     work: dict[int, list[DeviceEvent]] = grouped(
         sorted(trace.work, key=attrgetter("start")), attrgetter("external")
     )
@@ -290,23 +287,37 @@ def join(
             walk.count(each)
         else:
             by_thread[each.thread].append(each)
-    threads = sorted(by_thread, key=lambda thread: (thread != trainer, thread))
+    threads = sorted(by_thread, key=lambda thread: (thread != training_thread, thread))
     segments = {thread: AutogradSegments(0) for thread in threads}
     for number, thread in enumerate(threads):
         # No Python thread has the number 0.
-        entries = logs.get(pythons.get(thread, 0), ())
+        entries = logs.get(python_numbers.get(thread, 0), ())
         own = segments[thread]
         replay = Replay(tree, entries, thread=number, segments=segments, own=own)
         walk.walk_thread(by_thread[thread], replay)
-    without_events = sorted(logs.keys() - pythons.values(), key=lambda python: python != home)
-    for number, python in enumerate(without_events, len(threads)):
+    # Threads with a log but without events. Their modules still appear as calls.
+    without_events = logs.keys() - python_numbers.values()
+    home_first = sorted(without_events, key=lambda python_number: python_number != home)
+    for number, python_number in enumerate(home_first, len(threads)):
         own = AutogradSegments(0)
-        replay = Replay(tree, logs[python], thread=number, segments=segments, own=own)
+        replay = Replay(tree, logs[python_number], thread=number, segments=segments, own=own)
         walk.found.calls += replay.finish()
     for event in trace.work:
         if event.external not in launchers and event.start in steps:
             walk.add_device_time(steps.index(event.start), ModulePhase("", "other"), event.duration)
     return walk.result()
+
+
+def _python_numbers(trace: RecordedTrace) -> dict[int, int]:
+    """Return Python's number of each thread with a log, keyed by Kineto's number.
+
+    The training thread may be missing.
+    """
+    numbers = {}
+    for span in trace.spans:
+        if span.name.startswith(THREAD):
+            numbers[span.thread] = int(span.name.removeprefix(THREAD))
+    return numbers
 
 
 def steps_of(trace: RecordedTrace) -> list[Span]:
@@ -372,9 +383,9 @@ class _Walk:
         self.found = AttributedTrace(device=[{} for _ in range(steps.number)], batch_at=steps.index)
         self._steps = steps
         self._work = work
-        self._nanoseconds = summed(
-            (key, each.duration) for key, found in work.items() for each in found
-        )
+        self._nanoseconds: dict[int, int] = {}
+        for key, found in work.items():
+            self._nanoseconds[key] = sum(each.duration for each in found)
         self._communicated = communicated
         self._on_host = on_host
         self._operators: dict[str, _Times] = {}
@@ -469,8 +480,8 @@ class _Walk:
     def result(self) -> AttributedTrace:
         """Return the results of all threads.
 
-        If an operator calls only one operator, and this one has the same name, both count as one
-        call. torch's table does the same.
+        If an operator calls only one operator, and the called operator has the same name, the two
+        count as one call. torch's table does the same.
         """
         for outer, inner in self._doubles:
             if outer.children == 1:

@@ -50,10 +50,15 @@ STEP = "step"
 LogEntry = tuple[int, int, int, str | nn.Module]
 """One entry of the log: the time, the number of the next autograd node, a key, and the event.
 
-The time is in nanoseconds since 1970. The event shows what is entered: it is the module, the name
-of the scope after `SCOPE`, `OPTIMIZER` or `CLOSURE`. `LEAVE` means that what was entered with the
-same key is left. `STEP` is the start of a step. Any other event is the phase of work outside all
-modules from then on.
+The time is in nanoseconds since 1970. The event is one of these:
+
+* a module, which is entered
+* `SCOPE` and the name of a scope, which is entered
+* `OPTIMIZER`: The step of an optimizer begins.
+* `CLOSURE`: The closure that an optimizer calls begins.
+* `LEAVE`: The module, scope, optimizer step or closure with the same key ends.
+* `STEP`: A training step begins.
+* a phase, to which work outside all modules belongs from now on
 """
 
 
@@ -74,7 +79,7 @@ class ModuleLog:
         self.threads: dict[int, list[LogEntry]] = {}
 
     def install(self, undo: CleanupStack, guard: Guard = unguarded) -> None:
-        """Install the hooks until `undo` is closed. Call this on the training thread."""
+        """Install the hooks. Closing `undo` removes them. Call this on the training thread."""
         self.home = threading.get_ident()
         self.threads = {self.home: []}
         hide_hook_warning(undo)
@@ -83,19 +88,20 @@ class ModuleLog:
     def step(self) -> None:
         """Log the start of a training step.
 
-        Modules that an exception has left without a log entry end here.
+        If an exception left a module, the log has no `LEAVE` entry for the module. Such modules
+        end here.
         """
         self._write(0, STEP)
 
     def outside(self, phase: Phase) -> None:
         """Log the phase to which work outside all modules belongs from now on.
 
-        It is valid until the next module is called or the next backward pass begins.
+        The phase is valid until the next module is called or the next backward pass begins.
         """
         self._write(0, phase)
 
     def follows_this_thread(self) -> bool:
-        """Return whether this is the training thread or a thread that runs backward."""
+        """Return whether the current thread is the training thread or runs backward."""
         return threading.get_ident() == self.home or backward_id() != NO_BACKWARD
 
     def enter_module(self, module: nn.Module, _args: Any) -> None:
@@ -205,11 +211,11 @@ class Replay:
         Args:
             tree: The names of the modules.
             entries: The log of the thread.
-            thread: Number of the thread in the result.
+            thread: Number of the thread in the calls that `finish` returns.
             segments: For each thread, the modules that built its autograd nodes. The key is
                 Kineto's number of the thread. The training thread must be replayed first, because
-                backward on other threads runs its nodes.
-            own: The segments of this thread. They are filled by the replay.
+                other threads run the backward nodes that it built.
+            own: The segments of this thread, which the replay fills.
         """
         self._tree = tree
         self._entries = entries
@@ -231,7 +237,7 @@ class Replay:
         self._update()
 
     def go_on(self, now: float) -> None:
-        """Process everything in the log until the time `now`, and the ends of backward nodes."""
+        """Process the log entries and the ends of backward nodes up to the time `now`."""
         while self.due <= now:
             if self.due == self._node_ends[-1]:
                 self._end(self._frames.cut(NODE), self.due)
@@ -271,7 +277,7 @@ class Replay:
         self._update()
 
     def on_device(self, nanoseconds: int) -> None:
-        """Add the device time of the current operator to everything that is running."""
+        """Add an operator's device time to all running modules, scopes, steps and nodes."""
         for frame in self._frames:
             frame.device += nanoseconds
         top = self._top
@@ -281,7 +287,7 @@ class Replay:
     def finish(self) -> list[Call]:
         """Read the rest of the log, and return all calls.
 
-        The calls in backward are series of consecutive nodes that belong to the same module.
+        A call in backward is a series of consecutive nodes that belong to the same module.
         """
         while self.due < inf:
             self.go_on(self.due)
@@ -312,7 +318,7 @@ class Replay:
 
     def _read(self, moment: int, number: int, key: int, event: str | nn.Module) -> None:
         self._continues_run = False
-        # A module may define equality, so it is not compared.
+        # The type is checked first, because a module may define its own `==`.
         if isinstance(event, nn.Module):
             self._enter(moment, key, event)
         elif event == LEAVE:

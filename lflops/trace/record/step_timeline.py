@@ -37,6 +37,7 @@ from lflops.trace.recorded import (
 )
 
 _NO_PHASE = frozenset({"other", ""})
+"""Phases that a timeline does not show."""
 
 PhaseMark = tuple[int, str]
 """The time of a phase change in nanoseconds since 1970, and the phase that begins."""
@@ -144,7 +145,9 @@ def _phases(step: _Step, marks: Sequence[PhaseMark]) -> list[SelfTime]:
 def _works(
     found: Iterable[tuple[int, OperatorCall | DeviceEvent]], begin: int, lanes: dict[int, int]
 ) -> Iterator[TimedWork]:
-    """Yield operators or kernels; those of the same thread or stream are in the same lane.
+    """Yield operators or kernels with their lanes.
+
+    Operators of the same thread, or kernels of the same stream, are in the same lane.
 
     Args:
         found: Operators with their threads, or kernels with their streams.
@@ -198,8 +201,8 @@ def _self_times(calls: Iterable[SelfTime]) -> list[SelfTime]:
     found: list[tuple[SelfTime, Intervals]] = []
     for call in outer_first(calls, running):
         del inside[len(running) :]
-        # Add the interval to all calls around this call, because a run of backward may end after
-        # the call around it.
+        # Add the interval to all calls around this call: a series of backward nodes is one call,
+        # which may end after the call around it.
         for others in inside:
             others.append((call.start, call.end))
         running.append(call)
@@ -264,7 +267,8 @@ def device_seconds(work: Sequence[DeviceEvent]) -> dict[str, float]:
 def communication(work: Sequence[DeviceEvent]) -> dict[int, list[Communicated]]:
     """Return the times of all collectives on the device.
 
-    They are keyed by the key of the operator that launched them (`DeviceEvent.external`).
+    The times are keyed by `DeviceEvent.external`, the key of the operator that launched the
+    collective.
     """
     device = _states(work)
     computing = device.computing if device else []
@@ -281,8 +285,8 @@ def communication(work: Sequence[DeviceEvent]) -> dict[int, list[Communicated]]:
 def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
     """Return the times of the collectives that ran on the host, for example with Gloo.
 
-    They are keyed by the start time of the operator that launched them. A collective is exposed
-    while no operator computes.
+    The times are keyed by the start time of the operator that launched the collective. A collective
+    is exposed while no operator computes.
 
     The events do not show which operator launched a collective. But collectives run in the order in
     which they are launched, so each collective is assigned to the next launch of the same kind.
@@ -295,7 +299,7 @@ def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
     launched = [call for call in trace.operators if call.name.startswith(LAUNCHES)]
     launches = deque(sorted(launched, key=attrgetter("start")))
     found: dict[int, Communicated] = {}
-    # If two collectives overlap, the overlap is exposed only once.
+    # If two collectives overlap, the overlap counts as exposed only once.
     covered_until = 0
     for each in sorted(collectives, key=attrgetter("start")):
         if not launches or launches[0].start > each.start:
@@ -333,8 +337,8 @@ def _launch_of(ran: HostItem, launches: Sequence[OperatorCall]) -> OperatorCall:
     """Return the operator that launched a collective, from the launches that are not yet assigned.
 
     It is the first launch of the same kind before the collective ran or, if there is none, the
-    first launch. For an all-reduce, a reduce-scatter is accepted as well, because Gloo runs a
-    reduce-scatter as an all-reduce.
+    first launch. For an all-reduce, the launch of a reduce-scatter is accepted as well, because
+    Gloo runs a reduce-scatter as an all-reduce.
     """
     kind = collective_kind(ran.name)
     kinds = {kind, "reduce_scatter"} if kind == "all_reduce" else {kind}

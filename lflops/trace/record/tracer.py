@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -224,7 +225,7 @@ class Tracer:
     def batch(self) -> None:
         """Begin a batch, unless a batch is already running.
 
-        What runs between two batches, for example validation, is recorded but belongs to no batch.
+        Work between two batches, for example validation, is recorded but belongs to no batch.
         """
         if self._profile is not None and self._step is None:
             self._step = record_function(f"{STEP}{len(self._ends)}")
@@ -249,13 +250,13 @@ class Tracer:
     def outside(self, phase: Phase) -> None:
         """Set the phase to which work outside all modules belongs from now on.
 
-        It is valid until the next module is called or the next backward pass begins.
+        The phase is valid until the next module is called or the next backward pass begins.
         """
         if self._profile is not None:
             self._log.outside(phase)
 
     def phase(self, phase: str) -> None:
-        """Record that a phase of the step begins now, for its timeline."""
+        """Record that a phase of the step begins now. The step's timeline shows the phase."""
         if self._profile is not None:
             self._phases.append((time.time_ns(), phase))
 
@@ -301,12 +302,13 @@ class Tracer:
         call_each([self._hooks.close, partial(self._end_step, whole=None), self._stop_recording])
 
     def leave_to_parent(self) -> None:
-        """Forget this recording in a forked process. The parent process continues it."""
+        """Drop this recording in a forked process. The parent process continues the recording."""
         self._recording.discard(self)
         self._step = None
         self._profile = None
 
     def _is_free(self) -> bool:
+        """Return whether a recording may start; if not, set `refusal`."""
         try:
             if self.refusal is None and other_profiler_runs():
                 self.refusal = "own_trace" if self._recording else "other_profiler"
@@ -341,9 +343,11 @@ class Tracer:
         if recorder is None:
             return
         self.refusal = "cut_off"
-        # On another thread, torch has no record of this profiler, and Kineto ends it.
+        # If this runs on another thread, torch has no record of this profiler there, and Kineto
+        # itself ends the recording.
         if threading.get_ident() == self._log.home:
-            # During the other recording, the end of the step would be written into freed memory.
+            # End the step now. If it ended during the other recording, torch would write into
+            # freed memory.
             self._end_step(whole=None)
             recorder.stop_trace()
         # A reference cycle in the recorder would keep the events.
@@ -370,7 +374,8 @@ class Tracer:
         batches = len(found.device)
         compiled = None
         times: tuple[Mapping[ModulePhase, float], ...] = ()
-        kernel_times = summed(item for batch in found.device for item in batch.items())
+        times_of_batches = chain.from_iterable(batch.items() for batch in found.device)
+        kernel_times = summed(times_of_batches)
         if self._inside_compiled and found.regions:
             compiled = divided_among_modules(
                 found.regions, found.device, self._tree, device=self._device
@@ -565,7 +570,7 @@ def _end_at_exit() -> None:
 
 
 def _forget_in_child() -> None:
-    """Forget all recordings and trace files in a forked process. They belong to the parent process.
+    """Drop all recordings and trace files in a forked process: they belong to the parent process.
 
     The child process cannot continue the recordings, because it has none of Kineto's threads.
     """

@@ -274,7 +274,7 @@ def test_the_shell_draws_the_plan(
             "samples/s",
             "FSDP2 2",
             "interval",
-            "Ties share a place",
+            "Configurations that tie have the same place",
             "Expert parallelism is not planned",
         )
     )

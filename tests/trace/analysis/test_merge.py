@@ -243,7 +243,7 @@ def test_ranks_are_aligned_by_their_collectives_and_have_an_mfu(
         gpu_rank(late).write(tmp_path / f"a_{rank}.1.pt.trace.json")
     assert 0 == main(["trace", "merge", str(tmp_path)])
     assert (
-        "rank 1 is shifted by 3.50 µs, which aligns the ends of 2 shared collectives"
+        "rank 1: its times are shifted by 3.50 µs, which aligns the ends of 2 shared collectives"
         in capsys.readouterr().out.splitlines()
     )
     found = [
@@ -332,7 +332,7 @@ def test_the_shell_says_what_was_written(
         written(tmp_path, f"a_{rank}.1.pt.trace.json", [product()])
     into = tmp_path / "all.json.gz"
     assert 0 == main(["trace", "merge", str(tmp_path), "--into", str(into)])
-    alone = "rank 1 is not shifted, because it shares no collective with the ranks before it"
+    alone = "rank 1: its times are not shifted, because it has no collective in common with earlier ranks"
     assert f"{into}: 2 traces, 6 events\n{alone}\n" == capsys.readouterr().out
     assert 0 == main(["trace", "merge", str(tmp_path), "--json"])
     expected = {"file": str(tmp_path / MERGED), "ranks": [0, 1], "events": 6, "damaged": 0}

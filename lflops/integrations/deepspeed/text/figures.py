@@ -13,7 +13,7 @@ from lflops.units import UNKNOWN
 
 
 class _Flops(NamedTuple):
-    """A number of FLOPs, and how it is described in labels.
+    """A number of FLOPs, and its description in labels.
 
     Attributes:
         words: The description, such as "3 * fwd flops per GPU".
@@ -61,8 +61,8 @@ def figure_lines(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str
 def _group_size(size: int | None, other: int | None, world: int) -> int | None:
     """Return the size of the data parallel or tensor parallel group.
 
-    If `size` is unknown, the result is 1 if there is only one rank or the other group has all
-    ranks, because no other size is possible. Otherwise, an unknown size remains `None`.
+    An unknown size must be 1 if there is only one rank, or if the other group has all ranks. In any
+    other case, the result for an unknown size is `None`.
 
     Args:
         size: The size of the group, if known.

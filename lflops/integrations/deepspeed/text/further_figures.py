@@ -57,7 +57,7 @@ def _work(analysis: Analysis) -> Iterator[tuple[str, str]]:
     owner = "of model" if analysis.is_staged else "per GPU"
     if root.forward.executed_macs != root.forward.macs:
         executed = units.count(root.forward.executed_macs)
-        yield f"fwd MACs {owner} that the masks leave to be executed", executed
+        yield f"fwd MACs {owner} without the part that masks skip", executed
     for label, work in (("bwd", root.backward), ("recompute", root.recompute)):
         if work.calls:
             yield f"{label} MACs {owner}", units.count(work.macs)
@@ -102,8 +102,8 @@ def _part_of_generation(
 def _latencies(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, str]]:
     """Yield the lines about time.
 
-    They show the latency of each phase, from which steps the latencies come, and how much longer
-    the pass took because operators were counted.
+    They show the latency of each phase, which steps were timed, and by which factor counting made
+    the pass slower.
     """
     for name, seconds in latencies.phases.items():
         text = units.duration(seconds)

@@ -35,7 +35,7 @@ def detailed(analysis: Analysis, *, fold: bool) -> str:
     identical = analysis.identical_subtrees
     groups = None
     if fold:
-        # Modules for which torch prints different text do not share their lines.
+        # Modules for which torch prints different text are listed separately.
         groups = numbered(analysis.children, lambda name: (identical[name], modules[name].detail))
     (root,) = tree(analysis.profile, fold=False, below=analysis.children, groups=groups)
     lines = [_LEGEND]

@@ -50,7 +50,7 @@ duration = partial(number, unit="s")
 
 
 def percent(part: float | None, total: float | None) -> str:
-    """Format a part of a total, such as `0.31%`. If the total is 0, the result shows a dash."""
+    """Format a part of a total, such as `0.31%`. The result has a dash if the share is unknown."""
     share = ratio(part, total)
     return f"{UNKNOWN}%" if share is None else f"{_short(100 * share)}%"
 
