@@ -6,15 +6,16 @@ hooks before and after every module make the stamps.
 Autograd has no hooks for modules, so backward is timed with hooks on autograd nodes. Wherever
 forward enters or leaves a module, a segment of nodes ends: all nodes that were built since the last
 boundary. Autograd runs the nodes of a thread from the newest to the oldest, so backward runs the
-segments in reverse order. It is enough to hook the newest node of each segment, which runs first:
+segments in reverse order. It is enough to hook the node of each segment that runs first:
 
     forward     root | q | root | k | root          nodes built in q, in k, and in the root
     backward    root (from its newest node) | k (from k's newest) | q
 
-To find this node, the timer looks at the tensors that cross the boundary, which are the inputs or
-the outputs of the module. Their `grad_fn` is usually the newest node. Some nodes cannot be found in
-this way, for example the nodes of a gate that is computed early and used late. The timer searches
-for them when the module ends. Work that a checkpoint recomputes in backward is stamped as
+To find this node, the timer hooks the `grad_fn` of all tensors that cross the boundary, which are
+the inputs or the outputs of the module. The newest of these nodes usually runs first, but not if
+the loss does not depend on it: an LSTM returns its outputs and its state, and often only one of
+them is used. Some nodes cannot be found in this way, for example the nodes of a gate that is
+computed early and used late. The timer searches for them when the module ends. Work that a checkpoint recomputes in backward is stamped as
 recompute.
 """
 
@@ -270,18 +271,20 @@ class ModuleTimer:
         self._stamps.append((self._mark(), above.module_phase, ""))
 
     def _end_segment(self, stack: _PassStack, crossing: Any, frame: _TimedFrame) -> None:
-        """End the current segment, and hook the newest of its nodes that can be found.
+        """End the current segment, and hook its nodes that lead to the given tensors.
 
-        The node is found through the tensors that cross the module's boundary. Newer nodes of the
-        segment are added to `frame.unhooked`.
+        The tensors cross the boundary of a module. Each of them gets a hook, because backward does
+        not reach the nodes of an output that is not used. Nodes that are newer than all hooked
+        nodes are added to `frame.unhooked`.
         """
         end = next_sequence_number()
         if end == stack.segment:
             return
         fqn = frame.module_phase.fqn
-        newest, number = _newest(crossing, stack.segment, end)
-        if newest is not None:
-            self._hook(newest, fqn)
+        crossing_nodes = _nodes_in(crossing, stack.segment, end)
+        for node in crossing_nodes.values():
+            self._hook(node, fqn)
+        number = max(crossing_nodes, default=stack.segment - 1)
         if number + 1 < end:
             frame.unhooked.append((number + 1, end, fqn))
         stack.segment = end
@@ -353,14 +356,12 @@ _NO_OUTPUT = object()
 """Passed to `_pop` when a scope ends without an output."""
 
 
-def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:
-    """Return the newest node among the `grad_fn` of the given tensors, and the node's number.
+def _nodes_in(crossing: Any, start: int, end: int) -> dict[int, Any]:
+    """Return the nodes that are the `grad_fn` of the given tensors, by their numbers.
 
-    Only nodes with a number from `start` to `end - 1` count. If there is no such node, the result
-    is `None` and `start - 1`.
+    Only nodes with a number from `start` to `end - 1` are returned.
     """
-    newest = None
-    best = start - 1
+    found: dict[int, Any] = {}
     values = crossing if type(crossing) is tuple else (crossing,)
     for value in values:
         if value is None:
@@ -371,10 +372,9 @@ def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:
             if node is None:
                 continue
             number = sequence_number(node)
-            if best < number < end:
-                newest = node
-                best = number
-    return newest, best
+            if start <= number < end:
+                found[number] = node
+    return found
 
 
 LEAVES = 100

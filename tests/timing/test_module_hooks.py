@@ -1,6 +1,6 @@
-"""Who runs when, in forward and in backward, on models that take as long as they are told.
+"""Test `ModuleTimer` with models whose durations the test chooses.
 
-Every figure is a sum of theirs.
+Each expected time is a sum of these durations.
 """
 
 import threading
@@ -33,7 +33,7 @@ def pass_of(
     loss: Callable[[Any], Tensor] | None = None,
     **kwargs: Any,
 ) -> dict[str, PassTimes]:
-    """A hooked pass, backward too where there is a loss."""
+    """Run a pass with hooks, and return the times of each part. With a loss, backward runs, too."""
     spans = ModuleTimer(ModuleTree({"": model}), clock)
     with installed(spans):
         spans.begin()
@@ -48,7 +48,7 @@ def pass_of(
 
 
 def own(laps: Mapping[str, PassTimes]) -> Times:
-    """The seconds of each phase by row; rows that took none are left out."""
+    """Return the self seconds of the modules in each phase, without modules that took no time."""
     times: dict[str, dict[str, float]] = {}
     for lap in laps.values():
         for (row, phase), seconds in lap.self_seconds.items():
@@ -59,7 +59,7 @@ def own(laps: Mapping[str, PassTimes]) -> Times:
 
 
 def ones(*, requires_grad: bool = False) -> Tensor:
-    """A batch."""
+    """Return a batch."""
     return torch.ones(2, requires_grad=requires_grad)
 
 
@@ -74,14 +74,15 @@ class Outer(Itself):
 
 
 def nested(clock: StillClock) -> nn.Module:
-    """Three levels, with work before and behind the one below."""
+    """Return a model with three levels; each has work before and after the level below."""
     return Nested(clock, outer=Outer(clock, inner=Part(clock, 256, 512)))
 
 
 def test_a_pass_may_begin_within_a_module() -> None:
-    """Its first hook begins the pass, and the next one takes 7 s; so it has 8 s, and the root none.
+    """A pass may begin within a module, so that the root has no time.
 
-    As in a loop that calls several models: forward begins when the first of them is called.
+    In a loop that calls several models, forward begins when the first model is called. Here, the
+    first hook of `a` begins the pass, and its second hook takes 7 s, so `a` has 8 s.
     """
     clock = StillClock()
     models = nn.ModuleDict({"a": Part(clock, 1, 2), "b": Part(clock, 4, 8)})
@@ -107,7 +108,10 @@ class Projections(Itself):
 
 
 def projections(clock: StillClock) -> nn.Module:
-    """Three modules on one input, which no gradient of a module's input can tell apart."""
+    """Return a model in which three modules have the same input.
+
+    The gradients of the modules' inputs cannot show which module runs in backward.
+    """
     return Projections(
         clock,
         stem=Part(clock, 1, 2),
@@ -137,26 +141,26 @@ class Caller(Itself):
 
 
 def shared(clock: StillClock) -> nn.Module:
-    """One module under two callers: a row under each."""
+    """Return a model with one module under two callers, so that it has two names."""
     both = Part(clock, 1, 2)
     return Callers(clock, a=Caller(clock, (4, 8), both), b=Caller(clock, (16, 32), both))
 
 
 def containers(clock: StillClock) -> nn.Module:
-    """Rows that never run anything themselves."""
+    """Return a model with modules that do no work of their own."""
     return nn.Sequential(
         nn.Sequential(Part(clock, 1, 2), Part(clock, 4, 8)), nn.Identity(), Part(clock, 16, 32)
     )
 
 
 def frozen(clock: StillClock) -> nn.Module:
-    """What is frozen passes the gradient on, which takes its time."""
+    """Return a model with a frozen part. In backward, it still takes time for its input's gradient."""
     still = Part(clock, 16, 32).requires_grad_(requires_grad=False)
     return nn.Sequential(Part(clock, 1, 2), Part(clock, 4, 8), still, Part(clock, 64, 128))
 
 
 class SwiGLU(Itself):
-    """A gate whose activation is no module: what is computed early is used late."""
+    """A gate whose activation is no module: the result of `gate` is computed early, and used late."""
 
     def forward(self, x: Tensor) -> Tensor:
         gate = self.take(self.gate(x), 1, 2)
@@ -164,7 +168,7 @@ class SwiGLU(Itself):
 
 
 def gate(clock: StillClock) -> nn.Module:
-    """Between a part before and one behind."""
+    """Return a model with a gate between two other parts."""
     block = SwiGLU(
         clock, gate=Part(clock, 16, 32), up=Part(clock, 64, 128), down=Part(clock, 256, 512)
     )
@@ -174,7 +178,8 @@ def gate(clock: StillClock) -> nn.Module:
 class TakesInPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, clock: StillClock, seconds: tuple[float, float]) -> Tensor:
-        ctx.clock, ctx.seconds = clock, seconds[1]
+        ctx.clock = clock
+        ctx.seconds = seconds[1]
         clock.advance(seconds[0])
         ctx.mark_dirty(x.add_(1))
         return x
@@ -191,7 +196,7 @@ class InPlace(Part):
 
 
 def in_place(clock: StillClock) -> nn.Module:
-    """The tensor that leaves one part is written to by the next two, and by torch's own."""
+    """Return a model in which three modules, one of them torch's ReLU, change their input in place."""
     return nn.Sequential(
         Part(clock, 1, 2),
         InPlace(clock, 4, 8),
@@ -230,8 +235,40 @@ class Unpacks(Itself):
 
 
 def outputs(clock: StillClock) -> nn.Module:
-    """A dataclass with lists and dictionaries in it, and a dictionary."""
+    """Return a model with outputs in a dataclass that has a list with a dictionary, and in a dict."""
     return Unpacks(clock, packs=Packs(clock, 1, 2), part=Part(clock, 4, 8))
+
+
+class Recurrent(Part):
+    """A module that returns its state and outputs that are computed from the state."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        state = super().forward(x)
+        return Takes.apply(state, None, self.clock, (1024, 2048)), state
+
+
+class UsesState(Itself):
+    """A model that ignores the outputs, which have the newest node of the module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, state = self.recurrent(x)
+        return self.last(state)
+
+
+class IgnoresMask(Part):
+    """A module that does not use its second argument."""
+
+    def forward(self, x: Tensor, _mask: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+class PassesMask(Itself):
+    """A model whose newest node before the call of a module leads only to an unused argument."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = self.take(x, 1, 2)
+        return self.last(x, self.take(x, 4, 8))
 
 
 class Residual(Itself):
@@ -242,7 +279,7 @@ class Residual(Itself):
 
 
 class Recursive(Part):
-    """Calls itself until there is nothing left to do."""
+    """A module that calls itself several times."""
 
     def forward(self, x: Tensor, times: int = 3) -> Tensor:
         x = super().forward(x)
@@ -250,7 +287,7 @@ class Recursive(Part):
 
 
 class Careful(Itself):
-    """Goes another way where the first fails."""
+    """A module that catches the error of a submodule and continues in another way."""
 
     def forward(self, x: Tensor) -> Tensor:
         try:
@@ -343,6 +380,22 @@ CASES: dict[str, tuple[Model, Times]] = {
         outputs,
         {"forward": {"packs": 1 + 1024, "part": 4}, "backward": {"packs": 2 + 2048, "part": 8}},
     ),
+    "unused output": (
+        lambda clock: UsesState(clock, recurrent=Recurrent(clock, 1, 2), last=Part(clock, 4, 8)),
+        {
+            "forward": {"recurrent": 1 + 1024, "last": 4},
+            "backward": {"recurrent": 2, "last": 8},
+        },
+    ),
+    "unused argument": (
+        lambda clock: PassesMask(
+            clock, first=Part(clock, 16, 32), last=IgnoresMask(clock, 64, 128)
+        ),
+        {
+            "forward": {"": 1 + 4, "first": 16, "last": 64},
+            "backward": {"": 2, "first": 32, "last": 128},
+        },
+    ),
     "recursive": (
         lambda clock: nn.Sequential(Recursive(clock, 1, 2)),
         {"forward": {"0": 3}, "backward": {"0": 6}},
@@ -364,8 +417,10 @@ CASES: dict[str, tuple[Model, Times]] = {
 
 
 def summed(output: Any) -> Tensor:
-    """A loss that takes no time."""
-    return (next(iter(output.values())) if isinstance(output, dict) else output).sum()
+    """Return a loss that takes no time: the sum of the output, or of the first value of a dict."""
+    if isinstance(output, dict):
+        output = next(iter(output.values()))
+    return output.sum()
 
 
 @pytest.mark.parametrize(
@@ -375,7 +430,11 @@ def summed(output: Any) -> Tensor:
 def test_every_second_is_in_the_row_and_the_phase_that_it_was_spent_in(
     make: Model, expected: Times, requires_grad: bool
 ) -> None:
-    """Forward as it was called, backward as it was built, also where the model's input needs no gradient."""
+    """Every second belongs to the module and the phase in which it was spent.
+
+    In forward, this is the module that was called; in backward, the module that built the autograd
+    node. This holds whether the input of the model requires a gradient or not.
+    """
     clock = StillClock()
     laps = pass_of(make(clock), clock, ones(requires_grad=requires_grad).clone(), loss=summed)
     assert expected == own(laps)
@@ -384,17 +443,18 @@ def test_every_second_is_in_the_row_and_the_phase_that_it_was_spent_in(
 
 @pytest.mark.parametrize(("make", "expected"), CASES.values(), ids=CASES)
 def test_a_forward_that_builds_no_graph_has_the_same_times(make: Model, expected: Times) -> None:
-    """Under `no_grad` there are no nodes to divide it by, and none are needed."""
+    """Under `no_grad`, the times of forward are the same, although there are no autograd nodes."""
     clock = StillClock()
     with torch.no_grad():
         assert {"forward": expected["forward"]} == own(pass_of(make(clock), clock, ones()))
 
 
 def test_a_module_has_the_time_of_what_it_calls_as_well() -> None:
-    """The three levels of `nested`, each with those below."""
+    """The inclusive time of each of the three levels of `nested` includes the levels below."""
     clock = StillClock()
     laps = pass_of(nested(clock), clock, ones(), loss=summed)
-    forward, backward = (inclusive(laps[part].self_seconds) for part in ("forward", "backward"))
+    forward = inclusive(laps["forward"].self_seconds)
+    backward = inclusive(laps["backward"].self_seconds)
     assert {"": 5 + 80 + 256, "outer": 80 + 256, "outer.inner": 256} == {
         place.fqn: seconds for place, seconds in forward.items()
     }
@@ -404,7 +464,11 @@ def test_a_module_has_the_time_of_what_it_calls_as_well() -> None:
 
 
 def test_what_needs_no_gradient_has_no_time_in_backward() -> None:
-    """Two frozen parts on an input that needs none: backward ends above them."""
+    """Modules that need no gradient have no time in backward.
+
+    The first two parts are frozen and the input requires no gradient, so backward ends after the
+    third part.
+    """
     clock = StillClock()
     below = [Part(clock, 1, 2).requires_grad_(requires_grad=False) for _ in range(2)]
     laps = pass_of(nn.Sequential(*below, Part(clock, 4, 8)), clock, ones(), loss=summed)
@@ -412,9 +476,10 @@ def test_what_needs_no_gradient_has_no_time_in_backward() -> None:
 
 
 def test_keyword_arguments_lead_to_no_node_and_are_found_by_the_output() -> None:
-    """Torch shows hooks on all modules no keyword arguments before forward.
+    """With keyword arguments, backward is divided by the outputs of the modules.
 
-    The root's own two works lie before and between its parts.
+    Torch does not pass keyword arguments to global hooks that run before forward. The root has work
+    before and between its parts.
     """
     clock = StillClock()
     model = Keywords(clock, first=KeywordPart(clock, 16, 32), last=KeywordPart(clock, 64, 128))
@@ -426,7 +491,7 @@ def test_keyword_arguments_lead_to_no_node_and_are_found_by_the_output() -> None
 
 
 def test_what_the_loss_does_is_the_roots() -> None:
-    """A loss that is no module: 1 s forward and 2 s backward of its own."""
+    """The time of a loss that is no module belongs to the root: 1 s forward and 2 s backward."""
     clock = StillClock()
     weight = torch.ones((), requires_grad=True)
     laps = pass_of(
@@ -446,14 +511,17 @@ def test_what_the_loss_does_is_the_roots() -> None:
 
 
 class Headless(Itself):
-    """Leaves its head to the loss."""
+    """A model that leaves the call of its head to the loss."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.body(x)
 
 
 def test_a_loss_may_call_modules_of_the_models() -> None:
-    """A part that forward leaves to the loss, which computes something early and uses it late."""
+    """If the loss calls a module of the model, the module has its time.
+
+    The loss also has work of its own, whose result is computed early and used late.
+    """
     clock = StillClock()
     weight = torch.ones((), requires_grad=True)
     model = Headless(clock, body=Part(clock, 4, 8), head=Part(clock, 16, 32))
@@ -470,7 +538,7 @@ def test_a_loss_may_call_modules_of_the_models() -> None:
 
 
 def test_a_graph_that_is_kept_is_timed_each_time_that_it_goes_backward() -> None:
-    """Twice over the same three parts."""
+    """If backward runs twice through the same graph, both passes are timed."""
     clock = StillClock()
     model = projections(clock)
     spans = ModuleTimer(ModuleTree({"": model}), clock)
@@ -486,7 +554,7 @@ def test_a_graph_that_is_kept_is_timed_each_time_that_it_goes_backward() -> None
 
 
 class Energy(Itself):
-    """Gives the gradient of what it computes, as force fields do."""
+    """A model whose output is the gradient of its energy, like a force field."""
 
     def forward(self, x: Tensor) -> Tensor:
         energy = self.head(self.body(x)).sum()
@@ -495,7 +563,7 @@ class Energy(Itself):
 
 
 def test_a_gradient_that_forward_takes_is_backward_within_forward() -> None:
-    """It is in the part that forward is timed as, and in the phase that it is."""
+    """A gradient that is computed in forward is in the part `forward` and the phase `backward`."""
     clock = StillClock()
     laps = pass_of(
         Energy(clock, body=Part(clock, 1, 2), head=Part(clock, 4, 8)),
@@ -518,9 +586,10 @@ class Checkpointed(Itself):
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_what_a_checkpoint_computes_again_is_told_apart(reentrant: bool) -> None:
-    """The block runs a second time within backward.
+    """The second run of a checkpointed block within backward has the phase `recompute`.
 
-    Its last part saves a tensor, so that the one that stops early runs it as well.
+    The last operator of the block saves a tensor, so that a checkpoint that stops the recomputation
+    early also runs the whole block.
     """
     clock = StillClock()
     block = Saves(clock, first=Part(clock, 4, 8), second=Part(clock, 16, 32))
@@ -542,7 +611,7 @@ class Saves(Itself):
 
 
 class Ticking(TorchDispatchMode):
-    """Every product takes a second: also one in a script, which runs no Python of ours."""
+    """A mode in which every matmul takes 1 s, also in a script, which does not run Python code."""
 
     def __init__(self, clock: StillClock) -> None:
         super().__init__()
@@ -557,9 +626,9 @@ class Ticking(TorchDispatchMode):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_script_is_one_row() -> None:
-    """Its parts never show as called.
+    """The time of a script belongs to the script as a whole, because its submodules call no hooks.
 
-    Two products forward; three backward, for its input needs no gradient.
+    It has two matmuls in forward. In backward, it has three, because its input needs no gradient.
     """
     clock = StillClock()
     scripted = torch.jit.trace(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.ones(1, 2))
@@ -571,7 +640,7 @@ def test_a_script_is_one_row() -> None:
 
 
 class Threaded(Itself):
-    """Runs a part on another thread, and waits for it."""
+    """A module that runs a part on another thread, and waits for it."""
 
     def forward(self, x: Tensor) -> Tensor:
         found: list[Tensor] = []
@@ -582,9 +651,9 @@ class Threaded(Itself):
 
 
 def test_what_runs_on_another_thread_is_left_alone() -> None:
-    """Two threads at once would cut each other's time short.
+    """Modules on another thread are not timed, because two threads would end each other's times.
 
-    To wait for the other one is the caller's own.
+    The wait for the other thread is self time of the caller.
     """
     clock = StillClock()
     with torch.no_grad():
@@ -593,7 +662,7 @@ def test_what_runs_on_another_thread_is_left_alone() -> None:
 
 
 def test_modules_of_others_are_the_time_of_who_calls_them() -> None:
-    """A module that is not registered anywhere in the model has no row."""
+    """The time of a module that is not a submodule of the model belongs to its caller."""
     clock = StillClock()
     foreign = Part(clock, 1, 2)
 
@@ -606,7 +675,7 @@ def test_modules_of_others_are_the_time_of_who_calls_them() -> None:
 
 
 class Slow(StillClock):
-    """A clock that takes a second to look at."""
+    """A clock whose reading takes 1 s."""
 
     def mark(self) -> float:
         self.advance(1)
@@ -614,9 +683,10 @@ class Slow(StillClock):
 
 
 def test_what_hooks_take_is_left_out_where_it_happened() -> None:
-    """To look at the clock takes a second, and hooks look twice.
+    """The time of hooks is left out where it was spent.
 
-    The first look ends the time of what ran before, the second is theirs.
+    Each hook reads the clock twice, which takes 1 s each time. The first reading belongs to the
+    code that ran before, and the second to the hook.
     """
     clock = Slow()
     laps = pass_of(nn.Sequential(Part(clock, 16), Part(clock, 32)), clock, ones())
@@ -627,9 +697,10 @@ def test_what_hooks_take_is_left_out_where_it_happened() -> None:
 
 
 def test_hooks_and_graphs_are_as_they_were_when_the_spans_are_left() -> None:
-    """Also by an error: nothing is stamped any more, forward or backward."""
+    """After the timer is removed, even by an error, neither forward nor backward makes stamps."""
     clock = StillClock()
-    model, x = nn.Sequential(Part(clock, 1, 2)), ones()
+    model = nn.Sequential(Part(clock, 1, 2))
+    x = ones()
     spans = ModuleTimer(ModuleTree({"": model}), clock)
 
     def fail() -> None:
@@ -648,11 +719,12 @@ def test_hooks_and_graphs_are_as_they_were_when_the_spans_are_left() -> None:
 
 
 class ReducesAtTheEnd(torch.autograd.Function):
-    """As DDP: what backward begins, the engine finishes when all nodes have run."""
+    """An operator like DDP: the autograd engine finishes its work after all nodes have run."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, clock: StillClock, seconds: float) -> Tensor:
-        ctx.clock, ctx.seconds = clock, seconds
+        ctx.clock = clock
+        ctx.seconds = seconds
         return x.clone()
 
     @staticmethod
@@ -669,9 +741,10 @@ class Reduced(Itself):
 
 
 def test_what_the_engine_calls_at_the_end_of_backward_is_the_roots_own() -> None:
-    """32 s, as the wait for gradients of all ranks.
+    """The time of a callback at the end of backward belongs to the root.
 
-    They are none of `first`, the module whose backward comes last.
+    Such a callback is, for example, the wait for the gradients of all ranks; here, it takes 32 s.
+    They do not belong to `first`, the module whose backward runs last.
     """
     clock = StillClock()
     model = Reduced(clock, first=Part(clock, 1, 2), last=Part(clock, 4, 8))
@@ -682,7 +755,11 @@ def test_what_the_engine_calls_at_the_end_of_backward_is_the_roots_own() -> None
 
 @pytest.mark.parametrize(("seconds", "trials"), [(1e-3, 15), (0.06, 3), (0.0101, 10)])
 def test_a_busy_machine_has_fewer_trials_of_the_overhead(seconds: float, trials: int) -> None:
-    """A tenth of a second for them: 15 of 1 ms, 10 of 10.1 ms, and of 60 ms the fewest, which are 3."""
+    """The trials of the hook overhead stop after about 0.1 s, but at least 3 of them run.
+
+    In this time, all 15 trials of 1 ms can run, or 10 trials of 10.1 ms. Of the trials of 60 ms, 3
+    run.
+    """
     clock = StillClock()
     tried = []
 
