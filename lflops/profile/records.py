@@ -400,8 +400,8 @@ class RankWait(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         module: Name of the module. `""` means the root and everything outside modules.
-        phase: One of `PHASES`, or `clip` for gradient clipping, or `sync` for the end of the step,
-            where ranks wait for each other.
+        phase: One of `PHASES`, or `clip` for work on gradients after backward, or `sync` for the
+            end of the step, where ranks wait for each other.
         for_rank: The rank for which the other ranks wait longest.
         ranks: Number of ranks other than `for_rank`.
         seconds: Waiting time of the median rank, as a mean over the steps. With 5 or more steps,

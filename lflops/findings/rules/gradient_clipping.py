@@ -1,4 +1,4 @@
-"""Gradient clipping."""
+"""Work on gradients between backward and the optimizer's step."""
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.part_rule import PartRule
@@ -6,23 +6,26 @@ from lflops.findings.rule import Threshold
 
 
 class GradientClipping(PartRule):
-    """Gradients are clipped slowly, for example by a loop over the parameters.
+    """The training loop works on gradients between backward and the optimizer's step.
 
-    The cost is all the time between backward and the optimizer's step. It therefore includes other
-    work on the gradients, such as statistics for a logger.
+    Typical reasons are histograms or norms of gradients for a logger, and gradients that are
+    clipped in a loop over the parameters. lflops does not know which of them it is.
     """
 
     name = "clip"
-    label = "gradient clipping"
+    label = "work on gradients"
     threshold = Threshold(share=0.10, seconds=0.0005)
     verb = "is spent on"
-    phrase = "work between backward and the optimizer's step, such as gradient clipping"
-    fix = "Clip gradients with foreach=True, and do not read gradients in every step"
+    phrase = "work between backward and the optimizer's step, such as logging or clipping gradients"
+    fix = (
+        "Log histograms and norms of gradients only every N steps, and clip with foreach=True: see "
+        "gradient_clip_val, on_after_backward and on_before_optimizer_step"
+    )
     right = (8, 8)
 
     fix_of_custom_loop = (
-        "Clip with torch.nn.utils.clip_grad_norm_(..., foreach=True) instead of a loop over "
-        "parameters, and do not read gradients in every step"
+        "Log histograms and norms of gradients only every N steps, and clip with "
+        "torch.nn.utils.clip_grad_norm_(..., foreach=True) instead of a loop over parameters"
     )
 
     def part_fix(self, step: StepEvidence) -> str:

@@ -16,7 +16,7 @@ class IdleDevice(PartRule):
     """A traced device is idle in forward and backward, because the host is too slow.
 
     If the host waits for the device at least ten times per step, for example in `.item()`, 10 % of
-    the step is already an issue. This lower threshold does not apply if gradient clipping takes at
+    the step is already an issue. This lower threshold does not apply if work on gradients takes at
     least 5 % of the step, because it may be the reason for the waits.
     """
 

@@ -32,7 +32,7 @@ PATIENCE = 20
 # a window keeps at most this many steps from before its warm-up: the last ones
 LONGEST_WAIT = 100
 
-# The time between backward and the optimizer is gradient clipping if it takes at least this share
+# The time between backward and the optimizer is work on gradients if it takes at least this share
 # of the step and at least this many seconds. Shorter times are other work.
 CLIP_SHARE = 0.05
 CLIP_SECONDS = 2e-4
@@ -243,7 +243,7 @@ def _usual_step(steps: Sequence[Step]) -> Step | None:
 def _with_clip(steps: list[Step]) -> list[Step]:
     """Replace the phase between backward and the optimizer by a named phase.
 
-    It is named `clip` (gradient clipping) if it is long in most unprofiled steps, and `other`
+    It is named `clip` (work on gradients) if it is long in most unprofiled steps, and `other`
     otherwise.
     """
     timed = [step for step in steps if step.is_unprofiled and step.phases and step.seconds]
