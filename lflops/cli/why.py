@@ -26,8 +26,11 @@ def why(
     ],
     *,
     form: Annotated[str, typer.Option("--format", metavar="NAME", help=_FORMAT)] = "text",
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Print why a training run is slow, what each cause costs, and what to do next."""
+    if as_json:
+        form = "json"
     if form not in FORMATS:
         raise UsageError(f"format={form!r}: pass one of {', '.join(FORMATS)}")
     found = explain(path)

@@ -24,7 +24,7 @@ from lflops.findings.finding import Finding, first_issue
 from lflops.findings.registry import issue_share
 from lflops.findings.run_rule import preempted_share, training_seconds
 from lflops.ledger.account import Ledger
-from lflops.ledger.ledger_file import load_run
+from lflops.ledger.ledger_file import ENDING, load_run
 from lflops.profile.json_file import load
 from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
@@ -189,7 +189,10 @@ def profile_at(path: Path) -> Profile:
         return load(path)
     window = last_window(path)
     if window is None:
-        raise ProfileError(f"{path}: there is no profile in this folder")
+        others = ""
+        if any(path.rglob(f"*{ENDING}")):
+            others = ", but `lflops why` and `lflops ledger` read the ledger of the run in it"
+        raise ProfileError(f"{path}: there is no profile in this folder{others}")
     return load(window)
 
 

@@ -1,4 +1,4 @@
-"""The Roofline of the page, in a real browser."""
+"""Test the view Roofline in a browser."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,9 +19,10 @@ SHEET = "[role=grid] .grid-body [role=row]"
 
 
 def blocks(**facts: Any) -> Profile:
-    """A product of 20,000 FLOPs in 40 s, twice as long as at the roof of 1000 FLOP/s.
+    """Return a profile of two matmuls and a norm, for a chip of 1,000 FLOP/s.
 
-    Another in 10 s, over it; an untimed norm.
+    Each matmul has 20,000 FLOPs, so it needs at least 20 s. The first takes 40 s, which is twice as
+    long. The second takes 10 s, which is impossible. The norm has no time.
     """
     rows: dict[str, dict[str, Any]] = {
         "": {},
@@ -46,7 +47,7 @@ def blocks(**facts: Any) -> Profile:
 
 @pytest.fixture
 def roofline_of(page_of: Callable[..., Seen]) -> Callable[..., Seen]:
-    """Opens a profile's page at its Roofline."""
+    """Return a function that opens the view Roofline of a profile."""
 
     def go(given: Profile) -> Seen:
         seen = page_of(given)
@@ -57,56 +58,63 @@ def roofline_of(page_of: Callable[..., Seen]) -> Callable[..., Seen]:
     return go
 
 
+def drawn(seen: Seen, kind: str) -> int:
+    """Return the number of elements in the chart that match a selector."""
+    return int(seen.page.locator(f".picture {kind}").count())
+
+
 def order(seen: Seen) -> list[str]:
-    """The modules in the table, from top to bottom."""
+    """Return the modules in the table, from top to bottom."""
     return seen.page.locator(f"{SHEET} .to-row").all_inner_texts()
 
 
 def test_points_stand_below_a_roof(roofline_of: Callable[..., Seen]) -> None:
-    """Three of four: what computes nothing has no place.
+    """Two rows are points of the chart, one is a mark on the axis, and one is not in the chart.
 
-    The untimed one is a mark on the axis; the roof says its peak and its slope.
+    The row without a time is the mark, and the row without FLOPs is missing. The point above the
+    roofline has a ring. The roofline is labelled with its peak and its slope.
     """
     seen = roofline_of(blocks())
-    assert (2, 1, 1) == tuple(
-        seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug", ".ring")
-    )
+    assert 2 == drawn(seen, ".timed")
+    assert 1 == drawn(seen, ".rug")
+    assert 1 == drawn(seen, ".ring")
     assert (
-        "1 points without FLOPs are not in the chart"
+        "1 point without FLOPs is not in the chart"
         in seen.page.locator(".side-by-side").inner_text()
     )
     labels = seen.page.locator(".picture .roof-label").all_text_contents()
-    assert ["fp32 1.00 kFLOP/s", "100 B/s"] == [
-        label.removesuffix("chip: 1,000 FLOP/s") for label in labels
-    ]
+    # The text of the first label ends with its tooltip.
+    labels = [label.removesuffix("chip: 1,000 FLOP/s") for label in labels]
+    assert ["fp32 1.00 kFLOP/s", "100 B/s"] == labels
     assert "chip: fp32 1.00 kFLOP/s, 100 B/s a pencil" in seen.page.locator(".roofs").inner_text()
 
 
 def test_a_point_is_where_its_figures_are(roofline_of: Callable[..., Seen]) -> None:
-    """Both products have one intensity, and the second is 4 times as fast.
+    """Points are placed by intensity and rate on logarithmic axes.
 
-    At one place to the right, and log10(4) decades higher.
+    Both matmuls have the same intensity, so the same horizontal position. The second is 4 times as
+    fast, so it is log10(4) = 0.602 decades higher.
     """
     seen = roofline_of(blocks())
-    at = [
-        (float(each.get_attribute("cx")), float(each.get_attribute("cy")))
-        for each in seen.page.locator(".picture .timed").all()
-    ]
+    first, second = seen.page.locator(".picture .timed").all()
     ticks = seen.page.locator(".picture .tick")
     heights = {tick.text_content(): float(tick.get_attribute("y")) for tick in ticks.all()}
     decade = heights["100 FLOP/s"] - heights["1 kFLOP/s"]
-    assert at[0][0] == at[1][0]
-    assert pytest.approx(0.60206 * decade, rel=1e-4) == at[0][1] - at[1][1]
+    assert float(first.get_attribute("cx")) == float(second.get_attribute("cx"))
+    higher = float(first.get_attribute("cy")) - float(second.get_attribute("cy"))
+    assert pytest.approx(0.60206 * decade, rel=1e-4) == higher
 
 
 def test_the_table_has_what_there_is_to_win_first(roofline_of: Callable[..., Seen]) -> None:
-    """20 s of the first product.
+    """The table is sorted by potential speed-up, and marks a row that is faster than the roofline.
 
-    Nothing of what is over its roof, which is said; unknown of what was not timed.
+    The first matmul could save 20 s. The second could save nothing, and for the norm it is unknown.
     """
     seen = roofline_of(blocks())
     assert ["blocks.0.fc", "blocks.1", "norm", "norm"] == order(seen)
-    first, second = (seen.page.locator(SHEET).nth(index) for index in (0, 1))
+    first = seen.page.locator(SHEET).nth(0)
+    second = seen.page.locator(SHEET).nth(1)
+    texts = [each.inner_text() for each in first.locator("[role=gridcell]").all()]
     assert [
         "forward",
         "compute",
@@ -117,25 +125,24 @@ def test_the_table_has_what_there_is_to_win_first(roofline_of: Callable[..., See
         "500",
         "1.00 k",
         "20",
-    ] == [each.inner_text() for each in first.locator("[role=gridcell]").all()][1:]
-    assert "above its roofline limit: a count, a time or a peak is wrong" == second.locator(
-        ".mark"
-    ).get_attribute("title")
+    ] == texts[1:]
+    title = second.locator(".mark").get_attribute("title")
+    assert "above its roofline limit: a count, a time or a peak is wrong" == title
     seen.page.get_by_role("button", name="roofline-bound time").click()
-    assert "descending" == seen.page.get_by_role(
-        "columnheader", name="roofline-bound time"
-    ).get_attribute("aria-sort")
+    head = seen.page.get_by_role("columnheader", name="roofline-bound time")
+    assert "descending" == head.get_attribute("aria-sort")
 
 
 def test_a_point_says_its_figures(roofline_of: Callable[..., Seen]) -> None:
-    """Under the pointer, and where its row is chosen with the keyboard; elsewhere the card goes."""
+    """A card shows the figures of the point at the pointer, or of the row chosen by keyboard.
+
+    It disappears when the pointer leaves the point.
+    """
     seen = roofline_of(blocks())
     card = seen.page.locator(".card")
     seen.page.locator(".picture .timed").first.hover()
-    assert all(
-        text in card.inner_text()
-        for text in ("blocks.0.fc", "500 FLOP/s", "1.00 kFLOP/s", "50.0 %", "compute")
-    )
+    for text in ("blocks.0.fc", "500 FLOP/s", "1.00 kFLOP/s", "50.0 %", "compute"):
+        assert text in card.inner_text()
     seen.page.mouse.move(5, 5)
     card.wait_for(state="hidden")
     seen.page.locator("[role=grid]").press("ArrowDown")
@@ -145,9 +152,9 @@ def test_a_point_says_its_figures(roofline_of: Callable[..., Seen]) -> None:
 
 @pytest.mark.parametrize("way", ["point", "row", "key"])
 def test_a_point_leads_to_its_module(way: str, roofline_of: Callable[..., Seen]) -> None:
-    """A click on it chooses its row.
+    """A point, its row and the Enter key all lead to the module, whose parents are open then.
 
-    From there by the name, or by Enter: the module is chosen, and what is above it is open.
+    A click on the point first chooses its row.
     """
     seen = roofline_of(blocks())
     if way == "point":
@@ -163,7 +170,7 @@ def test_a_point_leads_to_its_module(way: str, roofline_of: Callable[..., Seen])
 
 
 def test_phases_can_be_left_out(roofline_of: Callable[..., Seen]) -> None:
-    """From the chart and from the table; the address keeps it."""
+    """A button removes a phase from the chart and the table; the address keeps the choice."""
     seen = roofline_of(blocks())
     seen.page.get_by_role("button", name="backward", exact=True).click()
     seen.page.reload()
@@ -176,15 +183,15 @@ def test_phases_can_be_left_out(roofline_of: Callable[..., Seen]) -> None:
 
 
 def test_operators_and_what_repeats_are_points_too(roofline_of: Callable[..., Seen]) -> None:
-    """Four operators by phase, none of which has a time.
+    """Points can be operators by phase, and repeated modules share a point.
 
-    Of 10 layers in each block one point by phase.
+    Three of the four operators have FLOPs, but none has a time. The layers of all blocks are one
+    point per phase.
     """
     seen = roofline_of(blocks())
     seen.page.get_by_label("points", exact=True).select_option("operators")
-    assert (0, 3) == tuple(
-        seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug")
-    )
+    assert 0 == drawn(seen, ".timed")
+    assert 3 == drawn(seen, ".rug")
     assert (
         "3 points without a time are marks on the axis"
         in seen.page.locator(".side-by-side").inner_text()
@@ -195,41 +202,38 @@ def test_operators_and_what_repeats_are_points_too(roofline_of: Callable[..., Se
 
 
 def test_without_a_chip_there_are_points_and_a_reason(roofline_of: Callable[..., Seen]) -> None:
-    """What was achieved is drawn, with no roof.
+    """Without a known peak, points are drawn without a roofline, and the page says why.
 
-    Without a time there is no chart, and still the table.
+    Without times there is no chart, but the table remains.
     """
     seen = roofline_of(blocks(hardware=None, device_name="abacus"))
     assert "the peak of abacus is not known" in seen.page.locator(".caveat").inner_text()
-    assert (2, 0) == tuple(
-        seen.page.locator(f".picture {kind}").count() for kind in ("circle", ".roof")
-    )
+    assert 2 == drawn(seen, "circle")
+    assert 0 == drawn(seen, ".roof")
     seen = roofline_of(untimed(blocks(hardware=None)))
-    assert 0 == seen.page.locator(".picture circle").count()
+    assert 0 == drawn(seen, "circle")
     assert 4 == len(order(seen))
 
 
 def test_a_roof_that_nothing_is_judged_by_is_dashed(roofline_of: Callable[..., Seen]) -> None:
-    """That of the datasheet, beside what was measured."""
+    """The roofline of the datasheet is drawn dashed if the chip's peaks were measured."""
     seen = roofline_of(blocks(device_name="NVIDIA H200"))
-    assert (2, 1) == tuple(
-        seen.page.locator(f".picture {kind}").count() for kind in (".roof", ".roof.other")
-    )
+    assert 2 == drawn(seen, ".roof")
+    assert 1 == drawn(seen, ".roof.other")
     assert "not used as the limit" in seen.page.locator(".roofs li").last.inner_text()
 
 
 def test_where_nothing_was_counted_there_is_no_such_tab(page_of: Callable[..., Seen]) -> None:
-    """No empty chart."""
+    """Without counted operators there is no Roofline tab."""
     seen = page_of(profile({"": {}}, []))
     assert 0 == seen.page.get_by_role("tab", name="Roofline", exact=True).count()
 
 
 def test_names_in_the_chart_are_text(roofline_of: Callable[..., Seen]) -> None:
-    """Of modules, of the chip and of where its figures are from: nothing of it runs."""
+    """Names of modules, of the chip and of the source of its peaks are shown as text."""
     given = hostile_profile()
-    seen = roofline_of(
-        replace(given, run=run(hardware=Hardware(IMAGE, {"fp32": 1.0}, 1.0, None, SCRIPT)))
-    )
+    chip = Hardware(IMAGE, {"fp32": 1.0}, 1.0, None, SCRIPT)
+    seen = roofline_of(replace(given, run=run(hardware=chip)))
     assert {IMAGE, SCRIPT, "__proto__", "(model)"} == set(order(seen))
     assert IMAGE in seen.page.locator(".roofs").inner_text()
     seen.page.locator("[role=grid]").press("ArrowDown")
@@ -240,7 +244,10 @@ def test_names_in_the_chart_are_text(roofline_of: Callable[..., Seen]) -> None:
 def test_of_many_modules_those_with_the_most_time_are_drawn(
     roofline_of: Callable[..., Seen],
 ) -> None:
-    """2,000 points of 600 modules in 4 phases; and rows as many as fit the screen."""
+    """The chart has the 2,000 points with the most time, and the table has only rows on the screen.
+
+    Here 600 modules with 4 phases have 2,400 points.
+    """
     seen = roofline_of(replace(profile_of(600), run=run(hardware=CHIP)))
     seen.page.get_by_label("points", exact=True).select_option("modules")
     assert (
@@ -252,9 +259,9 @@ def test_of_many_modules_those_with_the_most_time_are_drawn(
 
 
 def test_a_traced_operator_is_a_point_of_its_own_height(roofline_of: Callable[..., Seen]) -> None:
-    """Both products are one operator of 40 s in the trace.
+    """An operator with a traced time is a point, and an operator without one is a mark on the axis.
 
-    One timed point, and marks for what was not traced.
+    Both matmuls are the operator `mm`, which takes 40 s in the trace.
     """
     mm = TracedOperator(
         name="mm",
@@ -266,53 +273,53 @@ def test_a_traced_operator_is_a_point_of_its_own_height(roofline_of: Callable[..
     )
     seen = roofline_of(replace(blocks(), trace=Trace(files={}, batches=1, operators=(mm,))))
     seen.page.get_by_label("points", exact=True).select_option("operators")
-    assert (1, 1) == tuple(
-        seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug")
-    )
+    assert 1 == drawn(seen, ".timed")
+    assert 1 == drawn(seen, ".rug")
     assert "40.0 s" in seen.page.locator(SHEET).filter(has_text="mm float32").inner_text()
 
 
 def test_a_drag_zooms_and_the_table_follows(roofline_of: Callable[..., Seen]) -> None:
-    """Around the slower product.
+    """A drag zooms to a part of the chart, and the table shows only the points there.
 
-    It alone is left in the chart and the table, until the zoom is reset; the address keeps it.
+    The address keeps the zoom until it is reset.
     """
     seen = roofline_of(blocks())
     box = seen.page.locator(".picture .timed").first.bounding_box()
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    x = box["x"] + box["width"] / 2
+    y = box["y"] + box["height"] / 2
     seen.page.mouse.move(x - 50, y - 20)
     seen.page.mouse.down()
     seen.page.mouse.move(x + 50, y + 20)
     seen.page.mouse.up()
     seen.page.get_by_role("button", name="reset zoom").wait_for()
     assert ["blocks.0.fc"] == order(seen)
-    labels = [
-        each.removesuffix("FLOP/s").strip()
-        for each in seen.page.locator(".picture .tick").all_text_contents()
-    ]
+    labels = seen.page.locator(".picture .tick").all_text_contents()
     assert 6 <= len(labels)
-    assert all(float(each.split()[0]) > 0 for each in labels)
+    for label in labels:
+        number = label.removesuffix("FLOP/s").split()[0]
+        assert float(number) > 0
     seen.page.reload()
     seen.page.get_by_role("button", name="reset zoom").click()
     assert 4 == len(order(seen))
 
 
 def test_what_fusion_saves_is_in_the_table_and_said(roofline_of: Callable[..., Seen]) -> None:
-    """The product's 960 bytes either way, GELU's 512 in 256.
+    """The table has the bytes that compiled code moves; a sentence says what fusion saves.
 
-    Of what is not compiled the bytes as dispatched alone.
+    The matmul moves 960 bytes in both cases. GELU moves 256 instead of 512 bytes. Modules that are
+    not compiled have no such bytes.
     """
     seen = roofline_of(compiled_profile())
     assert "fusion saves 20.0 %" in seen.page.locator(".roofline .fusion").inner_text()
-    rows = [each.inner_text().split("\n") for each in seen.page.locator(SHEET).all()]
-    ends = {(row[0], row[1] if row[1] != "self" else row[2]): row[-2:] for row in rows}
-    assert (["960 B", "960 B"], ["512 B", "256 B"]) == (
-        ends["encoder.0", "forward"],
-        ends["encoder.1", "forward"],
-    )
-    assert "–" == ends["head", "forward"][1]
+    # The last two columns are the bytes moved as dispatched and as compiled.
+    bytes_moved = {}
+    for row in seen.page.locator(SHEET).all():
+        texts = row.inner_text().split("\n")
+        phase = texts[2] if texts[1] == "self" else texts[1]
+        bytes_moved[texts[0], phase] = texts[-2:]
+    assert ["960 B", "960 B"] == bytes_moved["encoder.0", "forward"]
+    assert ["512 B", "256 B"] == bytes_moved["encoder.1", "forward"]
+    assert "–" == bytes_moved["head", "forward"][1]
     seen = roofline_of(blocks())
-    assert (0, 0) == (
-        seen.page.locator(".fusion").count(),
-        seen.page.get_by_role("columnheader", name="fused bytes moved").count(),
-    )
+    assert 0 == seen.page.locator(".fusion").count()
+    assert 0 == seen.page.get_by_role("columnheader", name="fused bytes moved").count()

@@ -9,6 +9,7 @@ from lflops.findings.rule import Candidate, Facts, ModuleRule, StepRule, Thresho
 from lflops.hardware.chips import vendor_of
 from lflops.hardware.peaks import peak_of
 from lflops.profile.module_names import ancestry
+from lflops.profile.series import grouped
 
 FASTER_DTYPES = {"float32": "tf32", "tf32": "bfloat16"}
 """For each dtype, the next faster dtype of NVIDIA's tensor cores."""
@@ -31,7 +32,7 @@ class WideDtype(ModuleRule):
         "The matmuls of {where} run in {dtype}, while {others} use {usual_dtype}: this costs "
         "{cost}."
     )
-    fix = "Cast the parameters and inputs of {where} to {usual_dtype}"
+    fix = "Cast the parameters, buffers and inputs of {where} to {usual_dtype}"
     right = (15, 15)
 
     sentence_of_single_module = (
@@ -68,13 +69,15 @@ class WideDtype(ModuleRule):
         if usual_dtype is None or usual_dtype == "float64":
             return
         repeats = {repeat.module for repeat in step.unlike_repeats}
+        seconds_of: dict[str, float] = {}
         for name in modules_multiplying_in(step.profile, "float64"):
             seconds = total_seconds(step.profile.modules[name], own=True)
-            if seconds is None or not repeats.isdisjoint(ancestry(name)):
-                continue
+            if seconds is not None and repeats.isdisjoint(ancestry(name)):
+                seconds_of[name] = seconds
+        for module, names in _by_pattern(seconds_of, step).items():
             facts: Facts = {"dtype": "float64", "usual_dtype": _public_name(usual_dtype)}
-            saved = seconds * FLOAT32_HALVES_FLOAT64
-            yield Candidate(rule=self, seconds=saved, module=name, facts=facts)
+            saved = sum(seconds_of[name] for name in names) * FLOAT32_HALVES_FLOAT64
+            yield Candidate(rule=self, seconds=saved, module=module, facts=facts)
 
     def _model(self, step: StepEvidence) -> Iterator[Candidate]:
         seconds = total_seconds(step.root)
@@ -90,6 +93,20 @@ class WideDtype(ModuleRule):
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
         is_model = "others" not in candidate.facts and not candidate.module
         return self.fix_of_model if is_model else self.fix
+
+
+def _by_pattern(names: Iterable[str], step: StepEvidence) -> dict[str, list[str]]:
+    """Group modules that are all modules of a pattern, such as `blocks.*.attn`, by the pattern.
+
+    The key of any other module is its own name.
+    """
+    groups: dict[str, list[str]] = {}
+    for pattern, members in grouped(names, lambda name: step.patterns.get(name, name)).items():
+        if len(members) == len(step.modules_at(pattern)):
+            groups[pattern] = members
+        else:
+            groups |= {name: [name] for name in members}
+    return groups
 
 
 def _public_name(dtype: str) -> str:

@@ -44,7 +44,10 @@ class ComputingThread(StepRule):
         "Another thread of this process computes while the training thread waits: this costs "
         "{cost}."
     )
-    fix = "Move the work of that thread into another process: Python runs only one thread at a time"
+    fix = (
+        "Find the thread, for example with py-spy: log less if it writes TensorBoard's events, and "
+        "move your own work into another process, because Python runs only one thread at a time"
+    )
     right = (7, 7)
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:

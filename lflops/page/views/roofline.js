@@ -215,7 +215,7 @@ function remarks(nowhere, untimed, leftOut) {
   const parts = [
     leftOut ? `${exact(leftOut)} more points with less time are left out` : "",
     untimed ? `${exact(untimed)} points without a time are marks on the axis` : "",
-    nowhere ? `${exact(nowhere)} points without FLOPs are not in the chart` : "",
+    nowhere ? `${nowhere === 1 ? "1 point without FLOPs is" : `${exact(nowhere)} points without FLOPs are`} not in the chart` : "",
     "drag across the chart to zoom",
   ].filter(Boolean);
   return `${parts.join("; ")}.`;

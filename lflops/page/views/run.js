@@ -88,8 +88,10 @@ function doNext({ cards, nothing }, context) {
     more.hidden = number >= cards.length;
   }
   fill(context?.state.all ? cards.length : FIRST_CARDS);
+  const isAnyIssue = cards.some((card) => card.is_issue);
+  const meaning = isAnyIssue ? " – time that each saves at most, in a step" : " – no known issue; each could save at most this time in a step";
   return element(
-    "div", { class: "do-next" }, element("h2", {}, "Do next", cards.length ? element("span", { class: "quiet" }, ` – time that each saves at most, in a step${cards.some((card) => card.is_issue) ? "" : "; none is an issue"}`) : null),
+    "div", { class: "do-next" }, element("h2", {}, cards.length && !isAnyIssue ? "Where time goes" : "Do next", cards.length ? element("span", { class: "quiet" }, meaning) : null),
     ...(nothing ? [element("p", {}, nothing)] : [list, more]),
   );
 }
