@@ -28,10 +28,13 @@ from tests.conformance import CASES
 from tests.conformance.case import Case
 
 Found = dict[str, int | str]
-"""MACs by what they are of, and under `error` the name of what went wrong."""
+"""MACs by phase. The key `error` contains the name of an exception instead."""
 
 TOLD = "an operator with a formula of its own"
-"""The case that lflops is told the answer of, and the others are not."""
+"""Name of a case that is left out.
+
+Its operator has a custom formula, which lflops receives and the other tools cannot receive.
+"""
 
 NEAR = 0.01
 RIGHT, WITHIN, POINTWISE, WRONG, NONE = KINDS = (
@@ -62,24 +65,30 @@ that is about just that. Every tool meets every case in a fresh process, so that
 
 
 class Verdict(NamedTuple):
-    """What an answer is worth: one of `KINDS`, and what the table says."""
+    """The verdict on an answer: one of `KINDS`, and the text in the table."""
 
     kind: str
     text: str
 
 
 Verdicts = Mapping[tuple[str, str], Verdict]
-"""By tool and case."""
+"""Verdicts by tool and case."""
 
 
 def judge_forward(found: Found, case: Case, room: int) -> Verdict:
-    """Compare forward with the pencil's; `room` is the pointwise work, which some count as MACs."""
+    """Compare the MACs of forward with those computed by hand.
+
+    `room` is the pointwise work of the case, which some tools count as MACs.
+    """
     return judge(found, "forward", [case.forward], room)
 
 
 def judge_backward(found: Found, case: Case) -> Verdict:
-    """Compare backward with the pencil's, and recomputation too where a tool tells it apart."""
-    assert case.backward is not None  # noqa: S101 - only such cases are asked for
+    """Compare the MACs of backward with those computed by hand.
+
+    If a tool reports recomputation separately, it is compared, too, and the worse verdict counts.
+    """
+    assert case.backward is not None  # noqa: S101 - only cases with backward are judged
     if "recompute" not in found:
         return judge(found, "backward", [case.backward, case.backward + case.recompute])
     both = judge(found, "backward", [case.backward]), judge(found, "recompute", [case.recompute])
@@ -87,7 +96,7 @@ def judge_backward(found: Found, case: Case) -> Verdict:
 
 
 def judge(found: Found, what: str, truths: Sequence[int], room: int = 0) -> Verdict:
-    """The verdict on one answer, by the truth that it comes closest to."""
+    """Compare an answer with the closest of several correct values."""
     if what not in found:
         return Verdict(NONE, str(found.get("error", NONE)))
     answer = int(found[what])
@@ -105,7 +114,7 @@ def judge(found: Found, what: str, truths: Sequence[int], room: int = 0) -> Verd
 
 
 def error_of(answer: int, truth: int) -> str:
-    """In per cent where that is possible."""
+    """Return the error as text, in percent if the correct value is not 0."""
     if not truth:
         return f"{answer:,} for 0"
     percent = 100 * (answer / truth - 1)
@@ -113,7 +122,7 @@ def error_of(answer: int, truth: int) -> str:
 
 
 def answer(pipe: Connection, tool: Tool, case: Case) -> None:
-    """Ask one tool about one case, in a process that then ends."""
+    """Run one tool on one case. The process ends afterwards."""
     torch.set_num_threads(1)
     with quiet(), case.setting(), torch.set_grad_enabled(case.grad):
         try:
@@ -125,7 +134,10 @@ def answer(pipe: Connection, tool: Tool, case: Case) -> None:
 
 
 def ask(jobs: Sequence[tuple[Tool, Case]], seconds: float) -> Iterator[tuple[Tool, Case, Found]]:
-    """Every job in a fork of its own, as many at a time as there are cores, each ended after so many seconds."""
+    """Run each job in its own forked process, and yield the results.
+
+    As many processes run at a time as there are cores. A process is killed after `seconds`.
+    """
     fork = multiprocessing.get_context("fork")
     waiting = list(reversed(jobs))
     running: dict[
@@ -157,13 +169,13 @@ def ask(jobs: Sequence[tuple[Tool, Case]], seconds: float) -> Iterator[tuple[Too
 
 
 def named(tool: Tool) -> str:
-    """The tool with its version; torch's stands above the table."""
+    """Return the name of a tool with its version. torch's version stands above the table."""
     package = tool.module.partition(".")[0]
     return tool.name if package == "torch" else f"{tool.name} {importlib.metadata.version(package)}"
 
 
 def rows(head: Sequence[object], body: Sequence[Sequence[object]]) -> list[str]:
-    """A Markdown table, numbers to the right."""
+    """Return a Markdown table, in which columns of numbers are right-aligned."""
     sides = [
         "--:" if all(isinstance(row[place], int) for row in body) else "---"
         for place in range(len(head))
@@ -172,7 +184,7 @@ def rows(head: Sequence[object], body: Sequence[Sequence[object]]) -> list[str]:
 
 
 def summary(verdicts: Verdicts, tools: Sequence[Tool], kinds: Sequence[str]) -> list[str]:
-    """How often each tool was right."""
+    """Return a table of how often each tool got each verdict."""
     tallies = [
         Counter(verdict.kind for (name, _), verdict in verdicts.items() if name == tool.name)
         for tool in tools
@@ -187,7 +199,10 @@ def summary(verdicts: Verdicts, tools: Sequence[Tool], kinds: Sequence[str]) -> 
 
 
 def by_family(verdicts: Verdicts, cases: Sequence[Case]) -> list[str]:
-    """How many forwards of each kind of case each tool got right, by whatever convention."""
+    """Return a table of how many forwards each tool counts correctly, by family of cases.
+
+    Answers that follow another convention are correct here.
+    """
     table = []
     for family in dict.fromkeys(case.family for case in cases):
         members = [case.name for case in cases if case.family == family]
@@ -202,7 +217,7 @@ def by_family(verdicts: Verdicts, cases: Sequence[Case]) -> list[str]:
 def by_case(
     what: str, verdicts: Verdicts, tools: Sequence[Tool], cases: Sequence[Case]
 ) -> list[str]:
-    """Every answer, folded."""
+    """Return a table of all answers, inside a collapsed section."""
     table = []
     for case in cases:
         truth = case.forward if what == "forward" else case.backward
@@ -227,7 +242,7 @@ def by_case(
 
 
 def main() -> None:
-    """Ask, judge, and write the tables."""
+    """Run all tools on all cases, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--only",

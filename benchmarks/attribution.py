@@ -30,7 +30,7 @@ ROUNDS, REPEATS = 15, 3
 
 
 class Block(nn.Module):
-    """Three projections of one input, a gate computed early and used late, a residual sum in place."""
+    """Three projections of one input, an early gate, and an in-place residual sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,10 @@ class Block(nn.Module):
 
 
 class Large(nn.Module):
-    """A stem whose input needs no gradient, two blocks, a frozen layer between them, a head."""
+    """A stem, two blocks with a frozen layer between them, and a head.
+
+    The input of the stem needs no gradient.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +63,7 @@ class Large(nn.Module):
 
 
 class Tiny(nn.Module):
-    """A large module, then 150 tiny ones that take half as long together."""
+    """A large module, then 150 tiny modules that together take half as long."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +76,7 @@ class Tiny(nn.Module):
 
 
 class Stamp(torch.autograd.Function):
-    """Nothing but a moment: when backward comes by."""
+    """An operator that does nothing in forward, and records the time in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, times: list[float]) -> Tensor:
@@ -87,7 +90,10 @@ class Stamp(torch.autograd.Function):
 
 
 def watched_alone(model: nn.Module, name: str, x: Tensor) -> tuple[float, float]:
-    """Median seconds of forward and backward of one module where it stands, the only one that is watched, and not by lflops."""
+    """Return the median seconds of forward and backward of one module inside the model.
+
+    Only this module is timed, by two clock readings, without lflops.
+    """
     module = model.get_submodule(name)
     plain = module.forward
     forward: list[float] = []
@@ -107,18 +113,18 @@ def watched_alone(model: nn.Module, name: str, x: Tensor) -> tuple[float, float]
         module.forward = marked
         out = model(x)
         torch.autograd.backward(out, torch.ones_like(out))
-        ended.append(
-            time.perf_counter()
-        )  # of a module whose input needs no gradient: nothing comes behind it
+        # If the input of the module needs no gradient, backward ends with the module.
+        ended.append(time.perf_counter())
         del module.forward
         backward.append(ended[0] - begun[0])
     return statistics.median(forward[2:]), statistics.median(backward[2:])
 
 
 def compared(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, list[float]]:
-    """Forward and backward of each module.
+    """Return the seconds of forward and backward of each module.
 
-    `measure`'s, and watched alone; medians over rounds in which both take turns.
+    The first two values are from `measure`, the last two from `watched_alone`. All are medians over
+    rounds that alternate between the two.
     """
     found: dict[str, list[list[float]]] = {name: [] for name in names}
     for _ in range(ROUNDS):
@@ -135,7 +141,7 @@ def compared(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, list[fl
 
 
 class Fitted(LightningModule):
-    """A model in a Trainer."""
+    """A LightningModule that trains a model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -149,7 +155,7 @@ class Fitted(LightningModule):
 
 
 class Alone(Callback):
-    """Watches one module of a fit, as `watched_alone` does."""
+    """A callback that times one module of a fit, as `watched_alone` does."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -176,13 +182,13 @@ class Alone(Callback):
         del self.module.forward
 
     def medians(self) -> tuple[float, float]:
-        """Seconds of forward and backward, without the first steps."""
+        """Return the median seconds of forward and backward, without the first steps."""
         backward = [end - begin for begin, end in zip(self.begun, self.ended, strict=True)]
         return statistics.median(self.forward[3:]), statistics.median(backward[3:])
 
 
 def fit(model: nn.Module, x: Tensor, callback: Callback, steps: int) -> None:
-    """Train so many steps on the same batch."""
+    """Train for some steps on the same batch."""
     trainer = Trainer(
         max_steps=steps,
         callbacks=[callback],
@@ -198,7 +204,10 @@ def fit(model: nn.Module, x: Tensor, callback: Callback, steps: int) -> None:
 def compared_in_trainer(
     model: nn.Module, x: Tensor, names: list[str], *, trace: bool
 ) -> dict[str, list[float]]:
-    """As `compared`, of `FlopsMonitor` and a fit in which the module alone is watched."""
+    """Return the values of `compared` for `FlopsMonitor` in a Trainer.
+
+    The reference is another fit in which only the one module is timed.
+    """
     found: dict[str, list[list[float]]] = {name: [] for name in names}
     for _ in range(ROUNDS // 2):
         with tempfile.TemporaryDirectory() as directory:
@@ -221,7 +230,7 @@ def compared_in_trainer(
 
 
 def table(title: str, cases: list[tuple[nn.Module, dict[str, list[float]]]]) -> list[str]:
-    """A line for each module and phase, and how far the worst is off."""
+    """Return a table with a row for each module and phase, and the largest error."""
     lines = [f"| module | phase | {title} | watched alone | off by |", "|---|---|--:|--:|--:|"]
     worst = 0.0
     for model, found in cases:

@@ -14,7 +14,7 @@ from lflops.hardware.chips import Hardware
 
 
 def figures(hardware: Hardware) -> dict[str, tuple[float | None, str]]:
-    """Every figure that was measured, with its unit."""
+    """Return all measured figures with their units."""
     peaks: dict[str, tuple[float | None, str]] = {
         dtype: (peak, "FLOP/s") for dtype, peak in hardware.peak_flops_per_second.items()
     }

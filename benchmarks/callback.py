@@ -38,28 +38,28 @@ NEVER = 10**9
 
 
 class Masked(LightningModule):
-    """A BERT that learns what it is given."""
+    """A BERT model that is trained to predict its inputs."""
 
     def __init__(self, config: BertConfig) -> None:
-        """Build it."""
+        """Build the model."""
         super().__init__()
         self.bert = BertForMaskedLM(config)
 
     def training_step(self, batch: Tensor, _: int) -> Tensor:
-        """Give the loss."""
+        """Return the loss."""
         loss: Tensor = self.bert(input_ids=batch, labels=batch).loss
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Train by AdamW."""
+        """Create AdamW."""
         return torch.optim.AdamW(self.parameters())
 
 
 class Stopwatch(Callback):
-    """When each batch was over."""
+    """A callback that records the end of each batch."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Create an empty list of times."""
         self.times: list[float] = []
 
     def on_train_batch_end(self, *_: Any) -> None:
@@ -67,19 +67,19 @@ class Stopwatch(Callback):
         self.times.append(time.perf_counter())
 
     def steps(self) -> list[float]:
-        """Seconds from one batch's end to the next one's."""
+        """Return the seconds between the ends of consecutive batches."""
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
 
 class DeepSpeeds(Callback):
-    """DeepSpeed's profiler around one batch."""
+    """A callback that runs DeepSpeed's profiler for one batch."""
 
     def __init__(self, batch: int) -> None:
-        """Say which."""
+        """Choose the batch."""
         self.batch = batch
 
     def on_train_batch_start(self, *given: Any) -> None:
-        """Begin."""
+        """Start the profiler."""
         _, pl_module, _, batch_idx = given
         if batch_idx == self.batch:
             from deepspeed.profiling.flops_profiler import FlopsProfiler
@@ -88,7 +88,7 @@ class DeepSpeeds(Callback):
             self.profiler.start_profile()
 
     def on_train_batch_end(self, *given: Any) -> None:
-        """End."""
+        """Stop the profiler."""
         batch_idx = given[-1]
         if batch_idx == self.batch:
             self.profiler.stop_profile()
@@ -103,7 +103,7 @@ def fit(
     steps: int,
     profiler: Any = None,
 ) -> list[float]:
-    """Train so many steps, and say how long each took, from the second on."""
+    """Train for some steps, and return the seconds of each step except the first."""
     torch.manual_seed(0)
     watch = Stopwatch()
     batches = [torch.randint(config.vocab_size, shape) for _ in range(8)]
@@ -122,7 +122,8 @@ def fit(
             enable_checkpointing=False,
         )
         module = Masked(config)
-        module.flops_per_batch = 1  # what ThroughputMonitor is told
+        # ThroughputMonitor reads this attribute.
+        module.flops_per_batch = 1
         trainer.fit(module, data)
     return watch.steps()
 
@@ -130,12 +131,15 @@ def fit(
 def compare(
     config: BertConfig, shape: tuple[int, int], steps: int, rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds of all steps, by the way to watch.
+    """Measure all ways to watch a training run.
 
-    And of single steps that are slower, by what they are.
+    Returns:
+        The seconds of all steps, by the way to watch; and the seconds of single, slower steps,
+        by the kind of the step.
     """
     begun = Schedule(wait=2, warmup=1, active=1)
-    behind = 14  # by then the window has been told of
+    # By this step, the report of the window is finished.
+    behind = 14
     ways: dict[str, tuple[Callable[[], Callback | None], int]] = {
         "nothing": (lambda: None, behind),
         "FlopsMonitor, clean steps": (lambda: FlopsMonitor(Schedule(wait=NEVER)), behind),
@@ -152,7 +156,7 @@ def compare(
         "FlopsMonitor, the end of a window": [],
     }
     with contextlib.suppress(ImportError):
-        import deepspeed.profiling.flops_profiler  # noqa: F401 - only whether it is there
+        import deepspeed.profiling.flops_profiler  # noqa: F401 - only checks that it is installed
 
         single["DeepSpeed's profiler, the profiled step"] = []
     for _ in range(rounds):
@@ -162,11 +166,10 @@ def compare(
             (single if name.startswith("the end") else found).setdefault(name, []).extend(seconds)
         taken = fit(config, shape, FlopsMonitor(begun, trace=False), 2 * behind)
         usual = median(taken[behind:])
-        single["FlopsMonitor, the counted step"].append(
-            taken[1]
-        )  # the first is that of the second batch
-        # The watch is read behind the monitor: what it does at the end of the seventh batch is in
-        # the step of that batch.
+        # The first value is the second step, because `fit` leaves out the first step.
+        single["FlopsMonitor, the counted step"].append(taken[1])
+        # The stopwatch runs after the monitor, so the step of the seventh batch includes the
+        # monitor's work at the end of that batch.
         single["FlopsMonitor, the end of a window"].append(max(taken[3:behind]) - usual)
         if "DeepSpeed's profiler, the profiled step" in single:
             single["DeepSpeed's profiler, the profiled step"].append(
@@ -176,12 +179,15 @@ def compare(
 
 
 def active(config: BertConfig, shape: tuple[int, int], steps: int) -> dict[str, list[float]]:
-    """Seconds of each of so many active steps, by what they are active in.
+    """Measure active steps, in which a tool records.
 
-    And of the last, behind which a trace is written.
+    Returns:
+        The seconds of each step, by the tool. For tools that trace, also the extra seconds of
+        the end, at which the trace is written.
     """
     whole = Schedule(wait=2, warmup=1, active=steps)
-    first = 2  # the watch begins with the second batch
+    # `fit` leaves out the first step.
+    first = 2
     with tempfile.TemporaryDirectory() as directory:
         own = torch.profiler.schedule(wait=2, warmup=1, active=steps, repeat=1)
         lightnings = PyTorchProfiler(

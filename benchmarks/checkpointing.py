@@ -31,19 +31,22 @@ BUDGETS = 8
 
 
 class Block(nn.Module):
-    """A perceptron and a residual."""
+    """An MLP with a residual connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(HIDDEN, width), nn.Linear(width, HIDDEN)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add what the perceptron makes."""
+        """Add the output of the MLP to the input."""
         return x + self.down(torch.relu(self.up(x)))
 
 
 def every_choice(blocks: int) -> Iterator[str]:
-    """A whole estimate for each choice of blocks, and the search's choice for several budgets."""
+    """Compare the search with estimates of every choice, for several memory budgets.
+
+    Yields the lines of a table.
+    """
     model = nn.Sequential(*(Block(width) for width in WIDTHS[:blocks]))
     subject = Subject(model, (torch.zeros(ROWS, HIDDEN),), {}, lambda out: out.square().mean())
     estimator = Estimator(caller="benchmark", backward=True)
@@ -80,7 +83,7 @@ def every_choice(blocks: int) -> Iterator[str]:
 
 
 def llama() -> Iterator[str]:
-    """Llama 3.1 405B: the plan, and the time that it takes."""
+    """Measure the search for Llama 3.1 405B. Yields the plan, and the time that it takes."""
     config = LlamaConfig(
         hidden_size=16384,
         intermediate_size=53248,

@@ -55,19 +55,19 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Two products, and what is between."""
+        """Apply a norm, two linear layers with a GELU between them, and the residual."""
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
 class Blocks(nn.Module):
-    """Blocks one after the other, with graph breaks where they are asked for."""
+    """A sequence of blocks, optionally with a graph break after each block."""
 
     def __init__(self, *inner: int, breaks: bool = False) -> None:
         super().__init__()
         self.blocks, self.breaks = nn.ModuleList(map(Block, inner)), breaks
 
     def forward(self, x: Tensor) -> Tensor:
-        """A loss."""
+        """Return a loss."""
         for block in self.blocks:
             x = block(x)
             if self.breaks:
@@ -78,7 +78,7 @@ class Blocks(nn.Module):
 class Experts(nn.Module):
     """A mixture of four experts.
 
-    Each takes the quarter of the tokens that the gate gives it the highest weights for.
+    Each expert processes the quarter of the tokens for which the gate gives it the highest weights.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Experts(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """A loss."""
+        """Return a loss."""
         weights, chosen = self.gate(x).softmax(-1).topk(len(x) // 4, dim=0)
         out = x
         for number, expert in enumerate(self.experts):
@@ -99,23 +99,22 @@ class Experts(nn.Module):
 
 
 def language(model: nn.Module) -> tuple[nn.Module, Callable[[Any], Tensor]]:
-    """A language model and its step."""
+    """Return a language model and the function that computes its loss."""
     ids = torch.randint(1000, (2, 64))
     return model, lambda compiled: compiled(input_ids=ids, labels=ids).loss
 
 
 def images() -> tuple[nn.Module, Callable[[Any], Tensor]]:
-    """ResNet-50 with one bottleneck in each stage, and its step."""
+    """Return ResNet-50 with one bottleneck per stage, and the function that computes its loss."""
     pixels, labels = torch.randn(2, 3, 96, 96), torch.randint(1000, (2,))
     model = ResNetForImageClassification(ResNetConfig(depths=[1, 1, 1, 1], num_labels=1000))
     return model, lambda compiled: compiled(pixel_values=pixels, labels=labels).loss
 
 
 def rows(model: nn.Module) -> tuple[nn.Module, Callable[[Any], Tensor]]:
-    """A model of rows and its step."""
-    x = torch.randn(
-        512, WIDTH, requires_grad=True
-    )  # as within a model, where every block passes a gradient on
+    """Return a model with rows of features as input, and the function that computes its loss."""
+    # The input requires a gradient, because every block inside a model passes a gradient on.
+    x = torch.randn(512, WIDTH, requires_grad=True)
     return model, lambda compiled: compiled(x)
 
 
@@ -138,18 +137,17 @@ def child(name: str, *, recorded: bool, both: bool) -> dict[str, Any]:
     """Compile one model, and time it.
 
     Args:
-        name: The model.
-        recorded: Whether its graphs are recorded; then it is traced as well.
-        both: Whether a copy without a record is timed in turn with it, which inductor's caches
-            have.
+        name: The name of the model.
+        recorded: Whether its graphs are recorded. In this case, the model is also traced.
+        both: Whether a copy without a record is timed as well, in alternation. Inductor's caches
+            already contain its code.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, loss = CASES[name]()
     copy = deepcopy(model)
-    torch.compile(lambda x: x.sin().sum())(
-        torch.ones(3, requires_grad=True)
-    ).backward()  # loads inductor, and tries the C++ compiler
+    # This loads inductor, and tries the C++ compiler.
+    torch.compile(lambda x: x.sin().sum())(torch.ones(3, requires_grad=True)).backward()
     before = kernel_files()
     tracking = CompileTracking()
     if recorded:
@@ -178,32 +176,38 @@ def child(name: str, *, recorded: bool, both: bool) -> dict[str, Any]:
 
 
 def seeded(loss: Callable[[Any], Tensor], model: Any) -> float:
-    """The loss, with the same dropout in every process."""
+    """Return the loss, with the same dropout in every process."""
     torch.manual_seed(1)
     return loss(model).item()
 
 
 def cpu_seconds_of(loss: Callable[[Any], Tensor], model: Any) -> float:
-    """CPU time of a step."""
+    """Return the CPU time of a step."""
     start = cpu_seconds()
     loss(model).backward()
     return cpu_seconds() - start
 
 
 def kernel_files() -> set[Path]:
-    """The C++ kernels in inductor's folder."""
+    """Return the C++ kernels in inductor's folder."""
     return set(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("*.main.cpp"))
 
 
 def kernels(files: set[Path]) -> tuple[int, str]:
-    """How many different C++ kernels there are, and a hash of their text without the lines that make Kineto show them."""
+    """Return the number of different C++ kernels, and a hash of their text.
+
+    The hash leaves out the lines that make the kernels visible to Kineto.
+    """
     profiled = re.compile(r".*(RAIIAtenRecordFunctionHandle|aoti_runtime/utils\.h).*\n")
     texts = sorted({profiled.sub("", path.read_text()) for path in files})
     return len(texts), hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 def cpu_seconds() -> float:
-    """Of this process and the compilers that it ran: other programs on the machine are in neither."""
+    """Return the CPU time of this process and of the compilers that it ran.
+
+    Other programs on the machine do not affect it.
+    """
     compilers = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + compilers.ru_utime + compilers.ru_stime
 
@@ -211,7 +215,7 @@ def cpu_seconds() -> float:
 def looked_into(
     model: nn.Module, step: Callable[[], object], steps: int = TRACED
 ) -> dict[str, Any]:
-    """What traced steps say of the compiled code."""
+    """Trace some steps, and return what the trace contains about compiled code."""
     times = traced(model, step, steps)
     code = times.code
     parts = sum(kernel.host_seconds for kernel in code.kernels) + code.unassigned_seconds
@@ -224,7 +228,7 @@ def looked_into(
 
 
 def traced(model: nn.Module, step: Callable[[], object], steps: int) -> CompiledTimes:
-    """Trace so many steps."""
+    """Trace some steps."""
     tracer = Tracer(ModuleTree({"": model}), inside_compiled=True)
     tracer.begin()
     for number in range(steps):
@@ -238,13 +242,14 @@ def traced(model: nn.Module, step: Callable[[], object], steps: int) -> Compiled
 
 
 def planted() -> dict[str, float]:
-    """The wide block among twelve, and the same block compiled alone.
+    """Compare a wide block among twelve blocks with the same block compiled alone.
 
     Both run in every step of one traced window.
 
     Returns:
-        What it takes among twelve over what it takes alone, step by step: the median and the
-        quartiles; and in how many steps it was the slowest of the twelve.
+        The median and the quartiles of the ratio of both times, step by step; the number of
+        steps in which the wide block is the slowest of the twelve; and its share of the time of
+        the twelve.
     """
     torch.set_num_threads(1)
     tracking = CompileTracking()
@@ -275,7 +280,7 @@ def planted() -> dict[str, float]:
 
 
 def by_block(times: CompiledTimes) -> list[dict[str, float]]:
-    """Seconds of each block in each step, of both passes."""
+    """Return the seconds of each block in each step, forward and backward together."""
     steps: list[dict[str, float]] = []
     for batch in times.host:
         sums: dict[str, float] = {}
@@ -290,7 +295,7 @@ def by_block(times: CompiledTimes) -> list[dict[str, float]]:
 
 
 def measured(name: str, folder: str, *options: str) -> dict[str, Any]:
-    """The same in a process of its own, with inductor's caches in a folder."""
+    """Run `child` or `planted` in a separate process, with inductor's caches in a folder."""
     command = [sys.executable, __file__, "--child", name, *options]
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)  # noqa: S603 - this very file

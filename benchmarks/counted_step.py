@@ -24,15 +24,16 @@ from lflops.flop_counter.count import Counting
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.cpu_allocator import allocated
 
+# Number of steps in a run, the number of the counting step, and the length of a sequence.
 STEPS, COUNTED, LENGTH = (
     7,
     4,
     2048,
-)  # steps of a training, the number of the one that is counted, and the sequence's length
+)
 
 
 class Around(nn.Module):
-    """A function of a layer and of its input."""
+    """A module that applies a function to a layer and the input."""
 
     def __init__(self, function: Callable[[nn.Module, Tensor], Tensor], width: int = 512) -> None:
         super().__init__()
@@ -43,9 +44,10 @@ class Around(nn.Module):
 
 
 def attention() -> nn.Module:
-    """Causal flex attention, compiled: run eagerly it makes the matrix of all scores.
+    """Create a model with causal flex attention, which is compiled.
 
-    On a CPU only the layer behind it trains.
+    Without compilation, flex attention would store the matrix of all scores. On a CPU, flex
+    attention has no backward, so only the layer after it is trained.
     """
     mask = create_block_mask(lambda _b, _h, q, k: q >= k, None, None, LENGTH, LENGTH, device="cpu")
     compiled = torch.compile(flex_attention)
@@ -53,7 +55,7 @@ def attention() -> nn.Module:
 
 
 def loop(layer: nn.Module, x: Tensor) -> Tensor:
-    """Four slices, one after the other."""
+    """Apply the layer to four slices, one after the other, with `scan`."""
     parts = x.unflatten(0, (4, -1))
     return scan(
         lambda carry, part: ((new := torch.tanh(layer(part) + carry)), new.clone()),
@@ -63,7 +65,7 @@ def loop(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def mlp() -> nn.Module:
-    """Two layers, with dropout."""
+    """Create two layers with dropout."""
     return nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Dropout(0.1), nn.Linear(2048, 512))
 
 
@@ -84,9 +86,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 
 
 def train(name: str, counted: int | None) -> tuple[list[int], list[tuple[float, float]]]:
-    """The peak of each step of a training, and its loss with a random number.
+    """Train a model, and return the peak memory of each step, and its loss with a random number.
 
-    `counted` is the number of the step that is counted.
+    `counted` is the number of the step that is counted, or `None`.
     """
     seen: list[tuple[float, float]] = []
     torch.manual_seed(0)
@@ -107,7 +109,7 @@ def train(name: str, counted: int | None) -> tuple[list[int], list[tuple[float, 
 
 
 def main() -> None:
-    """Train each model twice and write the table."""
+    """Train each model twice, and write the table."""
     lines = [
         "| training | neighbours' peak, MiB | counted step's | ratio | losses and random numbers |",
         "|---|--:|--:|--:|---|",

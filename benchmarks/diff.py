@@ -30,12 +30,12 @@ SLOW = "2"
 
 
 class Waiting(nn.Linear):
-    """A layer that waits behind its forward."""
+    """A linear layer that waits after its forward."""
 
     seconds = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Work, then hold the processor."""
+        """Run the layer, then keep the processor busy."""
         out = super().forward(x)
         end = time.perf_counter() + self.seconds
         while time.perf_counter() < end:
@@ -44,7 +44,7 @@ class Waiting(nn.Linear):
 
 
 def self_seconds(profile: Profile) -> dict[str, float]:
-    """Of forward and backward of each module."""
+    """Return the self time of forward and backward of each module."""
     works = {
         name: (module.forward.self_seconds, module.backward.self_seconds)
         for name, module in profile.modules.items()
@@ -53,7 +53,7 @@ def self_seconds(profile: Profile) -> dict[str, float]:
 
 
 def told(found: Diff) -> str:
-    """What is news of modules, as a cell."""
+    """Return the modules that `diff` reports as slower or faster, as a table cell."""
     news = [
         f"`{module.name}` {module.news.beyond - 1:+.1%}"
         for module in (*found.slower, *found.faster)
@@ -64,13 +64,13 @@ def told(found: Diff) -> str:
 
 PAIRS = 20
 BESIDE = [*[(0, 0)] * 3, (0, 2), (2, 0), (2, 2)]
-"""The processes beside each run of a pair."""
+"""Numbers of other processes during the two runs of a pair."""
 
 
 def pairs(ran: Callable[[], Profile]) -> list[str]:
-    """A row for each kind of pair.
+    """Compare equal runs with `lflops diff --max-regress 5%`.
 
-    What the command line says of equal runs, which may take 5 % longer.
+    Returns a table with a row for each kind of pair, and the verdicts of the command.
     """
     found: defaultdict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:

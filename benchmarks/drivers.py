@@ -37,12 +37,12 @@ CLASSES = 16
 
 
 class Size(NamedTuple):
-    """How large a training is.
+    """The size of a training run.
 
     Attributes:
-        width: Of the model.
-        rows: In a batch.
-        steps: In the run.
+        width: Width of the model.
+        rows: Number of rows in a batch.
+        steps: Number of steps in the run.
     """
 
     width: int
@@ -55,16 +55,16 @@ Loop = Callable[[Schedule | None, Size], Profile | None]
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 PHASE_COLUMNS = " | ".join(PHASES)
 CLOCKS: list[Callable[[], float]] = [time.perf_counter]
-"""The clock that is read when a forward pass begins: the last one."""
+"""Clocks. The last of them is read at the beginning of each forward pass."""
 FORWARDS: list[float] = []
 """The readings of the clock in one run."""
 
 
 class Model(LightningModule):
-    """A perceptron of four products, that Lightning and transformers can train as well."""
+    """An MLP with four linear layers, which Lightning and transformers can train."""
 
     def __init__(self, width: int) -> None:
-        """Make the same weights each time."""
+        """Create the model with the same weights each time."""
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(
@@ -73,42 +73,42 @@ class Model(LightningModule):
         )
 
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         FORWARDS.append(CLOCKS[-1]())
         return {"loss": F.cross_entropy(self.layers(x), labels)}
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:  # noqa: ARG002 - Lightning gives it
-        """As Lightning calls it."""
+        """Return the loss, as Lightning expects it."""
         return self(**batch)["loss"]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The same as everywhere."""
+        """Create the same optimizer as in the other loops."""
         return optimizer_of(self)
 
 
 class Rows(Dataset[dict[str, Tensor]]):
-    """Samples at random.
+    """Random samples.
 
     Args:
-        size: How many, and how wide.
+        size: The number of samples and their width.
     """
 
     def __init__(self, size: Size) -> None:
-        """Make them."""
+        """Create all samples."""
         generator = torch.Generator().manual_seed(1)
         self._x = torch.randn(size.steps * size.rows, size.width, generator=generator)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of samples."""
         return len(self._x)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """One of them."""
+        """Return a sample."""
         return {"x": self._x[index], "labels": torch.tensor(index % CLASSES)}
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """AdamW, as transformers would make it."""
+    """Create AdamW, with the arguments that transformers uses."""
     return torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
@@ -118,7 +118,10 @@ def in_lightning(
     others: Sequence[Callback] = (),
     profiler: Profiler | None = None,
 ) -> Profile | None:
-    """With the callback, if there is a schedule, and with other callbacks or a profiler."""
+    """Train in Lightning, with a monitor if there is a schedule.
+
+    Other callbacks and a profiler are optional.
+    """
     callbacks = list(others)
     monitor = None
     if schedule is not None:
@@ -142,7 +145,7 @@ def in_lightning(
 
 
 def in_transformers(schedule: Schedule | None, size: Size) -> Profile | None:
-    """With its callback."""
+    """Train with transformers, with a callback if there is a schedule."""
     callback = (
         None
         if schedule is None
@@ -235,10 +238,10 @@ LOOPS: dict[str, Loop] = {
 
 
 def agreement(rounds: int) -> Iterator[str]:
-    """A line for each loop.
+    """Yield a table row for each loop.
 
-    What the monitor reports of the wide training, as medians over the rounds, compared with the
-    mean of all.
+    It contains the monitor's report of the wide run, as medians over the rounds, and compares it
+    with the mean of all loops.
     """
     found: dict[str, list[Analysis]] = {name: [] for name in LOOPS}
     ratios: dict[str, list[float]] = {name: [] for name in LOOPS}
@@ -284,7 +287,7 @@ def agreement(rounds: int) -> Iterator[str]:
 
 
 def main() -> None:
-    """Measure all of them."""
+    """Measure all loops, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     asked = parser.parse_args()

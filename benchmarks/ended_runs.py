@@ -33,9 +33,12 @@ from lflops.trace.analysis.read_trace import read_trace
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 SECONDS = 4.0
-"""A signal is sent within so many seconds."""
+"""A signal is sent at a random time within this number of seconds."""
 NOT_CONNECTED = "Gloo connectFullMesh failed"
-"""Gloo ends a rank with this error if another rank is not reached in time. It trained nothing."""
+"""Error with which gloo ends a rank if it cannot connect to another rank in time.
+
+Such a rank has not trained at all.
+"""
 PATIENCE = 60.0
 """Seconds after which a run or a background process counts as hanging."""
 
@@ -50,7 +53,7 @@ class Ended(NamedTuple):
 
 
 def train(folder: Path, rank: int, ranks: int, *, is_monitored: bool) -> None:
-    """Train until a signal comes, with windows back to back."""
+    """Train until a signal arrives, with one window after the other."""
     torch.manual_seed(0)
     if ranks > 1:
         distributed.init_process_group(
@@ -86,9 +89,9 @@ def _ignore(_message: str) -> None:
 
 
 def start(folder: Path, rank: int, ranks: int, *, is_monitored: bool) -> int:
-    """Start a rank as a process of its own session, and return its number.
+    """Start a rank as a process with its own session, and return its process ID.
 
-    It is a fork of this process, which has imported torch and run nothing.
+    It is a fork of this process, which has imported torch, but has not run anything.
     """
     child = os.fork()
     if child:
@@ -103,12 +106,12 @@ def start(folder: Path, rank: int, ranks: int, *, is_monitored: bool) -> int:
 
 
 def log_of(folder: Path, rank: int) -> Path:
-    """The file with the output of a rank."""
+    """Return the path of the file with the output of a rank."""
     return folder.with_name(f"{folder.name}.rank{rank}.log")
 
 
 def end_run(chance: random.Random, number: int, top: Path, *, is_monitored: bool) -> Ended:
-    """Start a run, end it by a signal, and look at what it left."""
+    """Start a run, end it with a signal, and check the files that it left."""
     sent = SIGNALS[number % len(SIGNALS)]
     ranks = 1 + number // len(SIGNALS) % 2
     folder = top / f"run{number}"
@@ -123,7 +126,7 @@ def end_run(chance: random.Random, number: int, top: Path, *, is_monitored: bool
 
 
 def wait_for(child: int) -> int | None:
-    """The exit status of a process, negative for a signal, or `None` if it hangs."""
+    """Return the exit status of a process: negative for a signal, `None` if it hangs."""
     latest = time.monotonic() + PATIENCE
     while time.monotonic() < latest:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -136,13 +139,17 @@ def wait_for(child: int) -> int | None:
 
 
 def look_at(folder: Path) -> list[str]:
-    """Files that cannot be read, files that the next run does not remove, and processes."""
+    """Return the problems of a run that has ended.
+
+    These are files that cannot be read, temporary files that the next run does not remove, and
+    processes that remain.
+    """
     latest = time.monotonic() + PATIENCE
     while processes_of(folder):
         if time.monotonic() > latest:
             return [f"a process stays: {processes_of(folder)}"]
         time.sleep(0.05)
-    # As the next run does.
+    # The next run in the folder does the same.
     OutputPaths(folder, folder / "lflops_traces").remove_leftovers()
     problems = []
     for path in folder.rglob("*"):
@@ -154,7 +161,7 @@ def look_at(folder: Path) -> list[str]:
 
 
 def problem_of(path: Path) -> str:
-    """Why a file cannot be read or should not be there, or an empty text."""
+    """Return why a file cannot be read or should not exist, or an empty text."""
     try:
         if path.name.endswith((".profile.json", ".json")) and "trace" not in path.name:
             lflops.load(path)
@@ -165,13 +172,13 @@ def problem_of(path: Path) -> str:
             gzip.decompress(path.read_bytes())
         elif path.name.startswith(".lflops-"):
             return f"left: {path.name}"
-    except Exception as error:  # noqa: BLE001 - this is what is looked for
+    except Exception as error:  # noqa: BLE001 - every error is a problem of the file
         return f"{path.name}: {type(error).__name__}: {error}"
     return ""
 
 
 def processes_of(folder: Path) -> list[str]:
-    """The command lines of processes that name a folder."""
+    """Return the command lines of processes that contain the path of a folder."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
@@ -185,7 +192,7 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def main() -> int:
-    """End runs without lflops first, and then with it."""
+    """End runs without lflops first, and then runs with lflops."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--runs", type=int, default=200)
     arguments.add_argument("--plain", type=int, default=24, help="runs without lflops")

@@ -49,7 +49,7 @@ LAYERS, HIDDEN, HEADS, KEY_HEADS, WIDE, WORDS, LENGTH = 80, 8192, 64, 8, 28672, 
 
 
 def tokens(words: int, samples: int, length: int) -> Callable[[], Batch]:
-    """Makes a batch of a language model, each token its own label."""
+    """Return a function that creates a batch for a language model. Each token is its own label."""
 
     def make() -> Batch:
         ids = torch.randint(words, (samples, length))
@@ -59,7 +59,7 @@ def tokens(words: int, samples: int, length: int) -> Callable[[], Batch]:
 
 
 def images(samples: int) -> Callable[[], Batch]:
-    """Makes a batch of an image classifier."""
+    """Return a function that creates a batch for an image classifier."""
     return lambda: {
         "pixel_values": torch.randn(samples, 3, 224, 224),
         "labels": torch.randint(2, (samples,)),
@@ -67,7 +67,7 @@ def images(samples: int) -> Callable[[], Batch]:
 
 
 def checkpointed_llama() -> nn.Module:
-    """Some 160 million parameters, with checkpointing of every layer."""
+    """Create a Llama of about 160 million parameters that checkpoints every layer."""
     config = LlamaConfig(
         hidden_size=1024,
         intermediate_size=2816,
@@ -106,7 +106,7 @@ OPTIMIZERS = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}
 
 
 def bert() -> Iterator[str]:
-    """The model that the published figures are of."""
+    """Estimate BERT-base, for which others have published figures. Yields the lines of a table."""
     batch = tokens(30522, 32, 128)
     build = lambda: BertForMaskedLM(BertConfig())  # noqa: E731 - what `estimate` takes
     with torch.no_grad():
@@ -136,7 +136,7 @@ def bert() -> Iterator[str]:
 
 
 def memory(profile: Profile) -> Memory:
-    """That of a profile that has some."""
+    """Return the memory of a profile, which must have been counted."""
     if profile.memory is None:
         raise ValueError("memory was not counted")
     return profile.memory
@@ -145,7 +145,7 @@ def memory(profile: Profile) -> Memory:
 def training(
     build: Callable[[], nn.Module], batch: Batch, optimizer: Callable[..., torch.optim.Optimizer]
 ) -> Callable[[], Step]:
-    """Makes a model and its optimizer, and of them a step."""
+    """Return a function that creates a model with its optimizer, and returns its training step."""
 
     def begin() -> Step:
         model = build().train()
@@ -162,12 +162,13 @@ def training(
 
 
 def real() -> Iterator[str]:
-    """Peaks of two real steps beside the estimated ones."""
+    """Compare estimated peaks with the peaks of two real steps. Yields the lines of a table."""
     yield "| training step | optimizer | allocated at most | estimated | off by | estimating took |"
     yield "|---|---|--:|--:|--:|--:|"
     for title, (build, batch) in CASES.items():
         for name, optimizer in OPTIMIZERS.items():
-            inputs = batch()  # before the profiler begins, so that it is in no total
+            # The batch is created before the profiler starts, so the profiler does not count it.
+            inputs = batch()
             held = sum(
                 each.untyped_storage().nbytes()
                 for each in {id(each): each for each in inputs.values()}.values()
@@ -187,9 +188,9 @@ def real() -> Iterator[str]:
 
 
 def on_cuda() -> Iterator[str]:
-    """The same against CUDA's allocator, where there is one.
+    """Compare estimated peaks with CUDA's allocator, if there is a GPU.
 
-    The estimates are made without it, for the chip by its name.
+    The estimates do not use the GPU, only the name of its chip.
     """
     if not torch.cuda.is_available():
         yield "Against `torch.cuda.max_memory_allocated`, each tensor rounded up to 512 bytes: not run on CUDA."
@@ -220,7 +221,7 @@ def on_cuda() -> Iterator[str]:
 
 
 def cast(batch: Batch, dtype: torch.dtype) -> Batch:
-    """Its numbers in a dtype, its tokens as they are."""
+    """Convert the floating-point values of a batch to a dtype. Tokens stay unchanged."""
     return {
         name: each.to(dtype) if each.is_floating_point() else each for name, each in batch.items()
     }
@@ -232,11 +233,10 @@ def allocated_on_cuda(
     optimizer: Callable[..., torch.optim.Optimizer],
     dtype: torch.dtype,
 ) -> tuple[int, int]:
-    """The most bytes that the allocator counts as given out in two steps, and the most that it was asked for."""
+    """Return the peak of allocated bytes and the peak of requested bytes in two steps."""
     warm = torch.ones(8, 8, device="cuda", dtype=dtype)
-    (
-        warm.requires_grad_() @ warm
-    ).sum().backward()  # the workspaces of the products stay, of both threads
+    # This allocates cuBLAS's workspaces of both threads, which stay allocated.
+    (warm.requires_grad_() @ warm).sum().backward()
     del warm
     gc.collect()
     torch.cuda.empty_cache()
@@ -260,7 +260,7 @@ def allocated_on_cuda(
 
 
 def llama() -> nn.Module:
-    """Llama of 70 billion parameters."""
+    """Create a Llama of 70 billion parameters."""
     config = LlamaConfig(
         hidden_size=HIDDEN,
         intermediate_size=WIDE,
@@ -275,12 +275,15 @@ def llama() -> nn.Module:
 
 
 def mixture() -> nn.Module:
-    """DeepSeek's third, 671 billion parameters in 256 experts a layer."""
+    """Create DeepSeek-V3, with 671 billion parameters and 256 experts per layer."""
     return DeepseekV3ForCausalLM(DeepseekV3Config(use_cache=False)).to(torch.bfloat16)
 
 
 def large() -> Iterator[str]:
-    """What is larger than this machine, by time and memory."""
+    """Estimate models that are larger than this machine's memory.
+
+    Yields the lines of a table with the time and the memory that the estimates need.
+    """
     heads = HIDDEN + 2 * KEY_HEADS * HIDDEN // HEADS
     a_layer = HIDDEN * (heads + HIDDEN + 3 * WIDE)
     by_formula = 2 * (
@@ -288,9 +291,8 @@ def large() -> Iterator[str]:
     )
     yield "| forward and backward, bfloat16, batch 1 | parameters | forward | peak | took | more memory than before |"
     yield "|---|--:|--:|--:|--:|--:|"
-    lflops.estimate(
-        nn.Linear(2, 2), torch.ones(1, 2), backward=True
-    )  # loads what the first estimate loads
+    # The first estimate imports modules, which must not be part of the measured time.
+    lflops.estimate(nn.Linear(2, 2), torch.ones(1, 2), backward=True)
     for title, build, length in (
         ("Llama-70B, length 4096", llama, LENGTH),
         ("DeepSeek-V3, length 512", mixture, 512),
@@ -315,12 +317,15 @@ def large() -> Iterator[str]:
 
 
 def small_gpt() -> nn.Module:
-    """Some 16 million parameters."""
+    """Create a GPT-2 of about 16 million parameters."""
     return GPT2LMHeadModel(GPT2Config(n_embd=256, n_layer=4, n_head=8, use_cache=False)).train()
 
 
 def limited() -> Iterator[str]:
-    """The batch that is said to fit, and one half as large again, trained for real in processes that may have no more memory."""
+    """Check `largest_batch` with real training runs in processes with limited memory.
+
+    The batch that it returns should fit, and a batch of one and a half times its size should not.
+    """
     room = 1 << 30
     how = {"loss": lambda out: out.loss, "optimizer": torch.optim.AdamW}
     found = lflops.largest_batch(
@@ -349,13 +354,16 @@ def limited() -> Iterator[str]:
 
 
 def trained(samples: int, limit: int = -1) -> subprocess.CompletedProcess[str]:
-    """A process that trains so many samples in so many bytes of address space, and prints how many it has had."""
+    """Run a process that trains on some samples, with a limit on its address space.
+
+    The process prints the peak of its address space in bytes.
+    """
     command = [sys.executable, __file__, "--train", str(samples), "--limit", str(limit)]
     return subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 - ourselves
 
 
 def train(samples: int, limit: int) -> None:
-    """Be that process."""
+    """Train in the process that `trained` starts."""
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     step = training(small_gpt, tokens(50257, samples, 128)(), torch.optim.AdamW)()
     for _ in range(2):
@@ -364,7 +372,7 @@ def train(samples: int, limit: int) -> None:
 
 
 def resident() -> int:
-    """Bytes that the process has in memory."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
 
 

@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.fuzzed_files import INTERESTING, Edit, Reader, damaged, originals, read_all
 
 PATIENCE = 30
-"""Seconds after which a child that reports nothing is killed."""
+"""A child process that reports nothing for this number of seconds is killed."""
 
 
 def content_of(number: int, seed: int, readers: dict[str, Reader]) -> tuple[str, bytes]:
-    """The name of a reader, and a file for it."""
+    """Return the name of a reader, and a damaged file for it."""
     chance = random.Random(f"{seed} {number}")  # noqa: S311 - to be the same each time
     names = list(readers)
     name = names[number % len(names)]
@@ -49,7 +49,10 @@ def content_of(number: int, seed: int, readers: dict[str, Reader]) -> tuple[str,
 def read_in_child(
     numbers: range, seed: int, readers: dict[str, Reader]
 ) -> Iterator[tuple[int, str]]:
-    """The defects of files, each with the number of its file. A child reads them in order."""
+    """Yield the defects, each with the number of its file.
+
+    A child process reads the files in order.
+    """
     begin = numbers.start
     while begin < numbers.stop:
         reading, writing = os.pipe()
@@ -75,7 +78,7 @@ def read_in_child(
 
 
 def _read(numbers: range, seed: int, readers: dict[str, Reader], writing: int) -> None:
-    """Read files, and write a line for each. Never returns."""
+    """Read files, and write a line for each. This function never returns."""
     folder = Path(tempfile.mkdtemp())
     with os.fdopen(writing, "w", buffering=1) as pipe:
         for number in numbers:

@@ -48,22 +48,26 @@ from lflops.ranks.collect.window_reports import RankWindow
 from tests.support.profile_builders import profile_of, run
 
 MODULES, STEPS, WORLDS, LOST = 5_000, 3, (8, 64, 256, 1_024, 4_096, 16_384), 8
+# The module and phase in which one rank is slow, and its delay in seconds.
 SLOW_PLACE, DELAY = ModulePhase("blocks.7.layers.3", "forward"), 0.02
-"""Where one rank is slow, and by how many seconds."""
 
 
 def slow_rank(world: int) -> int:
-    """The rank that is."""
+    """Return the slow rank."""
     return world * 5 // 8
 
 
 def lost_ranks(world: int, lost: int) -> range:
-    """The ranks of the host that is lost."""
+    """Return the ranks of the host that is lost."""
     return range(world // 2, world // 2 + lost)
 
 
 def report(rank: int) -> tuple[Profile, tuple[dict[ModulePhase, float], ...]]:
-    """A rank's window: a time forward and backward of each module in three hooked steps, beside ten clean ones."""
+    """Create the report of one rank.
+
+    It has ten unprofiled steps, and three module-timing steps with forward and backward times of
+    each module.
+    """
     steps = [
         Step(
             index=n,
@@ -89,7 +93,7 @@ def report(rank: int) -> tuple[Profile, tuple[dict[ModulePhase, float], ...]]:
 
 
 def slower(steps: tuple[Step, ...], seconds: float) -> tuple[Step, ...]:
-    """The clean steps with a longer forward."""
+    """Return the steps, with a longer forward in the unprofiled steps."""
     return tuple(
         replace(
             step,
@@ -103,9 +107,9 @@ def slower(steps: tuple[Step, ...], seconds: float) -> tuple[Step, ...]:
 
 
 def others(port: int, world: int, lost: int) -> None:
-    """Hand in for all ranks but the first and the lost ones.
+    """Deliver the reports of all ranks except rank 0 and the lost ranks.
 
-    One report, each time with another rank and other times.
+    It is the same report each time, with another rank and other times.
     """
     store = RankStore(PrefixStore("lflops", TCPStore("127.0.0.1", port)))
     window = RankWindow(store, "train/0", topology(world))
@@ -140,12 +144,15 @@ def others(port: int, world: int, lost: int) -> None:
 
 
 def topology(world: int) -> Topology:
-    """So many ranks."""
+    """Return a topology with only data-parallel ranks."""
     return Topology(world_size=world, coordinates={}, sizes={"data": world})
 
 
 def first(world: int, lost: int) -> None:
-    """Be rank 0: wait until all have handed in, then collect. Prints seconds and memory."""
+    """Run rank 0: wait until all ranks have delivered, then collect.
+
+    Prints seconds and memory.
+    """
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     command = [sys.executable, __file__, "others", str(store.port), str(world), str(lost)]
@@ -156,7 +163,7 @@ def first(world: int, lost: int) -> None:
         assert simulated.stdout is not None  # noqa: S101
         simulated.stdout.readline()
         held = megabytes()
-        # The lost ones are waited for a second.
+        # If ranks are lost, rank 0 waits for them for one second.
         gather = RankCollector(
             PrefixStore("lflops", store.clone()),
             0,
@@ -167,9 +174,9 @@ def first(world: int, lost: int) -> None:
         gather.push(profile, steps)
         returned = time.perf_counter()
         gaps, passes = [], _Passes()
-        while not (
-            found := gather.ready()
-        ):  # what the training thread does meanwhile, to see how long it is held up
+        # During the wait, this loop works like a training thread, and measures how long it is
+        # blocked.
+        while not (found := gather.ready()):
             begin = time.process_time()
             sum(range(1000))
             threading.Event().wait(0.001)
@@ -177,12 +184,13 @@ def first(world: int, lost: int) -> None:
         seconds, used = time.perf_counter() - pushed, time.process_time() - used
     (whole,) = found
     gather.finish()
-    assert world - lost == sum(rank.status == "ok" for rank in whole.ranks)  # noqa: S101 - else the figures would be of something else
+    # Otherwise, the figures would be wrong.
+    assert world - lost == sum(rank.status == "ok" for rank in whole.ranks)  # noqa: S101
     named = [note.subject for note in whole.notes if note.code == "ranks_missing"]
     gone = lost_ranks(world, lost)
     assert named == ([f"{gone[0]}-{gone[-1]}"] if lost else []), named  # noqa: S101
     rows = lflops.stragglers(whole).rows
-    # The module of a rank without times is not known.
+    # If the slow rank has not sent times, its slow module is unknown.
     timed = ranks_with_times(world, 4 * (STEPS + 1) * sum(map(len, steps)) // STEPS)
     place = SLOW_PLACE if slow_rank(world) in timed else ModulePhase("", "forward")
     assert [(*place, slow_rank(world))] == [  # noqa: S101
@@ -207,9 +215,10 @@ def first(world: int, lost: int) -> None:
 
 
 class _Passes:
-    """Python's garbage collector at work.
+    """The passes of Python's garbage collector.
 
-    The generation, begin and end of each pass, in CPU time of the process.
+    Attributes:
+        all: The generation, begin and end of each pass, in CPU time of the process.
     """
 
     def __init__(self) -> None:
@@ -224,12 +233,12 @@ class _Passes:
             self.all.append((info["generation"], self._begin, time.process_time()))
 
     def within(self, begin: float, end: float) -> float:
-        """Seconds of it between two moments."""
+        """Return the seconds of all passes between two moments."""
         return sum(max(0.0, min(end, last) - max(begin, first)) for _, first, last in self.all)
 
 
 def megabytes() -> float:
-    """The most that this process has had resident."""
+    """Return the peak of this process's resident memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 

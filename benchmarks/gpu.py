@@ -49,7 +49,7 @@ from lflops.trace.analysis.summary import TraceSummary, summarise
 from lflops.trace.ncu.command import command, read
 
 TOTAL = 600
-"""Seconds for all parts together."""
+"""Time limit for all parts together, in seconds."""
 
 ROOT = Path(__file__).parents[1]
 STEPS = 24
@@ -63,10 +63,10 @@ print(len(data.op_list_groupby_name), len(data.kernel_list_groupby_name_op))
 
 
 class Layers(nn.Module):
-    """Transformer layers that learn to give back what they are given; wide on a GPU."""
+    """Transformer layers that are trained to reproduce their input. They are wide on a GPU."""
 
     def __init__(self, device: str) -> None:
-        """Build them on the CPU."""
+        """Build the layers on the CPU."""
         super().__init__()
         self.wide = device == "cuda"
         self.width = 1024 if self.wide else 32
@@ -78,17 +78,17 @@ class Layers(nn.Module):
         self.layers = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One after the other."""
+        """Apply all layers."""
         for layer in self.layers:
             x = layer(x)
         return x
 
     def loss(self, x: Tensor) -> Tensor:
-        """How far from what was given."""
+        """Return the distance between the output and the input."""
         return F.mse_loss(self(x), x)
 
     def batch(self, samples: int = 8) -> Tensor:
-        """One batch, the same each time."""
+        """Return a batch, the same each time."""
         return torch.randn(
             samples, 512 if self.wide else 8, self.width, generator=torch.Generator().manual_seed(1)
         )
@@ -97,16 +97,18 @@ class Layers(nn.Module):
 def fit(
     device: str, folder: str, *callbacks: Any, steps: int = STEPS, told: bool = True
 ) -> tuple[Layers, float]:
-    """Train with the callbacks; the layers, and the seconds.
+    """Train with the callbacks, and return the layers and the seconds.
 
-    A Trainer that is not told the number of steps makes no window fit.
+    With `told=False`, the Trainer does not know the number of steps, so lflops does not fit a
+    window into the run.
     """
+    # A machine with a GPU may not have Lightning. Then only the parts that need it fail.
     from lightning.pytorch import (
         Callback,
         LightningModule,
         Trainer,
         seed_everything,
-    )  # not every machine with a GPU has it: only its parts fail
+    )
 
     class Ends(Callback):
         def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
@@ -145,7 +147,7 @@ def fit(
 
 
 def _place(device: str) -> dict[str, Any]:
-    """The Trainer's arguments for a device."""
+    """Return the Trainer's arguments for a device."""
     if device == "simulated":
         from tests.support.simulated import FIRST
         from tests.support.simulated.lightning import on
@@ -161,7 +163,7 @@ def synchronise(device: str) -> None:
 
 
 def monitored(device: str, folder: str) -> Profile:
-    """A window of a training."""
+    """Return the profile of a window in a training run."""
     monitor = lflops.FlopsMonitor(
         Schedule(wait=8, warmup=3, active=3),
         dirpath=folder,
@@ -175,7 +177,7 @@ def monitored(device: str, folder: str) -> Profile:
 
 
 def seconds_of(device: str, run: Callable[[], Any], times: int = 10) -> float:
-    """The median time, with the device waited for before and after."""
+    """Return the median time of a function. The device is synchronized before and after."""
     taken = []
     for _ in range(times + 2):
         synchronise(device)
@@ -187,9 +189,10 @@ def seconds_of(device: str, run: Callable[[], Any], times: int = 10) -> float:
 
 
 def tests(_: str) -> Iterator[str]:
-    """The tests that need a GPU.
+    """Run the tests that need a GPU.
 
-    Their files alone, as others import what a lent machine may not have.
+    Only their files are collected, because other files import packages that a borrowed machine may
+    not have.
     """
     files = [
         path
@@ -219,7 +222,7 @@ def tests(_: str) -> Iterator[str]:
 
 
 def phases(device: str) -> Iterator[str]:
-    """The phases of a step, the modules of forward, and what the monitor costs, each beside a synchronised truth."""
+    """Compare phases and module times of the monitor with synchronized measurements."""
     with tempfile.TemporaryDirectory() as folder:
         found = monitored(device, folder)
     module = Layers(device).to(device)
@@ -247,7 +250,10 @@ def phases(device: str) -> Iterator[str]:
 
 
 def loss_outside(device: str) -> Iterator[str]:
-    """A loop of one's own, whose loss takes a good part of the step, beside a synchronised truth."""
+    """Compare phases with synchronized measurements in a custom loop.
+
+    The loss is outside the model, and takes a large part of the step.
+    """
     wide = device == "cuda"
     rows, width, words = (8192, 1024, 32768) if wide else (64, 32, 512)
     model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, words)).to(device)
@@ -275,7 +281,10 @@ def loss_outside(device: str) -> Iterator[str]:
 
 
 def overhead(device: str) -> Iterator[str]:
-    """Fits with the monitor and without, in turn; its window is outside of the steps."""
+    """Compare fits with and without the monitor, alternately.
+
+    The window of the monitor never opens.
+    """
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(3):
@@ -288,7 +297,7 @@ def overhead(device: str) -> Iterator[str]:
 
 
 def calibrate(device: str) -> Iterator[str]:
-    """The peaks twice, beside the table's."""
+    """Measure the peaks twice, and compare them with the table of chips."""
     first, second = (lflops.calibrate(device, fresh=True) for _ in range(2))
     known = lflops.hardware.lookup(torch.cuda.get_device_name()) if device == "cuda" else None
     for dtype, peak in first.peak_flops_per_second.items():
@@ -307,7 +316,7 @@ def calibrate(device: str) -> Iterator[str]:
 
 
 def memory(device: str) -> Iterator[str]:
-    """An estimate beside what torch's allocator says of the same two steps."""
+    """Compare an estimate with torch's allocator for the same two steps."""
     hardware = torch.cuda.get_device_name() if device == "cuda" else None
     x = Layers(device).batch()
     found = lflops.estimate(
@@ -342,20 +351,20 @@ ATTENTION: dict[str, tuple[tuple[int, ...], torch.dtype, dict[str, Any]]] = {
 
 
 class Attention(nn.Module):
-    """One call, with its options."""
+    """A module with one attention call."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        """Keep them."""
+        """Keep the options of the call."""
         super().__init__()
         self.options = options
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the tensor with itself."""
+        """Return the attention of the tensor with itself."""
         return F.scaled_dot_product_attention(x, x, x, **self.options)
 
 
 def attention(device: str) -> Iterator[str]:
-    """The kernel that an estimate predicts, and the one that torch takes."""
+    """Compare the attention kernel that an estimate predicts with the kernel that torch uses."""
     if device == "simulated":
         yield "the simulated device has no fused kernel"
         return
@@ -376,7 +385,7 @@ def attention(device: str) -> Iterator[str]:
 
 
 def trace(device: str) -> Iterator[str]:
-    """A traced window of the monitor by our reader and by torch-tb-profiler."""
+    """Read the trace of a window with lflops and with torch-tb-profiler."""
     with tempfile.TemporaryDirectory() as folder:
         found = monitored(device, folder)
         (path,) = (
@@ -407,7 +416,7 @@ def trace(device: str) -> Iterator[str]:
 
 
 def recorded(device: str, run: Callable[[], Any]) -> TraceSummary:
-    """Five steps by torch.profiler, with shapes, read by our own reader."""
+    """Trace five steps with torch.profiler, with shapes, and read the trace with lflops."""
     activities = [ProfilerActivity.CPU, profiler_activity(torch.device(device))]
     with profile(
         activities=[each for each in activities if each is not None], record_shapes=True
@@ -421,7 +430,7 @@ def recorded(device: str, run: Callable[[], Any]) -> TraceSummary:
 
 
 def graphs(device: str) -> Iterator[str]:
-    """The same forward eager, compiled, and captured in a CUDA graph."""
+    """Trace the same forward in eager mode, compiled, and as a CUDA graph."""
     module = Layers(device).to(device).eval()
     x = module.batch().to(device)
     options: dict[str, dict[str, Any]] = {
@@ -448,7 +457,11 @@ def graphs(device: str) -> Iterator[str]:
 
 
 def bits(device: str) -> Iterator[str]:
-    """A fit with the monitor ends with the same weights as one without, to the bit, as two without do; attention by products."""
+    """Check that a fit with the monitor ends with the same weights as a fit without it.
+
+    Two fits without the monitor are compared as well. Attention uses matmuls, because fused kernels
+    are not deterministic.
+    """
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
     with tempfile.TemporaryDirectory() as folder, sdpa_kernel(SDPBackend.MATH):
         (first, _), (second, _) = (fit(device, folder) for _ in range(2))
@@ -465,7 +478,7 @@ def bits(device: str) -> Iterator[str]:
 
 
 def out_of_memory(device: str) -> Iterator[str]:
-    """What is written where a layer keeps more and more until nothing is left."""
+    """Let a layer use all memory, and return the report that lflops writes."""
     from lightning.pytorch import Callback
 
     if device != "cuda":
@@ -478,7 +491,8 @@ def out_of_memory(device: str) -> Iterator[str]:
 
         def on_exception(self, *_: Any) -> None:
             with gzip.open(f"{self.folder}/snapshot.pickle.gz", "wb", 6) as file:
-                pickle.dump(torch.cuda.memory._snapshot(), file)  # noqa: SLF001 - torch has no public one
+                # torch has no public function for this.
+                pickle.dump(torch.cuda.memory._snapshot(), file)  # noqa: SLF001
 
         def on_fit_start(self, _: Any, module: Any) -> None:
             kept: list[Tensor] = []
@@ -502,25 +516,28 @@ def out_of_memory(device: str) -> Iterator[str]:
 
 
 def verdicts(device: str) -> Iterator[str]:
-    """What is said of a training with one fault, planted or none."""
+    """Return the verdicts on training runs with one fault or none."""
     yield from told(device, lambda: Layers(device), folder_for)
 
 
 def on_convolutions(device: str) -> Iterator[str]:
-    """The same faults in a model that no rule was tuned on."""
+    """Return the verdicts on a model for which no rule was tuned."""
     yield from told(
         device, lambda: Convolutions(device), lambda name: folder_for(f"convolutions {name}")
     )
 
 
 def on_a_decoder(device: str) -> Iterator[str]:
-    """And in another one."""
+    """Return the verdicts on another model for which no rule was tuned."""
     yield from told(device, lambda: Decoder(device), lambda name: folder_for(f"decoder {name}"))
 
 
 @contextlib.contextmanager
 def folder_for(name: str) -> Iterator[str]:
-    """A temporary folder, or one of those that the variable KEEP asks for."""
+    """Provide a temporary folder.
+
+    If the environment variable KEEP is set, the folder is inside KEEP and stays.
+    """
     if "KEEP" in os.environ:
         folder = Path(os.environ["KEEP"], name.replace(" ", "-"))
         folder.mkdir(parents=True, exist_ok=True)
@@ -531,7 +548,7 @@ def folder_for(name: str) -> Iterator[str]:
 
 
 def step_time(device: str) -> Iterator[str]:
-    """Steps of transformers' models beside the prediction."""
+    """Compare the steps of two models of transformers with their predicted times."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     if device != "cuda":
@@ -604,7 +621,10 @@ torch.cuda.synchronize()
 
 
 def counters(device: str) -> Iterator[str]:
-    """What Nsight Compute counts in the hardware of one product of 4096 x 1024 x 2048, beside 2 operations a MAC."""
+    """Compare the operations that Nsight Compute counts in a matmul with 2 per MAC.
+
+    The matmul has 4096 x 1024 x 2048 MACs.
+    """
     if device != "cuda" or shutil.which("ncu") is None:
         yield "needs Nsight Compute"
         return
@@ -619,7 +639,7 @@ def counters(device: str) -> Iterator[str]:
             Path(folder, "train.py").write_text(PRODUCT.format(dtype=dtype, tf32=tf32))
             words = command(["train.py"])
             words[words.index("python3")] = sys.executable
-            done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=folder)  # noqa: S603 - lflops' own command
+            done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=folder)  # noqa: S603 - a command of lflops
             try:
                 found = read(Path(folder, "lflops.ncu.csv").read_text())
             except (OSError, LflopsError) as error:
@@ -653,11 +673,11 @@ PARTS: dict[str, tuple[Callable[[str], Iterator[str]], int]] = {
     "step time": (step_time, 90),
     "counters": (counters, 90),
 }
-"""In this order, with the seconds that each may take."""
+"""The parts in their order, each with its time limit in seconds."""
 
 
 def outcome(name: str, device: str, seconds: float) -> str:
-    """A part's lines, from a process of its own, or why there are none."""
+    """Run a part in a separate process, and return its lines, or why there are none."""
     command = [sys.executable, "-W", "ignore", __file__, "--device", device, "--part", name]
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=seconds)  # noqa: S603 - this file
@@ -670,7 +690,7 @@ def outcome(name: str, device: str, seconds: float) -> str:
 
 
 def main() -> None:
-    """Run the parts and write the section."""
+    """Run the parts, and write the section."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cuda", "cpu", "simulated"], default="cuda")
     parser.add_argument(

@@ -25,7 +25,7 @@ Change = Callable[["Parts"], None]
 
 
 class Batches(Dataset[Tensor]):
-    """The same batch again and again, each after some seconds."""
+    """A data set that returns the same batch each time, after a delay."""
 
     def __init__(self, batch: Tensor) -> None:
         self.batch, self.seconds = batch, 0.0
@@ -39,9 +39,9 @@ class Batches(Dataset[Tensor]):
 
 
 class Parts:
-    """What a fault changes one of.
+    """The parts of a training run without faults. A fault changes one of them.
 
-    Layers in bfloat16 that learn to give back a batch, whose copy to the device waits for nothing.
+    Layers in bfloat16 are trained to reproduce a batch, whose copy to the device is asynchronous.
     """
 
     def __init__(self, device: str, layers: nn.Module) -> None:
@@ -53,15 +53,16 @@ class Parts:
             generator=torch.Generator().manual_seed(1),
         )
         self.data = Batches(batch.pin_memory() if device == "cuda" else batch)
-        self.how: dict[str, Any] = {}  # of the optimizer
+        # Arguments of the optimizer.
+        self.how: dict[str, Any] = {}
         self.after_forward: Callable[[Tensor], object] = lambda _: None
         self.after_backward: Callable[[], object] = lambda: None
         self.after_step: Callable[[], object] = lambda: None
 
     def seconds(self, folder: str | None) -> float:
-        """Train, watched where there is a folder.
+        """Train, with a monitor if there is a folder.
 
-        The median seconds of the steps of the second half.
+        Returns the median seconds of the steps in the second half.
         """
         torch.manual_seed(0)
         optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-4, **self.how)
@@ -96,21 +97,21 @@ class Parts:
 
 
 def nothing(_: Parts) -> None:
-    """A training that is fine."""
+    """The run has no fault."""
 
 
 def loader_sleeps(parts: Parts) -> None:
-    """Each batch comes late."""
+    """The loader delays each batch."""
     parts.data.seconds = 0.01
 
 
 def reads_scalars(parts: Parts) -> None:
-    """The host waits for the device after forward, and then for one number after the other."""
+    """After forward, the host reads 200 numbers one by one, and waits for each."""
     parts.after_forward = lambda loss: sum(each.item() for each in loss.detach().expand(200))
 
 
 def tiny_operators(parts: Parts) -> None:
-    """One layer adds nothing, 200 times."""
+    """One layer adds zero 200 times."""
     forward = parts.module.layers[1].forward
     parts.module.layers[1].forward = lambda x: forward(
         functools.reduce(lambda a, _: a + 0.0, range(200), x)
@@ -118,7 +119,7 @@ def tiny_operators(parts: Parts) -> None:
 
 
 def one_layer_in_fp64(parts: Parts) -> None:
-    """By accident."""
+    """One layer is in float64 by accident."""
     layer = parts.module.layers[1].double()
     forward = layer.forward
 
@@ -130,18 +131,18 @@ def one_layer_in_fp64(parts: Parts) -> None:
 
 
 def checkpoints_all(parts: Parts) -> None:
-    """Though there is memory."""
+    """All layers are checkpointed, although there is enough memory."""
     for layer in parts.module.layers:
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def optimizer_by_tensor(parts: Parts) -> None:
-    """One tensor after the other."""
+    """The optimizer updates one tensor after the other."""
     parts.how = {"foreach": False}
 
 
 def clips_by_tensor(parts: Parts) -> None:
-    """A loop of one's own, which waits for each norm."""
+    """A custom loop clips gradients, and waits for each norm."""
 
     def clip() -> None:
         for each in parts.module.parameters():
@@ -152,7 +153,10 @@ def clips_by_tensor(parts: Parts) -> None:
 
 
 def copies_pageable_memory(parts: Parts) -> None:
-    """Of a batch that is eight times as large, of which an eighth is used."""
+    """A batch is copied from pageable memory.
+
+    It is eight times as large as needed, and an eighth of it is used.
+    """
     batch = torch.empty(8 * ROWS, *parts.data.batch.shape[1:]).copy_(
         parts.data.batch.repeat(8, 1, 1)
     )
@@ -162,12 +166,12 @@ def copies_pageable_memory(parts: Parts) -> None:
 
 
 def empties_the_cache(parts: Parts) -> None:
-    """After each step."""
+    """Each step empties the allocator's cache."""
     parts.after_step = torch.cuda.empty_cache
 
 
 def batch_of_one(parts: Parts) -> None:
-    """The device waits for the launches of the host."""
+    """The batch is so small that the device waits for the host's launches."""
     parts.data.batch = parts.data.batch[:1]
 
 
@@ -183,7 +187,7 @@ def all_in_fp32(parts: Parts) -> None:
 
 
 def looks_for_nan_in_each_layer(parts: Parts) -> None:
-    """The host waits for the device in each."""
+    """A hook on each layer searches for NaN, so the host waits for the device."""
 
     def finite(_module: nn.Module, _inputs: Any, out: Tensor) -> None:
         if not torch.isfinite(out).all():
@@ -215,7 +219,7 @@ def told(
     layers: Callable[[], nn.Module],
     folder_of: Callable[[str], contextlib.AbstractContextManager[str]],
 ) -> Iterator[str]:
-    """A line for each."""
+    """Yield a line with the verdict on each fault."""
     for fault in FAULTS:
         plain, watched = Parts(device, layers()), Parts(device, layers())
         fault(plain)

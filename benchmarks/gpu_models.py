@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 
 class Residual(nn.Module):
-    """Two convolutions that are added to what they are given."""
+    """Two convolutions with a residual connection."""
 
     def __init__(self, channels: int) -> None:
-        """Build them on the CPU."""
+        """Build the layers on the CPU."""
         super().__init__()
         self.first, self.second = (
             nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2)
@@ -20,7 +20,7 @@ class Residual(nn.Module):
         self.one, self.two = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As in a ResNet."""
+        """Apply the convolutions as in a ResNet."""
         return F.relu(x + self.two(self.second(F.relu(self.one(self.first(x))))))
 
 
@@ -28,7 +28,7 @@ class Convolutions(nn.Module):
     """Residual blocks on small images."""
 
     def __init__(self, device: str) -> None:
-        """Build them on the CPU."""
+        """Build the layers on the CPU."""
         super().__init__()
         wide = device == "cuda"
         self.width, self.image = (1024, (32, 128, 128)) if wide else (32, (4, 8, 8))
@@ -37,7 +37,7 @@ class Convolutions(nn.Module):
         self.layers = nn.ModuleList(Residual(channels) for _ in range(4))
 
     def loss(self, x: Tensor) -> Tensor:
-        """How far the channels are from one, on average."""
+        """Return the distance between the mean of each channel and one."""
         x = self.stem(x.view(-1, *self.image))
         for layer in self.layers:
             x = layer(x)
@@ -45,10 +45,10 @@ class Convolutions(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal attention and a gated feed-forward, as Llama's."""
+    """Causal attention and a gated feed-forward network, as in Llama."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """Build it on the CPU."""
+        """Build the layers on the CPU."""
         super().__init__()
         self.heads = heads
         self.before, self.between = nn.RMSNorm(width), nn.RMSNorm(width)
@@ -60,7 +60,7 @@ class Block(nn.Module):
         self.down = nn.Linear(3 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attention, then the feed-forward."""
+        """Apply attention, then the feed-forward network."""
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.qkv(self.before(x)).chunk(3, -1)
@@ -73,10 +73,10 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Blocks, then logits over many words."""
+    """Blocks, followed by logits for many words."""
 
     def __init__(self, device: str) -> None:
-        """Build them on the CPU."""
+        """Build the layers on the CPU."""
         super().__init__()
         wide = device == "cuda"
         self.width, self.words = (1024, 16384) if wide else (32, 64)
@@ -84,7 +84,7 @@ class Decoder(nn.Module):
         self.norm, self.head = nn.RMSNorm(self.width), nn.Linear(self.width, self.words, bias=False)
 
     def loss(self, x: Tensor) -> Tensor:
-        """Of words that are in a row."""
+        """Return the loss for consecutive words as labels."""
         for layer in self.layers:
             x = layer(x)
         logits = self.head(self.norm(x)).flatten(0, 1)

@@ -29,7 +29,7 @@ COLUMNS = ("cases", *OUTCOMES, "windows", "gave up")
 
 
 def table(title: str, groups: Iterable[tuple[str, Sequence[Verdict]]]) -> Iterator[str]:
-    """How the pairs of each group ended."""
+    """Yield a table of how the pairs of each group ended."""
     yield f"| {title} | {' | '.join(COLUMNS)} |"
     yield f"|---|{'--:|' * len(COLUMNS)}"
     for name, verdicts in groups:
@@ -43,7 +43,7 @@ def table(title: str, groups: Iterable[tuple[str, Sequence[Verdict]]]) -> Iterat
 
 
 def lines(verdicts: Sequence[Verdict], seconds: float, processes: int) -> Iterator[str]:
-    """The section."""
+    """Yield the lines of the section."""
     of = {verdict.case: CASES[verdict.case] for verdict in verdicts}
     yield (
         f"{len(verdicts)} trainings, each with and without the monitor, in processes of their own, {processes} at a time: {seconds:.0f} s."
@@ -111,7 +111,7 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    """Run the matrix."""
+    """Run the selected cases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "matching", nargs="?", default="", help="a regular expression that finds the names of cases"
@@ -142,9 +142,8 @@ def main() -> None:
     else:
         record("harmless.py", "Whether a training notices", written)
     sys.stdout.flush()
-    os._exit(
-        any(verdict.outcome != "equal" for verdict in verdicts)
-    )  # nothing here is worth an orderly end of many libraries
+    # A normal exit would take long, because many libraries are loaded.
+    os._exit(any(verdict.outcome != "equal" for verdict in verdicts))
 
 
 if __name__ == "__main__":

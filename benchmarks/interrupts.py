@@ -44,21 +44,21 @@ EXPECTED = {
     "lightning": {"SystemExit", "KeyboardInterrupt"},
     "ranks": {"KeyboardInterrupt"},
 }
-"""What comes out: Lightning turns it into an exit."""
+"""The exceptions that may reach the user. Lightning turns an interrupt into an exit."""
 
 watched: dict[str, Any] = {}
-"""The user's objects of the last training."""
+"""The user's objects in the last training run."""
 
 
 class Log:
-    """A logger of the user's."""
+    """A custom logger."""
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """Keep nothing."""
+        """Ignore the metrics."""
 
 
 def settings(folder: str) -> dict[str, Any]:
-    """Those of every monitor here."""
+    """Return the settings of all monitors in this file."""
     return {
         "schedule": SCHEDULE,
         "dirpath": folder,
@@ -69,12 +69,12 @@ def settings(folder: str) -> dict[str, Any]:
 
 
 def plain_without_trace() -> None:
-    """The same, quickly."""
+    """Run a custom loop without a trace, which is faster."""
     plain(trace=False)
 
 
 def plain(**more: Any) -> None:
-    """Your own loop, with a validation."""
+    """Run a custom loop with a validation."""
     folder = tempfile.mkdtemp()
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -98,7 +98,7 @@ def plain(**more: Any) -> None:
 
 
 class Module(lightning.LightningModule):
-    """Logs, validates and saves."""
+    """A module that logs and validates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Module(lightning.LightningModule):
 
 
 def in_lightning() -> None:
-    """A Trainer with a logger."""
+    """Run a Trainer with a logger."""
     folder = tempfile.mkdtemp()
     module = Module()
     from lightning.pytorch.loggers import CSVLogger
@@ -144,7 +144,10 @@ def in_lightning() -> None:
 
 
 def on_ranks() -> None:
-    """The first of two ranks of DDP; the other one is a child that is ended with it."""
+    """Run rank 0 of two DDP ranks.
+
+    Rank 1 is a child process, which is killed at the end.
+    """
     folder, hook = tempfile.mkdtemp(), sys.excepthook
     other = os.fork()
     rank = int(other == 0)
@@ -168,7 +171,8 @@ def on_ranks() -> None:
         os.kill(other, signal.SIGKILL)
         os.waitpid(other, 0)
         distributed.destroy_process_group()
-        sys.excepthook = hook  # torch's, since the group was made
+        # torch has replaced the hook when the process group was created.
+        sys.excepthook = hook
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -186,7 +190,7 @@ def _say_nothing(_message: str) -> None:
 
 
 def left_on_objects() -> Facts:
-    """Hooks and attributes of ours on what the last training had."""
+    """Return hooks and wrapped attributes of lflops that remain on the user's objects."""
     owners = [watched.get("model"), watched.get("optimizer")]
     trainer = watched.get("trainer")
     if trainer is not None:
@@ -207,7 +211,7 @@ def left_on_objects() -> Facts:
 
 
 def look_at_all() -> Facts:
-    """The process and the objects."""
+    """Return what remains in the process and on the user's objects."""
     return look() | left_on_objects()
 
 
@@ -219,7 +223,7 @@ TRAININGS: dict[str, Callable[[], None]] = {
 
 
 def main() -> int:
-    """Interrupt all of them."""
+    """Interrupt all training runs."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--only", choices=TRAININGS)
     asked.add_argument("--every", type=int, default=1, help="take one line of so many")
@@ -236,9 +240,8 @@ def main() -> int:
     given = asked.parse_args()
     warnings.simplefilter("ignore")
     with contextlib.suppress(ImportError):
-        importlib.import_module(
-            "pytorch_lightning"
-        )  # the monitor loads it, and it registers a filter of warnings
+        # The monitor imports this module, which registers a warnings filter.
+        importlib.import_module("pytorch_lightning")
     for name in (
         "lightning",
         "lightning.pytorch",
@@ -258,9 +261,9 @@ def main() -> int:
         if given.only not in {None, name}:
             continue
         begun = time.monotonic()
-        once = (
-            name == "ranks"
-        )  # the other rank is forked, and after a backward pass torch's threads are no more in a fork
+        # Rank 1 is forked, and a fork after a backward pass has lost torch's threads. So each
+        # process runs the training only once.
+        once = name == "ranks"
         warm, cold = (
             [each for each in lines if given.within in each[0]]
             for lines in lines_in_a_child(train, once=once)

@@ -42,9 +42,9 @@ Case = tuple[nn.Module, Mapping[str, Any]]
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """Models of the sizes that people start from, with small batches.
+    """Yield models of common sizes with small batches.
 
-    The last is bound by its launches.
+    The last model has many tiny layers, so launches dominate its time.
     """
     images = torch.randn(2, 3, 224, 224)
     ids = torch.randint(50257, (1, 128))
@@ -66,7 +66,7 @@ def cases() -> Iterator[tuple[str, Case]]:
 
 
 def plain(case: Case) -> float:
-    """Median seconds of a loop around the model."""
+    """Return the median seconds of a loop around the model."""
     model, batch = case
     seconds = []
     for _ in range(PASSES + 2):
@@ -77,7 +77,7 @@ def plain(case: Case) -> float:
 
 
 def printed(profile: Callable[..., object], case: Case) -> float:
-    """The seconds that a report says forward took."""
+    """Return the seconds of forward that a report prints."""
     model, batch = case
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -91,7 +91,7 @@ def printed(profile: Callable[..., object], case: Case) -> float:
 
 
 def main() -> None:
-    """Let the three take turns on each model, and write the table."""
+    """Measure all three ways alternately on each model, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     rounds = parser.parse_args().rounds

@@ -47,7 +47,7 @@ WIDTH, BATCH = 512, 128
 
 
 def model_of(seed: int = 0) -> nn.Module:
-    """A step of some 15 ms on one thread."""
+    """Create a model with a step of about 15 ms on one thread."""
     torch.manual_seed(seed)
     return nn.Sequential(
         *(layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU()))
@@ -55,29 +55,29 @@ def model_of(seed: int = 0) -> nn.Module:
 
 
 class Kinds:
-    """Culprits, each of which makes the step slow that it is called in.
+    """Culprits that make a step slow, if they are called in it.
 
-    They return where to plant: the phase or around the step.
+    `train` calls them inside or around the step.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Prepare what takes long."""
+        """Prepare objects and files that the culprits need."""
         self.garbage = [[{index: str(index)} for index in range(100)] for _ in range(4_000)]
         self.file = folder / "pages"
         self.file.write_bytes(os.urandom(64 << 20))
         self.compiled = 0
 
     def gc(self) -> None:
-        """A full collection over half a million objects."""
+        """Collect garbage three times, over half a million objects."""
         for _ in range(3):
             gc.collect()
 
     def loader(self) -> None:
-        """A fetch that waits."""
+        """Wait in the loader."""
         time.sleep(0.3)
 
     def stopped(self) -> None:
-        """SIGSTOP, and SIGCONT after a while, from another process."""
+        """Let another process stop this process, and continue it after a while."""
         wait = f"import os, time; time.sleep(.05); os.kill({os.getpid()}, 19); time.sleep(1.2); os.kill({os.getpid()}, 18)"
         with subprocess.Popen([sys.executable, "-S", "-c", wait]) as other:  # noqa: S603 - ours
             end = time.perf_counter() + 0.15
@@ -85,7 +85,7 @@ class Kinds:
                 sum(range(1000))
 
     def page_faults(self) -> None:
-        """Reads a file that is mapped, page by page, after the system has dropped it from memory."""
+        """Read a memory-mapped file page by page, after it was dropped from the page cache."""
         with self.file.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -98,7 +98,7 @@ class Kinds:
                         break
 
     def compilation(self) -> None:
-        """A function that torch.compile has not seen."""
+        """Compile a function that torch.compile has not compiled before."""
         self.compiled += 1
         body = "\n".join(
             f"    x = torch.relu(x * {number + self.compiled}.0 + 1)" for number in range(60)
@@ -125,7 +125,7 @@ CAUSE_OF = {
 def train(
     monitor: Any, model: nn.Module, steps: int, plant: dict[int, str], kinds: Kinds | None
 ) -> None:
-    """A plain loop with culprits in some of its steps."""
+    """Run a custom loop with culprits in some of its steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def batches() -> Iterator[Tensor]:
@@ -152,9 +152,9 @@ def train(
 
 
 def planted(seed: int) -> str:
-    """Forty slow steps of ten kinds, in an order that the judge does not know.
+    """Plant 36 slow steps of nine kinds in random order, and four on another rank.
 
-    Four in each of ten kinds.
+    Returns how many of them have the right cause.
     """
     random.seed(seed)
     kinds_of = [kind for kind in CAUSE_OF if kind != "other_rank"] * 4
@@ -167,7 +167,7 @@ def planted(seed: int) -> str:
             train(monitor, model_of(), 60 + 14 * len(kinds_of) + 20, plant, kinds)
         found = {each.step: each for each in monitor.ledger.slow_steps}
     for step, kind in plant.items():
-        # What a culprit left behind, as a cold cache, may also slow the step after it.
+        # A culprit may also slow down the next step, for example by a cold cache.
         slow = found.pop(step, None)
         if slow is not None and slow.cause == CAUSE_OF[kind]:
             right += 1
@@ -185,7 +185,10 @@ def planted(seed: int) -> str:
 
 
 def planted_rank() -> tuple[int, list[str], int]:
-    """Four steps in which the second of two ranks sleeps in forward, as the first one sees them."""
+    """Plant four slow steps on rank 1, and judge the ledger of rank 0.
+
+    Returns the number of right causes, the wrong causes, and the number of other slow steps.
+    """
     plant = {60, 75, 90, 105}
     with tempfile.TemporaryDirectory() as folder:
         other = os.fork()
@@ -222,7 +225,10 @@ def planted_rank() -> tuple[int, list[str], int]:
 
 
 def calm(runs: int) -> str:
-    """Runs of 500 steps in which nothing is planted, half of them beside as many busy processes as there are cores."""
+    """Run 500 steps several times without a planted fault, and count the reported slow steps.
+
+    In half of the runs, as many other processes compute as there are cores.
+    """
     found: dict[bool, list[str]] = {False: [], True: []}
     for number in range(runs):
         is_busy = number % 2 == 1
@@ -260,7 +266,10 @@ with lflops.monitor(model, optimizer, dirpath=folder + "/run", trace=False, coun
 
 
 def kills(number: int) -> str:
-    """A run that is killed at random moments, and goes on each time from ten steps before."""
+    """Kill a run at random moments. Each time, the next run resumes ten steps before the end.
+
+    Returns whether the ledger was readable and correct after each kill.
+    """
     random.seed(number)
     lost, gaps, broken, done, starts = [], [], 0, 0, 0
     from tests.support.warm_python import WarmPython
@@ -271,9 +280,8 @@ def kills(number: int) -> str:
             began = len(Path(folder, "steps").read_bytes()) if Path(folder, "steps").exists() else 0
             after = 8 * random.random()  # noqa: S311 - no secret
             python.run(KILLED, first, folder, after)
-            ended = (
-                Path(folder, "steps").stat().st_mtime if Path(folder, "steps").exists() else 0.0
-            )  # that of its last step
+            # The time of the last step.
+            ended = Path(folder, "steps").stat().st_mtime if Path(folder, "steps").exists() else 0.0
             done = (
                 first + len(Path(folder, "steps").read_bytes()) - began
                 if Path(folder, "steps").exists()
@@ -281,9 +289,11 @@ def kills(number: int) -> str:
             )
             try:
                 ledger = load_run(folder)
-            except lflops.ProfileError:  # killed before its first row
+            except lflops.ProfileError:
+                # The run was killed before it wrote a row.
                 continue
-            if len(ledger.starts) == starts:  # the same
+            if len(ledger.starts) == starts:
+                # The ledger has no new start.
                 continue
             start, starts = ledger.starts[-1], len(ledger.starts)
             lost.append(max(ended - start.begin - start.seconds, 0.0))
@@ -301,9 +311,10 @@ def kills(number: int) -> str:
 
 
 def cost(times: int) -> str:
-    """CPU time of all that is done for one step.
+    """Measure the CPU time of the ledger for one step.
 
-    The marks of a Lightning step, the account of them, and the thread's rows.
+    This includes the marks of a Lightning step, the accounting, and the rows of the ledger's
+    thread.
     """
     phases = Phases()
     log = phases.log
@@ -314,10 +325,12 @@ def cost(times: int) -> str:
     marks = CategoryMarks()
     shapes = (("x", "y"), ((32, 128), (32,)))
     marking, reading = [], []
-    at_once = 10  # of 100 ms, between two looks of the thread
+    # The ledger's thread reads the log once per second, which is ten steps of 100 ms.
+    at_once = 10
     model, batch = model_of(), torch.ones(BATCH, WIDTH)
     for step in range(times):
-        model(batch).square().mean().backward()  # caches are as cold as after a step
+        # A real step makes the caches as cold as in a training run.
+        model(batch).square().mean().backward()
         start = time.thread_time_ns()
         for name in ("data", "transfer", "forward", "backward", "clip", "optimizer"):
             phases.enter(name, "train")
@@ -373,7 +386,10 @@ print(median(taken[100:]) / 1e3)
 
 
 def found(pairs: int) -> str:
-    """CPU time that a loop which `LFLOPS=1` finds costs the training's thread in a step, in pairs of processes with it and without it."""
+    """Measure the CPU time that `LFLOPS=1` costs in an auto-detected loop.
+
+    Processes with and without `LFLOPS` run in pairs, and only the training thread counts.
+    """
 
     def taken(*given: str, watched: bool) -> float:
         environment = os.environ | {
@@ -406,7 +422,10 @@ def found(pairs: int) -> str:
 
 
 def size() -> str:
-    """The file after 100 and after 1,000,000 simulated steps of 100 ms, one in a thousand of them slow."""
+    """Measure the ledger's file after 100 and after 1,000,000 simulated steps.
+
+    Each step takes 100 ms, and one in a thousand is slow.
+    """
     sizes = []
     for steps in (100, 1_000_000):
         with tempfile.TemporaryDirectory() as folder:
@@ -542,13 +561,13 @@ TRAININGS: dict[str, tuple[list[list[str]], int]] = {
         1,
     ),
 }
-"""Real trainings: the starts of each, one after the other, and on how many ranks."""
+"""Real training runs: the arguments of each start, in order, and the number of ranks."""
 
 
 def account() -> str:
-    """The ledger of real trainings against a stopwatch.
+    """Compare the total of the ledger with a stopwatch, for real training runs.
 
-    From just before the process is made to its last exit handler.
+    The stopwatch runs from just before the process starts to the last exit handler.
     """
     differences = {name: _difference(starts, ranks) for name, (starts, ranks) in TRAININGS.items()}
     worst = max(differences, key=lambda name: abs(differences[name][0]) / differences[name][1])
@@ -561,7 +580,7 @@ def account() -> str:
 
 
 def _difference(starts: list[list[str]], ranks: int) -> tuple[float, float]:
-    """Seconds of the ledger of the first rank beyond the stopwatch's, and those of the stopwatch."""
+    """Return the difference of the ledger of rank 0 and the stopwatch, and the stopwatch."""
     with tempfile.TemporaryDirectory() as folder:
         begins, last = [], 0.0
         for arguments in starts:
@@ -674,13 +693,13 @@ ASKED_OF = [
     ("Lightning, 4 ranks", "lightning", 4, 100),
     ("plain, 2 ranks, short steps", "plain", 2, 20),
 ]
-"""Trainings, their ranks, and the rows of a batch."""
+"""Training runs: name, kind, number of ranks, and rows of a batch."""
 
 
 def windows() -> str:
-    """Windows of running trainings that another process asks for.
+    """Request windows of running training runs from another process.
 
-    When they open, what they count, and whether the weights are the same.
+    Returns when the windows open, and whether counts and weights are unchanged.
     """
     texts = []
     for name, kind, ranks, rows in ASKED_OF:
@@ -716,7 +735,10 @@ def windows() -> str:
 def _asked(
     folder: Path, kind: str, ranks: int, rows: int, *, times: int
 ) -> tuple[list[int], float]:
-    """How many steps had begun when the shell had left each of its requests, and the seconds of a step."""
+    """Run a training run, and request windows from it.
+
+    Returns how many steps had begun at each request, and the seconds of a step.
+    """
     processes = []
     for rank in range(ranks):
         several = {
@@ -775,7 +797,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], str]] = {
 
 
 def main() -> None:
-    """Measure, and write it down."""
+    """Measure, and write the section."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=PARTS, nargs="*", default=[*PARTS])
     parser.add_argument("--kills", type=int, default=200)

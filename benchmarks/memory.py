@@ -27,9 +27,9 @@ from tests.support.published_models import LLAMA_8B, LlamaModel, MixedPrecisionA
 
 GIB, MIB, GB = 2**30, 2**20, 10**9
 MARGIN = 0.05
-"""The share of the limit that is left free in the trainings.
+"""The share of the limit that stays free in the training runs.
 
-CUDA's context and fragmentation need more; a process on a CPU has neither.
+CUDA's context and fragmentation need a larger margin. A process on a CPU has neither.
 """
 
 SHARES = (0.96, 1.04, 1.06, 1.3)
@@ -37,22 +37,22 @@ SHARES = (0.96, 1.04, 1.06, 1.3)
 
 
 def memory(profile: lflops.Profile) -> Memory:
-    """That of a profile that has some."""
+    """Return the memory of a profile, which must have been counted."""
     if profile.memory is None:
         raise ValueError("memory was not counted")
     return profile.memory
 
 
 class Row(NamedTuple):
-    """One training of torchtune's table.
+    """One training run in a table of torchtune.
 
     Attributes:
-        title: The steps of the table that it is after.
-        published: GiB.
-        build: Makes the model.
-        loss: From logits to a scalar.
-        optimizer: As `lflops.estimate` takes it.
-        rest: What is not as published, and what the rest of the difference is.
+        title: The name of the row.
+        published: The published peak in GiB.
+        build: Function that creates the model.
+        loss: Function from logits to a scalar.
+        optimizer: The argument `optimizer` of `lflops.estimate`.
+        rest: The differences to the published run, which explain the remaining difference.
     """
 
     title: str
@@ -68,7 +68,7 @@ CHUNKS = 8
 
 
 def llama(**how: Any) -> nn.Module:
-    """Llama 3.2 3B in bfloat16, but for its table of rotations."""
+    """Create Llama 3.2 3B in bfloat16. Its table of rotations stays in float32."""
     model = LlamaModel(**how)
     rotations = model.rotations
     model.to(torch.bfloat16).rotations = rotations
@@ -76,13 +76,13 @@ def llama(**how: Any) -> nn.Module:
 
 
 def offloaded(model: nn.Module) -> nn.Module:
-    """The same with its activations on the host."""
+    """Offload the activations of a model to the host."""
     offload_activations(model)
     return model
 
 
 def adapted(rank: int, quantized: str | None = None, **how: Any) -> nn.Module:
-    """Frozen, with adapters at all linear layers of its blocks."""
+    """Create a frozen model with adapters on all linear layers of its blocks."""
     model = llama(**how)
     add_adapters("torchtune", model, rank, quantized)
     return model
@@ -91,7 +91,7 @@ def adapted(rank: int, quantized: str | None = None, **how: Any) -> nn.Module:
 def stepping(
     makes: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None, **how: Any
 ) -> nn.Module:
-    """The same, each of whose parameters is updated as soon as its gradient is there."""
+    """Create a model whose parameters are updated as soon as their gradients exist."""
     model = llama(**how)
     for parameter in model.parameters():
         optimizer = (makes or fused)([parameter])
@@ -105,17 +105,17 @@ def stepping(
 
 
 def fused(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW, with its state in the dtype of the parameters."""
+    """Create AdamW with its state in the dtype of the parameters."""
     return torch.optim.AdamW(parameters, fused=True)
 
 
 def whole_loss(logits: Tensor) -> Tensor:
-    """Of all logits at once, in single precision."""
+    """Return the loss of all logits at once."""
     return F.cross_entropy(logits.flatten(0, 1), IDS.flatten())
 
 
 def chunked_loss(of_chunk: Callable[[Tensor, Tensor], Tensor]) -> Callable[[list[Tensor]], Tensor]:
-    """The sum over chunks."""
+    """Return a function that adds the losses of chunks."""
 
     def loss(chunks: list[Tensor]) -> Tensor:
         labels = IDS[:, : sum(each.shape[1] for each in chunks)]
@@ -130,7 +130,7 @@ def chunked_loss(of_chunk: Callable[[Tensor, Tensor], Tensor]) -> Callable[[list
 
 
 def eager_chunk(logits: Tensor, labels: Tensor) -> Tensor:
-    """A chunk's loss in single precision, as torchtune writes it."""
+    """Return a chunk's loss in single precision, as torchtune computes it without compilation."""
     return F.cross_entropy(logits.float(), labels, reduction="sum")
 
 
@@ -158,7 +158,9 @@ ROWS = (
         23.1,
         lambda: stepping(recomputes=True, chunks=CHUNKS),
         chunked_loss(CompiledLoss.apply),
-        "sgd",  # gets no gradient; with an optimizer two steps are estimated, and the second has AdamW's state
+        # This optimizer receives no gradients. With an optimizer, two steps are estimated, and the
+        # second step has the state of AdamW.
+        "sgd",
         COMPILED,
     ),
     Row(
@@ -218,7 +220,7 @@ ROWS_8B = (
 
 
 def torchtune_8b() -> Iterator[str]:
-    """The rows on one GPU of its README's table of models."""
+    """Yield the rows on one GPU in the table of models in torchtune's README."""
     yield "**torchtune, Llama 3.1 8B.** Batch 2, packed to 2,048 tokens, everything in bfloat16, compiled, activation checkpointing, from"
     yield "the [README](https://github.com/meta-pytorch/torchtune#memory-and-training-speed). The head has a weight of its own."
     yield ""
@@ -226,7 +228,7 @@ def torchtune_8b() -> Iterator[str]:
 
 
 def torchtune() -> Iterator[str]:
-    """The rows of its README's table of November 2024."""
+    """Yield the rows of the table in torchtune's README of November 2024."""
     yield "**torchtune, Llama 3.2 3B.** Full fine-tuning on an A100, batch 2, packed to 4,096 tokens, everything in bfloat16; the"
     yield "peak of active memory in GiB, from the [README](https://github.com/pytorch/torchtune#optimization-flags). The model, written"
     yield "in plain torch (`tests/support/published_models.py`): 3,212,749,824 parameters, tied embeddings, RMSNorm and rotary positions in"
@@ -238,7 +240,7 @@ def torchtune() -> Iterator[str]:
 
 
 def table(rows: Iterable[Row], ids: Tensor) -> Iterator[str]:
-    """Trainings on batches of token ids, predicted and published."""
+    """Yield a table of predicted and published training runs on batches of token ids."""
     yield "| training | published | lflops | difference | parameters, gradients, state, activations, other | what is not as published |"
     yield "|---|--:|--:|--:|---|---|"
     for row in rows:
@@ -267,14 +269,14 @@ ZERO = (120.0, 31.4, 16.6, 1.9)
 
 
 def products() -> nn.Module:
-    """Blocks of one product each."""
+    """Create blocks with one linear layer each."""
     return nn.Sequential(
         *(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False)) for _ in range(DEPTH))
     ).to(torch.bfloat16)
 
 
 def zero() -> Iterator[str]:
-    """The ZeRO paper's example."""
+    """Yield the example in the ZeRO paper."""
     profile = lflops.estimate(
         products,
         torch.zeros(1, WIDTH, dtype=torch.bfloat16),
@@ -300,7 +302,7 @@ def zero() -> Iterator[str]:
 
 
 def korthikanti() -> Iterator[str]:
-    """A layer's activations."""
+    """Yield the activations of a transformer layer."""
     yield "**A transformer layer's activations** ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), section 4.1):"
     yield "s·b·h·(34 + 5·a·s/h) bytes, of a layer that is written as theirs, in bfloat16. Torch also keeps the mean and the deviation of"
     yield "each row in two layer norms, of 2 bytes each, which the paper leaves out. The layer's result is kept for the loss, and its"
@@ -329,7 +331,7 @@ def korthikanti() -> Iterator[str]:
 
 
 def limited() -> Iterator[str]:
-    """Trainings around a limit."""
+    """Yield training runs around a memory limit."""
     map_every_tensor()
     yield "**Trainings around a limit.** Does a training of two steps end in a process that gets no more memory?"
     yield f"`fits(limit, margin={MARGIN})` answers before. The kernel enforces the limit (`RLIMIT_DATA`), and malloc maps each tensor by"
@@ -364,9 +366,8 @@ def limited() -> Iterator[str]:
 
 def main() -> None:
     """Write the tables."""
-    trainings = list(
-        limited()
-    )  # before anything else: each is a fork of this process, which is small by now
+    # These runs are forks of this process, so they come first, while the process is small.
+    trainings = list(limited())
     record(
         "memory.py",
         "Memory",

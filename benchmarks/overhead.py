@@ -17,7 +17,10 @@ from lflops.flop_counter.accumulator import CountOptions
 from lflops.flop_counter.count import Counting
 
 NOISE = 0.2
-"""Where FlopCounterMode adds less than this to a step, the machine's own ups and downs decide a comparison with it."""
+"""Least share that FlopCounterMode must add to a step for a comparison with it.
+
+Below this share, the noise of the machine is larger than the difference.
+"""
 THIN = {
     "hidden_size": 48,
     "num_hidden_layers": 12,
@@ -30,7 +33,7 @@ THIN = {
 def step_of(
     config: BertConfig, batch: int, length: int
 ) -> tuple[torch.nn.Module, Callable[[], None]]:
-    """A model and one training step of it."""
+    """Return a model and its training step."""
     torch.manual_seed(0)
     model = BertForMaskedLM(config)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -47,7 +50,7 @@ def step_of(
 def ratios(
     model: torch.nn.Module, step: Callable[[], None], rounds: int, *, cpu: bool
 ) -> tuple[float, dict[str, float]]:
-    """The plain step in seconds, and the ratio to it of every way to count."""
+    """Return the seconds of a plain step, and the ratio to it of each way to count."""
     ways: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
         "plain": contextlib.nullcontext,
         "FlopCounterMode": lambda: FlopCounterMode(display=False),
@@ -60,7 +63,7 @@ def ratios(
 
 
 def main() -> None:
-    """Measure the two models and write the table."""
+    """Measure the two models, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument(
@@ -74,8 +77,7 @@ def main() -> None:
         "|---|--:|---|--:|--:|",
     ]
     cases = [
-        # So small a step is bound by its launches; more threads than one only get in each other's
-        # way.
+        # Launches dominate such a small step. Several threads would only slow each other down.
         (
             "BERT, 12 layers, hidden 48, batch 1, length 16, one thread (launch-bound)",
             BertConfig(**THIN),

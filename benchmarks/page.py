@@ -48,7 +48,7 @@ new MutationObserver((_, observer) => {
     here.port2.postMessage(null); });
 }).observe(document, { childList: true, subtree: true });
 """
-"""Milliseconds since the frame was made, as soon as the screen has what is wanted."""
+"""A script that stores when an element first appears, in milliseconds of the frame."""
 
 TAKES = """(node, act) => new Promise((resolve) => {
   const start = performance.now();
@@ -60,19 +60,19 @@ TAKES = """(node, act) => new Promise((resolve) => {
     here.port2.postMessage(null);
   });
 })"""
-"""Seconds from an event until the frame behind it is drawn."""
+"""A function that returns the seconds from an event until the next frame is drawn."""
 
 PRESSES = TAKES.replace(
     'if (act === "click") node.click();\n  else { node.value = act; node.dispatchEvent(new Event("input")); }',
     'document.querySelector(".icicle").dispatchEvent(new KeyboardEvent("keydown", { key: act, bubbles: true }));',
 )
-"""The same of a key in the icicle."""
+"""A function like `TAKES`, for a key in the icicle."""
 
 RUNS, WINDOWS = 30, 50
 
 
 def jittered(profile: Profile, seed: int) -> Profile:
-    """The same with times that no two works share."""
+    """Return the profile with times that all differ."""
     chance = random.Random(seed)  # noqa: S311 - times, no secret
 
     def spread(given: TimingStats | None) -> TimingStats | None:
@@ -103,7 +103,10 @@ def jittered(profile: Profile, seed: int) -> Profile:
 
 
 def answered(server: Board) -> tuple[float, float, int]:
-    """Median seconds of the list of windows and of a window, and the bytes of that."""
+    """Return the median seconds of the two requests, and the size of a window in bytes.
+
+    The requests are for the list of windows and for a window.
+    """
     place = server.windows(expected=2)["windows"][0]
     asked = {name: place[name] for name in ("run", "tag", "step")}
     answer = server.get("window", accept="deflate", **asked)
@@ -115,7 +118,7 @@ def answered(server: Board) -> tuple[float, float, int]:
 
 
 def taken(act: Callable[[], object]) -> float:
-    """Median seconds."""
+    """Return the median seconds of a function."""
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -125,7 +128,7 @@ def taken(act: Callable[[], object]) -> float:
 
 
 def drawn(browser: Any, server: Board, view: str, wanted: str) -> float:
-    """Median seconds from the tab's frame to what is wanted of a view in it."""
+    """Return the median seconds from the tab's frame until a view shows the wanted element."""
     seconds = []
     for _ in range(REPEATS):
         context = browser.new_context(viewport={"width": 1280, "height": 800})
@@ -145,7 +148,7 @@ def drawn(browser: Any, server: Board, view: str, wanted: str) -> float:
 
 
 def acted(browser: Any, file: Path) -> dict[str, float]:
-    """Median seconds of what one does with the modules."""
+    """Return the median seconds of typical actions in the table of modules."""
     opened = browser.new_page(viewport={"width": 1280, "height": 800})
     opened.goto(file.as_uri())
     opened.get_by_role("tab", name="Modules").click()
@@ -181,7 +184,7 @@ def acted(browser: Any, file: Path) -> dict[str, float]:
 
 
 def payload_made(profile: Profile) -> float:
-    """Median CPU seconds from a profile to the bytes that the tab and the page are given."""
+    """Return the median CPU seconds from a profile to the bytes of its payload."""
     seconds = []
     for _ in range(REPEATS):
         start = time.process_time()
@@ -191,9 +194,9 @@ def payload_made(profile: Profile) -> float:
 
 
 def taken_of_training(profile: Profile, folder: Path) -> float:
-    """Median CPU seconds of the training's thread for a window that is profiled and saved.
+    """Return the median CPU seconds of the training thread for saving a window.
 
-    Its page, and what TensorBoard is given.
+    This includes its page and its data for TensorBoard.
     """
     settings = Settings(dirpath=folder)
     seconds = []
@@ -213,7 +216,8 @@ def taken_of_training(profile: Profile, folder: Path) -> float:
         start = time.thread_time()
         results.add(window, ())
         while results.pending:
-            time.sleep(0.1)  # as a training step may take; it is no CPU time
+            # A training step may take this long. Sleep uses no CPU time.
+            time.sleep(0.1)
             results.report_ready()
         seconds.append(time.thread_time() - start)
         results.finish(failed=False)
@@ -222,7 +226,10 @@ def taken_of_training(profile: Profile, folder: Path) -> float:
 
 
 def many_runs(browser: Any, logs: Path) -> dict[str, tuple[float, float | None]]:
-    """Seconds of the list of many runs with many windows each, and of the tab with it."""
+    """Return the seconds for many runs with many windows each, each with its limit.
+
+    Measured are the list of windows and the tab.
+    """
     small = profile_of(20)
     for run in range(RUNS):
         with SummaryWriter(logs / f"run{run}") as writer:

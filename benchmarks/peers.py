@@ -36,32 +36,37 @@ FVCORE_CONTRACTIONS = {"addmm", "bmm", "conv", "einsum", "linear", "matmul", "mm
 
 
 class NoAnswerError(Exception):
-    """The tool said of itself that it could not count."""
+    """The tool itself reported that it could not count."""
 
 
 class Call(nn.Module):
-    """A model behind a `forward` of nothing but positional tensors, for tools that take nothing else; whatever else is given is kept."""
+    """A model whose `forward` accepts only positional tensors, for tools that pass nothing else.
+
+    All other arguments are stored.
+    """
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Tell the tensors from the rest."""
+        """Separate the tensors from the other arguments."""
         super().__init__()
         self.model = model
-        self.anchor = nn.Parameter(
-            torch.zeros(1)
-        )  # calflops asks for the device of the first parameter
+        # calflops reads the device of the first parameter.
+        self.anchor = nn.Parameter(torch.zeros(1))
         self.given, self.form = tree_flatten((args, kwargs))
         self.places = [place for place, value in enumerate(self.given) if isinstance(value, Tensor)]
         self.inputs = tuple(self.given[place] for place in self.places)
 
     def forward(self, *inputs: Any, packed: tuple[Any, ...] = ()) -> Any:
-        """Call the model, with what is packed where that is how the tool hands inputs on."""
+        """Call the model.
+
+        Some tools pass the tensors as `packed` instead of `inputs`.
+        """
         given = dict(enumerate(self.given)) | dict(zip(self.places, inputs or packed, strict=True))
         args, kwargs = tree_unflatten(given.values(), self.form)
         return self.model(*args, **kwargs)
 
 
 def positional(case: Case) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The case's model, wrapped only where it needs to be, and its inputs by position."""
+    """Return the model of a case, wrapped only if necessary, and its positional inputs."""
     model, args, kwargs = build(case)
     if kwargs or not all(isinstance(each, Tensor) for each in args):
         model = Call(model, args, kwargs)
@@ -70,9 +75,10 @@ def positional(case: Case) -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 def build(case: Case) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """The case, a function in it written out.
+    """Build a case.
 
-    Looked up by name when it is called, which is when patches reach it.
+    If its model is a function, the function is looked up by name at each call, so that patches of
+    it take effect.
     """
     torch.manual_seed(0)
     model, args, kwargs = case.build()
@@ -82,7 +88,10 @@ def build(case: Case) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 
 
 def written_out(value: Any) -> Any:
-    """What looks a function of torch up at each call; anything else as it is."""
+    """Return a function that looks up a function of torch at each call.
+
+    Any other value is returned unchanged.
+    """
     home, name = NAMES.get(id(value), (None, ""))
     if isinstance(value, type) or getattr(home, name, None) is not value:
         return value
@@ -94,9 +103,9 @@ def written_out(value: Any) -> Any:
 
 
 def lflops(case: Case) -> Answers:
-    """`lflops.count`.
+    """Run `lflops.count`.
 
-    The pointwise work that it finds is the room that other conventions are given.
+    The pointwise work that it finds is the tolerance for tools with another convention.
     """
     from lflops import count
 
@@ -111,10 +120,10 @@ def lflops(case: Case) -> Answers:
 
 
 def flop_counter_mode(*, attention: bool) -> Callable[[Case], Answers]:
-    """What torch has, around forward and backward; recomputing is part of its backward.
+    """Return a function that runs FlopCounterMode. Its backward includes recomputation.
 
     Args:
-        attention: Whether to tell it that the CPU's fused attention costs what CUDA's does.
+        attention: Whether the CPU's fused attention uses the formula of CUDA's fused attention.
     """
 
     def count(case: Case) -> Answers:
@@ -139,7 +148,7 @@ def flop_counter_mode(*, attention: bool) -> Callable[[Case], Answers]:
 
 
 def deepspeed(case: Case) -> Answers:
-    """`get_model_profile`; its backward is twice its forward."""
+    """Run `get_model_profile`. Its backward is always twice its forward."""
     from deepspeed.profiling.flops_profiler import get_model_profile
 
     model, args, kwargs = build(case)
@@ -151,10 +160,11 @@ def deepspeed(case: Case) -> Answers:
 
 
 def calflops(case: Case) -> Answers:
-    """`calculate_flops`; `include_backPropagation` adds twice the forward."""
+    """Run `calculate_flops`. Its `include_backPropagation` adds twice the forward."""
     from calflops import calculate_flops
 
-    call = Call(*build(case))  # it takes keyword arguments, but of tensors only
+    # calflops accepts keyword arguments only if they are tensors.
+    call = Call(*build(case))
     _, macs, _ = calculate_flops(
         call, args=list(call.inputs), print_results=False, output_as_string=False
     )
@@ -163,7 +173,7 @@ def calflops(case: Case) -> Answers:
 
 
 def fvcore(case: Case) -> Answers:
-    """`FlopCountAnalysis`, the operators of it that multiply and accumulate."""
+    """Run `FlopCountAnalysis`, and add its operators that multiply and accumulate."""
     from fvcore.nn import FlopCountAnalysis
 
     model, inputs = positional(case)
@@ -175,9 +185,9 @@ def fvcore(case: Case) -> Answers:
 
 
 def ptflops(backend: str) -> Callable[[Case], Answers]:
-    """`get_model_complexity_info`, with inputs by name.
+    """Return a function that runs `get_model_complexity_info` with inputs by name.
 
-    By position, one backend gives the mean over the batch.
+    With positional inputs, one of its backends returns the mean over the batch.
     """
 
     def count(case: Case) -> Answers:
@@ -200,7 +210,7 @@ def ptflops(backend: str) -> Callable[[Case], Answers]:
 
 
 def thop(case: Case) -> Answers:
-    """`profile`."""
+    """Run `profile`."""
     from thop import profile
 
     model, inputs = positional(case)
@@ -209,7 +219,7 @@ def thop(case: Case) -> Answers:
 
 
 def torchinfo(case: Case) -> Answers:
-    """`summary`, its mult-adds."""
+    """Run `summary`, and return its mult-adds."""
     from torchinfo import summary
 
     model, inputs = positional(case)
@@ -218,13 +228,13 @@ def torchinfo(case: Case) -> Answers:
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool and how to ask it.
+    """A tool and how to run it.
 
     Attributes:
-        name: What the tables call it.
-        module: What to import ahead; its first part is the package.
-        count: Gives the answers about one case.
-        backward: Whether it says anything of backward.
+        name: The name of the tool in the tables.
+        module: The module to import first. Its first part is the package.
+        count: Function that yields the answers for a case.
+        backward: Whether it reports backward.
     """
 
     name: str
@@ -258,12 +268,16 @@ TOOLS = (
 
 
 def load() -> None:
-    """Import all tools and what they and the cases import late, so that processes forked from this one need not."""
+    """Import all tools, and the modules that tools and cases import late.
+
+    Processes that are forked afterwards need not import them.
+    """
     with quiet():
+        # Dispatch modes import torch._dynamo.
         for module in (
             *(tool.module for tool in TOOLS),
             "torch._dynamo",
-        ):  # which dispatch modes load
+        ):
             importlib.import_module(module)
         for case in CASES:
             case.build()
@@ -275,7 +289,7 @@ def load() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Send what is printed nowhere, by C as well."""
+    """Discard all output, including the output of C code."""
     kept = os.dup(1), os.dup(2)
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - devnull is no path of ours
         os.dup2(nowhere.fileno(), 1)

@@ -30,7 +30,7 @@ class Layer(nn.Module):
     """A transformer layer, which may repeat one of its projections or sleep."""
 
     def __init__(self, *, repeats: int = 1, sleeps: bool = False) -> None:
-        """Build it."""
+        """Build the layer."""
         super().__init__()
         self.norm = nn.RMSNorm(WIDTH)
         self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
@@ -54,7 +54,7 @@ class Model(LightningModule):
     """A language model of a few layers, with the fault of a kind of run."""
 
     def __init__(self, kind: str) -> None:
-        """Build it."""
+        """Build the model."""
         super().__init__()
         self.kind = kind
         self.embed = nn.Embedding(VOCABULARY, WIDTH)

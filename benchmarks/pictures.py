@@ -22,7 +22,7 @@ from tests.support.markdown_pages import blocks
 
 ROOT = Path(__file__).parents[1]
 VIEWS = {"run": 1000, "modules": 720, "timeline": 720, "roofline": 760, "memory": 760}
-"""The views, and how many pixels of each are shown from the top."""
+"""The views, and the height of each picture in pixels."""
 
 WANTED = {
     "run": ".figures",
@@ -32,11 +32,11 @@ WANTED = {
     "ranks": ".ranks .facts",
     "compare": ".compared .sentences",
 }
-"""What is waited for."""
+"""For each view, the element that must appear before the picture is taken."""
 
 
 def take(browser: Any, page: Path, view: str, picture: Path, *, width: int, height: int) -> None:
-    """Take a view in the light and in the dark theme: `run.png`, `run-dark.png`.
+    """Take pictures of a view in both themes, such as `run.png` and `run-dark.png`.
 
     Args:
         browser: Chromium.
@@ -44,7 +44,7 @@ def take(browser: Any, page: Path, view: str, picture: Path, *, width: int, heig
         view: The view.
         picture: The file of the picture in the light theme.
         width: Width of the browser's window, in pixels.
-        height: How much of the view is shown, from the top.
+        height: Height of the picture, from the top of the view.
     """
     for theme, ending in (("light", ""), ("dark", "-dark")):
         size = {"width": width, "height": height}
@@ -56,11 +56,11 @@ def take(browser: Any, page: Path, view: str, picture: Path, *, width: int, heig
 
 
 FAULT_HEIGHT = 760
-"""How many pixels of the views of runs with faults are shown from the top."""
+"""Height of the pictures of runs with faults, in pixels."""
 
 
 def take_faults(browser: Any, into: Path, *, width: int) -> None:
-    """Train with a slow rank, and before and after a change; take the ranks and the comparison."""
+    """Train the runs of `pictured_runs.py`; take pictures of the ranks and the comparison."""
     script = Path(__file__).parent / "pictured_runs.py"
     with TemporaryDirectory() as folder:
         for kind in ("slow-rank", "before", "after"):

@@ -22,7 +22,7 @@ REPEATS = 11
 
 
 def median_seconds(action: Callable[[], object]) -> float:
-    """What one run takes, garbage collection and the freeing of its result included."""
+    """Return the median seconds of a call, including garbage collection and freeing its result."""
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()

@@ -37,41 +37,45 @@ PREDICTED, PUBLISHED = (
     Path(__file__).with_name(f"published_memory{name}.toml") for name in ("_predicted", "")
 )
 CHIP = "A10G"
-GB = 10**9  # the table's unit: `torch.cuda.max_memory_allocated() / 1e9`
-LEAST_PAGED = 100_000  # elements from which bitsandbytes puts a paged optimizer's state outside of torch's memory
+# The unit of the table, which has `torch.cuda.max_memory_allocated() / 1e9`.
+GB = 10**9
+# From this number of elements, bitsandbytes puts the state of a paged optimizer outside the memory
+# that torch counts.
+LEAST_PAGED = 100_000
 
 
 class Dequantized(torch.autograd.Function):
-    """The product with a weight in 4 bits, as bitsandbytes 0.42 computes it.
+    """The matmul with a 4-bit weight, as bitsandbytes 0.42 computes it.
 
-    It makes the whole weight, in forward and in backward.
+    It creates the whole weight in forward and in backward.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, shape: tuple[int, int], bias: Tensor | None
     ) -> Tensor:
-        """Keeps the input, which its backward does not need."""
+        """Compute the matmul. The input is saved, although backward does not need it."""
         ctx.kept, ctx.shape = (x, weight), shape
         return nn.functional.linear(x, _dequantized(shape, x), bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of the input."""
+        """Return the gradient of the input."""
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         return gradient @ _dequantized(ctx.shape, gradient), None, None, None
 
 
 def _dequantized(shape: tuple[int, int], like: Tensor) -> Tensor:
-    """The whole weight: it was quantized from float16, so it is made in float16 and then cast."""
+    """Create the whole weight in float16, the dtype before quantization, and cast it."""
     return torch.empty(shape, dtype=torch.float16, device=like.device).to(like.dtype)
 
 
 class FourBitLinear(nn.Module):
-    """A linear layer whose weight is stored as bitsandbytes' nf4.
+    """A linear layer whose weight is stored in bitsandbytes' nf4 format.
 
-    Half a byte an element, a scale in float32 for 64, and the 16 values.
+    An element needs half a byte. Each 64 elements have a scale in float32. There is one table of 16
+    values.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, **_: Any) -> None:  # noqa: FBT001, FBT002 - as torch's own
@@ -86,7 +90,7 @@ class FourBitLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product with the dequantized weight."""
+        """Compute the matmul with the dequantized weight."""
         product: Tensor = Dequantized.apply(
             x, self.weight, (self.out_features, self.in_features), self.bias
         )
@@ -94,9 +98,10 @@ class FourBitLinear(nn.Module):
 
 
 class PagedAdamW(torch.optim.Optimizer):
-    """bitsandbytes' optimizer of that name.
+    """bitsandbytes' optimizer with this name.
 
-    Moments in single precision, of large parameters in memory that torch does not count.
+    Its moments are in single precision. For large parameters, they are in memory that torch does
+    not count.
     """
 
     def __init__(self, parameters: Any) -> None:
@@ -104,7 +109,7 @@ class PagedAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Make the moments; its kernel needs no temporary tensors."""
+        """Create the moments. The kernel needs no temporary tensors."""
         del closure
         for group in self.param_groups:
             for each in group["params"]:
@@ -116,7 +121,7 @@ class PagedAdamW(torch.optim.Optimizer):
 
 
 class Run:
-    """One fine-tuning, by its YAML."""
+    """A fine-tuning run, as its YAML file configures it."""
 
     def __init__(self, folder: Path, name: str) -> None:
         sys.path.insert(0, str(folder))
@@ -131,7 +136,7 @@ class Run:
         self.decay = settings["optimizer"]["init_args"]["weight_decay"]
 
     def build(self) -> nn.Module:
-        """The model as LitGPT sets it up; its optimizer is `model.updates`."""
+        """Build the model as LitGPT does. Its optimizer is `model.updates`."""
         import litgpt.lora
         import litgpt.model
 
@@ -161,10 +166,11 @@ class Run:
         return model  # type: ignore[no-any-return]
 
     def fit(self, model: Any, ids: Tensor) -> None:
-        """LitGPT's loop: the logits stay until the next iteration has its own, through the optimizer's step and the validation.
+        """Run LitGPT's loop.
 
-        Fabric's precision casts the logits to float32. The third iteration has gradients, state and
-        the logits before.
+        The logits stay alive until the next iteration has its own logits, so they exist during the
+        optimizer's step and the validation. Fabric's precision casts the logits to float32. In the
+        third iteration, gradients, optimizer state and the previous logits exist at the same time.
         """
         from litgpt.utils import chunked_cross_entropy
 
@@ -189,7 +195,7 @@ class Run:
             model.train()
 
     def predict(self) -> lflops.Profile:
-        """One rank's training."""
+        """Estimate the training of one rank."""
         ids = torch.zeros(self.samples, self.tokens, dtype=torch.long)
         mesh = {"data": self.devices} if self.devices > 1 else None
         return lflops.estimate(
@@ -202,7 +208,7 @@ def _in_float32(logits: Any) -> Any:
 
 
 def predicted(folder: Path) -> Iterator[str]:
-    """A TOML table of each configuration."""
+    """Yield a TOML table for each configuration."""
     for path in sorted((folder / "config_hub" / "finetune").glob("*/*.yaml")):
         name = f"{path.parent.name}/{path.stem}"
         profile = Run(folder, name).predict()
@@ -215,7 +221,7 @@ def predicted(folder: Path) -> Iterator[str]:
 
 
 def compare() -> None:
-    """Each row beside its prediction."""
+    """Compare each published row with its prediction, and write the section."""
     predictions, published = (tomllib.loads(path.read_text()) for path in (PREDICTED, PUBLISHED))
     lines, errors, verdicts = [], [], []
     for name, row in published.items():
@@ -253,14 +259,18 @@ RANKS = {
     8: {"eager": 82.4, "compiled": 77.0, "compiled, float8": 76.8},
     128: {"eager": 67.0, "compiled": 62.0, "compiled, float8": 61.8},
 }
-"""GiB that torchtitan reserved on each rank:
+"""GiB that torchtitan reserved on each rank, by the number of ranks.
 
-Llama 3 8B, batch 2 of 8,192 tokens, per-operator checkpointing, bfloat16.
+The run is Llama 3 8B with a batch of 2 x 8,192 tokens, checkpointing of selected operators, and
+bfloat16.
 """
 
 
 def titan(folder: Path, ranks: int) -> lflops.Profile:
-    """One rank of torchtitan's own model, as `--fsdp N --mp bf16 --reduce fp32 --ac selective-op --optimizer adamw` estimates it."""
+    """Estimate one rank of torchtitan's model.
+
+    The options are those of `--fsdp N --mp bf16 --reduce fp32 --ac selective-op --optimizer adamw`.
+    """
     sys.path.insert(0, str(folder))
     with mock.patch.dict(
         sys.modules,
@@ -291,7 +301,7 @@ def titan(folder: Path, ranks: int) -> lflops.Profile:
 
 
 def titan_rows() -> Iterator[str]:
-    """The rows of torchtitan that were predicted."""
+    """Yield the predicted rows of torchtitan."""
     found = tomllib.loads(PREDICTED.read_text())
     yield "torchtitan's Llama 3 8B with FSDP2 on H100s, GiB of a rank. It publishes what is reserved, which the simulated allocator gives:"
     yield from (
@@ -309,7 +319,7 @@ def titan_rows() -> Iterator[str]:
 
 
 def predicted_titan(folder: Path) -> Iterator[str]:
-    """A TOML table for each number of ranks."""
+    """Yield a TOML table for each number of ranks."""
     for ranks in RANKS:
         memory = titan(folder, ranks).memory
         if memory is None or memory.reserved is None:

@@ -70,7 +70,7 @@ from tests.support.simulated_ranks import (
 WIDTH, ROWS, BLOCKS, SLOW_BLOCK = 64, 16, 4, 2
 WAIT, HOOKED, AFTER = 5, 15, 14
 BASE = 2e-3
-"""Seconds that a block's forward sleeps; its backward sleeps twice as long."""
+"""Seconds that a block's forward sleeps. Its backward sleeps twice as long."""
 
 STRATEGIES = ("ddp", "fsdp", "tensor parallel", "pipeline")
 WORK = f"blocks.{SLOW_BLOCK}.work"
@@ -83,14 +83,14 @@ KINDS: dict[str, tuple[str, str] | None] = {
     "10 % everywhere": ("", "all"),
     "none": None,
 }
-"""What is planted, and the module and the phase that have to be named."""
+"""Kinds of planted delays, and the module and the phase that must be named."""
 
 SECONDS = 300
-"""That a run may take."""
+"""Time limit of a run in seconds."""
 
 
 class Case(NamedTuple):
-    """One training."""
+    """One training run."""
 
     strategy: str
     kind: str
@@ -101,10 +101,10 @@ class Case(NamedTuple):
 
 STEPS = 120
 DELAY = 20e-3
-"""Steps of a training with the default schedule, and the seconds that are planted in it."""
+"""Planted seconds in a training run with the default schedule, which has `STEPS` steps."""
 
 LATE = 60
-"""The step from which on what begins late is there."""
+"""The step after which a late-starting delay begins."""
 
 DEFAULT_KINDS: dict[str, tuple[set[str], str, int] | None] = {
     "forward": ({WORK}, "forward", 1),
@@ -118,19 +118,19 @@ DEFAULT_KINDS: dict[str, tuple[set[str], str, int] | None] = {
     "from step 60": ({WORK, ""}, "forward", 1),
     "none": None,
 }
-"""What is planted with the default schedule: the modules, the phase and the rank that are right.
+"""Kinds of delays with the default schedule: the right modules, phase and rank.
 
-A window that has no slow module-timing step cannot know the module.
+In a window without a slow module-timing step, the module cannot be known.
 """
 
 
 class Report(NamedTuple):
-    """What a run says of its ranks at the end, and what its log said.
+    """The report about ranks at the end of a run.
 
     Attributes:
-        named: Module, phase, rank and cause of each row of the last file.
-        logged: The sentences of the log about slow ranks.
-        own: Findings that are waiting for other ranks, in a run in which no rank is slow.
+        named: Module, phase, rank and cause of each straggler in the last file.
+        logged: The sentences about slow ranks in the log.
+        own: Issues that report a wait for other ranks, in a run in which no rank is slow.
     """
 
     named: list[tuple[str, str, int, str | None]]
@@ -139,28 +139,28 @@ class Report(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The first row, if there is one, and the merged step's wait for data."""
+    """The first straggler, if there is one, and the data wait of the merged step."""
 
     named: tuple[str, str, int] | None
     data: float
 
 
 def nap(seconds: float) -> None:
-    """Sleep, and not less."""
+    """Sleep for at least some seconds."""
     until = time.perf_counter() + seconds
     while (left := until - time.perf_counter()) > 0:
         time.sleep(left)
 
 
 def compute(seconds: float) -> None:
-    """Keep a core busy."""
+    """Keep a core busy for some seconds."""
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         pass
 
 
 class NapsBackward(torch.autograd.Function):
-    """Passes a tensor on; its backward takes its time."""
+    """An operator that returns its input, and sleeps in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, work: "Work") -> Tensor:
@@ -174,10 +174,10 @@ class NapsBackward(torch.autograd.Function):
 
 
 class Work(nn.Module):
-    """A product, and a nap forward and backward."""
+    """A linear layer that sleeps in forward and in backward."""
 
     def __init__(self, seconds: float) -> None:
-        """Be as fast as on the other ranks."""
+        """Create a layer that is as fast as on the other ranks."""
         super().__init__()
         self.product = nn.Linear(WIDTH, 2 * WIDTH)
         self.usual = self.forward_seconds = seconds
@@ -189,10 +189,10 @@ class Work(nn.Module):
 
 
 class Block(nn.Module):
-    """Work, and a product that is not."""
+    """A layer that sleeps, and a linear layer that does not."""
 
     def __init__(self, seconds: float) -> None:
-        """Of which the forward sleeps so long."""
+        """Create a block whose forward sleeps for some seconds."""
         super().__init__()
         self.work = Work(seconds)
         self.mix = nn.Linear(2 * WIDTH, WIDTH)
@@ -202,10 +202,10 @@ class Block(nn.Module):
 
 
 class Batches(Dataset[Tensor]):
-    """Rows, with a call at the first of each batch."""
+    """Random rows. A function is called at the first row of each batch."""
 
     def __init__(self, rows: int, begin: Callable[[], None]) -> None:
-        """Draw them."""
+        """Create the rows."""
         self.x = torch.randn(rows, WIDTH)
         self.begin = begin
         self.fetched = 0
@@ -221,15 +221,15 @@ class Batches(Dataset[Tensor]):
 
 
 def rank() -> int:
-    """Which this process is."""
+    """Return the rank of this process."""
     return int(os.environ["LOCAL_RANK"])
 
 
 class Model(LightningModule):
-    """Four blocks and a head, with the delay on one rank."""
+    """Four blocks and a head, with a delay on one rank."""
 
     def __init__(self, case: Case) -> None:
-        """Plant it."""
+        """Create the model, and plant the delay."""
         super().__init__()
         everywhere = case.kind == "10 % everywhere"
         self.case, self.is_slow, self.is_spread, self.steps = (
@@ -254,13 +254,13 @@ class Model(LightningModule):
                 self.work(n).backward_seconds *= 1.1
 
     def work(self, number: int) -> Work:
-        """That of a block."""
+        """Return the sleeping layer of a block."""
         work = self.blocks[str(number)].work
         assert isinstance(work, Work)  # noqa: S101
         return work
 
     def begin_batch(self) -> None:
-        """The data set is asked for the first row."""
+        """Sleep if the delay is in the data wait. The data set calls this for each batch."""
         if self.is_slow and self.case.kind == "data":
             nap(self.case.seconds)
 
@@ -280,7 +280,7 @@ class Model(LightningModule):
             fully_shard(self.head, mesh=data)
 
     def begin_step(self) -> None:
-        """In every third step one block is slow."""
+        """Set the delay of the block for this step, if it varies from step to step."""
         self.steps += 1
         if self.is_slow and self.case.kind == "every third step" and str(SLOW_BLOCK) in self.blocks:
             slow = self.work(SLOW_BLOCK)
@@ -313,7 +313,7 @@ class Model(LightningModule):
 
 
 class Stages(DDPStrategy):
-    """Starts the ranks as for a replicated model, and wraps nothing."""
+    """A strategy that starts the ranks like DDP, but does not wrap the model."""
 
     def configure_ddp(self) -> None:
         pass
@@ -324,10 +324,10 @@ class Stages(DDPStrategy):
 
 
 class Stage(Model):
-    """The blocks of one stage of a pipeline, which works while the others wait."""
+    """The blocks of one stage of a pipeline. The other stages wait while it works."""
 
     def __init__(self, case: Case) -> None:
-        """Keep the rank's own blocks."""
+        """Create only the blocks of this rank."""
         super().__init__(case)
         self.automatic_optimization = False
         own = BLOCKS // case.ranks
@@ -363,12 +363,12 @@ class Stage(Model):
 
 
 def stages(each: int) -> dict[str, int]:
-    """The topology of a pipeline."""
+    """Return the topology of a pipeline."""
     return {"data": 0, "pipeline": each}
 
 
 def strategy_of(case: Case) -> Any:
-    """Lightning's."""
+    """Return the strategy for Lightning."""
     if case.strategy in {"ddp", "pipeline"}:
         return DDPStrategy() if case.strategy == "ddp" else Stages()
     data, tensor = (case.ranks, 1) if case.strategy == "fsdp" else (1, case.ranks)
@@ -376,7 +376,7 @@ def strategy_of(case: Case) -> Any:
 
 
 def train(case: Case) -> Outcome | None:
-    """What rank 0 says of it; nothing on the others."""
+    """Run a training run. Returns its outcome on rank 0, and `None` on the other ranks."""
     with tempfile.TemporaryDirectory() as directory:
         profile = profiled(case, Path(directory))
     if profile is None:
@@ -388,7 +388,7 @@ def train(case: Case) -> Outcome | None:
 
 
 def profiled(case: Case, folder: Path, *, trace: bool = False) -> lflops.Profile | None:
-    """The profile of a training; `None` on all ranks but the first."""
+    """Run a training run. Returns its profile on rank 0, and `None` on the other ranks."""
     torch.manual_seed(0)
     pipeline = case.strategy == "pipeline"
     module = (Stage if pipeline else Model)(case)
@@ -421,10 +421,10 @@ def profiled(case: Case, folder: Path, *, trace: bool = False) -> lflops.Profile
 
 
 class Said(logging.Handler):
-    """Keeps what lflops logs of slow ranks."""
+    """A log handler that stores the sentences about slow ranks."""
 
     def __init__(self) -> None:
-        """Before the first sentence."""
+        """Create an empty list of lines."""
         super().__init__()
         self.lines: list[str] = []
 
@@ -434,7 +434,10 @@ class Said(logging.Handler):
 
 
 def default(case: Case, traced: bool) -> Report | None:  # noqa: FBT001 - an argument of another process
-    """Train with the default schedule; `None` on all ranks but the first."""
+    """Train with the default schedule.
+
+    Returns the report on rank 0, and `None` on the other ranks.
+    """
     torch.manual_seed(0)
     said = Said()
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
@@ -476,7 +479,10 @@ def default(case: Case, traced: bool) -> Report | None:  # noqa: FBT001 - an arg
 
 
 def is_report_right(case: Case, report: Report) -> bool:
-    """Whether the first row has the rank and the place, or no row and no own wait is there."""
+    """Return whether the first straggler has the right rank, module and phase.
+
+    If nothing was planted, return whether there is no straggler and no wait.
+    """
     expected = DEFAULT_KINDS[case.kind]
     if expected is None:
         return not report.named and not report.logged and not report.own
@@ -490,7 +496,7 @@ def is_report_right(case: Case, report: Report) -> bool:
 def run_default(
     kinds: Sequence[str], strategies: Sequence[str], repeat: int, until: float
 ) -> Iterator[str]:
-    """Train each kind under each strategy, traced and not, and yield the lines of a table."""
+    """Train each kind with each strategy, with and without a trace; yield a table."""
     yield "| strategy | planted | trace | right | rows of the last file | log |"
     yield "|---|---|---|---|---|---|"
     right = Counter[bool]()
@@ -525,7 +531,7 @@ def run_default(
 
 
 class Ranks:
-    """Processes that stay a group from training to training."""
+    """Processes that stay in one group for several training runs."""
 
     def __init__(self, world: int) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -542,18 +548,18 @@ class Ranks:
         ]
 
     def train(self, case: Case) -> Outcome:
-        """What rank 0 says."""
+        """Run a training run, and return its outcome on rank 0."""
         outcome, *_ = self.run(train, case)
         assert outcome is not None  # noqa: S101
         return outcome
 
     def run(self, function: Callable[..., Any], *given: Any) -> list[Any]:
-        """What each rank gives."""
+        """Run a function on each rank, and return all results."""
         running = [each.submit(function, *given) for each in self._ranks]
         return [each.result(SECONDS) for each in running]
 
     def end(self) -> None:
-        """Kill them: a group has nothing to say at its end."""
+        """Kill the processes, because they need no orderly exit."""
         for each in self._ranks:
             for process in list(each._processes.values()):  # noqa: SLF001 - there is no other way to end one
                 process.kill()
@@ -561,7 +567,7 @@ class Ranks:
 
 
 def stand(place: dict[str, str]) -> None:
-    """Be the rank that a launcher would make of this process."""
+    """Set up this process as a rank, as a launcher would do."""
     os.environ.update(place)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
@@ -570,9 +576,10 @@ def stand(place: dict[str, str]) -> None:
 
 
 def grid(ranks: int, sizes: Sequence[float], repeat: int) -> Iterator[Case]:
-    """Every kind in every size under every strategy; what plants nothing six times as often.
+    """Yield each kind with each size and strategy, in random order.
 
-    Shuffled, so that a part stands for all.
+    Runs without a delay are repeated six times. Because of the order, a part of the runs represents
+    all of them.
     """
     draw = random.Random(ranks)  # noqa: S311 - nothing is secret
     cases = list(_cases(ranks, sizes, repeat, draw))
@@ -597,9 +604,9 @@ def _cases(ranks: int, sizes: Sequence[float], repeat: int, draw: random.Random)
 
 
 def is_right(case: Case, outcome: Outcome) -> bool:
-    """Whether the first row names rank, phase and module.
+    """Return whether the first straggler has the right rank, phase and module.
 
-    Where nothing was planted, whether there is none.
+    If nothing was planted, return whether there is no straggler.
     """
     place = KINDS[case.kind]
     return outcome.named == (None if place is None else (*place, case.slow_rank))
@@ -608,9 +615,9 @@ def is_right(case: Case, outcome: Outcome) -> bool:
 def run_grid(
     ranks: int, sizes: Sequence[float], repeat: int, log: Path, until: float
 ) -> list[tuple[Case, Outcome]]:
-    """Train all of them, with a line in the log for each.
+    """Run all training runs, and write a line for each to the log.
 
-    A run that fails is reported, and left out.
+    A run that fails is printed, and left out.
     """
     known = logged(log)
     found, group = [], Ranks(ranks)
@@ -638,7 +645,7 @@ def run_grid(
 
 
 def logged(log: Path) -> defaultdict[Case, list[Outcome]]:
-    """The trainings that ran already."""
+    """Return the training runs that are already in the log."""
     found = defaultdict(list)
     for line in log.read_text().splitlines() if log.exists() else ():
         case, (named, data), _ = json.loads(line)
@@ -648,7 +655,7 @@ def logged(log: Path) -> defaultdict[Case, list[Outcome]]:
 
 @contextlib.contextmanager
 def busy_core(*, busy: bool) -> Iterator[None]:
-    """Another process that never sleeps."""
+    """Run another process that keeps a core busy during the block."""
     process = subprocess.Popen([sys.executable, "-c", BUSY]) if busy else None  # noqa: S603
     try:
         yield
@@ -659,7 +666,7 @@ def busy_core(*, busy: bool) -> Iterator[None]:
 
 
 def table(results: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
-    """Right runs of all, by strategy and size."""
+    """Yield a table with the number of right runs, by strategy and size."""
     sizes = sorted({case.seconds for case, _ in results if case.kind != "none"})
     right: dict[tuple[str, object], Counter[bool]] = defaultdict(Counter)
     for case, outcome in results:
@@ -678,9 +685,10 @@ def table(results: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
 
 
 def simulated(ranks: int, seeds: int) -> Iterator[str]:
-    """A line for each strategy.
+    """Yield a line for each strategy, with results of simulated runs.
 
-    Planted culprits that come first, and runs without one in which nobody is accused.
+    It contains how often a planted delay is the first straggler, and how often a run without a
+    delay has no straggler.
     """
     plants = {
         (place.fqn, place.phase): Plant(rank=ranks // 3, place=place, seconds=5e-3)

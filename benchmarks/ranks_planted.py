@@ -48,17 +48,18 @@ from lflops.timing.step_phases import LoggedPhases
 
 WIDTH, ROWS, BLOCKS, SLOW_BLOCK = 64, 16, 3, 1
 NAP, DELAY, RARE = 1e-3, 10e-3, 50e-3
-"""Seconds that a block's forward sleeps, its backward twice as long.
+"""Seconds of sleep.
 
-Those that are planted, and those in every 50th step.
+`NAP` is for the forward of a block; its backward sleeps twice as long. `DELAY` is planted. `RARE`
+is planted if the delay is in few steps.
 """
 
 LATE = 200
-"""The step from which on what begins late is there."""
+"""The step at which a late-starting delay begins."""
 
 STEPS = 120
 LONGER = {"50th": 310, "late": 300, "validation": 200}
-"""Steps of a training, by what is planted."""
+"""Steps of a training run, by words in its kind. Other kinds have `STEPS` steps."""
 
 PLACES = ("forward", "backward", "data", "clip", "optimizer", "outside")
 EVERY = {"": 1, " every 3rd": 3, " every 10th": 10, " every 50th": 50}
@@ -69,7 +70,10 @@ STEADY = {
     if not often or place in ("forward", "data")
 }
 EVENTS = {"validation": ("validation", 20), "logging": ("logging", 10)}
-"""What the first rank, or a slow one, takes longer for between batches, and in every so manieth step."""
+"""Events between batches, each with its place and the number of steps between two of them.
+
+Rank 0, or the slow rank, takes longer for the event.
+"""
 
 KINDS = (
     *STEADY,
@@ -89,14 +93,14 @@ KINDS = (
 
 
 COMPUTING = frozenset({"contention", "thread", "longer", "lengths"})
-"""Kinds whose model computes for a while."""
+"""Kinds whose model computes instead of only sleeping."""
 
 ALIKE = frozenset({"turns", "lengths", "none"})
 """Kinds in which no rank is slower than the others."""
 
 
 class Case(NamedTuple):
-    """One training."""
+    """One training run."""
 
     loop: str
     kind: str
@@ -106,9 +110,13 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What is said first of the run.
+    """The result of a run.
 
-    Module, phase and rank, and the cause; then why no rank is named, and what is said second.
+    Attributes:
+        named: Module, phase and rank of the first straggler, if any.
+        cause: The cause of the first straggler.
+        turns: The reason why no rank is named.
+        second: Module, phase and rank of the second straggler, if any.
     """
 
     named: tuple[str, str, int] | None
@@ -118,7 +126,7 @@ class Outcome(NamedTuple):
 
 
 class Block(nn.Module):
-    """A product with a nap, forward and backward; its own work is as long as the batch."""
+    """A linear layer that sleeps in forward and in backward."""
 
     def __init__(self, plant: "Plant | None") -> None:
         super().__init__()
@@ -136,10 +144,10 @@ class Block(nn.Module):
 
 
 class Plant:
-    """What one rank does in addition.
+    """The additional work of one rank.
 
     Args:
-        case: The training; on all ranks but one nothing is done.
+        case: The training run. On all other ranks, nothing is planted.
     """
 
     def __init__(self, case: Case) -> None:
@@ -152,7 +160,7 @@ class Plant:
         self.busy: subprocess.Popen[bytes] | None = None
 
     def seconds(self, place: str) -> float:
-        """How long it sleeps there in this step."""
+        """Return the seconds of sleep at a place in the current step."""
         kind = self.case.kind
         if kind == "turns" and place == "forward":
             return DELAY if self.step % self.case.ranks == rank() else 0.0
@@ -175,12 +183,12 @@ class Plant:
         )
 
     def at(self, place: str) -> None:
-        """The training is there."""
+        """Sleep at a place of the training loop, if a delay is planted there."""
         if seconds := self.seconds(place):
             nap(seconds)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.step += 1
         if not self.is_slow:
             return
@@ -192,7 +200,7 @@ class Plant:
             self.saving.start()
 
     def rows(self, rows: int) -> int:
-        """How many a batch has in this step."""
+        """Return the number of rows of a batch in this step."""
         kind = self.case.kind
         if kind == "longer":
             return rows * 3 if self.is_slow else rows
@@ -200,14 +208,14 @@ class Plant:
 
 
 def save() -> None:
-    """Serialize what is large, in a thread of Python's."""
+    """Serialize a large object in a Python thread."""
     until = time.monotonic() + 0.2
     while time.monotonic() < until:
         json.dumps(list(range(20_000)))
 
 
 class Model(nn.Module):
-    """Some blocks and a head. Busy kinds compute rather than sleep."""
+    """Some blocks and a head. Kinds in `COMPUTING` have additional layers."""
 
     def __init__(self, plant: Plant) -> None:
         super().__init__()
@@ -226,7 +234,8 @@ class Model(nn.Module):
             x = block(x)
         if self.wide is not None and self.narrow is not None:
             x = self.narrow(torch.tanh(self.wide(x)))
-        if self.expert is not None:  # as many tokens as are routed to this rank
+        # The slow rank receives more tokens than the others.
+        if self.expert is not None:
             load = 3 if self.plant.is_slow else 1
             for _ in range(3):
                 nap(NAP * load)
@@ -235,7 +244,10 @@ class Model(nn.Module):
 
 
 def lengths_of(case: Case) -> Callable[[Any], Any]:
-    """Collates rows into a batch; where lengths differ, of each step another one."""
+    """Return a function that collates rows into a batch.
+
+    For some kinds, the length of the batch differs between steps or ranks.
+    """
     draw = torch.Generator().manual_seed(rank())
     computes = case.kind in COMPUTING
 
@@ -252,14 +264,14 @@ def lengths_of(case: Case) -> Callable[[Any], Any]:
 
 
 def loader_of(case: Case, plant: Plant, steps: int) -> DataLoader[Tensor]:
-    """Batches of this rank."""
+    """Return a loader for the batches of this rank."""
     data = Batches(steps * ROWS * case.ranks, lambda: plant.at("data"))
     sampler = DistributedSampler(data, num_replicas=case.ranks, rank=rank(), shuffle=False)
     return DataLoader(data, batch_size=ROWS, sampler=sampler, collate_fn=lengths_of(case))
 
 
 class Napping(torch.optim.SGD):
-    """Takes its time where a nap is planted."""
+    """An optimizer that sleeps if a delay is planted in it."""
 
     plant: Plant
 
@@ -270,14 +282,14 @@ class Napping(torch.optim.SGD):
 
 
 def optimizer_of(model: nn.Module, plant: Plant) -> torch.optim.Optimizer:
-    """The model's."""
+    """Create the optimizer of a model."""
     optimizer = Napping(model.parameters(), lr=1e-3)
     optimizer.plant = plant
     return optimizer
 
 
 def plain(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
-    """The loop of the documentation, word for word but for the model."""
+    """Run the loop of the documentation, with another model."""
     model = DistributedDataParallel(Model(plant))
     optimizer = optimizer_of(model, plant)
     loader = loader_of(case, plant, steps)
@@ -297,7 +309,7 @@ def plain(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
 
 
 def validate(case: Case, plant: Plant, monitor: Any, model: nn.Module, batch: Tensor) -> None:
-    """Validate, if it is planted and due."""
+    """Validate, if this is planted and due."""
     if case.kind == "validation" and not plant.step % plant.every:
         with monitor.stage("validate"), torch.no_grad():
             plant.at("validation")
@@ -305,7 +317,7 @@ def validate(case: Case, plant: Plant, monitor: Any, model: nn.Module, batch: Te
 
 
 def engines(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
-    """Fabric's, or Accelerate's."""
+    """Run a loop with Fabric or Accelerate."""
     inner = Model(plant)
     if case.loop == "fabric":
         from lightning.fabric import Fabric
@@ -336,13 +348,13 @@ def engines(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
 
 
 def units(batch: Tensor | dict[str, Tensor]) -> dict[str, int]:
-    """Of a batch of rows of some length."""
+    """Return the samples and tokens of a batch."""
     batch = batch["x"] if isinstance(batch, dict) else batch
     return {"samples": len(batch), "tokens": batch.numel() // WIDTH}
 
 
 def watched(model: nn.Module, optimizer: Any, said: list[str], **more: Any) -> Any:
-    """With the default schedule and a trace."""
+    """Create a monitor with the default schedule and a trace."""
     return lflops.monitor(
         model,
         optimizer,
@@ -356,7 +368,7 @@ def watched(model: nn.Module, optimizer: Any, said: list[str], **more: Any) -> A
 
 
 def lightning(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
-    """A Trainer's."""
+    """Run a Trainer of Lightning."""
     from lightning.pytorch import LightningModule, Trainer
 
     from lflops.integrations.lightning.monitor import FlopsMonitor
@@ -417,7 +429,7 @@ def lightning(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
 
 
 def pipeline(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
-    """Two stages, of which the slow rank's has three times as many blocks."""
+    """Run a pipeline of two stages. The stage of the slow rank has three times as many blocks."""
     model = nn.Sequential(*(Block(None) for _ in range(6 if plant.is_slow else 2)))
     optimizer = optimizer_of(model, plant)
     loader = loader_of(case, plant, steps)
@@ -445,7 +457,7 @@ def pipeline(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
 
 
 def hugging_face(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
-    """The Trainer of transformers."""
+    """Run the Trainer of transformers."""
     from transformers import Trainer, TrainingArguments
 
     from lflops.integrations.huggingface import FlopsCallback
@@ -516,7 +528,7 @@ def hugging_face(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
 
 
 class Said(logging.Handler):
-    """Keeps what is logged."""
+    """A log handler that stores all messages."""
 
     def __init__(self, said: list[str]) -> None:
         super().__init__()
@@ -536,7 +548,7 @@ LOOPS: dict[str, Callable[..., Any]] = {
 
 
 def train(case: Case) -> Outcome | None:
-    """What rank 0 says of it; nothing on the others."""
+    """Run a training run. Returns its outcome on rank 0, and `None` on the other ranks."""
     torch.manual_seed(0)
     if not distributed.is_initialized():
         os.environ.update(RANK=str(rank()), WORLD_SIZE=str(case.ranks))
@@ -573,9 +585,9 @@ def train(case: Case) -> Outcome | None:
 
 
 def is_right(case: Case, outcome: Outcome) -> bool:
-    """Whether rank, place and cause come first, no module but the right one.
+    """Return whether the first straggler has the right rank, phase and cause.
 
-    Where ranks are alike, whether none is named.
+    It must name no wrong module. If all ranks are alike, return whether no rank is named.
     """
     if case.kind in ALIKE:
         expected = {
@@ -617,11 +629,14 @@ PHASES_OF = {
     "gc": {"forward", "other"},
     "logging": {"other"},
 }
-"""What no hook of a loop of one's own sees is in the phase before, or in none."""
+"""Phases that are right for some kinds and places.
+
+If a loop has no hook at a place, its time is in the phase before it, or in no phase.
+"""
 
 
 def contended(case: Case) -> subprocess.Popen[bytes] | None:
-    """Each rank on a core of its own, and on the slow one's another process."""
+    """Give each rank its own core, and run another process on the core of the slow rank."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank() % len(cores)]})
     if rank() != case.slow_rank:
@@ -630,22 +645,24 @@ def contended(case: Case) -> subprocess.Popen[bytes] | None:
 
 
 def cases(given: argparse.Namespace) -> Iterator[Case]:
-    """Every kind in every loop, first with the fewest ranks."""
+    """Yield every kind with every loop, beginning with the fewest ranks."""
     for ranks in given.ranks:
         for number in range(given.repeat):
             for kind in given.kinds:
                 for index, loop in enumerate(given.loops):
                     if kind == "stages" and (loop, ranks) != ("plain", 2):
                         continue
-                    if kind == "contention" and ranks > (
-                        os.cpu_count() or 1
-                    ):  # the other process would share several ranks' core
+                    # With fewer cores than ranks, the other process would slow down several ranks.
+                    if kind == "contention" and ranks > (os.cpu_count() or 1):
                         continue
                     yield Case(loop, kind, ranks, (number + index + 1) % ranks, number)
 
 
 def costs() -> Iterator[str]:
-    """What a clean step costs that is compared with those of other ranks, and how much is kept of it."""
+    """Measure the cost of unprofiled steps that are compared between ranks.
+
+    Yields lines with the time of a step's end, and the memory for its numbers.
+    """
     batch, taken = torch.zeros(4, 3), {}
     for on_ranks in (False, True):
         run = Phases()
@@ -682,7 +699,7 @@ def costs() -> Iterator[str]:
 
 
 def results(given: argparse.Namespace, log: Path) -> list[tuple[Case, Outcome]]:
-    """Those that the log has, and those that are still to be had in the time that is given."""
+    """Return the runs in the log, and run missing runs while there is time left."""
     lines = log.read_text().splitlines() if log.exists() else []
     known: dict[Case, tuple[Case, Outcome]] = {}
     for of_case, (named, cause, turns, *rest) in map(json.loads, lines):

@@ -25,7 +25,7 @@ HEAD = "# Measured\n\nEach section is what the script it names printed; `make be
 
 
 def record(script: str, title: str, lines: Sequence[str]) -> None:
-    """Print a section and put it in the place of the script's last one."""
+    """Print a section, and replace the previous section of the script in RESULTS.md."""
     section = "\n".join(
         [f"## {title}", "", f"`benchmarks/{script}`, {_machine()}.", "", *lines, ""]
     )
@@ -45,18 +45,20 @@ def in_turn(
     *,
     cpu: bool = False,
 ) -> tuple[float, dict[str, float]]:
-    """So many steps within each way to watch them, in turn, so that a slow moment of the machine falls on all of them.
+    """Run steps in each way to watch them, alternately.
+
+    So a slow moment of the machine affects all ways.
 
     Args:
-        ways: How to watch; the first is not to.
-        step: What is watched.
-        rounds: How often; two more are thrown away.
-        steps: In each round.
-        cpu: Take CPU time, and the least of each way in place of medians: steadier beside other
-            programs.
+        ways: The ways to watch a step. The first does nothing.
+        step: The step.
+        rounds: Number of rounds. Two more rounds are discarded.
+        steps: Number of steps in each round.
+        cpu: Whether to compare the least CPU time of each way instead of medians of seconds. This
+            varies less while other programs run.
 
     Returns:
-        The seconds of a plain step, and the ratio to it of every other way: medians over the
+        The seconds of a plain step, and the ratio of each other way to it: the median over the
         rounds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -79,14 +81,15 @@ def in_turn(
 
 
 BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
-"""A program that keeps a core busy until its parent ends, also if that is killed."""
+"""A program that keeps a core busy until its parent process has ended or was killed."""
 
 
 @contextlib.contextmanager
 def beside(processes: int, *, first: bool = True) -> Iterator[None]:
-    """So many others compute meanwhile.
+    """Run other processes that compute during the block.
 
-    Beside none, this one goes first, if it may, as on an idle machine.
+    Without other processes, this process gets a higher priority, if possible, as on an idle
+    machine.
     """
     others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(processes)]  # noqa: S603
     with contextlib.suppress(PermissionError):
@@ -107,9 +110,9 @@ def beside(processes: int, *, first: bool = True) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed.
+    """Make the C library keep freed memory.
 
-    Page faults of fresh memory fall on whoever comes by first, which differs from run to run.
+    Otherwise, new memory causes page faults at different moments in each run.
     """
     library, mmap_threshold, trim_threshold = ctypes.CDLL(None), -3, -1
     library.mallopt(mmap_threshold, 1 << 30)

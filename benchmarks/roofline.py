@@ -25,7 +25,7 @@ from lflops.timing.clock import HostClock
 
 CACHES = 8
 DEPTHS = {torch.float32: 256, torch.bfloat16: 1024}
-"""Of the products: far to the right of where the roof turns, and done in seconds."""
+"""Inner dimensions of the matmuls: large enough to be compute-bound, and finished in seconds."""
 
 DTYPES = ("fp32", "bf16")
 
@@ -33,19 +33,19 @@ LEAST, MOST = 0.80, 1.05
 
 
 class CpuClock(HostClock):
-    """The process's CPU time, for one thread."""
+    """A clock that reads the CPU time of the process, for one thread."""
 
     mark = staticmethod(time.process_time_ns)
 
 
 class Product(nn.Module):
-    """Into memory that is there already.
+    """A matmul that writes into existing memory.
 
-    Fresh memory is slower for its page faults, which are no part of a product.
+    New memory would be slower because of page faults, which are not part of a matmul.
     """
 
     def __init__(self, out: Tensor) -> None:
-        """Keep the memory, and not as a buffer, which would be copied."""
+        """Keep the memory, but not as a buffer, because lflops would copy a buffer."""
         super().__init__()
         self.out = [out]
 
@@ -55,7 +55,7 @@ class Product(nn.Module):
 
 
 class Copy(Product):
-    """From one place to another."""
+    """A copy into existing memory."""
 
     def forward(self, a: Tensor) -> Tensor:
         """Copy."""
@@ -63,18 +63,18 @@ class Copy(Product):
 
 
 def timed(model: nn.Module, args: tuple[Tensor, ...], repeats: int) -> Profile:
-    """On clean passes."""
+    """Measure a model, with unprofiled passes."""
     with torch.no_grad():
         return lflops.measure(model, args, warmup=1, repeats=repeats, hardware=None)
 
 
 def placed(profile: Profile, chip: Hardware) -> Point:
-    """The point of the whole forward."""
+    """Return the point of the whole forward."""
     return next(point for point in roofline(profile, chip).modules if point.module == "")
 
 
 def profiles(chip: Hardware, repeats: int) -> dict[str, tuple[Profile, str]]:
-    """Each with the side that it should be bound by."""
+    """Return the profile of each case, and the roof that should bound it."""
     working_set = int(CACHES * (chip.cache_bytes or 32 * 2**20))
     found = {}
     for dtype, depth in DEPTHS.items():
@@ -96,7 +96,7 @@ def profiles(chip: Hardware, repeats: int) -> dict[str, tuple[Profile, str]]:
 
 
 def better(one: Hardware, other: Hardware) -> Hardware:
-    """The larger of each figure."""
+    """Return the larger of each figure of two chips."""
     peaks = {
         dtype: max(peak, other.peak_flops_per_second[dtype])
         for dtype, peak in one.peak_flops_per_second.items()

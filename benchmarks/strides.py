@@ -26,22 +26,22 @@ from torch.utils._pytree import tree_flatten, tree_map
 from lflops.flop_counter.cpu_kernels import corrected
 
 SAMPLES = 6
-"""Of an operator."""
+"""Number of samples per operator."""
 
 TOLERANCE = 64
-"""Bytes of a storage that are not worth a line."""
+"""Largest difference of two storages, in bytes, that is not reported."""
 
 Layout = Callable[[Any], Any]
 
 
 class Comparison(TorchDispatchMode):
-    """Runs each operator on fake tensors as well, and keeps what differs.
+    """Runs each operator on fake tensors as well, and records differences.
 
-    The first case, and how many there are.
+    For each operator, it keeps the first case that differs, and the number of cases.
     """
 
     def __init__(self) -> None:
-        """Nothing was compared yet."""
+        """Create empty counters."""
         super().__init__()
         self.calls: Counter[str] = Counter()
         self.seen: set[str] = set()
@@ -51,17 +51,18 @@ class Comparison(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run it for real, and compare."""
+        """Run the operator, and compare its result with the fake result."""
         kwargs = kwargs or {}
         call = f"{function} {layouts((args, kwargs))}"
         if call in self.seen:
             return function(*args, **kwargs)
         self.seen.add(call)
         fake = None
+        # Some operators need the values of tensors, and some samples are supposed to fail.
         with (
             contextlib.suppress(Exception),
             FakeTensorMode() as mode,
-        ):  # values that no fake tensor has, samples that are to fail
+        ):
             given = tree_map(
                 lambda each: mode.from_tensor(each) if isinstance(each, Tensor) else each,
                 (args, kwargs),
@@ -85,9 +86,9 @@ class Comparison(TorchDispatchMode):
 
 
 def difference(real: Any, fake: Any, *, of_storages: bool) -> str | None:
-    """What of a fake result is another, in words.
+    """Describe the difference of a fake result, or return `None` if there is none.
 
-    A view's storage is only as large as the fake argument was made.
+    The storage of a view is not compared, because its size is that of the fake argument.
     """
     if not isinstance(real, Tensor) or not isinstance(fake, Tensor):
         return (
@@ -115,7 +116,7 @@ def difference(real: Any, fake: Any, *, of_storages: bool) -> str | None:
 
 
 def layouts(args: Any) -> Any:
-    """Shapes, strides and dtypes of the tensors among arguments."""
+    """Return the shapes, strides and dtypes of all tensors in the arguments."""
     return tree_map(
         lambda each: (
             (each.shape, each.layout is torch.strided and each.stride(), each.dtype)
@@ -127,7 +128,10 @@ def layouts(args: Any) -> Any:
 
 
 def laid_out(least: int, change: Callable[[Tensor], Tensor]) -> Layout:
-    """A function that gives tensors of so many dimensions another layout, and leaves all else as it is."""
+    """Return a function that changes the layout of tensors, and leaves other values unchanged.
+
+    Tensors with fewer dimensions than `least` stay unchanged, too.
+    """
 
     def change_it(value: Any) -> Any:
         if (
@@ -158,13 +162,14 @@ LAYOUTS: list[Layout] = [
 
 
 def compare(comparison: Comparison, operator: Any, sample: Any) -> None:
-    """One sample in every layout, forward; and backward from gradients in every layout."""
+    """Run one sample in every layout, and backward with gradients in every layout."""
     for layout in LAYOUTS:
         inputs, args, kwargs = tree_map(layout, (sample.input, sample.args, sample.kwargs))
+        # Some samples do not support every layout.
         with (
             contextlib.suppress(Exception),
             comparison,
-        ):  # not every sample can be laid out in every way
+        ):
             outs = [
                 each
                 for each in tree_flatten(operator(inputs, *args, **kwargs))[0]
@@ -181,9 +186,10 @@ def compare(comparison: Comparison, operator: Any, sample: Any) -> None:
 
 
 def main() -> int:
-    """Compare all, or the operators that are named."""
+    """Compare all operators, or those in the arguments."""
     warnings.simplefilter("ignore")
-    logging.disable(logging.ERROR)  # torch logs a traceback for every sample that is to fail
+    # torch logs a traceback for each sample that is supposed to fail.
+    logging.disable(logging.ERROR)
     torch.manual_seed(0)
     comparison = Comparison()
     for operator in op_db:

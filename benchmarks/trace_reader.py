@@ -37,9 +37,10 @@ SHAPES = [
 
 
 def operators(number: int, begin: float) -> list[str]:
-    """A linear layer as Kineto writes one.
+    """Return the events of a linear layer, as Kineto writes them.
 
-    10 events, of which two are operators, one a launch, one a kernel, and the rest its arrows.
+    There are 10 events: four operators, two runtime calls, a kernel, the two ends of an arrow, and
+    a module.
     """
     shapes = SHAPES[number % len(SHAPES)]
     at = [f"{begin + offset:.3f}" for offset in range(0, 60, 5)]
@@ -92,7 +93,7 @@ def operators(number: int, begin: float) -> list[str]:
 
 
 def write(path: Path, *, events: int | None = None, size: int | None = None) -> None:
-    """A trace of so many events, or of so many bytes, late in a quarter."""
+    """Write a trace with a number of events, or with a size in bytes, and with large timestamps."""
     with path.open("w") as file:
         file.write(
             '{"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}], "traceEvents": [\n'
@@ -111,7 +112,11 @@ def write(path: Path, *, events: int | None = None, size: int | None = None) -> 
 
 
 def read(path: Path) -> tuple[int, float, float, int]:
-    """Events, seconds of reading, seconds of the analysis, and the process's largest resident set in bytes."""
+    """Read a trace in a separate process.
+
+    Returns the number of events, the seconds of reading and of the analysis, and the largest
+    resident set in bytes.
+    """
     command = [sys.executable, "-c", READ, str(path)]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()  # noqa: S603 - our own program
     return int(out[0]), float(out[1]), float(out[2]), int(out[3]) * 1024

@@ -42,18 +42,18 @@ from lflops.trace.annotate import main
 main(sys.argv[1:])
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
-"""Annotates, and says how many KiB that took.
+"""A script that annotates a trace, and prints its peak memory in KiB.
 
-What the system tells of a child begins with what its parent took.
+The system's value for a child process would begin with the peak of its parent.
 """
 
 
 def ratios(
     model: torch.nn.Module, step: Callable[[], None], rounds: int
 ) -> tuple[float, dict[str, float]]:
-    """The plain step in seconds, and the ratio to it of one that is recorded.
+    """Return the seconds of a plain step, and the ratio to it of each recorded step.
 
-    Starting and stopping are not in it.
+    Starting and stopping the profiler is not included.
     """
     tree = ModuleTree({"": model})
 
@@ -78,17 +78,20 @@ def ratios(
 
 
 class Stopwatch:
-    """How long the parts of `Tracer.stop` take, each a name of its module."""
+    """Times the parts of `Tracer.stop`.
+
+    Each part is a function in the module of `Tracer`.
+    """
 
     PARTS = ("other_profiler_runs", "recorded_events", "read", "join")
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Create an empty dictionary of seconds."""
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Put itself before each part, and the parts back."""
+        """Replace each part by a timed function during the block."""
         parts = {name: getattr(kineto, name) for name in self.PARTS}
         for name, part in parts.items():
             setattr(kineto, name, self._timed(name, part))
@@ -109,9 +112,9 @@ class Stopwatch:
 
 
 def large(folder: Path) -> list[str]:
-    """A trace of as many events as a window can have.
+    """Record a trace with the largest number of events that a window can have.
 
-    What is done with it, and how long that takes.
+    Returns lines with the time that each processing step takes.
     """
     torch.set_num_threads(1)
     model, step = step_of(BertConfig(**THIN), 1, 16)
@@ -182,9 +185,9 @@ def large(folder: Path) -> list[str]:
 
 
 def step_times() -> list[str]:
-    """Of the traced steps of a training.
+    """Compare the times of traced steps in the trace with those of the monitor.
 
-    A line with how long the trace says that they were, and how long the monitor does.
+    Returns lines of the section.
     """
     with tempfile.TemporaryDirectory() as directory:
         monitor = FlopsMonitor(Schedule(wait=2, warmup=1, active=20), dirpath=directory)

@@ -43,11 +43,11 @@ from lflops.timing.clock import ThreadSchedule
 ROOT = str(Path(lflops.__file__).parent)
 NEVER = Schedule(wait=10**9)
 WARM = 10
-"""The steps at the start of a run that are left out."""
+"""Number of steps at the start of a run that are left out."""
 EDGE = 3
-"""The blocks at the start and at the end of a run that are left out.
+"""Number of blocks at the start and at the end of a run that are left out.
 
-Before a run ends whose length is known, lflops opens a window.
+If the length of a run is known, lflops opens a window before its end.
 """
 AUTO_DETECTED = "auto-detected"
 KEPT_MEMORY = {
@@ -60,7 +60,7 @@ KEPT_MEMORY = {
 
 
 class Scale(NamedTuple):
-    """How large a training is, and in blocks of how many steps it takes turns."""
+    """The size of a training run, and the number of steps after which two runs alternate."""
 
     width: int
     rows: int
@@ -76,7 +76,7 @@ Run = Callable[[Size], object]
 
 
 class Cost(NamedTuple):
-    """The CPU time that a step takes without something, and what it adds.
+    """The CPU time of a step without something, and what it adds.
 
     Attributes:
         without: Seconds of a step without it.
@@ -124,7 +124,7 @@ def throughput(size: Size) -> None:
 
 
 def pairs() -> dict[str, tuple[Run, Run]]:
-    """For each loop and each tool beside lflops, a run without it and a run with it."""
+    """Return, for each loop and each other tool, a run without it and a run with it."""
     plain = {name: lambda size, run=run: run(None, size) for name, run in LOOPS.items()}
     watched = {name: lambda size, run=run: run(NEVER, size) for name, run in LOOPS.items()}
     found: dict[str, tuple[Run, Run]] = {name: (plain[name], watched[name]) for name in LOOPS}
@@ -141,7 +141,7 @@ def pairs() -> dict[str, tuple[Run, Run]]:
 
 
 def in_child(work: Callable[[], Any]) -> Any:
-    """The result of `work` in a forked process, which leaves nothing behind in this one."""
+    """Run `work` in a forked process, which does not change this process, and return its result."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -165,13 +165,13 @@ def in_child(work: Callable[[], Any]) -> Any:
 
 
 class Turns:
-    """Two trainings in one process on one core, which take turns after a few steps.
+    """Two training runs in one process on one core, which alternate after a few steps.
 
-    A block of steps of one training is compared with the next block of the other, some milliseconds
+    A block of steps of one run is compared with the next block of the other, some milliseconds
     later, because the speed of a shared machine changes within seconds.
 
     Attributes:
-        blocks: For each training, the mean CPU time of a step in each of its blocks.
+        blocks: For each run, the mean CPU time of a step in each of its blocks.
     """
 
     def __init__(self, steps_of_block: int) -> None:
@@ -184,7 +184,7 @@ class Turns:
         self._forwards = [0, 0]
 
     def run(self, trainings: Sequence[Callable[[], object]], in_main_thread: int) -> None:
-        """Run both trainings: one in the main thread, and the other in a second thread."""
+        """Run both training runs: one in the main thread, and the other in a second thread."""
         drivers.CLOCKS.append(self._forward)
         other = 1 - in_main_thread
         thread = threading.Thread(target=self._train, args=(other, trainings[other]))
@@ -204,7 +204,7 @@ class Turns:
             self._turn[1 - number].release()
 
     def _forward(self) -> float:
-        """At the end of a block, let the other training run, and wait for it."""
+        """At the end of a block, let the other run continue, and wait for it."""
         number = self._number[threading.get_ident()]
         now = time.thread_time()
         at_end = self._forwards[number] % self._steps == 0
@@ -225,7 +225,10 @@ class Turns:
 def blocks_in_turn(
     without: Run, with_it: Run, scale: Scale, rounds: int, in_main_thread: int
 ) -> tuple[list[float], list[float]]:
-    """CPU time of a step in the blocks of both trainings. The first and last blocks are left out."""
+    """Return the CPU time of a step in each block of both runs.
+
+    The first and the last blocks are left out.
+    """
     steps = (rounds + 2 * EDGE) * scale.steps_of_block
     size = Size(scale.width, scale.rows, steps)
     turns = Turns(scale.steps_of_block)
@@ -237,9 +240,10 @@ def blocks_in_turn(
 def means_in_children(
     without: Run, with_it: Run, scale: Scale, rounds: int
 ) -> tuple[list[float], list[float]]:
-    """CPU time of a step in runs in processes of their own, in turn.
+    """Return the CPU times of a step in runs in separate processes, alternately.
 
-    For the auto-detected loop, which would find the plain one in its own process.
+    This is for the auto-detected loop. In the same process, lflops would also detect the plain
+    loop.
     """
 
     def of_steps(run: Run) -> float:
@@ -261,7 +265,7 @@ def means_in_children(
 
 
 def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
-    """The interval between two of the values that holds the median with 95 % confidence."""
+    """Return two of the values, between which the median lies with 95 % confidence."""
     ordered = sorted(values)
     count = len(ordered)
     outside = 0.0
@@ -276,12 +280,12 @@ def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
 
 
 def cost(name: str, without: Run, with_it: Run, scale: Scale, rounds: int) -> Cost:
-    """Compare the CPU time of steps with and without something, in turn."""
+    """Compare the CPU time of steps with and without something, alternately."""
     if name == AUTO_DETECTED:
         plain, watched = means_in_children(without, with_it, scale, rounds)
         added = [after - before for before, after in zip(plain, watched, strict=True)]
         return Cost(median(plain), median(added), *interval_of_median(added))
-    # The thread that trains first or that is the main thread may be faster: each is both in turn.
+    # The main thread or the first thread may be faster, so both runs are measured in both roles.
     orders = [
         in_child(partial(blocks_in_turn, without, with_it, scale, rounds, in_main_thread))
         for in_main_thread in (0, 1)
@@ -297,7 +301,7 @@ def cost(name: str, without: Run, with_it: Run, scale: Scale, rounds: int) -> Co
 
 
 class Instructions:
-    """Counts calls into lflops and the bytecode instructions in them, by step of the training."""
+    """Counts calls into lflops and the bytecode instructions in them, by step."""
 
     def __init__(self) -> None:
         self.steps: list[Counter[str]] = []
@@ -310,7 +314,7 @@ class Instructions:
         return 0.0
 
     def trace(self, frame: FrameType, event: str, _value: object) -> Any:
-        """Trace the functions of lflops, and nothing of the functions that they call."""
+        """Trace the functions of lflops, but not the functions of other packages."""
         code = frame.f_code
         reads_system = code is ThreadSchedule.read.__code__
         if reads_system or not code.co_filename.startswith(ROOT):
@@ -325,11 +329,11 @@ class Instructions:
 
 
 def work_of_step(run: Run) -> tuple[int, int]:
-    """The most calls and the most bytecode instructions of lflops in an unprofiled step."""
+    """Return the most calls and the most bytecode instructions of lflops in a step."""
     found = Instructions()
     drivers.CLOCKS.append(found.next_step)
     size = Size(8, 4, 40)
-    # the ledger times garbage collections, whose number depends on what ran before
+    # The ledger times garbage collections, whose number depends on the previous work.
     gc.disable()
     sys.settrace(found.trace)
     try:
@@ -341,7 +345,7 @@ def work_of_step(run: Run) -> tuple[int, int]:
 
 
 def work_lines() -> Iterator[str]:
-    """A line for each loop of the work of lflops in a step. No time is measured."""
+    """Yield a line for each loop with the work of lflops in a step, without measuring time."""
     yield "The unprofiled step with the most work of lflops, in the training thread:"
     yield ""
     yield "| loop | Python calls | bytecode instructions |"
@@ -355,10 +359,10 @@ def work_lines() -> Iterator[str]:
 
 
 def keep_memory() -> None:
-    """Start this program again, so that it never gives memory back to the system.
+    """Start this program again, with settings that keep freed memory.
 
-    Otherwise, glibc gives back the activations of some steps and not of others. Page faults of half
-    a millisecond then begin or end by chance, in either training.
+    Otherwise, glibc returns the activations of some steps to the system. Page faults of half a
+    millisecond then begin or end by chance, in either run.
     """
     if os.environ.get("MALLOC_ARENA_MAX") != "1":
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEPT_MEMORY)  # noqa: S606

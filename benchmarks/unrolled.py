@@ -110,7 +110,7 @@ CASES = (
 
 
 def estimated(case: Case, folder: str, *, unrolls: bool) -> tuple[Profile, float]:
-    """A training step of a case, and the CPU seconds of its estimate."""
+    """Estimate a training step of a case. Returns its profile and the CPU seconds."""
     options = {"optimizer": "adamw", "hardware": "H100 SXM", **case.options}
     estimator = Estimator(caller=case.name, backward=True, unrolls=unrolls, **options)
     changes = Changes(**case.changes)
@@ -121,14 +121,14 @@ def estimated(case: Case, folder: str, *, unrolls: bool) -> tuple[Profile, float
 
 
 def differences(one: Profile, other: Profile) -> list[str]:
-    """The fields in which two profiles differ, besides the time of their creation."""
+    """Return the fields in which two profiles differ, except for the time of creation."""
     one = replace(one, run=replace(one.run, created=""))
     other = replace(other, run=replace(other.run, created=""))
     return [name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name)]
 
 
 def lines() -> Iterator[str]:
-    """The table."""
+    """Yield the lines of the table."""
     yield "| model | blocks | options | from few blocks, CPU s | whole, CPU s | profiles |"
     yield "|---|--:|---|--:|--:|---|"
     for case in CASES:

@@ -28,14 +28,14 @@ WIDTH, BLOCKS, ROWS, STEPS, PAIRS = 192, 6, 128, 24, 5
 
 
 class Block(nn.Module):
-    """Two layers beside a residual."""
+    """Two layers with a residual connection."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, hidden), nn.Linear(hidden, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input and what the layers make of it."""
+        """Add the output of the layers to the input."""
         return x + self.down(torch.tanh(self.up(x)))
 
 
@@ -47,37 +47,53 @@ class Repeated(nn.Module):
         self.times, self.layer = times, nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer, applied as often."""
+        """Apply the layer several times."""
         for _ in range(self.times):
             x = torch.tanh(self.layer(x))
         return x
 
 
 class Training(NamedTuple):
-    """A training. Its fields are what changes change."""
+    """A training run. A change changes one of its fields.
+
+    Attributes:
+        rows: Number of rows in a batch.
+        blocks: Number of blocks.
+        wide: Hidden width of the first block, as a multiple of the model's width.
+        further: Number of times that a further module runs.
+        dtype: Dtype of the model.
+        recompute: Whether the blocks are checkpointed.
+        wait: Seconds of CPU time that the loader needs for a batch.
+        items: Number of times that a step reads a value of a large tensor.
+        clip: Whether gradients are clipped.
+        optimizer: Name of the optimizer.
+        foreach: Whether the optimizer works on lists of tensors.
+        accumulation: Number of batches in a step.
+        attention: Length of a sequence in tokens; 0 means no attention.
+    """
 
     rows: int = ROWS
     blocks: int = BLOCKS
-    wide: int = 4  # of the first block: its hidden width over the model's
-    further: int = 0  # times that a further module runs
+    wide: int = 4
+    further: int = 0
     dtype: torch.dtype = torch.float32
     recompute: bool = False
-    wait: float = 0.0  # seconds of CPU time that the loader takes for a batch
-    items: int = 0  # how often a step asks for the values of a large tensor
+    wait: float = 0.0
+    items: int = 0
     clip: bool = False
     optimizer: str = "adamw"
     foreach: bool = False
     accumulation: int = 1
-    attention: int = 0  # tokens; 0 is none
+    attention: int = 0
 
     def model(self) -> nn.Module:
-        """Its model."""
+        """Build the model."""
         torch.manual_seed(0)
         return Model(self).to(self.dtype)
 
 
 class Model(nn.Module):
-    """Blocks, perhaps attention before them, and a further module."""
+    """Blocks, optionally with attention before them and a further module after them."""
 
     def __init__(self, of: Training) -> None:
         super().__init__()
@@ -89,7 +105,7 @@ class Model(nn.Module):
         self.further = Repeated(of.further) if of.further else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """All, one after the other."""
+        """Apply all parts."""
         if self.attention is not None:
             x = x.view(-1, self.of.attention, WIDTH)
             x = (x + self.attention(x, x, x, need_weights=False)[0]).reshape(-1, WIDTH)
@@ -99,14 +115,14 @@ class Model(nn.Module):
 
 
 def busy(seconds: float) -> None:
-    """Use the CPU for so long."""
+    """Use the CPU for some seconds."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
 
 
 def loader(of: Training, batches: int) -> Iterator[Tensor]:
-    """Batches, each after its wait."""
+    """Yield batches, each after its wait."""
     x = torch.randn(of.rows, WIDTH, dtype=of.dtype)
     for _ in range(batches):
         busy(of.wait)
@@ -116,7 +132,10 @@ def loader(of: Training, batches: int) -> Iterator[Tensor]:
 def step(
     of: Training, model: nn.Module, optimizer: Any, x: Tensor, *, last: bool, monitor: Any = None
 ) -> None:
-    """One batch. A monitor is told of clipping, which no hook sees."""
+    """Run one batch.
+
+    A monitor is notified of clipping, because no hook detects it.
+    """
     loss = model(x).square().mean() / of.accumulation
     loss.backward()
     for _ in range(of.items):
@@ -131,14 +150,14 @@ def step(
 
 
 def started(of: Training) -> tuple[nn.Module, Any]:
-    """The model and its optimizer."""
+    """Return the model and its optimizer."""
     model = of.model()
     kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     return model, kinds[of.optimizer](model.parameters(), lr=1e-6, foreach=of.foreach)
 
 
 def profiled(of: Training) -> lflops.Profile:
-    """The profile of a training, as a user has it."""
+    """Return the profile of a training run, as a user would record it."""
     model, optimizer = started(of)
     schedule = lflops.Schedule(wait=3, warmup=1, active=16)
     how: dict[str, Any] = {
@@ -162,7 +181,7 @@ def profiled(of: Training) -> lflops.Profile:
 
 
 def seconds(of: Training) -> float:
-    """Of a step without lflops: the median."""
+    """Return the median seconds of a step without lflops."""
     model, optimizer = started(of)
     took, begin = [], time.perf_counter()
     for index, x in enumerate(loader(of, STEPS * of.accumulation)):
@@ -175,7 +194,7 @@ def seconds(of: Training) -> float:
 
 
 class Change(NamedTuple):
-    """What is changed in a training, and the question that predicts it."""
+    """A change of a training run, and the question that predicts its effect."""
 
     name: str
     before: Training
@@ -184,7 +203,7 @@ class Change(NamedTuple):
 
 
 def asks(**question: Any) -> Callable[[lflops.Profile], Any]:
-    """A question."""
+    """Return a function that passes a question about a profile to `what_if`."""
     return lambda profile: lflops.what_if(profile, **question)
 
 
@@ -250,7 +269,7 @@ CHANGES = [
 
 
 def main() -> None:
-    """Predict and measure, and write the table."""
+    """Predict, measure, and write the table."""
     torch.set_num_threads(1)
     words = sys.argv[1:]
     rows, held = [], 0

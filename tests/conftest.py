@@ -1,4 +1,4 @@
-"""What tests ask for by name."""
+"""Fixtures, the pytest options and hooks, and the process settings that all tests share."""
 
 import gc
 import os
@@ -18,61 +18,63 @@ from tests.support.process_state import settle
 from tests.support.shared_starts import scope_of, shares_first
 from tests.support.warm_python import WarmPython
 
-# What is loaded with the tests stays, and is looked through for garbage by no test: that took a
-# twelfth of all their time.
+# No garbage collection while the tests are imported. When collection is over, all existing objects
+# are frozen (see `pytest_collection_finish`), because searching them took a twelfth of the time of
+# all tests.
 gc.disable()
 
-# The same examples on every day, and none judged by how long it took: a pass is no matter of luck.
+# Hypothesis tries the same examples in every run, and no example fails because it was slow. So the
+# result of a test does not depend on luck.
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 
-# One thread here and in what the tests start, however many cores there are: in models as small more
-# get in each other's way, and wait for each other at full load.
+# Torch uses one thread in this process and in the processes that tests start. With models as small
+# as these, more threads only wait for each other when all cores are busy.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 
-# The programs that tests start print as they do where nobody says otherwise.
+# Programs that tests start use their default output, whatever the developer's environment says.
 for name in ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "PYTHONUNBUFFERED"):
     os.environ.pop(name, None)
 
-# A process with all tests has millions of objects. Beside other programs, a search for profilers
-# among them takes longer than a training run is made to wait.
+# A process with all tests has millions of objects. When other programs run too, a search for
+# profilers among these objects takes longer than the one second that it may take in a training run.
 garbage.LONGEST = 60.0
 
-# An empty table: the chips of who runs the tests are not those of the tests.
+# An empty table of chips replaces the table of the developer who runs the tests.
 os.environ["LFLOPS_CHIPS"] = os.devnull
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers more than there are cores for us.
+    """Return the number of cores that this process may use, plus two.
 
-    A third of the time, a worker waits for processes that its test has started.
+    A worker spends a third of its time waiting for processes that its test has started.
     """
     return len(os.sched_getaffinity(0)) + 2
 
 
 class SharedStarts(LoadScopeScheduling):
-    """A file's tests run on one worker, and so do all files that share what takes long to start."""
+    """Run all tests of a file on one worker, and also all files that share a slow start."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid.partition("::")[0])
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep tests together that share what takes long to start."""
+    """Use the scheduler that keeps files with a shared slow start together."""
     return SharedStarts(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the tests run in another order, to find those that need what others leave."""
+    """Add `--shuffle`, which helps to find tests that depend on what earlier tests leave behind."""
     parser.addoption(
-        "--shuffle", type=int, metavar="SEED", help="run the tests in an order of this number's"
+        "--shuffle", type=int, metavar="SEED", help="run the tests in a random order with this seed"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes long to start, unless another order was asked for."""
+    """Put files with a shared slow start first, or shuffle all tests if `--shuffle` is passed."""
     seed = config.getoption("--shuffle")
     if seed is None:
         items.sort(key=lambda item: shares_first(item.nodeid))
@@ -81,14 +83,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """From here on garbage is collected as everywhere, among what the tests themselves make."""
+    """Turn garbage collection on for the tests, but only for objects that they create."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture
 def cuda() -> torch.device:
-    """A CUDA device; a test that asks for one is skipped where there is none."""
+    """Return a CUDA device, or skip the test if there is none."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return torch.device("cuda")
@@ -96,14 +98,18 @@ def cuda() -> torch.device:
 
 @pytest.fixture(scope="session")
 def warm_python() -> Iterator[WarmPython]:
-    """Runs scripts in a process each, which need not load torch: that was done once for all."""
+    """Yield a `WarmPython`, which runs each script in a new process that has imported torch."""
     with WarmPython() as python:
         yield python
 
 
 @pytest.fixture(scope="module")
 def undisturbed() -> Iterator[None]:
-    """What earlier tests have left goes before a module's tests compare what is open, and no garbage is collected while they do."""
+    """Clean up after earlier tests, and pause garbage collection during the tests of a module.
+
+    The tests compare the open files, threads and other state of the process before and after a
+    call, so nothing of earlier tests may disappear in between.
+    """
     settle()
     threshold = gc.get_threshold()
     gc.set_threshold(1_000_000_000)
@@ -113,37 +119,35 @@ def undisturbed() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is printed is as wide as where nobody says otherwise.
-
-    Whoever runs the tests may have said so.
-    """
+    """Print with the default width, even if the developer's environment sets `COLUMNS`."""
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture(autouse=True)
 def _no_chip_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget, after each test, the files of chips that it has passed as `hardware`."""
+    """After each test, forget the files of chips that the test has passed as `hardware`."""
     monkeypatch.setattr(chips, "_given", {})
 
 
 @pytest.fixture(autouse=True)
 def _same_niceness() -> Iterator[None]:
-    """No test makes the process nicer.
+    """Check that the test has not raised the niceness of its process.
 
-    It would stay so, and all that come after it would wait for other programs.
+    A process cannot lower it again, so all later tests would run slowly next to other programs.
     """
     before = os.nice(0)
     yield
     assert before == os.nice(0), (
-        "the test has changed the niceness of its process: let it run what does that in another one"
+        "the test has changed the niceness of its process: run the code that does this in a child"
     )
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_unconfigure(config: pytest.Config) -> Iterator[None]:
-    """Print as the last line that the browser tests were skipped, and how to get the browser."""
+    """If there is no Chromium, print as the last line how to run the skipped browser tests."""
     yield
     if CHROMIUM is None and not hasattr(config, "workerinput"):
         print(  # noqa: T201
-            "Skipped: the browser tests of the page, as there is no Chromium here. To run them: apt-get install chromium"
+            "Skipped: the browser tests of the page, as there is no Chromium here. "
+            "To run them: apt-get install chromium"
         )

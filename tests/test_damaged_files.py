@@ -1,6 +1,7 @@
-"""Damaged files end in one line or in right numbers, and the judge of that sees planted errors.
+"""Test how commands respond to damaged files, and that the checker detects planted defects.
 
-`DAMAGED_FILES=4000 pytest tests/test_damaged_files.py` reads more of them.
+For a damaged file, a command must print one error line or correct numbers. `DAMAGED_FILES=4000
+pytest tests/test_damaged_files.py` tests more files.
 """
 
 import os
@@ -12,19 +13,24 @@ from tests.support.damaged_files import KINDS, Outcome, judge, outcomes
 
 FILES = int(os.environ.get("DAMAGED_FILES", "150"))
 WHOLE = "window 1.50 µs\nidle 500 ns 33.3 %"
+"""Output of a command for the undamaged file."""
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_damaged_file_ends_in_no_traceback_and_no_silent_error(name: str, tmp_path: Path) -> None:
-    """Whatever is damaged, a command refuses the file, says what is missing, or prints its numbers."""
-    wrong = [
-        f"file {each.number}: {each.status}: {each.why}"
-        for each in outcomes(name, FILES, seed=38, folder=tmp_path)
-        if each.why
-    ]
+    """The command refuses the file, reports what is missing, or prints the numbers in the file.
+
+    For the possible results, see the docstring of `tests/support/damaged_files.py`.
+    """
+    wrong = []
+    for each in outcomes(name, FILES, seed=38, folder=tmp_path):
+        if each.why:
+            wrong.append(f"file {each.number}: {each.status}: {each.why}")
     assert [] == wrong
 
 
+# For each case: the fields of the `Outcome`, a description of the damage, and the expected result.
+# The description is empty if the damaged value may still be valid.
 CASES: dict[str, tuple[tuple[int | None, str, str, str], str, str]] = {
     "a traceback": ((None, "", "", "KeyError: 'ts'"), "", "traceback"),
     "an error of two lines": ((2, "", "lflops: a\nb\n", ""), "", "traceback"),
@@ -52,5 +58,6 @@ CASES: dict[str, tuple[tuple[int | None, str, str, str], str, str]] = {
 def test_what_came_of_a_file_is_judged(
     outcome: tuple[int | None, str, str, str], damage: str, expected: str
 ) -> None:
-    """Each by what a command printed, and by what was damaged."""
-    assert expected == judge(Outcome(*outcome), WHOLE, damage, Path("/no/file"))[0]
+    """`judge` classifies an outcome from the output of the command and the kind of the damage."""
+    status, _ = judge(Outcome(*outcome), WHOLE, damage, Path("/no/file"))
+    assert expected == status

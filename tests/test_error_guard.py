@@ -1,4 +1,4 @@
-"""Methods that are wrapped for the time of a training run."""
+"""Test `wrap`, which replaces a method of another package during a training run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,17 +7,18 @@ from lflops.error_guard import CleanupStack, wrap
 
 
 class Engine:
-    """Something of another package."""
+    """A class of another package."""
 
     def step(self) -> str:
-        """Return what the method returns."""
+        """Return a fixed text."""
         return "stepped"
 
 
 def test_a_wrapper_below_another_one_does_nothing_after_its_end() -> None:
-    """Other code wraps the wrapper while it is in place, so it cannot be removed.
+    """After `undo.close()`, the wrapper only calls the method, even if it is still in place.
 
-    The twin is the call before the end, which `around` sees.
+    Other code wraps the wrapper during the run, so closing cannot remove it. Only the call before
+    `close()` reaches `around`.
     """
     seen: list[str] = []
 

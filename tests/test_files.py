@@ -1,4 +1,7 @@
-"""Files are opened in one place, which neither waits, nor follows a link when it writes."""
+"""Test `lflops.files`, the only module of lflops that opens files.
+
+It never waits for a pipe, and never writes through a link.
+"""
 
 import ast
 import gzip
@@ -39,25 +42,39 @@ OPENERS = {
     "write_bytes",
     "write_text",
 }
-"""Functions and methods that open a file by its path. A method `open` is looked at more closely."""
+"""Functions and methods that open a file by its path.
+
+A method `open` counts only if its arguments are those of `Path.open`.
+"""
 
 MODULES = {"codecs", "gzip", "io", "np", "os", "shutil", "torch", "zipfile"}
 """Modules with functions that open files."""
 
 OF_MODULES = {"copy", "copyfile", "copytree", "load", "open", "save"}
+"""Functions of the modules above that open files."""
 
 ALLOWED = {
-    "lflops/__init__.py: open",  # the list of public names, before anything is imported
-    "lflops/cli/main.py: os.open",  # /dev/null
-    "lflops/timing/clock.py: os.open",  # the counters of a thread in /proc
-    "lflops/trace/annotate_in_background.py: TemporaryFile",  # without a name
-    "lflops/monitoring/outputs/loggers.py: TemporaryDirectory",  # of this user alone
-    "lflops/monitoring/inputs/settings.py: TemporaryDirectory",  # exclusive, and removed at once
+    # Reads the list of public names, before any other module is imported.
+    "lflops/__init__.py: open",
+    # Opens /dev/null.
+    "lflops/cli/main.py: os.open",
+    # Opens the counters of a thread in /proc.
+    "lflops/timing/clock.py: os.open",
+    # Creates a file without a name.
+    "lflops/trace/annotate_in_background.py: TemporaryFile",
+    # Creates a folder that only this user can read.
+    "lflops/monitoring/outputs/loggers.py: TemporaryDirectory",
+    # Creates a new folder, and removes it at once.
+    "lflops/monitoring/inputs/settings.py: TemporaryDirectory",
 }
+"""Calls outside `lflops.files` that open a file, and may do so."""
 
 
 def openings(source: str) -> Iterator[str]:
-    """Names of the calls that open a file, except for files of the package itself."""
+    """Yield the names of the calls that open a file.
+
+    Calls that open files of the package itself, by `__file__`, are skipped.
+    """
     tree = ast.parse(source)
     of_package = {"__file__"}
     for node in tree.body:
@@ -71,7 +88,7 @@ def openings(source: str) -> Iterator[str]:
 
 
 def names_in(*nodes: ast.AST) -> set[str]:
-    """All variables in expressions."""
+    """Return all variables in expressions."""
     found = set()
     for node in nodes:
         found |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
@@ -79,7 +96,7 @@ def names_in(*nodes: ast.AST) -> set[str]:
 
 
 def opening(call: ast.Call) -> str:
-    """The name of a call if it opens a file, or an empty text."""
+    """Return the name of the function if the call opens a file, else an empty text."""
     function = call.func
     if isinstance(function, ast.Name):
         return function.id if function.id in OPENERS else ""
@@ -94,7 +111,7 @@ def opening(call: ast.Call) -> str:
 
 
 def is_mode(call: ast.Call) -> bool:
-    """Whether a call of a method `open` has the arguments of `Path.open`."""
+    """Return whether a call of a method `open` has the arguments of `Path.open`."""
     if any(each.arg in {"mode", "encoding", "buffering"} for each in call.keywords):
         return True
     first = call.args[0] if call.args else None
@@ -102,7 +119,10 @@ def is_mode(call: ast.Call) -> bool:
 
 
 def test_nothing_else_opens_a_file() -> None:
-    """So one test of `lflops.files` is a test of every reader and writer."""
+    """Only `lflops.files` opens files, except for the calls in `ALLOWED`.
+
+    So the tests of `lflops.files` apply to every reader and writer of lflops.
+    """
     found = set()
     for path in sorted((ROOT / "lflops").rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
@@ -130,13 +150,13 @@ CULPRITS = {
 
 @pytest.mark.parametrize(("source", "expected"), CULPRITS.items())
 def test_an_opening_of_a_file_is_found(source: str, expected: list[str]) -> None:
-    """The check above can fail."""
+    """The check above can fail: `openings` finds each call that opens a file."""
     assert expected == list(openings(source))
 
 
 @pytest.fixture(params=["pipe", "device", "link to a device", "folder"])
 def no_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Something that is not a regular file."""
+    """Return a path that is not a regular file."""
     path = tmp_path / "other"
     match request.param:
         case "pipe":
@@ -151,7 +171,10 @@ def no_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_only_a_regular_file_is_read(no_file: Path) -> None:
-    """Reading a pipe would wait for its writer, and reading `/dev/zero` would never end."""
+    """Reading refuses pipes, devices and folders.
+
+    Reading a pipe would wait for its writer, and reading `/dev/zero` would never end.
+    """
     with pytest.raises(OSError, match="is a folder, a pipe or a device"):
         read(no_file)
     with pytest.raises(OSError, match="is a folder, a pipe or a device"):
@@ -159,7 +182,7 @@ def test_only_a_regular_file_is_read(no_file: Path) -> None:
 
 
 def test_only_a_regular_file_is_replaced(no_file: Path) -> None:
-    """A user who is root could replace a device."""
+    """Writing refuses pipes, devices and folders. A user who is root could replace a device."""
     before = no_file.lstat().st_mode
     with pytest.raises(OSError, match="is a folder, a pipe or a device"):
         write_whole(no_file, b"new")
@@ -167,7 +190,7 @@ def test_only_a_regular_file_is_replaced(no_file: Path) -> None:
 
 
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
-    """A sparse file takes no space on the disk."""
+    """A file above the size limit is refused. The test's sparse file needs no space on the disk."""
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.truncate(1 << 40)
@@ -176,7 +199,7 @@ def test_a_large_file_is_not_read(tmp_path: Path) -> None:
 
 
 def test_files_of_the_system_are_read_although_they_have_no_size() -> None:
-    """As those in /proc."""
+    """Files in `/proc` have a size of 0, but are read."""
     assert 0 == Path("/proc/self/status").stat().st_size
     assert b"Pid:\t%d\n" % os.getpid() in read("/proc/self/status")
 
@@ -184,7 +207,10 @@ def test_files_of_the_system_are_read_although_they_have_no_size() -> None:
 def test_a_compressed_file_is_read_up_to_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A million zeros in a thousand bytes are more than a hundred times as much."""
+    """A file that decompresses to more than 100 times its size is refused.
+
+    The test compresses a million zeros to about a thousand bytes.
+    """
     monkeypatch.setattr(files, "MOST_INFLATED", 1000)
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(bytes(1_000_000), mtime=0))
@@ -196,8 +222,9 @@ def test_a_compressed_file_is_read_up_to_a_limit(
 
 @pytest.mark.parametrize("content", [b"text", gzip.compress(b"text", mtime=0)])
 def test_a_file_is_read_whether_it_is_compressed_or_not(content: bytes, tmp_path: Path) -> None:
-    """By its first bytes."""
-    (path := tmp_path / "file").write_bytes(content)
+    """The first bytes of a file decide whether it is decompressed, not its name."""
+    path = tmp_path / "file"
+    path.write_bytes(content)
     with InflatedFile(path) as file:
         assert b"text" == file.read(100)
         assert b"" == file.read(100)
@@ -207,16 +234,22 @@ def test_a_file_is_read_whether_it_is_compressed_or_not(content: bytes, tmp_path
     "content", [gzip.compress(b"text" * 99, mtime=0)[:-9], gzip.compress(b"a", mtime=0)[:-1] + b"b"]
 )
 def test_damaged_compression_is_an_error_of_reading(content: bytes, tmp_path: Path) -> None:
-    """Python raises three kinds of errors for it."""
-    (path := tmp_path / "file").write_bytes(content)
+    """A damaged gzip file raises an `OSError`. Python itself raises three kinds of errors."""
+    path = tmp_path / "file"
+    path.write_bytes(content)
     with InflatedFile(path) as file, pytest.raises(OSError, match=r"end-of-stream|CRC|length"):
         file.read(1000)
 
 
 def test_a_planted_link_is_replaced(tmp_path: Path) -> None:
-    """Whoever can write into a folder must not choose which file this user overwrites."""
-    (target := tmp_path / "target").write_bytes(b"precious")
-    (path := tmp_path / "file").symlink_to(target)
+    """Writing replaces a link, and leaves its target unchanged.
+
+    Otherwise, anyone who can write into the folder could choose the file that this user overwrites.
+    """
+    target = tmp_path / "target"
+    target.write_bytes(b"precious")
+    path = tmp_path / "file"
+    path.symlink_to(target)
     write_whole(path, b"new")
     assert b"precious" == target.read_bytes()
     assert b"new" == path.read_bytes()
@@ -226,9 +259,13 @@ def test_a_planted_link_is_replaced(tmp_path: Path) -> None:
 def test_a_link_in_place_of_the_temporary_file_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even if somebody guesses its name."""
+    """Writing fails if another user has created a link with the name of the temporary file.
+
+    The name is random. The test replaces the random bytes, as if the other user had guessed them.
+    """
     monkeypatch.setattr(os, "urandom", bytes)
-    (target := tmp_path / "target").write_bytes(b"precious")
+    target = tmp_path / "target"
+    target.write_bytes(b"precious")
     temporary_path(tmp_path, ".tmp").symlink_to(target)
     with pytest.raises(FileExistsError):
         write_whole(tmp_path / "file", b"new")
@@ -237,7 +274,10 @@ def test_a_link_in_place_of_the_temporary_file_is_not_followed(
 
 @pytest.mark.parametrize(("before", "expected"), [(None, 0o644), (0o600, 0o600), (0o666, 0o666)])
 def test_a_file_keeps_its_permissions(before: int | None, expected: int, tmp_path: Path) -> None:
-    """A new one has those that the umask leaves."""
+    """A replaced file keeps its permissions.
+
+    A new file has the permissions that the umask allows.
+    """
     path = tmp_path / "file"
     if before is not None:
         path.touch()
@@ -252,7 +292,7 @@ def test_a_file_keeps_its_permissions(before: int | None, expected: int, tmp_pat
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to any group")
 def test_a_file_keeps_its_group(tmp_path: Path) -> None:
-    """Otherwise another group could read it."""
+    """A replaced file keeps its group. Otherwise, another group could read it."""
     path = tmp_path / "file"
     path.touch()
     os.chown(path, -1, 12_345)
@@ -264,7 +304,11 @@ def test_a_file_keeps_its_group(tmp_path: Path) -> None:
 def test_a_file_whose_group_cannot_be_kept_is_closed_to_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same for one with an access list, which may deny what the permissions seem to allow."""
+    """If the old file has an access control list, the group gets no permissions for the new file.
+
+    The list may deny access that the permissions seem to allow. The same happens if the new file
+    cannot be given to the group of the old file; the test does not cover that case.
+    """
     path = tmp_path / "file"
     path.touch()
     path.chmod(0o664)
@@ -274,8 +318,9 @@ def test_a_file_whose_group_cannot_be_kept_is_closed_to_groups(
 
 
 def test_an_error_while_writing_leaves_the_file_before(tmp_path: Path) -> None:
-    """And no temporary file."""
-    (path := tmp_path / "file").write_bytes(b"older")
+    """If writing fails, the old file stays, and no temporary file is left."""
+    path = tmp_path / "file"
+    path.write_bytes(b"older")
     with pytest.raises(TypeError), replacing(path) as file:
         file.write(object())  # type: ignore[arg-type]
     assert b"older" == path.read_bytes()
@@ -283,9 +328,11 @@ def test_an_error_while_writing_leaves_the_file_before(tmp_path: Path) -> None:
 
 
 def test_appending_follows_no_link(tmp_path: Path) -> None:
-    """Neither to a file, nor to a new one."""
-    (target := tmp_path / "target").write_bytes(b"precious")
-    (path := tmp_path / "file").symlink_to(target)
+    """A link cannot be opened for appending, with or without `new`."""
+    target = tmp_path / "target"
+    target.write_bytes(b"precious")
+    path = tmp_path / "file"
+    path.symlink_to(target)
     for new in (True, False):
         with pytest.raises(OSError, match=r"symbolic links|File exists"):
             open_for_append(path, new=new)
@@ -293,8 +340,9 @@ def test_appending_follows_no_link(tmp_path: Path) -> None:
 
 
 def test_appending_to_a_pipe_does_not_wait(tmp_path: Path) -> None:
-    """Nobody reads it."""
-    os.mkfifo(path := tmp_path / "pipe")
+    """A pipe without a reader is refused at once. Opening it would otherwise wait for a reader."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
     with pytest.raises(OSError, match=r"No such device|is a folder, a pipe or a device"):
         open_for_append(path, new=False)
 
@@ -302,7 +350,10 @@ def test_appending_to_a_pipe_does_not_wait(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the files of a running process, of another machine, or with another name."""
+    """Temporary files of a process that has ended are removed, and all other files stay.
+
+    The other files belong to a running process or to another machine, or have other names.
+    """
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     own = temporary_path(tmp_path, ".raw")
@@ -310,8 +361,9 @@ def test_what_a_killed_process_left_is_removed(
     of_init = own.with_name(own.name.replace(f"-{os.getpid()}-", "-1-"))
     elsewhere = own.with_name(left.name.replace(platform.node(), "elsewhere"))
     others = [own, of_init, elsewhere, tmp_path / "a.profile.json", tmp_path / f".{ended.pid}"]
-    # Someone else made a folder with the name of such a file.
-    (folder := left.with_name(f"{left.name}-1")).mkdir()
+    # Another user has created a folder with such a name.
+    folder = left.with_name(f"{left.name}-1")
+    folder.mkdir()
     for path in (left, left.with_name(f"{left.name}.calls"), *others):
         path.touch()
     remove_leftovers(tmp_path)

@@ -88,7 +88,10 @@ def test_a_damaged_file_does_no_harm(
 def test_defects_are_seen(
     readers: dict[str, Reader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader that raises, one that prints two lines, and one that takes 400 MB."""
+    """The check finds planted defects in a reader.
+
+    The first reader raises, the second prints two lines, and the third uses 400 MB of memory.
+    """
 
     def raises(_: bytes) -> int:
         raise KeyError("ts")

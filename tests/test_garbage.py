@@ -1,4 +1,4 @@
-"""A search of all objects that are alive ends in time."""
+"""Test the search for live objects of a class."""
 
 import pytest
 from torch import nn
@@ -10,26 +10,30 @@ from lflops.trace.record.tracer import Tracer
 
 
 class Sought:
-    """What is searched for."""
+    """The class that the tests search for."""
 
 
 class Claims:
-    """Says that it is of another class, as a proxy does."""
+    """A class whose instances pretend to be of another class, as proxies do."""
 
     __class__ = Sought  # type: ignore[assignment]
 
 
 def test_objects_of_a_class_are_found() -> None:
-    """Of exactly this class: no proxy is asked."""
-    here, proxy = Sought(), Claims()
-    assert isinstance(proxy, Sought)  # the planted culprit
+    """Only objects of exactly the class are found, and no proxies.
+
+    `isinstance` would also accept the proxy.
+    """
+    here = Sought()
+    proxy = Claims()
+    assert isinstance(proxy, Sought)
     assert [here] == list(alive({Sought}))
 
 
 def test_a_search_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not known then is taken for the worse.
+    """A search that takes longer than `LONGEST` raises `SearchTimeout`.
 
-    That another profiler runs, next to which ours must not begin.
+    Then the tracer cannot know whether another profiler is running, so it does not start.
     """
     monkeypatch.setattr(garbage, "LONGEST", -1.0)
     with pytest.raises(SearchTimeout):

@@ -1,4 +1,7 @@
-"""Every command refuses what is no file, or holds too much, in one line and without waiting."""
+"""Test that every command refuses pipes, devices and gzip bombs.
+
+The refusal is one line, and the command does not wait.
+"""
 
 import gzip
 import os
@@ -48,7 +51,7 @@ NAMES = {
 
 
 def refusal(command: str) -> str:
-    """The line with which a command refuses a file."""
+    """Run a command that must refuse a file, and return its error line."""
     outcome = run_one(command.split())
     assert (2, "", "") == (outcome.status, outcome.out, outcome.trace), outcome
     (line,) = outcome.err.splitlines()
@@ -60,7 +63,10 @@ def refusal(command: str) -> str:
 def test_what_is_no_file_is_refused(
     command: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody writes into the pipe, and the device has no end."""
+    """A command refuses a pipe or a device instead of reading it.
+
+    No process writes into the pipe, and the device has no end, so reading would never finish.
+    """
     monkeypatch.chdir(tmp_path)
     for name in NAMES:
         if kind == "pipe":
@@ -78,11 +84,11 @@ status = main(sys.argv[1:])
 print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 sys.exit(status)
 """
-"""A command that prints the most memory that it took, in KiB."""
+"""A script that runs a command and prints its peak memory in KiB."""
 
 
 def peak_and_line(command: str, folder: Path) -> tuple[int, str]:
-    """The most memory of a command in bytes, and the line with which it refuses a file."""
+    """Run a command that must refuse a file; return its peak memory in bytes and its error line."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, *command.split()],
         cwd=folder,
@@ -103,10 +109,14 @@ ZEROS = bytes(10_000_000)
 @pytest.mark.parametrize("repeated", [EVENT * 100_000, ZEROS], ids=["events", "zeros"])
 @pytest.mark.parametrize("command", ["trace show {}", "trace merge .", "trace compat ."])
 def test_a_gzip_bomb_is_refused(command: str, repeated: bytes, tmp_path: Path) -> None:
-    """400 MB in a file of about one megabyte: gzip allows files one after the other."""
+    """A command refuses a file that decompresses to 400 or 500 MB, without using that much memory.
+
+    A gzip file may consist of several gzip files in a row. The test repeats one of them.
+    """
     begin = gzip.compress(b'{"traceEvents": [', mtime=0)
     content = begin + gzip.compress(repeated, mtime=0) * 50
-    (path := tmp_path / f"{TRACE}.gz").write_bytes(content)
+    path = tmp_path / f"{TRACE}.gz"
+    path.write_bytes(content)
     memory, line = peak_and_line(command.format(path.name), tmp_path)
     assert path.name in line
     assert memory < 300e6 + 10 * len(content)

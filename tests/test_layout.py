@@ -1,9 +1,8 @@
-"""The rules of the layout, read from the source.
+"""Test the layout of the package: which room may import which, and where private names belong.
 
-Which folder may import which, and where private names live.
-
-How complex a function may be is ruff's to say (C901, PLR0912, PLR0915). How many files a folder has
-is nobody's.
+The checks read the source of the package. Two limits are not checked here: ruff limits the
+complexity of functions (C901, PLR0912, PLR0915), and the number of files in a folder is not
+limited.
 """
 
 import ast
@@ -39,12 +38,12 @@ VALUE = {
     "profile",
     "hardware",
 }
-"""What every room may import: the profile and what it is made of."""
+"""Rows that every room may import: `profile` and the small modules that it needs."""
 
 FORMULAS = {"formulas", "formulas.attention", "formulas.packages"}
 
 TORCH = VALUE | {"pypi:torch", "torch_private", "inputs", "model", "attribution"}
-"""What the rooms may import that count and time inside torch."""
+"""Rows that the rooms that count and time inside torch may import."""
 
 ANALYSIS = {
     "hardware.peaks",
@@ -61,12 +60,12 @@ ANALYSIS = {
 }
 
 COMMAND = {"cli", "report", "report.html", "report.terminal", "pypi:typer", "pypi:rich"}
-"""What an extra may import that has a command."""
+"""Rows that an extra with a command may import."""
 
-# A row for each folder and for each file at the top: what it may import besides the standard
-# library and its own files. A file that may import other things than its folder has a row too. Rows
-# are named without `lflops.`, packages with `pypi:` before them. A folder without a row may not
-# exist.
+# Each folder, and each file directly in `lflops/`, has a row with the other rows that it may
+# import. The standard library and the files of the row itself are always allowed. If a file may
+# import other things than its folder, the file has its own row. The names of rows omit `lflops.`,
+# and the names of packages begin with `pypi:`. Every folder must have a row.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "extras": {"errors"},
@@ -192,8 +191,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "integrations.deepspeed": TORCH
     | {"analysis.analysis", "timing", "timing.measure", "integrations.deepspeed.text"},
     "huggingface": {"integrations"},
-    # Rooms with torch within functions only: the last tests hold that importing the shell loads no
-    # torch.
+    # The rooms below import torch only within functions. The last tests of this file check that
+    # importing the command line does not load torch.
     "cli": VALUE
     | ANALYSIS
     | {
@@ -236,16 +235,31 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_IMPORT["__init__"] = set(MAY_IMPORT) - {"__main__", "cli"}
 
 Check = Callable[[PurePosixPath, str], list[str]]
+"""A function that checks a file, and returns a report for each error.
+
+Its arguments are the path and the source of the file.
+"""
 
 
 class Import(NamedTuple):
+    """One imported name.
+
+    Attributes:
+        line: The line of the import.
+        target: The full name of the imported object.
+        bound: The name that the file uses for it.
+    """
+
     line: int
     target: str
     bound: str
 
 
 def imports(path: PurePosixPath, source: str) -> Iterator[Import]:
-    """Every import of a file, wherever it stands: at the top, in a function, under `TYPE_CHECKING`."""
+    """Yield every import of a file.
+
+    This includes imports in functions and under `TYPE_CHECKING`.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for name in node.names:
@@ -258,41 +272,50 @@ def imports(path: PurePosixPath, source: str) -> Iterator[Import]:
 
 
 def row_of(path: PurePosixPath) -> str:
-    """The row of a file: its own, else its folder's."""
+    """Return the row for a file: its own row if there is one, else the row of its folder."""
     own = ".".join([*path.parts[1:-1], path.stem])
-    return own if own in MAY_IMPORT else ".".join(path.parts[1:-1]) or path.stem
+    if own in MAY_IMPORT:
+        return own
+    folder = ".".join(path.parts[1:-1])
+    return folder or path.stem
 
 
 def target_row(target: str) -> str:
-    """The row that an imported name belongs to.
+    """Return the row of an imported name.
 
-    The longest that it begins with; a package's own name where it is not of lflops.
+    This is the longest row with which the name begins. For a package other than lflops, it is the
+    name of the package.
     """
     first, *parts = target.split(".")
     if first != "lflops":
         return first if first in sys.stdlib_module_names else f"pypi:{first}"
-    rows = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-    return next((row for row in rows if row in MAY_IMPORT), ".".join(parts) or "lflops itself")
+    for end in range(len(parts), 0, -1):
+        row = ".".join(parts[:end])
+        if row in MAY_IMPORT:
+            return row
+    return ".".join(parts) or "lflops itself"
 
 
 def imports_out_of_its_row(path: PurePosixPath, source: str) -> list[str]:
-    """Imports that the table has no place for."""
+    """Return the imports of a file that the table does not allow."""
     row = row_of(path)
     if row not in MAY_IMPORT:
-        return [] if path.name == "__init__.py" else [f"{path}: the table has no row for {row}"]
+        if path.name == "__init__.py":
+            return []
+        return [f"{path}: the table has no row for {row}"]
     allowed = MAY_IMPORT[row] | sys.stdlib_module_names | {row}
-    found = [(line, target_row(target)) for line, target, _ in imports(path, source)]
-    return [
-        f"{path}:{line}: {row} may not import {target}"
-        for line, target in found
-        if target not in allowed
-    ]
+    found = []
+    for line, name, _ in imports(path, source):
+        target = target_row(name)
+        if target not in allowed:
+            found.append(f"{path}:{line}: {row} may not import {target}")
+    return found
 
 
 def init_without_its_paragraph(path: PurePosixPath, source: str) -> list[str]:
-    """A folder whose `__init__` does not say its job, or does more than that.
+    """Return an error if an `__init__.py` has no docstring, or contains more than its docstring.
 
-    Users reach names in those of the three that are listed.
+    Users import names from three of the folders, so their `__init__.py` may contain code.
     """
     if path.name != "__init__.py":
         return []
@@ -300,58 +323,65 @@ def init_without_its_paragraph(path: PurePosixPath, source: str) -> list[str]:
     if not ast.get_docstring(module):
         return [f"{path}: no docstring that says the folder's job"]
     is_public = str(path.parent) in {"lflops", "lflops/hardware", "lflops/tensorboard"}
-    return [] if is_public or len(module.body) == 1 else [f"{path}: more than a docstring"]
+    if is_public or len(module.body) == 1:
+        return []
+    return [f"{path}: more than a docstring"]
 
 
 def private_torch_names(path: PurePosixPath, source: str) -> list[str]:
-    """Private names imported from torch or reached through a name that was, anywhere but in `torch_private/`."""
+    """Return private names that a file outside `torch_private/` imports from torch.
+
+    Private attributes of names that were imported from torch are included.
+    """
     if str(path).startswith(TORCH_PRIVATE):
         return []
     from_torch = [found for found in imports(path, source) if found.target.split(".")[0] == "torch"]
     roots = {"torch", *(found.bound for found in from_torch)}
-    named = [
-        (found.line, found.target)
-        for found in from_torch
-        if any(map(is_private, found.target.split(".")))
-    ]
-    reached = [
-        (node.lineno, ast.unparse(node))
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Attribute) and is_private(node.attr) and root(node) in roots
-    ]
-    return [f"{path}:{line}: {name} belongs in torch_private/" for line, name in named + reached]
+    private = []
+    for found in from_torch:
+        if any(map(is_private, found.target.split("."))):
+            private.append((found.line, found.target))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and root(node) in roots:
+            private.append((node.lineno, ast.unparse(node)))
+    return [f"{path}:{line}: {name} belongs in torch_private/" for line, name in private]
 
 
 def hooks_elsewhere(path: PurePosixPath, source: str) -> list[str]:
-    """Hooks on modules that are installed anywhere but in `hooks.py`."""
+    """Return calls that install hooks on modules in any file except `hooks.py`."""
     if str(path) == HOOKS:
         return []
-    called = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    names = [
-        (each.lineno, each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", ""))
-        for each in called
-    ]
-    return [
-        f"{path}:{line}: {name} belongs in {HOOKS}"
-        for line, name in names
-        if IS_MODULE_HOOK.fullmatch(name)
-    ]
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        if isinstance(function, ast.Attribute):
+            name = function.attr
+        else:
+            name = getattr(function, "id", "")
+        if IS_MODULE_HOOK.fullmatch(name):
+            found.append(f"{path}:{function.lineno}: {name} belongs in {HOOKS}")
+    return found
 
 
 def is_private(name: str) -> bool:
-    """One underscore makes a name private; Python's own `__version__` and the like are not."""
+    """Return whether a name is private: it begins with an underscore.
+
+    Names such as `__version__` are not private.
+    """
     return name.startswith("_") and not name.endswith("__")
 
 
 def root(node: ast.expr) -> str | None:
-    """The name that a chain of attributes starts at."""
+    """Return the name at which a chain of attributes starts."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
 
 
 def pages() -> dict[PurePosixPath, str]:
-    """Every Python file of the package, with its source."""
+    """Return the source of every Python file of the package."""
     return {
         PurePosixPath(path.relative_to(ROOT)): path.read_text("utf-8")
         for path in sorted((ROOT / "lflops").rglob("*.py"))
@@ -364,14 +394,19 @@ CHECKS = [imports_out_of_its_row, init_without_its_paragraph, private_torch_name
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_house_keeps_its_rules(check: Check) -> None:
     """No file of the package breaks the rule."""
-    assert [] == [culprit for path, source in pages().items() for culprit in check(path, source)]
+    culprits = []
+    for path, source in pages().items():
+        culprits += check(path, source)
+    assert [] == culprits
 
 
 def test_the_rules_are_held_against_the_package_itself() -> None:
-    """The files that are read are lflops's own."""
-    assert {"lflops/__init__.py", "lflops/flop_counter/__init__.py"} <= {
-        str(path) for path in pages()
-    }
+    """`pages` reads the files of lflops.
+
+    Otherwise the rules would pass without checking anything.
+    """
+    checked = {str(path) for path in pages()}
+    assert {"lflops/__init__.py", "lflops/flop_counter/__init__.py"} <= checked
 
 
 CULPRITS = [
@@ -458,7 +493,7 @@ CULPRITS = [
 
 @pytest.mark.parametrize(("check", "path", "source"), CULPRITS)
 def test_a_planted_culprit_is_found(check: Check, path: str, source: str) -> None:
-    """The rule's own check says which file it is in."""
+    """The check reports a file that breaks its rule, and begins each report with the path."""
     found = check(PurePosixPath(path), source)
     assert found
     assert all(culprit.startswith(path) for culprit in found)
@@ -468,7 +503,11 @@ INNOCENTS = [
     (
         imports_out_of_its_row,
         "lflops/profile/json_file.py",
-        "import json, msgspec\nfrom lflops.profile.profile import Profile\nfrom lflops import units",
+        (
+            "import json, msgspec\n"
+            "from lflops.profile.profile import Profile\n"
+            "from lflops import units"
+        ),
     ),
     (
         imports_out_of_its_row,
@@ -512,47 +551,47 @@ INNOCENTS = [
 
 @pytest.mark.parametrize(("check", "path", "source"), INNOCENTS)
 def test_what_keeps_the_rule_is_let_through(check: Check, path: str, source: str) -> None:
-    """In its row, in the right room: nothing to say."""
+    """The check reports nothing for a file that keeps its rule."""
     assert [] == check(PurePosixPath(path), source)
 
 
 def circle(table: dict[str, set[str]]) -> list[str]:
-    """Rows that may import each other, in a circle; empty where the arrows run one way."""
+    """Return rows that may import each other in a circle, or an empty list."""
+    graph = {row: allowed & table.keys() - {row} for row, allowed in table.items()}
     try:
-        TopologicalSorter(
-            {row: allowed & table.keys() - {row} for row, allowed in table.items()}
-        ).prepare()
+        TopologicalSorter(graph).prepare()
     except CycleError as error:
         return list(error.args[1])
     return []
 
 
 def test_the_table_has_no_circle() -> None:
-    """What may import another is never imported by it."""
+    """Imports go in one direction: if a room may import another, the other may not import it."""
     assert [] == circle(MAY_IMPORT)
 
 
 def test_a_circle_would_be_seen() -> None:
-    """The check above can fail."""
+    """The check above can fail: `circle` finds a planted circle."""
     assert {"profile", "ranks.merge"} == set(circle(MAY_IMPORT | {"profile": {"ranks.merge"}}))
 
 
 def heavy_modules_after(statement: str) -> set[str]:
-    """Which of torch and Lightning a fresh interpreter has loaded after the statement."""
-    code = f"import sys\n{statement}\nprint(*{{'torch', 'lightning', 'pytorch_lightning'}} & sys.modules.keys())"
-    return set(
-        subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, text=True
-        ).stdout.split()
-    )
+    """Return which of torch and Lightning a new interpreter has loaded after the statement."""
+    heavy = "{'torch', 'lightning', 'pytorch_lightning'}"
+    code = f"import sys\n{statement}\nprint(*{heavy} & sys.modules.keys())"
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return set(ended.stdout.split())
 
 
 @pytest.mark.parametrize("module", ["lflops", "lflops.cli.main", "lflops.profile.json_file"])
 def test_the_light_modules_load_neither_torch_nor_lightning(module: str) -> None:
-    """A shell command and a look at a file start at once."""
+    """These imports load neither torch nor Lightning.
+
+    Otherwise, a shell command or a look at a file would start slowly.
+    """
     assert set() == heavy_modules_after(f"import {module}")
 
 
 def test_a_loaded_torch_would_be_seen() -> None:
-    """The check above can fail."""
+    """The check above can fail: it finds torch if it is loaded."""
     assert {"torch"} == heavy_modules_after("import torch")

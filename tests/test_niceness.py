@@ -1,6 +1,6 @@
-"""No test makes the process nicer that the others run in.
+"""Test the fixture in `tests/conftest.py` that reports a test that changes the niceness.
 
-The check of it, which `conftest` has, can fail.
+All tests of a worker run in the same process, so a change would make the other tests slower.
 """
 
 import os
@@ -21,7 +21,10 @@ def test_a_culprit():
 def test_a_test_that_changes_its_process_niceness_fails(
     tmp_path: Path, warm_python: WarmPython
 ) -> None:
-    """As it ends, by its name; here in a pytest of its own."""
+    """A test that changes the niceness passes, but its teardown reports an error with its name.
+
+    The planted test runs in a separate pytest process.
+    """
     if os.nice(0) == 19:
         pytest.skip("no process can be nicer")
     (tmp_path / "test_planted.py").write_text(CULPRIT)

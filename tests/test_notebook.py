@@ -1,4 +1,4 @@
-"""The notebook of the examples runs from top to bottom, and its stored outputs are those of its cells."""
+"""Test that the example notebook runs, and that its stored outputs match its cells."""
 
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,14 @@ import pytest
 from tests.support.run_notebook import executed, read
 
 FIRST_CONVOLUTION = 8 * 32 * 32 * 32 * 3 * 3 * 3
-"""MACs of a batch of 8 images of 32 x 32 pixels, 3 to 32 channels, a kernel of 3 x 3."""
+"""MACs of the first convolution for a batch of 8 images of 32 x 32 pixels.
+
+It has 3 input channels, 32 output channels and a kernel of 3 x 3.
+"""
 
 
 def texts(notebook: dict[str, Any]) -> list[str]:
-    """The output of each code cell as text; empty if it has none."""
+    """Return the output of each code cell as text, which is empty if the cell has no output."""
     found = []
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
@@ -22,7 +25,10 @@ def texts(notebook: dict[str, Any]) -> list[str]:
 
 
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The count is that of a pencil; each cell that stores an output has one."""
+    """The notebook counts the MACs that were computed by hand.
+
+    Each cell that has a stored output also has an output when it runs.
+    """
     monkeypatch.chdir(tmp_path)
     stored = read()
     ran = executed(stored)
@@ -31,7 +37,10 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_stored_notebook_has_tables_that_need_no_script() -> None:
-    """A site that shows the file shows them."""
+    """The stored HTML tables contain no scripts.
+
+    So any site that shows the notebook file also shows the tables.
+    """
     pages = []
     for cell in read()["cells"]:
         for output in cell.get("outputs", ()):

@@ -1,3 +1,5 @@
+"""Test the version, the changelog, and the contents of the wheel and of the sdist."""
+
 import os
 import re
 import subprocess
@@ -15,13 +17,13 @@ from tests.support.warm_python import WarmPython
 
 
 def test_the_version_is_the_installed_one() -> None:
-    """`lflops.__version__` is what the package's metadata says."""
+    """`lflops.__version__` is equal to the version in the metadata of the package."""
     assert version("lflops") == lflops.__version__
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the sdist."""
+    """Build the wheel and the sdist, and return their folder."""
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-d", folder],
@@ -33,7 +35,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_ships_the_whole_package_and_nothing_else(built: Path) -> None:
-    """Every file under lflops/, `py.typed` and data among them; no tests, no examples."""
+    """The wheel contains exactly the files in `lflops/`, including `py.typed` and data files.
+
+    It contains no tests and no examples.
+    """
     (wheel,) = built.glob("*.whl")
     shipped = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
@@ -45,7 +50,7 @@ def test_the_wheel_ships_the_whole_package_and_nothing_else(built: Path) -> None
 
 
 def test_the_changelog_begins_with_this_version() -> None:
-    """A release has its section."""
+    """The first section of the changelog is for the current version."""
     newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
     assert lflops.__version__.removesuffix(".dev0") == newest[1]
@@ -53,7 +58,10 @@ def test_the_changelog_begins_with_this_version() -> None:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs git's list of files")
 def test_the_sdist_has_what_a_contributor_needs(built: Path) -> None:
-    """The package, its tests, its documents and what runs them; no file that git ignores."""
+    """The sdist contains its metadata, `.gitignore` and all files that git tracks.
+
+    Other hidden files are not included.
+    """
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as file:
         shipped = {name.partition("/")[2] for name in file.getnames()}
@@ -69,9 +77,9 @@ def test_the_sdist_has_what_a_contributor_needs(built: Path) -> None:
 
 
 def test_the_wheel_runs_where_it_alone_is_installed(built: Path, tmp_path: Path) -> None:
-    """By pip, without the repository on the path.
+    """A wheel that pip has installed works without the repository on the path.
 
-    Its version, its command, its entry points and a figure.
+    The test checks its version, its entry points, the output of a command, and the script.
     """
     (wheel,) = built.glob("*.whl")
     pip = [
@@ -122,6 +130,7 @@ LIGHTNINGS = ["lightning.pytorch.callbacks_factory", "pytorch_lightning.callback
 GROUPS = ["console_scripts", *LIGHTNINGS, "tensorboard_plugins", "torch.backends"]
 
 
+# The script makes imports of the packages in `BLOCKED` fail. Its argument is an output folder.
 ALONE = """
 import importlib.abc, sys
 
@@ -168,9 +177,10 @@ for use in (lambda: lflops.FlopsMonitor(), lambda: lflops.tensorboard.log, lambd
 def test_counting_needs_no_lightning_tensorboard_or_matplotlib(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:
-    """Counts, estimates, times, a loop of one's own and the shell run without them.
+    """Most of lflops works without the packages in `BLOCKED`.
 
-    What needs one of them names it.
+    Counting, estimating, measuring, a custom loop and the commands run. Features that need one of
+    these packages raise an error that names the package.
     """
     ended = warm_python.run(ALONE, tmp_path)
     assert 0 == ended.status, ended.err

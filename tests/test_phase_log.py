@@ -1,4 +1,4 @@
-"""The log of a run's transitions, and what is computed from lists of them."""
+"""Test the log of a run's transitions, and the functions that read lists of its events."""
 
 import gc
 import threading
@@ -21,7 +21,7 @@ from lflops.timing.step_phases import split_steps
 
 
 class Kept:
-    """A reader that keeps what it receives."""
+    """A reader that stores all values that it receives."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -31,8 +31,11 @@ class Kept:
 
 
 def script(*events: tuple[Any, ...]) -> list[Any]:
-    """Flat values of events; what an event leaves out is `None`."""
-    return [value for event in events for value in (*event, None, None)[:WIDTH]]
+    """Return the flat values of events. Values that an event omits are `None`."""
+    values: list[Any] = []
+    for event in events:
+        values += (*event, None, None)[:WIDTH]
+    return values
 
 
 STEP = script(
@@ -43,10 +46,14 @@ STEP = script(
     (70, LEAVE),
     (90, LEAVE),
 )
+"""Events of one step: the phase `forward` runs inside the phase `optimizer`."""
 
 
 def test_a_phase_within_another_interrupts_it() -> None:
-    """The optimizer runs from 40 to 50 and from 70 to 90, around forward."""
+    """`innermost` yields only the innermost phase.
+
+    The optimizer phase runs from 40 to 50 and from 70 to 90, with forward in between.
+    """
     assert [
         (10, "data"),
         (30, ""),
@@ -59,16 +66,24 @@ def test_a_phase_within_another_interrupts_it() -> None:
 
 @pytest.mark.parametrize("cut", range(len(STEP) // WIDTH + 1))
 def test_a_log_may_be_read_in_parts(cut: int) -> None:
-    """The phases that run at the cut are carried over."""
+    """Reading the events in two parts gives the same result as reading all of them at once.
+
+    The phases that run at the cut are carried over in `running`.
+    """
     running: list[tuple[str, str]] = []
-    parts = [STEP[: cut * WIDTH], STEP[cut * WIDTH :]]
-    read = [mark for part in parts for mark in innermost(part, "train", running)]
+    read = [
+        *innermost(STEP[: cut * WIDTH], "train", running),
+        *innermost(STEP[cut * WIDTH :], "train", running),
+    ]
     assert read == list(innermost(STEP, "train", []))
     assert [] == running
 
 
 def test_a_stage_has_its_own_phases() -> None:
-    """A validation within a step of training: data from 20 to 30 is the validation's."""
+    """Only the phases of the requested stage are yielded.
+
+    Here, validation runs inside a training step. The data wait from 20 to 30 belongs to validation.
+    """
     values = script(
         (10, ENTER, "forward", "train"),
         (20, ENTER, "data", "validate"),
@@ -80,7 +95,11 @@ def test_a_stage_has_its_own_phases() -> None:
 
 
 def test_a_phase_that_an_exception_ends_has_no_measured_end() -> None:
-    """Its time lasts until the next mark. A wait belongs to the stage of the phase around it."""
+    """After `DROP`, the moment is `None`, so the time of the phase lasts until the next mark.
+
+    A wait belongs to the stage of the phase around it. The second wait is outside any phase, so it
+    is not yielded.
+    """
     values = script(
         (10, ENTER, "backward", "train"), (15, WAIT), (20, DROP), (25, WAIT), (30, LEAVE)
     )
@@ -88,14 +107,17 @@ def test_a_phase_that_an_exception_ends_has_no_measured_end() -> None:
 
 
 def test_steps_end_for_their_reader() -> None:
-    """Two monitors of one loop count their own steps."""
+    """A reader sees only its own step ends, because two monitors may count steps differently."""
     first, second = object(), object()
     values = script((10, STEP_END, first), (20, STEP_END, second))
     assert [(20, STEP_END)] == list(innermost(values, "train", [], second))
 
 
 def test_marks_are_split_at_the_ends_of_steps() -> None:
-    """Two steps, 0 to 10 and 10 to 30, and one that has begun at 30; the mark at `None` is dropped."""
+    """The marks are split into two whole steps, 0 to 10 and 10 to 30, and a step that began at 30.
+
+    The mark at `None` is dropped.
+    """
     steps, marks, phases = split_steps(
         [0, 4, 10, 10, 12, None, 30, 30],
         ["other", "data", STEP_END, "data", "forward", "other", STEP_END, "other"],
@@ -105,8 +127,10 @@ def test_marks_are_split_at_the_ends_of_steps() -> None:
 
 
 def test_each_reader_receives_every_event_once() -> None:
-    """From the moment at which it was connected until it is disconnected."""
-    log, first, second = PhaseLog(lambda: 0), Kept(), Kept()
+    """A reader receives each event between its connection and its disconnection exactly once."""
+    log = PhaseLog(lambda: 0)
+    first = Kept()
+    second = Kept()
     log.append((1, ENTER, "before", "train"))
     log.connect(first)
     log.append((2, ENTER, "data", "train"))
@@ -126,8 +150,10 @@ def test_each_reader_receives_every_event_once() -> None:
 
 
 def test_events_keep_their_order_while_another_thread_delivers() -> None:
-    """Ten thousand events."""
-    log, reader, is_over = PhaseLog(), Kept(), threading.Event()
+    """Ten thousand events arrive completely and in order."""
+    log = PhaseLog()
+    reader = Kept()
+    is_over = threading.Event()
     log.connect(reader)
 
     def deliver() -> None:
@@ -145,8 +171,13 @@ def test_events_keep_their_order_while_another_thread_delivers() -> None:
 
 
 def test_events_are_nothing_that_python_collects() -> None:
-    """Thousands of tuples would make its collector run."""
-    log, reader = PhaseLog(), Kept()
+    """Events do not add objects that the garbage collector tracks.
+
+    Thousands of tuples would make the collector run during training. The last assertion shows that
+    the collector tracks a tuple that contains a list.
+    """
+    log = PhaseLog()
+    reader = Kept()
     log.connect(reader)
     gc.collect()
     before = len(gc.get_objects())

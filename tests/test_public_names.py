@@ -1,4 +1,4 @@
-"""The names that the package offers."""
+"""Test the public names of the package and their documentation."""
 
 import inspect
 import re
@@ -52,14 +52,17 @@ PUBLIC = [
 
 
 def test_the_public_names_are_these() -> None:
-    """A name that comes or goes is a decision: it is written down here too."""
+    """A public name is added or removed on purpose: the change is also made in `PUBLIC`."""
     assert PUBLIC == lflops.__all__, (
         "PUBLIC in tests/test_public_names.py and the names in lflops/__init__.pyi differ"
     )
 
 
 def test_every_public_name_can_be_had_and_no_other() -> None:
-    """By attribute and by star; each is documented, and is found by `dir`."""
+    """Attributes, `import *` and `dir` offer the same public names, and each has a docstring.
+
+    `dir` also contains the folders `hardware` and `tensorboard`, whose names users import.
+    """
     star: dict[str, Any] = {}
     exec("from lflops import *", star)  # noqa: S102 - the only way to see what a star brings
     assert set(PUBLIC) == star.keys() - {"__builtins__"}
@@ -74,12 +77,11 @@ METHODS = (FunctionType, property, cached_property, classmethod, staticmethod)
 
 
 def undocumented(offered: Iterable[Any]) -> Iterator[str]:
-    """What has no docstring.
+    """Yield the names of functions, classes and methods without a docstring.
 
-    Of functions, of classes and those that functions return, and of their methods.
-
-    Those that a class of the same package has are its methods too. An override may have the
-    docstring of what it overrides.
+    Checked are the offered objects, the classes that offered functions return, and the methods of
+    all these classes. Methods that a class inherits from a class of the same package are included.
+    A method that overrides another may use the docstring of the overridden method.
     """
     given = list(offered)
     returned = [get_type_hints(each).get("return") for each in given if inspect.isfunction(each)]
@@ -90,39 +92,44 @@ def undocumented(offered: Iterable[Any]) -> Iterator[str]:
     }
     yield from (each.__qualname__ for each in {*given, *classes} if not each.__doc__)
     for each in classes:
-        package = each.__module__.partition(".")[0]
-        members = {
-            name: value
-            for base in each.__mro__
-            if base.__module__.partition(".")[0] == package
-            for name, value in vars(base).items()
-        }
-        methods = [
-            name
-            for name, value in members.items()
-            if isinstance(value, METHODS) and not name.startswith("_")
-        ]
-        documented = {
-            name for base in each.__mro__ for name, value in vars(base).items() if value.__doc__
-        }
-        yield from (f"{each.__qualname__}.{name}" for name in methods if name not in documented)
+        for name in undocumented_methods(each):
+            yield f"{each.__qualname__}.{name}"
+
+
+def undocumented_methods(owner: type) -> list[str]:
+    """Return the names of a class's public methods that have no docstring in any base class."""
+    package = owner.__module__.partition(".")[0]
+    methods: set[str] = set()
+    documented: set[str] = set()
+    for base in owner.__mro__:
+        is_own = base.__module__.partition(".")[0] == package
+        for name, value in vars(base).items():
+            if value.__doc__:
+                documented.add(name)
+            if is_own and isinstance(value, METHODS) and not name.startswith("_"):
+                methods.add(name)
+    return sorted(methods - documented)
 
 
 def test_what_users_call_is_documented() -> None:
-    """Every name of the package and of the reference, the methods of classes, and those of what functions return."""
-    shown = re.findall(
-        r"^::: (\S+)", (ROOT / "docs" / "reference" / "python.md").read_text("utf-8"), re.MULTILINE
-    )
+    """Every function, class and method that users call has a docstring.
+
+    These are the names in `PUBLIC`, the names in the Python reference, and the methods of classes
+    that their functions return.
+    """
+    reference = (ROOT / "docs" / "reference" / "python.md").read_text("utf-8")
+    shown = re.findall(r"^::: (\S+)", reference, re.MULTILINE)
     assert "lflops.huggingface.FlopsCallback" in shown
-    assert [] == sorted(
-        undocumented(
-            [resolve_name(path) for path in {*shown, *(f"lflops.{name}" for name in PUBLIC)}]
-        )
-    )
+    paths = {*shown, *(f"lflops.{name}" for name in PUBLIC)}
+    assert [] == sorted(undocumented([resolve_name(path) for path in paths]))
 
 
 def test_what_is_not_documented_is_found() -> None:
-    """A method, an inherited one, a property, a function, and a method of a class that a function returns."""
+    """`undocumented` finds each kind of object without a docstring.
+
+    These are a method, an inherited method, a property, a function, and the methods of a class that
+    a function returns.
+    """
 
     class Base:
         """Documented."""
@@ -152,7 +159,7 @@ def test_what_is_not_documented_is_found() -> None:
 
 
 def test_a_function_is_not_hidden_by_the_module_that_it_lives_in() -> None:
-    """`lflops.count` stays the function, however its neighbours are imported."""
+    """`lflops.count` stays the function after the module with the same name was imported."""
     import lflops.flop_counter
     import lflops.flop_counter.count
 
@@ -163,5 +170,5 @@ def test_a_function_is_not_hidden_by_the_module_that_it_lives_in() -> None:
     "error", [lflops.CountError, lflops.HardwareError, lflops.ProfileError, lflops.ScheduleError]
 )
 def test_every_error_is_an_error_of_lflops(error: type[Exception]) -> None:
-    """One `except` catches all that lflops raises on purpose."""
+    """`except lflops.LflopsError` catches all errors that lflops raises on purpose."""
     assert issubclass(error, lflops.LflopsError)

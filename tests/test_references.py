@@ -1,6 +1,6 @@
-"""Names between backticks.
+"""Test that names between backticks exist.
 
-Those in docstrings and comments are in the code, and the files that documents name are there.
+Names in docstrings and comments must be in the code. Files that documents name must exist.
 """
 
 import ast
@@ -42,37 +42,36 @@ OF_OTHERS = {
     "anchor_input_ids",
     "global_attention_mask",
 }
-"""Names of torch, its allocator, transformers and engines, and examples."""
+"""Names from torch, its allocator, transformers and other packages, and names in examples."""
 
 
 def words(text: str) -> list[str]:
-    """All identifiers of a text."""
+    """Return all identifiers in a text."""
     return re.findall(r"[A-Za-z_]\w*", text)
 
 
 def python_parts(source: str) -> Iterator[tuple[bool, int, str]]:
-    """Each piece of a file.
+    """Yield the names, strings and comments of a file.
 
-    Whether it is for people, a docstring or a comment; its line and its text.
+    Each is a tuple of three values: whether it is a docstring or a comment, its line, and its text.
     """
-    bodies = (getattr(node, "body", None) for node in ast.walk(ast.parse(source)))
-    statements = (each for body in bodies if isinstance(body, list) for each in body)
-    texts = {
-        each.lineno
-        for each in statements
-        if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
-    }
+    docstring_lines = set()
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        for each in body if isinstance(body, list) else []:
+            if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
+                docstring_lines.add(each.lineno)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        is_text = token.type == tokenize.COMMENT or (
-            token.type == tokenize.STRING and token.start[0] in texts
-        )
+        is_docstring = token.type == tokenize.STRING and token.start[0] in docstring_lines
+        is_text = token.type == tokenize.COMMENT or is_docstring
         if is_text or token.type in {tokenize.NAME, tokenize.STRING}:
             yield is_text, token.start[0], token.string
 
 
 def unknown_names(pages: dict[str, str]) -> list[str]:
-    """Names that a docstring or a comment of a page has, and no page's code."""
-    known, named = {*dir(builtins), *keyword.kwlist, *OF_OTHERS}, []
+    """Return the names in docstrings and comments that are in no page's code."""
+    known = {*dir(builtins), *keyword.kwlist, *OF_OTHERS}
+    named = []
     for path, source in pages.items():
         known.add(Path(path).stem)
         if not path.endswith(".py"):
@@ -83,52 +82,61 @@ def unknown_names(pages: dict[str, str]) -> list[str]:
                 named += [(path, line, name) for name in NAME.findall(text)]
             else:
                 known.update(words(text))
-    return [
-        f"{path}:{line}: `{name}` is not in the code"
-        for path, line, name in named
-        if name not in known
-    ]
+    unknown = []
+    for path, line, name in named:
+        if name not in known:
+            unknown.append(f"{path}:{line}: `{name}` is not in the code")
+    return unknown
 
 
 MADE = {"dist/", "site/"}
-"""Folders that commands of a document make."""
+"""Folders that the commands in a document create."""
 
 
 def unknown_files(text: str, files: set[str]) -> list[str]:
-    """Files and folders that a document names, and that are none: a path may begin anywhere."""
-    return [
-        name
-        for name in FILE.findall(text)
-        if name not in MADE and not any(f"/{each}".endswith(f"/{name}") for each in files)
-    ]
+    """Return the files and folders that a document names, but that do not exist.
+
+    A document may omit the first folders of a path.
+    """
+    unknown = []
+    for name in FILE.findall(text):
+        exists = any(f"/{each}".endswith(f"/{name}") for each in files)
+        if not exists and name not in MADE:
+            unknown.append(name)
+    return unknown
 
 
 def repository() -> set[str]:
-    """Its files and folders, those with a slash at the end."""
-    paths = [
-        path
-        for top in ("lflops", "tests", "benchmarks", "docs", "examples", ".github")
-        for path in (ROOT / top).rglob("*")
-    ]
-    paths += [*ROOT.iterdir()]
-    return {path.relative_to(ROOT).as_posix() + ("/" if path.is_dir() else "") for path in paths}
+    """Return all files and folders of the repository. Folders end with a slash."""
+    paths = [*ROOT.iterdir()]
+    for top in ("lflops", "tests", "benchmarks", "docs", "examples", ".github"):
+        paths += (ROOT / top).rglob("*")
+    found = set()
+    for path in paths:
+        name = path.relative_to(ROOT).as_posix()
+        found.add(f"{name}/" if path.is_dir() else name)
+    return found
 
 
 def test_names_in_texts_for_people_are_in_the_code() -> None:
-    """What was renamed is renamed in the texts too."""
-    paths = [
-        path
-        for path in (ROOT / "lflops").rglob("*")
-        if path.suffix in {".py", ".js", ".ts", ".toml"}
-    ]
-    assert [] == unknown_names(
-        {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths}
-    )
+    """Names in docstrings and comments of lflops exist, also after an object is renamed."""
+    pages = {}
+    for path in (ROOT / "lflops").rglob("*"):
+        if path.suffix in {".py", ".js", ".ts", ".toml"}:
+            pages[path.relative_to(ROOT).as_posix()] = path.read_text("utf-8")
+    assert [] == unknown_names(pages)
 
 
 def test_a_stale_name_would_be_seen() -> None:
-    """In a docstring and in a comment; a string is code."""
-    source = '"""Compress a head for `told_in`."""\n\n# `head_in` reads it, not `gone()`\nhead_in = "kept_in"\n"""As `kept_in`."""\n'
+    """The check above can fail: it finds stale names in a docstring and in a comment.
+
+    A string that is not a docstring is code, so its words exist.
+    """
+    source = (
+        '"""Compress a head for `told_in`."""\n\n'
+        "# `head_in` reads it, not `gone()`\n"
+        'head_in = "kept_in"\n"""As `kept_in`."""\n'
+    )
     assert [
         "a.py:1: `told_in` is not in the code",
         "a.py:3: `gone` is not in the code",
@@ -136,17 +144,21 @@ def test_a_stale_name_would_be_seen() -> None:
 
 
 def test_files_that_documents_name_are_there() -> None:
-    """By their whole path, or its end."""
+    """Files in the text of `DOCUMENTS` exist.
+
+    They are named by their path or the end of their path.
+    """
     files = repository()
-    assert {} == {
-        path.name: found
-        for path in DOCUMENTS
-        if (found := unknown_files(path.read_text("utf-8"), files))
-    }
+    found = {}
+    for path in DOCUMENTS:
+        unknown = unknown_files(path.read_text("utf-8"), files)
+        if unknown:
+            found[path.name] = unknown
+    assert {} == found
 
 
 def test_a_file_that_is_gone_would_be_seen() -> None:
-    """And a folder."""
+    """The check above can fail: it finds a file and a folder that do not exist."""
     assert ["b.py", "d/"] == unknown_files(
         "`a.py`, `b.py`, `c/` and `d/`", {"lflops/a.py", "lflops/c/"}
     )

@@ -1,4 +1,7 @@
-"""No test depends on when it runs: workers that collect tests a second apart collect the same ones."""
+"""Test that the collected tests do not depend on the time of collection.
+
+Several workers collect the tests, and must find the same tests.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -8,9 +11,10 @@ from tests.support.repository import ROOT
 
 
 def _packed_with_the_time(source: str) -> Iterator[int]:
-    """Lines that call `gzip.compress` without `mtime`.
+    """Yield the lines that call `gzip.compress` without `mtime`.
 
-    Its result holds the second, and in a test's parameter also the test's name does.
+    Without `mtime`, the result contains the current second. If it is a parameter of a test, the
+    name of the test also changes every second.
     """
     for node in ast.walk(ast.parse(source)):
         if (
@@ -22,14 +26,18 @@ def _packed_with_the_time(source: str) -> Iterator[int]:
 
 
 def test_no_test_packs_with_the_time() -> None:
-    """Else `pytest` fails with "Different tests were collected" now and then."""
-    found = {
-        str(path): list(_packed_with_the_time(path.read_text("utf-8")))
-        for path in Path(ROOT, "tests").rglob("*.py")
-    }
-    assert {} == {path: lines for path, lines in found.items() if lines}
+    """No test calls `gzip.compress` without `mtime`.
+
+    Otherwise, pytest sometimes fails with "Different tests were collected".
+    """
+    found = {}
+    for path in Path(ROOT, "tests").rglob("*.py"):
+        lines = list(_packed_with_the_time(path.read_text("utf-8")))
+        if lines:
+            found[str(path)] = lines
+    assert {} == found
 
 
 def test_a_planted_one_is_found() -> None:
-    """In the second of these lines."""
+    """The check above can fail: it finds the second of two calls, which has no `mtime`."""
     assert [2] == list(_packed_with_the_time("gzip.compress(b'x', mtime=0)\ngzip.compress(b'x')"))

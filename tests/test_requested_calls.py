@@ -1,4 +1,7 @@
-"""Figures that others published, beside the sums that give them."""
+"""Test that counts agree with published numbers.
+
+Each published number is also computed from the sizes of the model.
+"""
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from lflops.profile.profile import Profile
 
 
 class LeNet(nn.Module):
-    """Two convolutions and three layers, as fvcore's documentation of its counter draws it."""
+    """Two convolutions and three linear layers, as in fvcore's documentation of its counter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,19 +32,24 @@ class LeNet(nn.Module):
 
 @pytest.fixture(scope="module")
 def lenet() -> Profile:
-    """One image of 32 by 32."""
+    """Count one image of 32 by 32 pixels."""
     return lflops.count(LeNet(), torch.randn(1, 1, 32, 32))
 
 
 FVCORE = {"": 274_656, "conv1": 48_600, "conv2": 146_016, "fc1": 69_120, "fc2": 10_080, "fc3": 840}
-"""github.com/facebookresearch/fvcore, docs/flop_count.md:
+"""Result of `FlopCountAnalysis(model, input).by_module()` in fvcore's documentation.
 
-`FlopCountAnalysis(model, input).by_module()`. Its flops are MACs.
+The page is docs/flop_count.md in github.com/facebookresearch/fvcore. fvcore counts a MAC as one
+flop.
 """
 
 
 def test_lenet_by_module_is_fvcores_table(lenet: Profile) -> None:
-    """A 3x3 kernel leaves 30 of 32 positions, a pool half of them, the next kernel 13 of 15, the next pool 6."""
+    """The MACs of each module are those of fvcore, and those computed from the sizes.
+
+    A side of 32 becomes 30 after the first 3 x 3 kernel, 15 after the pooling, 13 after the second
+    kernel, and 6 after the second pooling.
+    """
     worked_out = {
         "conv1": 30 * 30 * 6 * 1 * 9,
         "conv2": 13 * 13 * 16 * 6 * 9,
@@ -53,42 +61,46 @@ def test_lenet_by_module_is_fvcores_table(lenet: Profile) -> None:
 
 
 def test_lenet_by_operator_is_fvcores_table(lenet: Profile) -> None:
-    """On the same page `by_operator()` has conv.
+    """The MACs of each operator are those of `by_operator()` on the same page.
 
-    194616, addmm: 80040; the first is `convolution` in torch.
+    The page lists conv: 194616 and addmm: 80040. The operator `conv` is called `convolution` in
+    torch.
     """
-    convolutions, products = (
-        FVCORE["conv1"] + FVCORE["conv2"],
-        FVCORE["fc1"] + FVCORE["fc2"] + FVCORE["fc3"],
-    )
-    assert (
-        {"convolution": 194_616, "addmm": 80_040}
-        == {"convolution": convolutions, "addmm": products}
-        == lenet.by_operator()
-    )
+    convolutions = FVCORE["conv1"] + FVCORE["conv2"]
+    matmuls = FVCORE["fc1"] + FVCORE["fc2"] + FVCORE["fc3"]
+    published = {"convolution": 194_616, "addmm": 80_040}
+    assert published == {"convolution": convolutions, "addmm": matmuls} == lenet.by_operator()
 
 
 def test_lenet_by_module_and_operator_is_fvcores_table(lenet: Profile) -> None:
-    """And so has `by_module_and_operator()`: each part has one kind."""
-    expected = {
-        name: {"convolution" if name.startswith("conv") else "addmm": FVCORE[name]}
-        for name in FVCORE
-        if name
-    }
+    """The MACs by module and operator are those of `by_module_and_operator()` on the same page.
+
+    Each layer has only one kind of operator.
+    """
     assert {
         "": {"convolution": 194_616, "addmm": 80_040},
-        **expected,
+        "conv1": {"convolution": FVCORE["conv1"]},
+        "conv2": {"convolution": FVCORE["conv2"]},
+        "fc1": {"addmm": FVCORE["fc1"]},
+        "fc2": {"addmm": FVCORE["fc2"]},
+        "fc3": {"addmm": FVCORE["fc3"]},
     } == lenet.by_module_and_operator()
 
 
-hidden, inner, layers, length, words, positions, segments = 1024, 4096, 24, 128, 30_522, 512, 2
-"""BERT-Large, arxiv.org/abs/1810.04805."""
+# The sizes of BERT-Large are from arxiv.org/abs/1810.04805. The length is chosen here.
+hidden = 1024
+inner = 4096
+layers = 24
+length = 128
+words = 30_522
+positions = 512
+segments = 2
 
 
 def build(kind: str, attention: str = "sdpa", **sizes: int) -> nn.Module:
-    """A BERT without the seconds that random weights take.
+    """Build a BERT model without spending seconds on random weights.
 
-    Only what looks things up has to be in order.
+    Only the buffers with position indices need valid values, because embeddings look them up.
     """
     bert = pytest.importorskip("transformers.models.bert.modeling_bert")
     config = bert.BertConfig(**sizes, attn_implementation=attention)
@@ -97,15 +109,16 @@ def build(kind: str, attention: str = "sdpa", **sizes: int) -> nn.Module:
     model.to_empty(device="cpu")
     model.tie_weights()
     for name, buffer in model.named_buffers():
-        buffer.copy_(torch.arange(config.max_position_embeddings)) if name.endswith(
-            "position_ids"
-        ) else buffer.zero_()
+        if name.endswith("position_ids"):
+            buffer.copy_(torch.arange(config.max_position_embeddings))
+        else:
+            buffer.zero_()
     whole: nn.Module = model.eval()
     return whole
 
 
 def large(attention: str, depth: int = layers) -> nn.Module:
-    """BERT-Large, or some layers of it."""
+    """Build BERT-Large, or a model with only some of its layers."""
     return build(
         "BertForPreTraining",
         attention,
@@ -117,10 +130,11 @@ def large(attention: str, depth: int = layers) -> nn.Module:
 
 
 def macs_of_a_token(depth: int) -> int:
-    """Of a sequence of `length`.
+    """Return the MACs of a token in a sequence of `length` tokens.
 
-    Projections, scores and sums, up and down; the head for words; and a share of the pooler and its
-    head.
+    A layer has four projections, the scores of attention and their weighted sums, and two linear
+    layers of the MLP. Each token also has the head that predicts words, and its share of the pooler
+    and of the pooler's head, which run once per sequence.
     """
     a_layer = 4 * hidden**2 + 2 * length * hidden + 2 * hidden * inner
     head = hidden**2 + hidden * words
@@ -131,40 +145,44 @@ def macs_of_a_token(depth: int) -> int:
 
 
 def parameters(depth: int) -> int:
-    """The words' table is used twice and counted once.
+    """Return the number of parameters of a BERT-Large model with `depth` layers.
 
-    Layers of four projections, up and down, two norms; pooler and heads.
+    The table of words is used twice and counted once. A layer has four projections, two linear
+    layers of the MLP, and two norms. The pooler and the heads follow.
     """
     embeddings = (words + positions + segments) * hidden + 2 * hidden
-    a_layer = (
-        4 * (hidden**2 + hidden) + hidden * inner + inner + inner * hidden + hidden + 2 * 2 * hidden
-    )
+    projections = 4 * (hidden**2 + hidden)
+    mlp = hidden * inner + inner + inner * hidden + hidden
+    norms = 2 * 2 * hidden
+    a_layer = projections + mlp + norms
     head = hidden**2 + hidden + 2 * hidden + words
-    return (
-        embeddings + depth * a_layer + (hidden**2 + hidden) + head + (hidden * segments + segments)
-    )
+    pooler = hidden**2 + hidden
+    pooler_head = hidden * segments + segments
+    return embeddings + depth * a_layer + pooler + head + pooler_head
 
 
-MACS_A_TOKEN, PARAMETERS = 340_592_656, 336_226_108
-"""Of BERT-Large at length 128.
+MACS_A_TOKEN = 340_592_656
+"""MACs of a token in BERT-Large, with sequences of 128 tokens.
 
-The parameters are the 336.23 M of deepspeed.ai/tutorials/flops-profiler. The MACs there, 3139.93 G
-for 80 sequences, are without attention's products and decode only the masked words; DeepSpeed
-0.19.8 on this model says 3487.67 G, which is all.
+DeepSpeed 0.19.8 reports 3487.67 G for 80 sequences of this model, which is the same number. The
+page deepspeed.ai/tutorials/flops-profiler lists only 3139.93 G: without the matmuls of attention,
+and with predictions only for the masked words.
 """
+
+PARAMETERS = 336_226_108
+"""Parameters of BERT-Large, the 336.23 M on the page deepspeed.ai/tutorials/flops-profiler."""
 
 
 def test_the_sums_give_the_published_figures() -> None:
-    """Before anything runs."""
-    assert (MACS_A_TOKEN, PARAMETERS) == (macs_of_a_token(layers), parameters(layers))
-    assert ("336.23", "3487.67") == (
-        f"{PARAMETERS / 1e6:.2f}",
-        f"{80 * length * MACS_A_TOKEN / 1e9:.2f}",
-    )
+    """The sizes of the model give the published numbers, before any model is counted."""
+    assert macs_of_a_token(layers) == MACS_A_TOKEN
+    assert parameters(layers) == PARAMETERS
+    assert f"{PARAMETERS / 1e6:.2f}" == "336.23"
+    assert f"{80 * length * MACS_A_TOKEN / 1e9:.2f}" == "3487.67"
 
 
 def test_bert_large_is_what_was_published() -> None:
-    """All of it once: one sequence of 128."""
+    """The count of BERT-Large for one sequence of 128 tokens has the published numbers."""
     model = large("sdpa")
     with torch.no_grad():
         profile = lflops.count(
@@ -178,9 +196,11 @@ def test_bert_large_is_what_was_published() -> None:
 def test_two_layers_of_bert_large_cost_the_same_with_and_without_a_fused_kernel(
     attention: str,
 ) -> None:
-    """Back, every product of the forward has two.
+    """Two layers have the same MACs with fused and with eager attention.
 
-    The first layer's too, whose input is looked up and learnt.
+    In backward, each matmul of forward has two matmuls. This includes the first layer, whose input
+    is the output of a trained embedding. Only the fused kernel computes the scores again, as
+    recompute.
     """
     model = large(attention, depth=2)
     profile = lflops.count(
@@ -197,20 +217,17 @@ def test_two_layers_of_bert_large_cost_the_same_with_and_without_a_fused_kernel(
 
 
 def test_bert_base_has_the_published_parameters_and_bytes() -> None:
-    """RAF, github.com/awslabs/raf, "Analyze Your Model".
+    """BERT-Base has the parameters and the bytes that RAF publishes.
 
-    Parameter #: 109514298.0, Parameter size (MBs): 417.7638931274414.
+    The section "Analyze Your Model" of github.com/awslabs/raf prints: Parameter #: 109514298.0,
+    Parameter size (MBs): 417.7638931274414.
     """
-    width, deep = 768, 4 * 768
+    width = 768
+    deep = 4 * 768
     a_layer = 4 * (width**2 + width) + 2 * width * deep + deep + width + 4 * width
-    worked_out = (
-        (words + positions + segments + 2) * width
-        + 12 * a_layer
-        + width**2
-        + width
-        + 2 * width
-        + words
-    )
+    embeddings = (words + positions + segments + 2) * width
+    head = width**2 + width + 2 * width + words
+    worked_out = embeddings + 12 * a_layer + head
     profile = lflops.count(
         build("BertForMaskedLM"), kwargs={"input_ids": torch.zeros(1, 2, dtype=torch.long)}
     )
@@ -225,7 +242,10 @@ def test_bert_base_has_the_published_parameters_and_bytes() -> None:
 
 
 def test_torchs_own_counter_agrees_on_bert() -> None:
-    """Without a fused kernel it misses nothing: two operations for each MAC, there and back."""
+    """`FlopCounterMode` counts 2 FLOPs for each MAC of forward and backward.
+
+    With eager attention, it misses no operator.
+    """
     model = build(
         "BertForPreTraining",
         "eager",

@@ -1,4 +1,7 @@
-"""When what happens: the meaning of `torch.profiler.schedule`, in steps of the optimizer, and in runs too short for it."""
+"""Test the schedule of a run, also for runs that are too short for it.
+
+A schedule means the same as `torch.profiler.schedule`, in steps of the optimizer.
+"""
 
 import itertools
 import re
@@ -16,6 +19,7 @@ PHASES = {
     ProfilerAction.RECORD: {"module_timing"},
     ProfilerAction.RECORD_AND_SAVE: {"module_timing"},
 }
+"""The phases of lflops that correspond to each action of torch.profiler."""
 
 
 LETTERS = {
@@ -29,7 +33,7 @@ LETTERS = {
 
 
 def phases(plan: Plan, steps: int) -> str:
-    """A letter for each step's phase."""
+    """Return one letter for the phase of each step."""
     return "".join(LETTERS[plan.place(step).phase] for step in range(steps))
 
 
@@ -40,7 +44,7 @@ def phases(plan: Plan, steps: int) -> str:
 def test_a_step_has_the_phase_that_torch_gives_it(
     wait: int, warmup: int, active: int, repeat: int, skip_first: int
 ) -> None:
-    """For the first 40 steps of every small schedule."""
+    """A step's phase corresponds to torch's action, in the first 40 steps of each schedule."""
     arguments = {
         "wait": wait,
         "warmup": warmup,
@@ -48,12 +52,17 @@ def test_a_step_has_the_phase_that_torch_gives_it(
         "repeat": repeat,
         "skip_first": skip_first,
     }
-    theirs, plan = torchs_schedule(**arguments), Plan.of(Schedule(**arguments))
-    assert [] == [step for step in range(40) if plan.place(step).phase not in PHASES[theirs(step)]]
+    action_of = torchs_schedule(**arguments)
+    plan = Plan.of(Schedule(**arguments))
+    for step in range(40):
+        assert plan.place(step).phase in PHASES[action_of(step)], f"step {step}"
 
 
 def test_the_last_step_of_the_warmup_is_the_counted_one() -> None:
-    """Two windows, 3 steps skipped before them, then nothing."""
+    """The counting step is the last warm-up step of each window.
+
+    The schedule skips 3 steps and has two windows. Nothing follows them.
+    """
     plan = Plan.of(Schedule(wait=2, warmup=2, active=1, repeat=2, skip_first=3))
     assert "-----uch--uch..." == phases(plan, 16)
     assert [
@@ -65,24 +74,27 @@ def test_the_last_step_of_the_warmup_is_the_counted_one() -> None:
 
 
 def test_no_end_of_windows_is_what_repeat_0_asks_for() -> None:
-    """Step 3,000,000 begins window 1,000,000."""
-    assert Position("wait", 1_000_000) == Plan.of(
-        Schedule(wait=1, warmup=1, active=1, repeat=0)
-    ).place(3_000_000)
+    """With `repeat=0`, windows have no end. A window has 3 steps, so step 3,000,000 begins one."""
+    plan = Plan.of(Schedule(wait=1, warmup=1, active=1, repeat=0))
+    assert Position("wait", 1_000_000) == plan.place(3_000_000)
 
 
 def test_without_a_warmup_nothing_is_counted() -> None:
-    """A schedule for times alone."""
+    """Without a warm-up, no step is counted, and modules are only timed."""
     assert "-hh-hh" == phases(Plan.of(Schedule(wait=1, warmup=0, active=2, repeat=0)), 6)
 
 
 def test_batches_become_whole_steps() -> None:
-    """5, 2, 3 and 1 batches, 4 to a step: 2, 1, 1 and 1 steps."""
+    """With 4 batches in a step, each part of the schedule is rounded up to whole steps.
+
+    The 5, 2, 3 and 1 batches become 2, 1, 1 and 1 steps.
+    """
     plan = Plan.of(Schedule(wait=5, warmup=2, active=3, skip_first=1), accumulation=4)
     assert Plan(skip_first=1, wait=2, warmup=1, active=1, windows=1) == plan
 
 
-# Of skip_first=2, wait=5, warmup=2, active=3: 12 steps. What is left in a run of so many batches.
+# The schedule has skip_first=2, wait=5, warmup=2 and active=3, together 12 steps. The keys are the
+# numbers of batches in the run, and the values are the phases that remain.
 SHORT = {
     12: "-------uchhh",
     11: "------uchhh",
@@ -99,16 +111,20 @@ SHORT = {
 
 @pytest.mark.parametrize(("batches", "expected"), SHORT.items())
 def test_a_short_run_is_counted_all_the_same(batches: int, expected: str) -> None:
-    """What is skipped goes first, then the waiting, active steps, warming up.
+    """In a short run, parts of the schedule are shortened, but the counting step stays.
 
-    The counted step stays.
+    The skipped steps are removed first, then the wait, the active steps, and the other warm-up
+    steps.
     """
     plan = Plan.of(Schedule(skip_first=2), batches=batches)
     assert expected == phases(plan, max(batches, 1))
 
 
 def test_a_short_run_with_accumulation_is_measured_in_steps() -> None:
-    """7 batches, 3 to a step, are 3 steps, the last of them of 1 batch."""
+    """With 3 batches in a step, 6 batches are 2 steps and 7 batches are 3 steps.
+
+    The last of the 3 steps has only 1 batch.
+    """
     assert Plan(skip_first=0, wait=0, warmup=1, active=1, windows=1) == Plan.of(
         Schedule(), accumulation=3, batches=6
     )
@@ -119,7 +135,7 @@ def test_a_short_run_with_accumulation_is_measured_in_steps() -> None:
 
 @pytest.mark.parametrize(("repeat", "windows"), [(1, 1), (2, 2), (5, 3), (0, 3)])
 def test_windows_that_would_not_be_finished_are_not_begun(repeat: int, windows: int) -> None:
-    """In 33 batches there is room for 3 windows of 10, after the one that is skipped."""
+    """After 1 skipped batch, a run of 33 batches has room for 3 windows of 10 batches."""
     assert windows == Plan.of(Schedule(repeat=repeat, skip_first=1), batches=33).windows
 
 
@@ -134,15 +150,17 @@ WRONG = [
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG)
 def test_a_schedule_that_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:
-    """The error names the argument, the value and what is taken."""
+    """The error names the argument, its value and the accepted values."""
     with pytest.raises(ScheduleError, match=re.escape(message)):
         Schedule(**arguments)
 
 
 def test_a_plan_knows_how_long_nothing_is_due() -> None:
-    """Two skipped and three waited for.
+    """`waits_until` returns the next step that is not a wait.
 
-    Within a window each step is due; between two windows three are not; in the end none is.
+    Two steps are skipped and three are waits, so the first window begins at step 5. Inside a
+    window, it returns the step itself. Between the two windows, three steps are waits. After the
+    last window, it returns infinity.
     """
     plan = Plan.of(Schedule(wait=3, warmup=1, active=1, repeat=2, skip_first=2))
     assert [5] * 6 + [6, 10, 10, 10, 10, 11] == [plan.waits_until(step) for step in range(12)]

@@ -1,3 +1,5 @@
+"""Test how numbers, bytes, durations, shares and rates are shown."""
+
 import math
 
 import pytest
@@ -32,9 +34,9 @@ from lflops import units
 def test_a_count_has_two_decimals_and_the_prefix_that_its_rounded_value_needs(
     value: float | None, text: str
 ) -> None:
-    """Half of the last decimal rounds up, into the next prefix if need be.
+    """A count is rounded half up, which may lead to the next prefix.
 
-    Below 1000 an integer is exact; unknown is no 0.
+    Integers below 1000 are exact. An unknown count is not shown as 0.
     """
     assert text == units.count(value)
 
@@ -53,7 +55,10 @@ def test_a_count_has_two_decimals_and_the_prefix_that_its_rounded_value_needs(
     ],
 )
 def test_bytes_are_in_binary_units(value: float | None, text: str) -> None:
-    """438,053,888 = 417.76 * 2**20; one byte less than a MiB is 1024.00 KiB, so 1.00 MiB."""
+    """Bytes are divided by powers of 1024: 438,053,888 bytes are 417.76 * 2**20 bytes.
+
+    One byte less than a MiB is rounded to 1024.00 KiB, so it is shown as 1.00 MiB.
+    """
     assert text == units.size(value)
 
 
@@ -75,7 +80,7 @@ def test_bytes_are_in_binary_units(value: float | None, text: str) -> None:
     ],
 )
 def test_a_duration_has_the_unit_below_it(value: float | None, text: str) -> None:
-    """Seconds stay seconds, however many: they are what rates are made of."""
+    """Seconds are the largest unit, because rates are per second."""
     assert text == units.duration(value)
 
 
@@ -92,7 +97,7 @@ def test_a_duration_has_the_unit_below_it(value: float | None, text: str) -> Non
     ],
 )
 def test_a_share_is_in_percent_and_reads_0_only_where_it_is(share: float | None, text: str) -> None:
-    """0.04 % has no decimal to stand on, but is not nothing."""
+    """Only a share of exactly 0 is shown as "0 %": 0.04 % is shown as "<0.1 %"."""
     assert text == units.percent(share)
 
 
@@ -110,27 +115,24 @@ def test_a_share_is_in_percent_and_reads_0_only_where_it_is(share: float | None,
     ],
 )
 def test_a_rate_has_three_digits(value: float | None, text: str) -> None:
-    """It is as noisy as the time that it is made of."""
+    """A rate has only three digits, because the time in it is noisy."""
     assert text == units.rate(value)
 
 
 def test_a_rate_above_the_peak_is_marked() -> None:
-    """No chip computes faster than it can."""
-    assert ["3.00 T", "3.01 T (over the peak)", "3.01 T", "–"] == [
-        *(units.rate(value, peak=3e12) for value in (3e12, 3.01e12)),
-        units.rate(3.01e12, peak=None),
-        units.rate(None, peak=3e12),
-    ]
+    """No chip computes faster than its peak, so a higher rate is marked."""
+    assert "3.00 T" == units.rate(3e12, peak=3e12)
+    assert "3.01 T (over the peak)" == units.rate(3.01e12, peak=3e12)
+    assert "3.01 T" == units.rate(3.01e12, peak=None)
+    assert "–" == units.rate(None, peak=3e12)
 
 
 def test_an_amount_has_its_prefix_before_its_unit() -> None:
-    """312 * 10**12, with the decimals that are asked for."""
-    assert ["312.00 TFLOP/s", "312 TFLOP/s", "12 FLOP/s", "0 FLOP/s"] == [
-        units.quantity(312e12, "FLOP/s"),
-        units.quantity(312e12, "FLOP/s", digits=0),
-        units.quantity(12, "FLOP/s"),
-        units.quantity(0, "FLOP/s"),
-    ]
+    """The prefix comes before the unit, and the caller chooses the number of decimals."""
+    assert "312.00 TFLOP/s" == units.quantity(312e12, "FLOP/s")
+    assert "312 TFLOP/s" == units.quantity(312e12, "FLOP/s", digits=0)
+    assert "12 FLOP/s" == units.quantity(12, "FLOP/s")
+    assert "0 FLOP/s" == units.quantity(0, "FLOP/s")
 
 
 @pytest.mark.parametrize(
@@ -138,5 +140,5 @@ def test_an_amount_has_its_prefix_before_its_unit() -> None:
     [(0.415, "41.5 %"), (1.0, "100.0 %"), (5.4, "540.0 % (over the peak)"), (None, "–")],
 )
 def test_more_than_the_peak_is_marked(share: float | None, text: str) -> None:
-    """What cannot be says so."""
+    """A share of the peak above 100 % is impossible, so it is marked."""
     assert text == units.of_peak(share)

@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def _asked(given: argparse.Namespace, name: str, client: Client) -> Iterator[Cell]:
-    """The cells of a client that are to be run."""
+    """Yield the cells of a client that must be run."""
     for cell in cells_of(client):
         is_chosen = given.fault is None or cell.name in given.fault
         is_new = given.again or not is_finished(folder_of(given.results, name, cell))
@@ -97,7 +97,7 @@ def _asked(given: argparse.Namespace, name: str, client: Client) -> Iterator[Cel
 
 
 def _load(results: Path, every: dict[str, Client]) -> str:
-    """How busy the machine was after each cell."""
+    """Return a line with the load of the machine after each cell."""
     loads = []
     for name, client in every.items():
         for cell in cells_of(client):

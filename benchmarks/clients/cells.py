@@ -48,7 +48,7 @@ WATCHED = Cell("watched", is_watched=True)
 
 
 def cells_of(client: Client) -> list[Cell]:
-    """All cells of a client, those first that others need."""
+    """Return all cells of a client. A cell comes after the cells that it needs."""
     faulty = [Cell(fault, is_watched=True, fault=fault) for fault in client.faults]
     return [PLAIN, REPEATED, WATCHED, *faulty]
 
@@ -59,7 +59,7 @@ def folder_of(results: Path, name: str, cell: Cell) -> Path:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a cell has run, successfully or not."""
+    """Return whether a cell has run, successfully or not."""
     return (folder / "cell.json").exists()
 
 
@@ -179,13 +179,13 @@ class Workers:
 
 
 def read(results: Path, name: str, cell: Cell) -> dict[str, Any]:
-    """The finished cell, or an empty one."""
+    """Return the result of a finished cell, or an empty dictionary."""
     file = folder_of(results, name, cell) / "cell.json"
     return json.loads(file.read_text()) if file.exists() else {}
 
 
 def _planted_seconds(plain: dict[str, Any], fault: Fault) -> float:
-    """The seconds that each call of the fault's code spends."""
+    """Return the seconds that each call of the fault's code takes."""
     truth = plain.get("truth", {})
     step = truth.get("median step") or LEAST_SECONDS
     per_step = min(max(PLANTED_STEPS * step, LEAST_SECONDS), MOST_SECONDS)

@@ -33,23 +33,24 @@ SEED = 7
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """A training run of a package, and what is true of it.
+    """A training run of a package, and known facts about it.
 
     Attributes:
         package: The name on PyPI of the package that trains.
         about: What is trained, in a few words.
         watch: How lflops is attached: as a callback of Lightning or of transformers, by
-            `lflops.monitor`, or by `lflops run` without or with a profiled window.
-        faults: The faults that its code permits.
-        imports: Modules that `train` imports, for a process that has imported them before.
-        samples: Samples in a step of the optimizer, least and most. `None` if there are none.
-        tokens: Tokens in a step, least and most. `None` if the data has none.
+            `lflops.monitor`, or by `lflops run` with or without a profiled window.
+        faults: The faults that can be planted.
+        imports: Modules that `train` imports. They are imported before the process is forked.
+        samples: Smallest and largest number of samples in an optimizer step, or `None` if there
+            are none.
+        tokens: Smallest and largest number of tokens in a step, or `None` if the data has none.
         validates: Whether the run has a validation.
-        padding: The share of its batches that is padding, least and most.
+        padding: Smallest and largest share of padding in its batches.
         environment: The environment that it needs, as in `requirements-<environment>.txt`.
         accepts: Further causes that name a fault of this client, because of where its code is.
         held_out: Whether it was added after the rules for findings were fixed.
-        note: What is special about the truth above.
+        note: A remark about the facts above.
     """
 
     package: str
@@ -93,12 +94,13 @@ class Run:
     module: str = ""
     result: dict[str, str] = field(default_factory=dict)
 
-    # -- what a client needs to be watched -------------------------------------------------------
+    # -- how lflops is attached ------------------------------------------------------------------
 
     def callbacks(self, framework: str) -> list[Any]:
-        """Callbacks for a Trainer of `lightning.pytorch`, `pytorch_lightning` or `transformers`.
+        """Return callbacks for a Trainer.
 
-        They are lflops, if this run is watched, and the planted logging.
+        They are lflops, if this run is watched, and the planted logging. The framework is
+        `lightning.pytorch`, `pytorch_lightning` or `transformers`.
         """
         callbacks: list[Any] = []
         if self.is_watched and framework == "transformers":
@@ -131,7 +133,7 @@ class Run:
         """The folder that lflops writes to."""
         return self.folder / "lflops"
 
-    # -- what a client needs for the planted faults ----------------------------------------------
+    # -- how faults are planted ------------------------------------------------------------------
 
     def slow(self, fault: Fault, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that first spends the planted time, if this run has this fault."""
@@ -146,7 +148,7 @@ class Run:
     def slow_method(self, fault: Fault, owner: Any, name: str) -> None:
         """Replace a method of an object or of a class by its slow version.
 
-        A class, if the client copies its objects.
+        The class is necessary if the client copies its objects.
         """
         setattr(owner, name, self.slow(fault, getattr(owner, name)))
 
@@ -175,7 +177,7 @@ class Run:
     def log_step(self, model: Any) -> None:
         """Log the norms of a model's parameters for the planted time, if this run has that fault.
 
-        For loops that the client writes itself. The Trainers have a callback for it.
+        This is for loops in the client's file. Trainers have a callback for it.
         """
         if self.fault == "step logging":
             self.faults.log(model)
@@ -202,7 +204,7 @@ def seed_everything(seed: int = SEED) -> None:
 
 
 class _NoMonitor:
-    """What a loop of an unwatched run calls instead of `lflops.monitor`."""
+    """A replacement for `lflops.monitor` in runs without lflops."""
 
     def step(self, _batch: Any = None) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

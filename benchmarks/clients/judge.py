@@ -11,10 +11,10 @@ from benchmarks.clients.cells import PLAIN, REPEATED, WATCHED, cells_of, read
 from benchmarks.clients.client import Client
 
 TOLERANCE = 0.2
-"""How far a finding's cost may be from the stopwatch's, as a share of it."""
+"""Largest relative difference of a finding's cost and the stopwatch."""
 
 SHARE_TOLERANCE = 0.15
-"""How far the share of a phase may be from the stopwatch's in a run without a fault."""
+"""Largest difference of a phase's share and the stopwatch, in a run without a fault."""
 
 LEAST_SHARE = 0.05
 
@@ -35,18 +35,18 @@ IMPOSSIBLE = {"transfer", "copy", "idle", "communication", "rank", "turns", "syn
 
 @dataclass(frozen=True, kw_only=True)
 class FaultRow:
-    """A planted fault, and what `lflops why` reports.
+    """A planted fault, and the report of `lflops why`.
 
     Attributes:
-        fault: What was planted.
+        fault: The planted fault.
         planted: Its cost by the stopwatch, in seconds per step.
         share: Its share of the step, by the stopwatch.
-        first: The cause of the first finding, with its module. True findings that the run has
-            without the fault, and that cost more than it, are passed over.
-        said: The first finding's sentence.
+        first: The cause of the first finding, with its module. Findings that are also true without
+            the fault, and that cost more than the fault, are skipped.
+        said: The sentence of the first finding.
         is_first: Whether the first finding names the fault.
-        ratio: The cost of the finding that names it, without the cost that the run has in the same
-            place without the fault, over the stopwatch's.
+        ratio: The cost of the finding that names the fault, divided by the cost by the stopwatch.
+            The cost at the same place in the run without the fault is subtracted first.
     """
 
     fault: str
@@ -59,27 +59,27 @@ class FaultRow:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the cost is within the tolerance."""
+        """Return whether the cost is within the tolerance."""
         return self.ratio is not None and abs(self.ratio - 1) <= TOLERANCE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A client, and what was found out about it. `None` is not known yet.
+    """A client and its results. `None` means unknown.
 
     Attributes:
         name: The name of the client's file.
         package: The package that trains, with its version.
         held_out: Whether it was added after the rules were fixed.
         is_deterministic: Whether two plain runs are equal to the bit.
-        is_equal: Whether all watched runs are equal to the plain one to the bit. The planted faults
-            change nothing that is trained.
-        died: Cells that ended with an error, with its last line.
+        is_equal: Whether all watched runs are equal to the plain run to the bit. The planted faults
+            do not change the training.
+        died: Cells that ended with an error, with the last line of their output.
         samples: "right", "unknown", or "wrong" with the number.
-        tokens: The same for tokens.
+        tokens: "right", "unknown", or "wrong" with the number.
         status: The status of the explanation of the run without a fault.
         findings: Issues of the run without a fault.
-        false: Which of them are known to be false, and why.
+        false: The issues that are known to be false, with the reason.
         faults: The planted faults.
     """
 
@@ -147,7 +147,10 @@ def _is_equal(one: dict[str, Any], other: dict[str, Any]) -> bool | None:
 
 
 def _are_equal(plain: dict[str, Any], watched: list[dict[str, Any]]) -> bool | None:
-    """Whether all watched runs that ended are equal to the plain one, or `None` without one."""
+    """Return whether all finished watched runs are equal to the plain run.
+
+    Returns `None` if no watched run has finished.
+    """
     answers = [_is_equal(plain, each) for each in watched]
     known = [answer for answer in answers if answer is not None]
     return all(known) if known else None
@@ -165,7 +168,7 @@ def _died(results: Path, name: str, client: Client) -> Iterator[tuple[str, str]]
 
 
 def _units(said: float | None, true: tuple[int, int] | None) -> str:
-    """Whether a number of samples or tokens per step is right."""
+    """Return whether a number of samples or tokens per step is right, as text."""
     if said is None:
         return "unknown"
     if true is None:
@@ -177,7 +180,7 @@ def _units(said: float | None, true: tuple[int, int] | None) -> str:
 
 
 def _false(issues: list[dict[str, Any]], client: Client, timed: dict[str, Any]) -> Iterator[str]:
-    """Issues of a run without a fault that contradict the stopwatch or what is known of it."""
+    """Yield issues of a run without a fault that contradict the stopwatch or known facts."""
     phases = timed.get("truth", {}).get("phases") or {}
     for issue in issues:
         cause = issue["cause"]
@@ -194,7 +197,7 @@ def _false(issues: list[dict[str, Any]], client: Client, timed: dict[str, Any]) 
 
 
 def _false_padding(issue: dict[str, Any], client: Client) -> Iterator[str]:
-    """The claimed share of padding, if it is not the true one."""
+    """Yield the reported share of padding if it is wrong."""
     least, most = client.padding
     claimed = re.search(r"([0-9.]+) % of each batch is padding", issue["sentence"])
     if most == 0:
@@ -225,8 +228,8 @@ def _fault_row(
     truth = result["truth"]
     module = truth["module"] if fault in {"slow module", "slow hook"} else None
     planted = truth["planted"]
-    # In the order in which `lflops why` prints them. Large overhead that is no issue, such as
-    # inference without gradients, may come before issues.
+    # The findings are in the order in which `lflops why` prints them. Large overhead that is not an
+    # issue, such as inference without gradients, may come before issues.
     printed = [each for each in result["why"]["findings"] if each["cause"] != "busiest"]
     names_it = []
     for finding in printed:
@@ -263,7 +266,7 @@ def _names(finding: dict[str, Any], causes: frozenset[str], module: str | None) 
 
 
 def _covers(pattern: str, module: str) -> bool:
-    """Whether a name of one or several modules, such as `layers.{0-2,5}.*`, has a module in it."""
+    """Return whether a pattern such as `layers.{0-2,5}.*` matches the name of a module."""
     parts = pattern.split(".")
     names = module.split(".")
     if len(parts) != len(names):
@@ -282,14 +285,18 @@ def _covers_part(part: str, name: str) -> bool:
 
 
 def _ratio(cost: float, least: float, most: float) -> float:
-    """A cost over the stopwatch's, which may or may not include what follows the last step."""
+    """Return the ratio of a cost to the stopwatch.
+
+    The stopwatch has two values, without and with the time after the last step. Any cost between
+    them is exact.
+    """
     if least <= cost <= most:
         return 1.0
     return cost / least if cost < least else cost / most
 
 
 def _is_natural(issue: dict[str, Any], clean: dict[str, Any], planted: float | None) -> bool:
-    """Whether a finding is in the run without the fault, too, and costs more than the fault."""
+    """Return whether a finding also exists without the fault, and costs more than the fault."""
     same = _same_finding(issue, clean)
     if same is None or not planted:
         return False
@@ -297,7 +304,7 @@ def _is_natural(issue: dict[str, Any], clean: dict[str, Any], planted: float | N
 
 
 def _same_finding(finding: dict[str, Any], clean: dict[str, Any]) -> dict[str, Any] | None:
-    """What the run without the fault says about the same cause in the same place."""
+    """Return the finding with the same cause and place in the run without the fault."""
     for other in clean.get("findings", []):
         if all(other[key] == finding[key] for key in ("cause", "module", "of")):
             return dict(other)
@@ -305,13 +312,13 @@ def _same_finding(finding: dict[str, Any], clean: dict[str, Any]) -> dict[str, A
 
 
 def _cost_without(finding: dict[str, Any], clean: dict[str, Any]) -> float:
-    """The cost in the run without the fault of what a finding names."""
+    """Return the cost of the same finding in the run without the fault."""
     same = _same_finding(finding, clean)
     return (same["seconds"] or 0.0) if same else 0.0
 
 
 def table(rows: list[Row]) -> Iterator[str]:
-    """The rows as a table in Markdown, with the totals."""
+    """Yield the rows as a Markdown table, followed by the totals."""
     yield "| client | equal to the bit | samples | tokens | issues without a fault | false | planted: first finding, cost / stopwatch |"
     yield "|---|---|---|---|---|---|---|"
     for row in rows:
@@ -337,7 +344,7 @@ def _fault_cell(row: FaultRow) -> str:
 
 
 def totals(rows: list[Row]) -> Iterator[str]:
-    """How many clients and faults are right."""
+    """Yield how many clients and faults are right."""
     compared = [row for row in rows if row.is_deterministic and row.is_equal is not None]
     equal = sum(bool(row.is_equal) for row in compared)
     yield f"- Equal to the bit: {equal} of {len(compared)} deterministic clients."
@@ -359,7 +366,7 @@ def totals(rows: list[Row]) -> Iterator[str]:
 
 
 def wrong_answers(rows: list[Row]) -> Iterator[str]:
-    """Each wrong answer as a line of Markdown, with the sentence and the truth."""
+    """Yield each wrong answer as a line of Markdown, with the sentence and the truth."""
     for row in rows:
         for cell, error in row.died.items():
             yield f"- **{row.name}, {cell}**: died, {error}"
@@ -389,5 +396,5 @@ def _wrong_fault(name: str, row: FaultRow) -> Iterator[str]:
 
 
 def as_json(rows: list[Row]) -> str:
-    """The rows as JSON."""
+    """Return the rows as JSON."""
     return json.dumps([asdict(row) for row in rows], indent=2)

@@ -1,4 +1,4 @@
-"""A small language model, its tokenizer and its texts, made in memory: nothing is downloaded."""
+"""Create a small language model, its tokenizer and its texts in memory, without downloads."""
 
 import random
 from typing import Any

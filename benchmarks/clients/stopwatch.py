@@ -13,11 +13,11 @@ FIRST_STEPS = 5
 """Steps at the start of a run that are left out of every mean."""
 
 EACH_CALL = {"slow validation", "slow reward", "slow rollout"}
-"""Faults that every call has. The others are planted once in a step."""
+"""Faults that are planted in every call. The others are planted once in a step."""
 
 
 class StepCounter:
-    """Notes when each step of the run's main optimizer ends."""
+    """Records when each step of the run's main optimizer ends."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -40,7 +40,10 @@ class StepCounter:
 
     @property
     def median_seconds(self) -> float | None:
-        """The median time of a step after the first ones, or `None` if there are too few."""
+        """Return the median time of a step without the first steps.
+
+        Returns `None` if there are too few steps.
+        """
         ends = self.ends[FIRST_STEPS:]
         if len(ends) < 2:
             return None
@@ -48,13 +51,16 @@ class StepCounter:
 
     @property
     def mean_seconds(self) -> float | None:
-        """The mean time of a step after the first ones: it includes what runs between steps."""
+        """Return the mean time of a step without the first steps.
+
+        It includes the time between steps.
+        """
         ends = self.ends[FIRST_STEPS:]
         return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else None
 
 
 class FaultTimer:
-    """Spends the planted time, and measures how much it was.
+    """Spends the planted time, and measures it.
 
     Args:
         fault: The planted fault, or `None`.
@@ -62,7 +68,7 @@ class FaultTimer:
         steps: The counter of the run's steps.
 
     Attributes:
-        calls: How often the code was reached that each fault would be planted in.
+        calls: For each fault, how often its code was reached.
     """
 
     def __init__(self, fault: str | None, seconds: float, steps: StepCounter) -> None:
@@ -105,12 +111,15 @@ class FaultTimer:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """The measured cost per step, from the first steps to the last step."""
+        """Return the measured cost per step, between the first steps and the last step."""
         return self._per_step(len(self._steps))
 
     @property
     def seconds_per_step_to_the_end(self) -> float | None:
-        """The same, with what follows the last step, such as a last validation."""
+        """Return the measured cost per step, including the time after the last step.
+
+        This includes, for example, a final validation.
+        """
         return self._per_step(len(self._steps) + 1)
 
     def _per_step(self, end: int) -> float | None:
@@ -122,9 +131,9 @@ class FaultTimer:
 
 
 class PhaseTimer:
-    """Measures how long batches, backward and the optimizer take in a step, by wrapping torch.
+    """Measures the time of data loading, backward and the optimizer, by wrapping torch.
 
-    An independent measurement, with which findings about a run without a fault are compared.
+    It is independent of lflops. Findings about a run without a fault are compared with it.
     """
 
     def __init__(self, steps: StepCounter) -> None:
@@ -173,7 +182,7 @@ class PhaseTimer:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of each phase that there was in the time after the first steps."""
+        """Return the share of each phase in the time after the first steps."""
         ends = self._steps.ends[FIRST_STEPS:]
         if len(ends) < 2:
             return {}

@@ -24,7 +24,7 @@ TIME_LIMIT = 180
 
 def main() -> None:
     """Import the modules, then fork a worker for each line of the input."""
-    warnings = Path(os.devnull).open("w")  # noqa: SIM115 - open as long as the process
+    warnings = Path(os.devnull).open("w")  # noqa: SIM115 - stays open until the process ends
     with contextlib.redirect_stdout(warnings), contextlib.redirect_stderr(warnings):
         importlib.import_module("benchmarks.clients.worker")
         for name in sys.argv[1:]:
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _work(arguments: list[str], output: str) -> None:
-    """Be the worker, in the forked process."""
+    """Run the worker in the forked process."""
     from benchmarks.clients import worker
 
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -47,7 +47,7 @@ def _work(arguments: list[str], output: str) -> None:
     status = 0
     try:
         worker.main(arguments)
-    except BaseException:  # noqa: BLE001 - the status says it
+    except BaseException:  # noqa: BLE001 - the exit status reports every error
         traceback.print_exc()
         status = 1
     sys.stdout.flush()
@@ -56,7 +56,7 @@ def _work(arguments: list[str], output: str) -> None:
 
 
 def _status_of(child: int) -> int | str:
-    """The exit status of a worker, which is stopped if it takes too long."""
+    """Return the exit status of a worker. A worker that takes too long is killed."""
     deadline = time.monotonic() + TIME_LIMIT
     while time.monotonic() < deadline:
         process, status = os.waitpid(child, os.WNOHANG)

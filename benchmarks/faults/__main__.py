@@ -22,7 +22,7 @@ from benchmarks.faults.training import in_processes
 
 
 def main() -> None:
-    """Train all that are not there yet."""
+    """Run all training runs that do not exist yet."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))

@@ -23,12 +23,14 @@ import lflops
 from benchmarks.results import record
 from lflops.report.explanation import Explanation
 
-LEAST = 0.05  # of the step: a fault that costs less is not asked for
+# Faults that cost a smaller share of the step need not be found.
+LEAST = 0.05
+# Ranges of the share of CPU time that a training run lost to other programs, by their upper bounds.
 LOST = {
     0.1: "0 to 10 %",
     0.5: "10 to 50 %",
     math.inf: "50 % or more",
-}  # of the CPU time that a training needed, by the bound above it
+}
 TIMELESS = {
     "busy machine",
     "memory grows",
@@ -72,11 +74,14 @@ ACCEPTED = {
     "find unused parameters": {"find_unused"},
     "communication": {"communication"},
 }
-"""The causes that a label may have; of the labels `slow rank: ...` it is the rank."""
+"""For each label, the causes that count as the fault.
+
+For the labels `slow rank: ...`, the rank counts instead.
+"""
 
 
 class Training:
-    """One that was made, and what is said of it."""
+    """A training run with a known fault, and the findings of lflops."""
 
     def __init__(self, folder: Path) -> None:
         self.truth: dict[str, Any] = json.loads((folder / "truth.json").read_text())
@@ -86,18 +91,18 @@ class Training:
 
     @property
     def cost(self) -> float:
-        """Seconds of the fault in a step: as planted, or else by the stopwatch."""
+        """Return the seconds of the fault in a step: as planted, or else as measured."""
         return float(self.truth["planted"] or self.truth["step"] - self.truth["without"])
 
     @property
     def is_asked(self) -> bool:
-        """Whether the fault is large enough to be found."""
+        """Return whether the fault is large enough to be found."""
         return bool(self.word) and (
             self.word in TIMELESS or self.cost >= LEAST * self.truth["step"]
         )
 
     def is_it(self, finding: Any) -> bool:
-        """Whether a finding is the fault."""
+        """Return whether a finding is the fault."""
         if self.word.startswith("slow rank"):
             return finding.cause == "rank" and finding.rank == 1
         is_there = not self.truth["module"] or self.truth["module"] in finding.module
@@ -105,9 +110,9 @@ class Training:
 
     @property
     def is_first(self) -> bool:
-        """Whether the fault is the first finding.
+        """Return whether the first finding is the fault.
 
-        Of a busy machine, whether no finding is there for it.
+        For a busy machine without findings, return whether lflops reports that the machine is busy.
         """
         if self.word == "busy machine" and not self.faults:
             return self.found.status == "cannot tell" and "busy" in self.found.because
@@ -115,7 +120,7 @@ class Training:
 
 
 def table(trainings: list[Training]) -> Iterator[str]:
-    """By label, and in all."""
+    """Yield the lines of a table by label, and the totals."""
     asked = [each for each in trainings if each.is_asked]
     by_word: dict[str, list[Training]] = defaultdict(list)
     for each in asked:
@@ -139,9 +144,8 @@ def table(trainings: list[Training]) -> Iterator[str]:
         ratio = f"{median(ratios):.2f}" if ratios else "–"
         yield f"| {word} | {len(rows)} | {sum(each.is_first for each in rows)} | {sum(map(bool, there))} | {said} | {ratio} |"
     first, named = sum(each.is_first for each in asked), [each for each in asked if each.faults]
-    right = sum(
-        each.is_first for each in named
-    )  # of a shared core "cannot tell, the machine is busy" is right, and no finding
+    # For a busy machine, the report "cannot tell" is right, but it is not a finding.
+    right = sum(each.is_first for each in named)
     clean = [each for each in trainings if not each.word]
     accused = [each for each in clean if each.faults]
     yield ""
@@ -156,7 +160,10 @@ def table(trainings: list[Training]) -> Iterator[str]:
 
 
 def by_lost_time(asked: list[Training]) -> Iterator[str]:
-    """Faults that come first, by the share of the training's CPU time that other programs had while its modules were timed."""
+    """Yield how many faults are the first finding, by the lost share of CPU time.
+
+    This is the share that other programs used while modules were timed.
+    """
     groups: dict[str, list[Training]] = defaultdict(list)
     for each in asked:
         lost = each.found.figures.get("lost_cpu_share")
@@ -171,10 +178,7 @@ def by_lost_time(asked: list[Training]) -> Iterator[str]:
 
 
 def by_cause(trainings: list[Training]) -> Iterator[str]:
-    """How often each cause is right where it comes first.
-
-    What a finding says of its own confidence.
-    """
+    """Yield how often each cause is right when it is the first finding."""
     first: dict[str, list[bool]] = defaultdict(list)
     for each in trainings:
         if each.faults and (each.is_asked or not each.word):
@@ -185,12 +189,12 @@ def by_cause(trainings: list[Training]) -> Iterator[str]:
 
 
 def share(part: int, whole: int) -> str:
-    """In percent."""
+    """Return a share in percent."""
     return f"{100 * part / whole:.0f} %" if whole else "–"
 
 
 def main() -> None:
-    """Judge what is there."""
+    """Judge all training runs in the folders."""
     parser = argparse.ArgumentParser()
     parser.add_argument(
         "folders",

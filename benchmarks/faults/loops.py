@@ -19,21 +19,24 @@ from benchmarks.faults.parts import Parts
 
 
 class Unwatched:
-    """Does nothing where a monitor would look."""
+    """A replacement for a monitor that does nothing."""
 
     def data(self, loader: Any) -> Any:
-        """The loader."""
+        """Return the loader."""
         return loader
 
     def step(self, _batch: Any) -> Any:
-        """Anything."""
+        """Return a context manager that does nothing."""
         return contextlib.nullcontext()
 
     within = stage = step
 
 
 def plain(parts: Parts, folder: Path | None) -> list[float]:
-    """A loop of one's own, watched if there is a folder; the moments at which its steps end."""
+    """Run a custom loop, with a monitor if there is a folder.
+
+    Returns the moments at which its steps end.
+    """
     parts.wrap()
     ends: list[float] = []
     with contextlib.ExitStack() as contexts:
@@ -69,7 +72,7 @@ def plain(parts: Parts, folder: Path | None) -> list[float]:
 
 
 class Module(LightningModule):
-    """Trains the parts."""
+    """A LightningModule that trains the parts."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__()
@@ -93,7 +96,7 @@ class Module(LightningModule):
 
 
 class Events(Callback):
-    """Does what is due after a step."""
+    """A callback that runs what is due after a step."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -111,7 +114,7 @@ class Events(Callback):
 
 
 class Saves(TorchCheckpointIO):
-    """To a disk that takes longer."""
+    """Checkpoint storage on a disk that is slower."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -122,9 +125,9 @@ class Saves(TorchCheckpointIO):
 
 
 def lightning(parts: Parts, folder: Path | None, profiler: Profiler | None = None) -> list[float]:
-    """A Trainer, watched if there is a folder, or by a profiler of Lightning's.
+    """Run a Trainer, with a monitor if there is a folder, and optionally with a profiler.
 
-    The moments at which its steps end.
+    Returns the moments at which its steps begin.
     """
     callbacks: list[Any] = [events := Events(parts)]
     with contextlib.ExitStack() as contexts:

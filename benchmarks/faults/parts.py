@@ -19,16 +19,16 @@ WARM, TIMED = 3, 8
 
 
 def nothing(*_: Any) -> None:
-    """Where nothing is planted."""
+    """Do nothing, where no fault is planted."""
 
 
 class Batches(Dataset[Tensor]):
-    """Rows that are there already.
+    """A data set that returns the same sample in every batch.
 
     Args:
-        shape: Of a row.
-        rows: Of a batch.
-        batches: How many there are.
+        shape: Shape of a row.
+        rows: Number of rows in a batch.
+        batches: Number of batches.
     """
 
     def __init__(self, shape: tuple[int, ...], rows: int, batches: int) -> None:
@@ -46,12 +46,12 @@ class Batches(Dataset[Tensor]):
         return self.sample.expand(rows, *self.sample.shape).contiguous()
 
     def more_rows(self, factor: float) -> None:
-        """Batches have so many times the rows."""
+        """Multiply the number of rows in each batch."""
         self.factors = [factor]
 
 
 class Recurrent(nn.Module):
-    """Goes over the tokens one after the other."""
+    """A GRU, which processes the tokens one after the other."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Recurrent(nn.Module):
 
 
 class Attention(nn.Module):
-    """Four heads, with a mask where there is one."""
+    """Attention with four heads and an optional mask."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -86,8 +86,8 @@ class Block(nn.Module):
     """One of the equal layers.
 
     Attributes:
-        before: What is done before it.
-        around: What its work is given to.
+        before: Function that runs before the block's work.
+        around: Function that runs the block's work, if any, such as a checkpoint.
     """
 
     def __init__(self, work: nn.Module) -> None:
@@ -104,7 +104,7 @@ class Block(nn.Module):
         return x + y.to(x.dtype)
 
     def widen(self) -> None:
-        """Be double."""
+        """Convert the block to float64."""
         self.double()
         self.dtype = torch.float64
 
@@ -127,7 +127,7 @@ class Model(nn.Module):
 
 
 def block_of(name: str, width: int) -> Block:
-    """A block of a model."""
+    """Create a block of a model."""
     feed = [nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)]
     works: dict[str, Callable[[], nn.Module]] = {
         "mlp": lambda: nn.Sequential(nn.LayerNorm(width), *feed),
@@ -141,12 +141,12 @@ def block_of(name: str, width: int) -> Block:
 
 
 class Parts:
-    """A training: what a fault may change, with the values of one that is fine.
+    """The parts of a training run without faults. A fault may change them.
 
     Args:
-        seed: All is drawn from it.
-        rank: Of this process.
-        ranks: How many train.
+        seed: Seed from which all parts are drawn.
+        rank: Rank of this process.
+        ranks: Number of ranks.
     """
 
     def __init__(self, seed: str, rank: int = 0, ranks: int = 1) -> None:
@@ -197,7 +197,7 @@ class Parts:
         self._writer: SummaryWriter | None = None
 
     def _usual(self) -> float:
-        """Seconds of a step as it should be, without any loop."""
+        """Return the seconds of a step without faults and without a loop."""
         took = []
         for _ in range(WARM + TIMED):
             start = time.perf_counter()
@@ -207,18 +207,18 @@ class Parts:
         return sorted(took[WARM:])[TIMED // 2]
 
     def loss(self, batch: Tensor) -> Tensor:
-        """Of one batch."""
+        """Return the loss of a batch."""
         out: Tensor = self.wrapped(batch)
         self.in_step()
         return out.square().mean()
 
     def wrap(self) -> None:
-        """Train on several ranks."""
+        """Wrap the model with DDP if there are several ranks."""
         if self.ranks > 1 and not self.by_hand:
             self.wrapped = DistributedDataParallel(self.wrapped, **self.ddp)
 
     def loader(self) -> DataLoader[Tensor]:
-        """Of all batches."""
+        """Return a loader of all batches."""
 
         def collated(items: list[Tensor]) -> Tensor:
             self.collating()
@@ -227,47 +227,47 @@ class Parts:
         return DataLoader(self.data, batch_size=1, collate_fn=collated, num_workers=self.workers)
 
     def events(self, step: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """What is due after a step, as the names of the ledger."""
+        """Yield what is due after a step, under the names of the ledger's categories."""
         if self.validate_every and step % self.validate_every == 0:
             yield "validation", self.validating
         if self.save_every and step % self.save_every == 0:
             yield "checkpoint_save", self.save
 
     def save(self) -> None:
-        """A checkpoint."""
+        """Save a checkpoint."""
         with tempfile.TemporaryFile() as file:
             torch.save(self.model.state_dict(), file)
         self.saving()
 
     @property
     def writer(self) -> SummaryWriter:
-        """Of TensorBoard."""
+        """Return a writer for TensorBoard."""
         self._writer = self._writer or SummaryWriter(tempfile.mkdtemp())
         return self._writer
 
     def write_histograms(self, seconds: float) -> None:
-        """For about so long."""
+        """Write histograms for about this number of seconds."""
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
             self.writer.add_histogram("weights", self.model.head.weight)
 
     def write_images(self, seconds: float) -> None:
-        """For about so long."""
+        """Write images for about this number of seconds."""
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
             self.writer.add_image("input", torch.rand(3, 64, 64))
 
     def widen(self) -> None:
-        """Make all of it double."""
+        """Convert the model and the data to float64."""
         self.model.double()
         self.data.sample = self.data.sample.double()
 
     def add_unused_branch(self) -> None:
-        """Twice as many blocks, whose output nobody reads."""
+        """Add as many blocks again, whose output is not used."""
         self.model.unused = nn.Sequential(*(block_of(self.name, self.width) for _ in self.blocks))
 
     def pad(self, factor: float) -> None:
-        """Make batches longer, and mask what is beyond the old length."""
+        """Make batches longer, and mask the padding."""
         if self.name == "attention":
             length, full = self.length[0], int(self.length[0] * factor)
             self.data.sample = F.pad(self.data.sample, (0, 0, 0, full - length))
@@ -278,17 +278,17 @@ class Parts:
             self.data.more_rows(factor)
 
     def compile(self, *, dynamic: bool) -> None:
-        """By the compiler that generates no code."""
+        """Compile the model with a backend that generates no code."""
         torch._dynamo.config.recompile_limit = 64  # noqa: SLF001 - a setting that users make
         self.wrapped = torch.compile(self.model, backend="aot_eager", dynamic=dynamic)
 
     def vary_rows(self) -> None:
-        """From batch to batch."""
+        """Change the number of rows from batch to batch."""
         draw = random.Random(self.depth)  # noqa: S311 - nothing is secret
         self.data.factors = [draw.uniform(0.5, 1.5) for _ in range(17)]
 
     def average_by_hand(self) -> None:
-        """Gradients, parameter by parameter, in place of DDP."""
+        """Average gradients parameter by parameter, instead of with DDP."""
         self.by_hand = True
 
         def average(loss: Tensor) -> None:
@@ -301,7 +301,7 @@ class Parts:
         self.backward = average
 
     def end(self) -> None:
-        """Leave nothing."""
+        """End all other processes."""
         self.is_over = True
         for other in self.others:
             other.kill()

@@ -78,9 +78,9 @@ ABOUT = {
     "another thread": r"gil|thread",
     "memory grows": r"memory (creep|grow|leak)|creep",
 }
-"""Of a label, what a sentence about it has in it.
+"""For each label, a pattern that matches a sentence about the fault.
 
-It is lenient: a tool that calls all of this `residual` is right in each.
+The patterns are lenient: a tool that always reports `residual` is right for several labels.
 """
 
 ACTIONS = {
@@ -94,18 +94,22 @@ ACTIONS = {
     "checkpoint": r"save_checkpoint|ModelCheckpoint",
     "validation": r"validation|evaluation",
 }
-"""Of a label, the row of Lightning's table that it is in; the others are in none."""
+"""For each label, the rows of Lightning's table that contain the fault.
+
+Faults with other labels are in no row.
+"""
 
 WITHIN_OPTIMIZER = (
     r"\.(training_step|backward)$|zero_grad|clip|(before|after)_(backward|optimizer_step)"
 )
-"""Rows of Lightning's table whose time is in its row `optimizer_step` as well."""
+"""Rows of Lightning's table whose time is also in the row `optimizer_step`."""
 
-ROW = r"^\|  (\S+?)(?:\{.*\}\S*)?\s*\|\s*[\d.e-]+\s*\|\s*\d+\s*\|\s*([\d.e-]+)\s*\|"  # of that table: the action and its seconds
+# A row of Lightning's table: the action and its seconds.
+ROW = r"^\|  (\S+?)(?:\{.*\}\S*)?\s*\|\s*[\d.e-]+\s*\|\s*\d+\s*\|\s*([\d.e-]+)\s*\|"
 
 
 def steps_of(parts: Parts, around: Callable[[], Any]) -> None:
-    """A loop of one's own."""
+    """Run a custom loop."""
     for step, batch in enumerate(parts.loader(), 1):
         with around():
             parts.backward(parts.loss(batch))
@@ -120,7 +124,7 @@ def steps_of(parts: Parts, around: Callable[[], Any]) -> None:
 
 
 def train(name: str, seed: int, tool: str) -> None:
-    """One training under a tool, in this process."""
+    """Run a training run with a tool in this process."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     kind, draw = KINDS[name], random.Random(f"{name} {seed}")  # noqa: S311 - nothing is secret
@@ -135,7 +139,7 @@ def train(name: str, seed: int, tool: str) -> None:
 
 
 def under_gpuprof(parts: Parts) -> None:
-    """As its README starts it."""
+    """Run with gpuprof, as its README does."""
     import gpuprof
 
     with gpuprof.profile("run"):
@@ -143,7 +147,7 @@ def under_gpuprof(parts: Parts) -> None:
 
 
 def under_traceml(parts: Parts) -> None:
-    """As its README starts a loop of one's own, within `traceml run`."""
+    """Run a custom loop with TraceML inside `traceml run`, as its README does."""
     import traceml_ai
 
     traceml_ai.init(mode="auto")
@@ -151,7 +155,7 @@ def under_traceml(parts: Parts) -> None:
 
 
 def under_torch(parts: Parts) -> None:
-    """Some steps under torch's profiler, whose patterns are then looked for."""
+    """Run some steps with torch's profiler, then search for bad patterns."""
     from torch.profiler import _pattern_matcher, profile
 
     parts.data.batches = 20
@@ -161,7 +165,7 @@ def under_torch(parts: Parts) -> None:
 
 
 def under_lightning(parts: Parts) -> None:
-    """A Trainer's own profiler."""
+    """Run with a profiler of Lightning."""
     from lightning.pytorch.profilers import SimpleProfiler
 
     lightning(parts, None, profiler := SimpleProfiler())
@@ -177,7 +181,7 @@ RUNS = {
 
 
 def output(name: str, seed: int, tool: str, folder: Path) -> str:
-    """What a tool prints of a training, in a process."""
+    """Return the output of a tool for a training run, in a separate process."""
     training = [str(Path(__file__)), "--train", name, str(seed), tool]
     command = [sys.executable, *training]
     if tool == "TraceML":
@@ -204,14 +208,15 @@ def output(name: str, seed: int, tool: str, folder: Path) -> str:
     try:
         printed, errors = started.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        os.killpg(started.pid, signal.SIGKILL)  # TraceML starts other processes
+        # TraceML starts other processes, so the whole group is killed.
+        os.killpg(started.pid, signal.SIGKILL)
         started.communicate()
         return "failed: it took too long"
     return printed if started.returncode == 0 else f"failed: {errors.strip().splitlines()[-1:]}"
 
 
 def said(tool: str, text: str) -> list[str]:
-    """The sentences that are a tool's verdict, the first one first."""
+    """Return the sentences of a tool's verdict, in order."""
     if tool == "TraceML":
         found = re.findall(r"\|  (?:Verdict|Why|Next): (.*?)\s*(?:\|\||\|)", text)
         return [" ".join(found)] if found else []
@@ -227,7 +232,10 @@ def said(tool: str, text: str) -> list[str]:
 
 
 def rows_of(text: str) -> list[str]:
-    """The rows of Lightning's table that have a tenth of the epoch or more, without what other rows have of them; the largest first."""
+    """Return the large rows of Lightning's table, the largest first.
+
+    These have at least a tenth of the epoch, without the time that is also in other rows.
+    """
     rows = [(action, float(seconds)) for action, seconds in re.findall(ROW, text, re.MULTILINE)]
     own = summed(
         (action.rpartition("]")[2].lstrip("."), seconds)
@@ -248,12 +256,12 @@ def rows_of(text: str) -> list[str]:
 
 
 def runs(tool: str, name: str) -> bool:
-    """Whether a kind can be planted in the loop that a tool is for."""
+    """Return whether a kind can be planted in the loop that a tool supports."""
     return ("lightning" if tool == "Lightning" else "plain") in KINDS[name].loops
 
 
 def table(folder: Path, seeds: list[int], kinds: list[str]) -> Iterator[str]:
-    """By kind, what each says first."""
+    """Yield a table row for each kind, with the first finding of each tool."""
     right: dict[str, Counter[str]] = {tool: Counter() for tool in RUNS}
     yield "| planted | label | " + " | ".join(RUNS) + " |"
     yield "|---|---|" + "---|" * len(RUNS)
@@ -267,12 +275,11 @@ def table(folder: Path, seeds: list[int], kinds: list[str]) -> Iterator[str]:
                     continue
                 text = file.read_text()
                 sentences = said(tool, text)
-                words = (ACTIONS if tool == "Lightning" else ABOUT).get(
-                    word, "(?!)"
-                )  # which matches nothing
+                # The default matches nothing.
+                words = (ACTIONS if tool == "Lightning" else ABOUT).get(word, "(?!)")
                 about = [re.search(words, each, re.IGNORECASE) is not None for each in sentences]
                 right[tool][
-                    "failed" if text.startswith("failed") else "faults" if word else "unprofiled"
+                    "failed" if text.startswith("failed") else "faults" if word else "clean"
                 ] += 1
                 right[tool]["first"] += any(about[:1])
                 right[tool]["any"] += any(about)
@@ -314,7 +321,7 @@ def table(folder: Path, seeds: list[int], kinds: list[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Train what is not there yet, and show the table."""
+    """Run all training runs that do not exist yet, and print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])

@@ -1,4 +1,4 @@
-"""Run a training with or without a fault, each in a separate process."""
+"""Run a training run with or without a fault, each in a separate process."""
 
 import contextlib
 import multiprocessing
@@ -18,20 +18,22 @@ from benchmarks.faults.parts import Parts
 from tests.support.ports import free_port
 
 SHARES = (0.15, 0.8)
-"""Of a usual step: what a fault costs that can choose."""
+"""Range of the cost of a fault that can choose it, as a share of a usual step."""
 
-FIRST = 20  # steps that are no measure: the schedule's window is in them
+# The first steps are not measured, because the schedule's window is in them.
+FIRST = 20
+# Time limit of a training run in seconds, and the number of tries.
 SECONDS, TRIES = 240, 3
-"""That a training may take; and how often it is tried."""
 
 KEPT: list[Parts] = []
-"""What lives as long as the process."""
+"""Objects that stay alive until the process ends."""
 
 
 def trained(name: str, seed: int, rank: int, port: int, folder: Path | None) -> dict[str, Any]:
-    """One training in this process, and what is known of it."""
+    """Run a training run in this process, and return the facts about it."""
     kind, draw = KINDS[name], random.Random(f"{name} {seed}")  # noqa: S311 - nothing is secret
-    torch.set_num_threads(1)  # more would wait for each other at full load, beside other programs
+    # Several threads would wait for each other while other programs use the cores.
+    torch.set_num_threads(1)
     if kind.ranks > 1:
         os.environ.update(
             RANK=str(rank),
@@ -44,7 +46,8 @@ def trained(name: str, seed: int, rank: int, port: int, folder: Path | None) -> 
     parts = Parts(f"{seed} {name}", rank, kind.ranks)
     KEPT.append(parts)
     seconds = draw.uniform(*SHARES) * parts.usual_seconds
-    if kind.ranks > 1:  # all plant the same
+    if kind.ranks > 1:
+        # All ranks plant a fault of the same cost.
         shared = torch.tensor([seconds])
         distributed.broadcast(shared, 0)
         seconds = float(shared)
@@ -74,7 +77,10 @@ def trained(name: str, seed: int, rank: int, port: int, folder: Path | None) -> 
 
 
 def in_processes(kind: Kind, name: str, seed: int, folder: Path | None) -> dict[str, Any] | None:
-    """What the first rank knows; nothing where a process failed or took too long, time after time."""
+    """Run a training run in one process per rank, and return the facts from rank 0.
+
+    If a process fails or takes too long, the run is repeated. Returns `None` if all tries fail.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lightning.pytorch", __name__])
     for _ in range(TRIES):
@@ -102,14 +108,13 @@ def in_processes(kind: Kind, name: str, seed: int, folder: Path | None) -> dict[
 
 
 def answer(answers: Any, *of: Any) -> None:
-    """Train, say what is known, and end at once.
+    """Run a rank, send its facts to the parent process, and end the process at once.
 
-    Gloo's threads may wait for ever where a model is deleted after its process group.
+    If a model is deleted after its process group, gloo's threads may wait forever.
     """
     warnings.simplefilter("ignore")
-    multiprocessing.set_start_method(
-        "fork", force=True
-    )  # of a loader's workers, as in a program that was started by hand
+    # The workers of data loaders are forked, as in a program that a user starts.
+    multiprocessing.set_start_method("fork", force=True)
     answers.put((of[2], trained(*of)))
     answers.close()
     answers.join_thread()

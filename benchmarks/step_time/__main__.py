@@ -30,11 +30,12 @@ from lflops.estimation.prediction import Rates, why_not
 from lflops.hardware.chips import named
 
 WORST = 8
-WIDER = 1.75  # so that 75 to 85 % of the rows are held where their model is left out
+# With this value, the intervals hold 75 to 85 % of the rows of a model that is left out.
+WIDER = 1.75
 
 
 def main() -> None:
-    """Estimate, or fit and judge."""
+    """Estimate the rows, or fit the rates and judge them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=("estimate", "fit"))
     parser.add_argument("folder", type=Path)

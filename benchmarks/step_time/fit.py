@@ -23,7 +23,8 @@ from lflops.hardware.chips import named
 from lflops.profile.module_names import ancestry
 from lflops.profile.profile import OpCount, Profile
 
-PRIORS = {  # a share where nothing is known, and how far off its logarithm may be
+# For each rate, its value before the fit, and the standard deviation of its logarithm.
+PRIORS = {
     "product": (0.7, 0.3),
     "product of Ampere": (1.0, 0.2),
     "product of Hopper": (1.0, 0.2),
@@ -35,18 +36,23 @@ PRIORS = {  # a share where nothing is known, and how far off its logarithm may 
     "contention": (0.1, 0.7),
     "lag": (2e-6, 1.0),
 }
-OFF = 0.06  # how far a step usually is from its prediction, of its logarithm
-OUTLIER = 1.5  # in units of OFF: what is farther off pulls no harder
+# The usual error of a prediction, as a difference of logarithms.
+OFF = 0.06
+# The influence of an error on the fit is limited to that of this multiple of OFF.
+OUTLIER = 1.5
 
 
 class Step(NamedTuple):
-    """A published training and the work of its step."""
+    """A published training run, and the work of its step."""
 
     row: Row
     profile: Profile
 
     def predicted(self, rates: Rates) -> float:
-        """Seconds with its micro batches, of which each gathers and reduces."""
+        """Return the predicted seconds of a step.
+
+        Each of its micro batches gathers parameters and reduces gradients.
+        """
         found = predict(self.profile, self.row.chip, rates=rates)
         if found is None:
             raise ValueError(f"{self.row.file} is not predicted")
@@ -55,9 +61,9 @@ class Step(NamedTuple):
 
     @property
     def peak_seconds(self) -> float:
-        """What the model's own work takes at the chip's peak, by the usual formula.
+        """Return the time of the model's work at the chip's peak, by the usual formula.
 
-        Attention is a full square.
+        The formula counts attention as a full square.
         """
         row = self.row
         llama = LLAMA.get(row.model, {})
@@ -77,12 +83,15 @@ class Step(NamedTuple):
 
 
 def steps_in(folder: Path) -> list[Step]:
-    """The steps whose estimates are in a folder."""
+    """Return the steps whose estimates are in a folder."""
     return [Step(row, condensed(lflops.load(folder / row.file))) for row in rows()]
 
 
 def condensed(profile: Profile) -> Profile:
-    """The same prediction from fewer cells: those of a unit of FSDP2 that are bound alike are one."""
+    """Return a profile with fewer op counts, for which the prediction is the same.
+
+    Op counts of one FSDP2 unit that have the same bound are merged.
+    """
     units = {each.module for each in profile.communication}
     cells: dict[tuple[object, ...], OpCount] = {}
     for cell in profile.op_counts:
@@ -114,7 +123,7 @@ def _added(cell: OpCount, other: OpCount) -> OpCount:
 
 
 def rates_of(logarithms: Sequence[float]) -> Rates:
-    """The rates of a point in the space of the fit."""
+    """Convert a point of the fit, which consists of logarithms, to rates."""
     of = dict(zip(PRIORS, map(math.exp, logarithms), strict=True))
     rates = fitted()
     families = {
@@ -136,9 +145,9 @@ def rates_of(logarithms: Sequence[float]) -> Rates:
 
 
 def fit(steps: Sequence[Step]) -> Rates:
-    """The rates under which the steps and the priors are the likeliest.
+    """Return the rates that are most likely for the steps and the priors.
 
-    Gauss and Newton's steps, weighted anew each time.
+    The Gauss-Newton method is used, with new weights in each iteration.
     """
     prior = np.array([math.log(middle) for middle, _ in PRIORS.values()])
     width = np.array([width for _, width in PRIORS.values()])
@@ -165,37 +174,43 @@ def fit(steps: Sequence[Step]) -> Rates:
 
 
 class Judged(NamedTuple):
-    """A step that was not fitted, with what was said of it."""
+    """A step that was not fitted, and its predictions.
+
+    Attributes:
+        step: The step.
+        predicted: The predicted seconds.
+        constant: The seconds that follow from the median MFU of the other steps.
+    """
 
     step: Step
     predicted: float
-    constant: float  # by the median MFU of the others
+    constant: float
 
     @property
     def off(self) -> float:
-        """Measured over predicted."""
+        """Return the ratio of measured and predicted seconds."""
         return self.step.row.seconds / self.predicted
 
     @property
     def error(self) -> float:
-        """Of the prediction."""
+        """Return the relative error of the prediction."""
         return abs(self.predicted / self.step.row.seconds - 1)
 
     @property
     def constant_error(self) -> float:
-        """Of the constant."""
+        """Return the relative error of the constant."""
         return abs(self.constant / self.step.row.seconds - 1)
 
 
 def judged(of: Sequence[Step], by: Sequence[Step]) -> list[Judged]:
-    """Steps predicted by the rates of others."""
+    """Predict steps with the rates that are fitted to other steps."""
     rates = fit(by)
     utilization = median(each.peak_seconds / each.row.seconds for each in by)
     return [Judged(each, each.predicted(rates), each.peak_seconds / utilization) for each in of]
 
 
 def left_out(steps: Sequence[Step], of: Callable[[Row], str]) -> list[Judged]:
-    """Each model, or each chip, predicted by the rates of the others."""
+    """Predict each model, or each chip, with the rates that are fitted to the others."""
     groups = sorted({of(each.row) for each in steps})
     return [
         one
@@ -208,16 +223,17 @@ def left_out(steps: Sequence[Step], of: Callable[[Row], str]) -> list[Judged]:
 
 
 def interval(of: Iterable[Judged], wider: float = 1.0) -> tuple[float, float]:
-    """Measured over predicted seconds.
+    """Return an interval of measured over predicted seconds.
 
-    A tenth is below and a tenth above; so much wider, as a model is off as a whole.
+    A tenth of the steps is below it, and a tenth is above. `wider` is an exponent that makes the
+    interval wider, because all steps of a model have a common error.
     """
     tenths = quantiles([each.off for each in of], n=10, method="inclusive")
     return tenths[0] ** wider, tenths[-1] ** wider
 
 
 def coverage(of: Sequence[Judged], group: Callable[[Row], str], wider: float = 1.0) -> float:
-    """The share of the steps that lie in the interval of the other groups' residuals."""
+    """Return the share of the steps that are in the interval of the other groups."""
     held = 0
     for each in of:
         low, high = interval(
@@ -228,13 +244,14 @@ def coverage(of: Sequence[Judged], group: Callable[[Row], str], wider: float = 1
 
 
 ASPECTS = ("tokens", "gpus", "chip", "sharding", "checkpointing", "tensor", "compiled")
-"""What a pair may differ in; the batch follows from what fits."""
+"""Aspects in which the steps of a pair may differ. The batch may always differ."""
 
 
 def order(of: Sequence[Judged]) -> dict[str, tuple[int, float, float]]:
-    """Of pairs of a model that differ in one thing.
+    """Compare pairs of steps of one model that differ in one aspect.
 
-    How many, and Kendall's tau of the tokens/s of a GPU, predicted and by the constant.
+    Returns, by aspect, the number of pairs, and Kendall's tau of the tokens/s per GPU, for the
+    prediction and for the constant.
     """
 
     def speeds(one: Judged) -> tuple[float, float, float]:

@@ -29,11 +29,12 @@ from lflops.estimation.estimate import Estimator, Subject, subject_of
 from lflops.estimation.from_config import builder_of
 
 ROWS = Path(__file__).with_name("rows.csv")
+# Width, heads and blocks of each model.
 MPT = {
     "mpt-1b": (2048, 16, 24),
     "mpt-7b": (4096, 32, 32),
     "mpt-30b": (7168, 56, 48),
-}  # width, heads, blocks
+}
 MPT_VOCABULARY = 50368
 LLAMA = {
     "llama3-8b": {
@@ -58,35 +59,51 @@ LLAMA_SHARED = {
 
 
 class Row(NamedTuple):
-    """A published training and its throughput."""
+    """A published training run and its throughput.
+
+    Attributes:
+        model: Name of the model.
+        tokens: Number of tokens in a sample.
+        gpus: Number of GPUs.
+        chip: Name of the chip.
+        samples: Number of samples in a micro batch on one rank.
+        accumulation: Number of micro batches in a step.
+        sharding: "full" or "grad_op". With "grad_op", parameters stay whole between forward and
+            backward.
+        checkpointing: Checkpointing policy.
+        tensor: Number of tensor-parallel ranks.
+        compiled: Whether the blocks are compiled.
+        tokens_per_second_per_gpu: The published throughput.
+        parameters: Number of parameters.
+    """
 
     model: str
-    tokens: int  # of a sample
+    tokens: int
     gpus: int
     chip: str
-    samples: int  # of a micro batch on one rank
+    samples: int
     accumulation: int
-    sharding: str  # full, or grad_op: parameters stay whole between forward and backward
+    sharding: str
     checkpointing: str
-    tensor: int  # ranks of tensor parallelism
+    tensor: int
     compiled: bool
     tokens_per_second_per_gpu: float
     parameters: int
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Return the seconds of a step."""
         shared = self.samples * self.accumulation * self.tokens
         return shared / (self.tokens_per_second_per_gpu * self.tensor)
 
     @property
     def is_held_out(self) -> bool:
-        """Whether no figure may be fitted to it."""
+        """Return whether no rate may be fitted to this row."""
         return self.model in LLAMA
 
     @property
     def file(self) -> str:
-        """The name of its estimate, which rows share that have the same work."""
+        """Return the name of the file with its estimate. Rows with the same work share a file."""
         of = (
             self.model,
             self.tokens,
@@ -101,7 +118,7 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """All that are published in bfloat16."""
+    """Return all rows, which are published runs in bfloat16."""
     with ROWS.open(newline="") as file:
         return [
             Row(
@@ -117,7 +134,7 @@ def rows() -> list[Row]:
 
 
 class Block(nn.Module):
-    """MPT's block, with its biases."""
+    """A block of MPT, with biases."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -127,7 +144,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attention and a feed-forward part, each with its residual."""
+        """Apply attention and a feed-forward network, each with a residual connection."""
         query, key, value = (
             each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for each in self.qkv(self.norm_1(x)).chunk(3, -1)
@@ -139,7 +156,7 @@ class Block(nn.Module):
 
 
 class Mpt(nn.Module):
-    """MPT with learned positions; its head is the embedding."""
+    """MPT with learned positions. The head uses the weight of the embedding."""
 
     def __init__(self, width: int, heads: int, blocks: int, tokens: int) -> None:
         super().__init__()
@@ -151,7 +168,7 @@ class Mpt(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits of all positions."""
+        """Return the logits of all positions."""
         x = self.embedding(ids) + self.positions.weight
         for block in self.blocks:
             x = block(x)
@@ -160,7 +177,7 @@ class Mpt(nn.Module):
 
 
 def estimated(row: Row) -> lflops.Profile:
-    """A step of one rank: one micro batch and the optimizer."""
+    """Estimate a step of one rank, with one micro batch and the optimizer."""
     changes = Changes(policy=row.checkpointing)  # type: ignore[arg-type]
     mesh = {"data": row.gpus // row.tensor} | ({"tensor": row.tensor} if row.tensor > 1 else {})
 
@@ -168,7 +185,8 @@ def estimated(row: Row) -> lflops.Profile:
         ids = torch.zeros(row.samples, row.tokens, dtype=torch.long)
         model = Mpt(*MPT[row.model], row.tokens)
         _check(model, row)
-        if row.sharding == "grad_op":  # what `mesh` does, but for keeping the parameters
+        if row.sharding == "grad_op":
+            # This does the same as `mesh`, but keeps the parameters whole after forward.
             ranks, mixed = (
                 init_device_mesh("cpu", (row.gpus,)),
                 MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16),
@@ -212,5 +230,5 @@ def _check(model: nn.Module, row: Row) -> None:
 
 
 def missing(folder: Path) -> Iterator[Row]:
-    """Rows whose estimate is not in the folder, one of each; what is in it is kept."""
+    """Yield one row for each estimate that is not in the folder."""
     yield from {row.file: row for row in rows() if not (folder / row.file).exists()}.values()

@@ -510,6 +510,8 @@ class Session:
         """Number of steps after which ranks exchange unprofiled steps; `None` if they do not."""
         if self._unshared is None:
             return None
+        # With exactly this period, the disturbed steps would always be those in which the user
+        # logs or saves something.
         period = min(self._training.log_every or SHARE_EVERY, MAX_PENDING_STEPS) - 1
         return max(period, SHARE_LEAST)
 

@@ -1,4 +1,7 @@
-"""An analysis: each value is made once for all reports."""
+"""Test that an `Analysis` computes each value only once for all reports.
+
+The calls are counted with a profile function of Python.
+"""
 
 import sys
 from collections import Counter
@@ -18,38 +21,40 @@ from tests.support.profile_builders import small_profile
 from tests.support.terminal import printed
 
 MADE_ONCE = {
-    *(
-        "step_times",
-        "utilization_at",
-        "step_breakdown",
-        "ceilings",
-        "children",
-        "identical_subtrees",
-        "totals",
-        "unsharded_macs",
-    ),
-    *(
-        "operator_rows",
-        "unsupported_operators",
-        "peak_moment",
-        "memory_holders",
-        "fold_storages",
-        "stragglers",
-        "slowest_first",
-    ),
+    "step_times",
+    "utilization_at",
+    "step_breakdown",
+    "ceilings",
+    "children",
+    "identical_subtrees",
+    "totals",
+    "unsharded_macs",
+    "operator_rows",
+    "unsupported_operators",
+    "peak_moment",
+    "memory_holders",
+    "fold_storages",
+    "stragglers",
+    "slowest_first",
 }
-"""Functions that derive something from a profile, each behind a property of `Analysis`."""
+"""Names of functions that compute a result from a profile. Properties of `Analysis` call them."""
 
 
 def calls_of_all_reports(analysis: Callable[[], Analysis]) -> Counter[str]:
-    """How often each of these functions runs for the page, the log's text, three views on a terminal, and the figures."""
+    """Make all reports, and return how often each function of `MADE_ONCE` ran.
+
+    The reports are the page, the text of the log, three views on a terminal, and the figures.
+    `analysis` is called for each of them.
+    """
     calls: Counter[str] = Counter()
 
     def count(frame: FrameType, event: str, _argument: Any) -> None:
-        file, name = Path(frame.f_code.co_filename), frame.f_code.co_name
+        name = frame.f_code.co_name
+        file = Path(frame.f_code.co_filename)
         if (
             event == "call"
             and name in MADE_ONCE
+            # In analysis.py, properties have the same names as the functions.
             and file.stem != "analysis"
             and file.parent.name in {"analysis", "findings", "memory", "profile", "ranks"}
         ):
@@ -68,18 +73,21 @@ def calls_of_all_reports(analysis: Callable[[], Analysis]) -> Counter[str]:
 
 
 def test_every_value_is_made_once_for_all_reports() -> None:
-    """Of one analysis."""
+    """All reports of one analysis call each function once."""
     shared = analyze(small_profile())
     assert dict.fromkeys(MADE_ONCE, 1) == calls_of_all_reports(lambda: shared)
 
 
 def test_a_value_that_is_made_twice_would_be_seen() -> None:
-    """With an analysis for each report, the page, the text and two views on a terminal each make the step's times."""
+    """The test above can fail: a separate analysis for each report repeats the work.
+
+    The page, the text and two of the terminal views then each compute the step times.
+    """
     assert 4 == calls_of_all_reports(lambda: analyze(small_profile()))["step_times"]
 
 
 def test_nothing_is_computed_before_it_is_read() -> None:
-    """Until then it holds the profile and the chip."""
+    """A new analysis holds only the profile and the chip. A value is computed when it is read."""
     analysis = analyze(small_profile(), "H100 SXM")
     assert {"profile", "chip"} == vars(analysis).keys()
     assert "H100 SXM" in str(analysis.utilization.hardware)
@@ -87,7 +95,7 @@ def test_nothing_is_computed_before_it_is_read() -> None:
 
 
 def test_the_public_functions_agree_with_it() -> None:
-    """They take a profile."""
+    """The public functions accept a profile and return the same values as its analysis."""
     profile = small_profile()
     analysis = analyze(profile, "A100 SXM 80GB")
     assert lflops.utilization(profile, "A100 SXM 80GB") == analysis.utilization

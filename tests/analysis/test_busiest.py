@@ -1,6 +1,6 @@
-"""The modules with the most time.
+"""Test the list of the modules with the most time.
 
-By hand, of the small profile, in which every operator call takes 100 µs.
+The expected times are worked out by hand: in `small_profile`, every operator call takes 100 µs.
 """
 
 import pytest
@@ -10,7 +10,11 @@ from tests.support.profile_builders import clocked, small_profile, untimed
 
 
 def test_a_module_s_total_time_is_that_of_its_phases() -> None:
-    """The encoder ran 2 calls forward, 2 backward and 1 in the optimizer, of which the layer itself had 3."""
+    """The total time of a module is the sum of its phases, with or without its submodules.
+
+    The encoder has 2 operator calls in forward, 2 in backward and 1 in the optimizer. Three of
+    these calls are from its first layer.
+    """
     modules = small_profile().modules
     assert pytest.approx((5e-4, 3e-4)) == (
         total_seconds(modules["encoder"]),
@@ -19,16 +23,19 @@ def test_a_module_s_total_time_is_that_of_its_phases() -> None:
 
 
 def test_an_unknown_phase_hides_none_that_is_known() -> None:
-    """Backward and the optimizer ran and were not timed; a module without any time has none."""
+    """Phases without a time are left out of the sum. Without any time, the sum is unknown.
+
+    Backward and the optimizer ran, but were not timed.
+    """
     given = clocked(untimed(small_profile()), {("head", "forward"): 1e-3})
     assert 1e-3 == total_seconds(given.modules["head"])
     assert total_seconds(given.modules["encoder"]) is None
 
 
 def test_the_places_are_in_the_order_of_their_own_time() -> None:
-    """Two layers with 3 calls, one with 2.
+    """The modules are sorted by self time: two layers have 3 calls each, and the GELU has 2.
 
-    The containers took nothing themselves, and an untimed profile has no place.
+    The containers have no self time. An untimed profile has an empty list.
     """
     given = small_profile()
     names = {name: name for name in given.modules}
@@ -39,7 +46,10 @@ def test_the_places_are_in_the_order_of_their_own_time() -> None:
 
 
 def test_modules_that_repeat_are_one_place() -> None:
-    """5 calls, and the 512 MACs of the one of them forward and again backward."""
+    """Repeated modules are one entry with the sum of their times and MACs.
+
+    The two modules have 5 calls. One of them has 512 MACs in forward and 512 in backward.
+    """
     given = small_profile()
     names = {name: name for name in given.modules} | {
         "encoder.0": "encoder.*",
@@ -56,9 +66,9 @@ def test_modules_that_repeat_are_one_place() -> None:
 
 
 def test_a_place_is_named_by_the_modules_that_have_a_time() -> None:
-    """Of two that repeat, one was never timed.
+    """If only one of two repeated modules was timed, the entry has the name of this module.
 
-    The time is that of the other alone, though its curve is that of the place.
+    The pattern still covers both modules.
     """
     given = clocked(untimed(small_profile()), {("encoder.1", "forward"): 1e-3})
     names = {name: name for name in given.modules} | {

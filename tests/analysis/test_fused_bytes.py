@@ -1,4 +1,7 @@
-"""What fusion saves: bytes of compiled kernels and of operators as dispatched, by hand."""
+"""Test the bytes that fusion saves: compiled kernels move fewer bytes than dispatched operators.
+
+The docstring of `compiled_profile` has the bytes from which the expected values are worked out.
+"""
 
 from msgspec.structs import replace
 
@@ -16,18 +19,18 @@ FUSION = (
 
 
 def test_fusion_saves_what_kernels_do_not_move() -> None:
-    """In the mean of two batches.
+    """The fused bytes are the bytes of the kernels, as the mean of two batches.
 
-    GELU that only the compiler computes again is part of backward; an unknown kernel is in no
-    figure.
+    The compiler computes GELU again in backward, so these bytes are part of backward. A kernel
+    with unknown bytes is not included.
     """
     assert fusion(compiled_profile()) == FUSION
 
 
 def test_a_step_of_several_batches_moves_as_many_times() -> None:
-    """The counts are of the step, the kernels of two batches.
+    """The bytes of kernels are scaled from a batch to a step, because counts are for a step.
 
-    A step of two has twice the mean batch.
+    A step of two batches has twice the bytes of the mean batch.
     """
     given = compiled_profile()
     forward, _ = fusion(replace(given, run=replace(given.run, accumulation=2)))
@@ -35,7 +38,10 @@ def test_a_step_of_several_batches_moves_as_many_times() -> None:
 
 
 def test_what_the_code_as_written_computes_again_has_its_own_phase() -> None:
-    """A checkpointed GELU has bytes of recompute as dispatched too."""
+    """If operators were also dispatched in recompute, recompute is a separate phase.
+
+    Here, the user's code checkpoints the GELU.
+    """
     given = compiled_profile()
     checkpointed = replace(
         given,
@@ -49,7 +55,7 @@ def test_what_the_code_as_written_computes_again_has_its_own_phase() -> None:
 
 
 def test_nothing_is_saved_where_nothing_is_known() -> None:
-    """Without compiled code, and without a count."""
+    """Without compiled code or without a count, the result is empty."""
     assert fusion(small_profile()) == ()
     assert (
         fusion(
@@ -60,9 +66,9 @@ def test_nothing_is_saved_where_nothing_is_known() -> None:
 
 
 def test_a_point_has_the_bytes_of_its_kernels() -> None:
-    """Its own; and with all below it.
+    """Each point of the roofline has the bytes of its kernels, for self and for inclusive work.
 
-    The head, which is not compiled, has its 424 bytes as dispatched.
+    The head is not compiled. In the sums, it counts with the 424 bytes of its operators.
     """
     found = roofline(compiled_profile())
     own = {(point.module, point.phase): point.fused_bytes for point in found.self_work}
@@ -83,7 +89,7 @@ def test_a_point_has_the_bytes_of_its_kernels() -> None:
 
 
 def test_repeated_modules_add_their_bytes_up() -> None:
-    """Two parts of 960 bytes; unknown where one of them is."""
+    """Two modules with 960 bytes each have 1920 bytes. If one is unknown, the sum is unknown."""
     part = next(
         part for part in LazyRoofline(compiled_profile(), None).self_work if part.fused_bytes == 960
     )
@@ -96,7 +102,7 @@ def test_repeated_modules_add_their_bytes_up() -> None:
 
 
 def test_a_kernel_of_a_module_without_operators_counts_as_well() -> None:
-    """Of a container that a fused copy was put into."""
+    """The compiler may assign a kernel to a container, for example a fused copy of 8 bytes."""
     given = compiled_profile()
     assert given.trace is not None
     assert given.trace.compiled is not None

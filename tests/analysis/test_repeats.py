@@ -1,4 +1,7 @@
-"""Points together whose modules differ in numbers alone, by hand."""
+"""Test that points of modules that only differ in numbers of their names are added up.
+
+The expected values are worked out by hand.
+"""
 
 from typing import Any
 
@@ -17,17 +20,23 @@ CHIP = Hardware(
 
 
 def test_layers_are_one_line() -> None:
-    """Two norms of 500 FLOPs and 1000 bytes take 10 s each at the roof, and took 12 and 15.
+    """Two norms of repeated layers are one point, and a norm at another place is a separate one.
 
-    20 of 27, 7 s to win; another is not alike.
+    Each norm has 500 FLOPs and 1000 bytes. The roofline is 10 s each, and they took 12 s and 15 s:
+    20 s of 27 s, so 7 s can be saved.
     """
     norms = [
         cell(f"layers.{layer}.norm", "aten::norm", "forward", flops=500, bytes_moved=1000)
         for layer in range(2)
     ]
-    rows = {
-        name: {}
-        for name in ("", "layers", "layers.0", "layers.0.norm", "layers.1", "layers.1.norm", "norm")
+    rows: dict[str, dict[str, Any]] = {
+        "": {},
+        "layers": {},
+        "layers.0": {},
+        "layers.0.norm": {},
+        "layers.1": {},
+        "layers.1.norm": {},
+        "norm": {},
     }
     last = cell("norm", "aten::norm", "forward", flops=500, bytes_moved=1000)
     took = {
@@ -61,9 +70,10 @@ def test_layers_are_one_line() -> None:
 
 
 def test_one_over_its_roof_is_told_of() -> None:
-    """The first took 5 s where its bytes take 10, the second 15.
+    """If one of the modules is faster than its roofline, the sum is marked as well.
 
-    Both together are on their roof, and one of them cannot be right.
+    The bytes of each norm take 10 s. One norm took 5 s, which is impossible, and the other 15 s.
+    Together they are exactly on the roofline, which hides the error.
     """
     norms = [
         cell(f"{layer}.norm", "aten::norm", "forward", flops=500, bytes_moved=1000)
@@ -81,7 +91,7 @@ def test_one_over_its_roof_is_told_of() -> None:
 
 
 def test_what_did_other_work_is_not_alike() -> None:
-    """The layers of a Sequential differ in their numbers alone, and in what they do."""
+    """Two layers of a Sequential differ in their work, so each of them is a separate point."""
     cells = [
         cell(str(layer), "aten::norm", "forward", flops=500 * (layer + 1), bytes_moved=1000)
         for layer in range(2)
@@ -94,26 +104,23 @@ def test_what_did_other_work_is_not_alike() -> None:
 
 
 def test_layers_at_two_places_of_a_block_are_two_lines() -> None:
-    """The first and the third layer of each MLP do the same work, and are not the same layer.
+    """The first and the third layer of each MLP do the same work, but are two lines.
 
-    2 blocks, 2 lines of 2.
+    There are two blocks, so each line stands for two modules.
     """
-    layers = [f"blocks.{block}.mlp.{layer}" for block in range(2) for layer in range(3)]
-    names = [
-        "",
-        "blocks",
-        *(each for block in range(2) for each in (f"blocks.{block}", f"blocks.{block}.mlp")),
-        *layers,
-    ]
     rows: dict[str, dict[str, Any]] = {
-        name: {"class_name": "GELU" if name.endswith("1") and name in layers else "Linear"}
-        for name in names
+        "": {"class_name": "Linear"},
+        "blocks": {"class_name": "Linear"},
     }
-    cells = [
-        cell(name, "aten::addmm", "forward", flops=500, bytes_moved=1000)
-        for name in layers
-        if not name.endswith("p.1")
-    ]
+    cells = []
+    for block in ("blocks.0", "blocks.1"):
+        rows[block] = {"class_name": "Linear"}
+        rows[f"{block}.mlp"] = {"class_name": "Linear"}
+        rows[f"{block}.mlp.0"] = {"class_name": "Linear"}
+        rows[f"{block}.mlp.1"] = {"class_name": "GELU"}
+        rows[f"{block}.mlp.2"] = {"class_name": "Linear"}
+        for name in (f"{block}.mlp.0", f"{block}.mlp.2"):
+            cells.append(cell(name, "aten::addmm", "forward", flops=500, bytes_moved=1000))
     given = profile(rows, cells, run=run(hardware=CHIP))
     found = {
         each.label: len(each.parts)

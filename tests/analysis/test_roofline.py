@@ -1,4 +1,7 @@
-"""What ran and what the chip could have done: every roof is worked out by hand."""
+"""Test the roofline of modules and operators, its figure, and the command `lflops roofline`.
+
+All expected values are worked out by hand.
+"""
 
 import dataclasses
 import json
@@ -22,7 +25,10 @@ from tests.support.compiled_profiles import compiled_profile
 from tests.support.profile_builders import cell, clocked, product, profile, run, small_profile
 
 CHIP = Hardware("chip", {"fp32": 1000.0, "bf16": 8000.0}, 100.0, None, "a pencil", 400.0)
-"""Turns at 10 FLOPs a byte. What moves 400 bytes in a call stays in its cache."""
+"""A chip with 1000 FLOP/s in fp32, 100 bytes/s and a cache of 400 bytes.
+
+In fp32, an operator is compute-bound above 10 FLOPs per byte.
+"""
 
 ROWS: dict[str, dict[str, Any]] = {
     "": {"class_name": "Model"},
@@ -36,26 +42,28 @@ CELLS = (
     cell("block.norm", "aten::native_layer_norm", "forward", flops=500, bytes_moved=1000),
     cell("block.norm", "aten::mul", "forward", dtype="bfloat16", flops=400, bytes_moved=200),
 )
-"""20,000 FLOPs of 20 a byte: 20 s at the peak, 10 for the bytes.
+"""The operators of `ROWS`, with these times on `CHIP`:
 
-The norm: 0.5 s, and 10. The product in bf16: 0.05 s, and 2.
+- addmm: 20,000 FLOPs take 20 s at the peak, and the bytes 10 s
+- native_layer_norm: 0.5 s for the FLOPs, and 10 s for the bytes
+- mul in bf16: 0.05 s for the FLOPs, and 2 s for the bytes
 """
 
 
 def blocks(own: dict[tuple[str, Phase], float] | None = None, **facts: Any) -> Profile:
-    """With these times of the modules."""
+    """Return the profile of `ROWS` and `CELLS` with the self times `own`."""
     return clocked(
         profile(ROWS, CELLS, run=run(**({"kind": "measure", "hardware": CHIP} | facts))), own or {}
     )
 
 
 def module(found: Roofline, name: str, phase: Phase = "forward") -> Point:
-    """Its point."""
+    """Return the point of a module in a phase."""
     return next(point for point in found.modules if (point.module, point.phase) == (name, phase))
 
 
 def test_a_module_is_placed_below_its_roof() -> None:
-    """20,000 FLOPs in 40 s are 500 a second of 1000; the peak takes 20 s of the 40."""
+    """20,000 FLOPs in 40 s are 500 FLOP/s of 1000, so the peak needs 20 s of the 40 s."""
     expected = Point(
         module="block.linear",
         operator=None,
@@ -78,7 +86,10 @@ def test_a_module_is_placed_below_its_roof() -> None:
 
 
 def test_what_moves_more_than_it_multiplies_is_below_the_slope() -> None:
-    """900 FLOPs and 1200 bytes: 12 s at the bandwidth, 75 FLOP/s; of 16 s it is 3 / 4."""
+    """A memory-bound module is compared with the bandwidth.
+
+    900 FLOPs and 1200 bytes take 12 s, which is 75 FLOP/s and 3/4 of the measured 16 s.
+    """
     norm = module(roofline(blocks({("block.norm", "forward"): 16.0})), "block.norm")
     assert ("memory", 12.0, 75.0, 0.75, 4.0) == (
         norm.bound,
@@ -90,7 +101,11 @@ def test_what_moves_more_than_it_multiplies_is_below_the_slope() -> None:
 
 
 def test_a_module_s_roof_is_the_sum_of_its_operators() -> None:
-    """20 + 10 + 2 s: by one intensity for all of it, 2200 bytes would be 22 s and 20,900 FLOPs 20.9, so it would seem to be 22."""
+    """The roofline of a module is the sum of its operators: 20 + 10 + 2 s.
+
+    With one intensity for the whole module, it would be 22 s: 2200 bytes take 22 s, and 20,900
+    FLOPs take 20.9 s.
+    """
     block = module(
         roofline(blocks({("block.linear", "forward"): 40.0, ("block.norm", "forward"): 24.0})),
         "block",
@@ -104,7 +119,7 @@ def test_a_module_s_roof_is_the_sum_of_its_operators() -> None:
 
 
 def test_operators_are_placed_without_a_time() -> None:
-    """No clock tells one's: unknown, not 0."""
+    """Without a trace, the time of an operator is unknown, not 0. Its roofline is still known."""
     found = roofline(blocks({("block.linear", "forward"): 40.0}))
     told = [
         (
@@ -126,7 +141,7 @@ def test_operators_are_placed_without_a_time() -> None:
 
 
 def test_an_operator_is_summed_over_the_modules() -> None:
-    """Two products of 20 s."""
+    """The matmuls of two modules are one operator with 2 calls and a roofline of 2 * 20 s."""
     cells = (CELLS[0], replace(CELLS[0], module="block"))
     found = roofline(profile(ROWS, cells, run=run(hardware=CHIP)))
     assert [("aten::addmm", 2, 40_000, 40.0)] == [
@@ -136,14 +151,17 @@ def test_an_operator_is_summed_over_the_modules() -> None:
 
 
 def test_what_a_mask_leaves_out_is_not_done() -> None:
-    """4,000 MACs of 10,000: 20,000 - 12,000 FLOPs in 8 s; the bytes take 10."""
+    """Only executed MACs count for the roofline.
+
+    4,000 of 10,000 MACs are executed: 20,000 - 12,000 FLOPs take 8 s, and the bytes take 10 s.
+    """
     masked = replace(CELLS[0], executed_macs=4_000)
     point = roofline(profile(ROWS, [masked], run=run(hardware=CHIP))).op_counts[0]
     assert (8_000, 10.0, "memory") == (point.flops, point.roof_seconds, point.bound)
 
 
 def test_a_dtype_has_its_own_roof() -> None:
-    """The same product in bf16: 2.5 s at the peak, so the bytes bound it."""
+    """The same matmul in bf16 takes 2.5 s at the peak, so its bytes are the limit."""
     point = roofline(
         profile(ROWS, [replace(CELLS[0], dtype="bfloat16")], run=run(hardware=CHIP))
     ).op_counts[0]
@@ -154,7 +172,7 @@ def test_a_dtype_has_its_own_roof() -> None:
     "chip", [None, Hardware("chip", {"bf16": 8000.0}, 100.0), Hardware("chip", {"fp32": 1000.0})]
 )
 def test_without_a_peak_or_a_bandwidth_the_roof_is_unknown(chip: Hardware | None) -> None:
-    """What was counted and timed is not."""
+    """The roofline is unknown, but the measured intensity and rate are known."""
     linear = module(
         roofline(blocks({("block.linear", "forward"): 40.0}, hardware=chip)), "block.linear"
     )
@@ -169,7 +187,7 @@ def test_without_a_peak_or_a_bandwidth_the_roof_is_unknown(chip: Hardware | None
 
 
 def test_what_moves_integers_needs_no_peak() -> None:
-    """10 s of bytes."""
+    """A copy of int64 values has no FLOPs, so the bandwidth is enough: 1000 bytes take 10 s."""
     moved = cell("", "aten::copy_", "forward", dtype="int64", bytes_moved=1000)
     assert (
         10.0 == roofline(profile(ROWS, [moved], run=run(hardware=CHIP))).op_counts[0].roof_seconds
@@ -177,7 +195,7 @@ def test_what_moves_integers_needs_no_peak() -> None:
 
 
 CACHED = product("", "aten::mm", "forward", macs=500, bytes_moved=400)
-"""1 s at the peak, 4 s of bytes."""
+"""A matmul that takes 1 s at the peak, and 4 s for its bytes."""
 
 
 @pytest.mark.parametrize(
@@ -208,7 +226,11 @@ CACHED = product("", "aten::mm", "forward", macs=500, bytes_moved=400)
 def test_over_the_roof_is_explained_or_an_error(
     *, seconds: float, moved: int, calls: int, compiled: bool, cache: float | None, why: str | None
 ) -> None:
-    """No cache and no compiler makes more products a second than the peak."""
+    """A module above its roofline has a reason, or the numbers are wrong.
+
+    The cache of the chip or the fusion of compiled code may save bytes. Nothing can save FLOPs, so
+    a module above the peak is always an error.
+    """
     chip = Hardware("chip", {"fp32": 1000.0}, 100.0, cache_bytes=cache)
     ran = replace(CACHED, bytes_moved=moved, calls=calls)
     of_root = clocked(
@@ -219,7 +241,11 @@ def test_over_the_roof_is_explained_or_an_error(
 
 
 def test_only_the_part_that_fits_the_cache_is_explained_by_it() -> None:
-    """Beside 4 s of bytes that fit, 8 s of some that do not: 9 s at least."""
+    """The cache only explains the operators whose bytes fit into it.
+
+    The matmul fits and needs 1 s without its bytes. The copy does not fit and needs 8 s. So 9 s is
+    the minimum: 10 s are possible, and 8 s are an error.
+    """
     cells = (
         CACHED,
         replace(CACHED, operator="aten::copy_", macs=0, executed_macs=0, flops=0, bytes_moved=800),
@@ -232,7 +258,11 @@ def test_only_the_part_that_fits_the_cache_is_explained_by_it() -> None:
 
 
 def test_the_ceilings_are_of_all_that_is_known_of_the_device() -> None:
-    """What is judged by, what the run measured, and its datasheet, by the dtypes in which there are products."""
+    """The ceilings are the chip to compare with, the chip that the run measured, and its datasheet.
+
+    They only have the dtypes of matmuls in the profile. The first ceiling is the one that shares
+    are compared with.
+    """
     datasheet = lookup("NVIDIA H200")
     assert datasheet is not None
     measured = Hardware("NVIDIA H200", {"fp32": 50e12, "bf16": 700e12}, 4e12, None, "measured")
@@ -252,21 +282,20 @@ def test_the_ceilings_are_of_all_that_is_known_of_the_device() -> None:
         is_judged_by=True,
     )
     assert judged == found[0]
-    written = dataclasses.replace(
-        CHIP, usable_bytes=80
-    )  # by the table at hand, which has a fact more than that of the run; no roof is of that fact
+    # A chip that only differs in a field without an effect on the roofline is no second ceiling.
+    written = dataclasses.replace(CHIP, usable_bytes=80)
     assert [judged] == list(roofline(blocks(hardware=written), CHIP).ceilings)
 
 
 def test_a_chip_can_be_given_by_its_name() -> None:
-    """As in `utilization`."""
+    """As in `utilization`, the name of a chip is accepted, and an unknown name is an error."""
     assert roofline(blocks(), lookup("NVIDIA H200")) == lflops.roofline(blocks(), "NVIDIA H200")
     with pytest.raises(lflops.HardwareError, match="'H2000' is not in the table of chips"):
         lflops.roofline(blocks(), "H2000")
 
 
 def test_a_counted_profile_has_a_roof_too() -> None:
-    """Without times nothing is achieved."""
+    """A profile without times has a roofline: the bytes of the head's backward take this long."""
     found = roofline(small_profile(), CHIP)
     head = module(found, "head", "backward")
     assert 4 * 2 * (4 * 2 + 4 * 16 + 16 * 2) / 100 == head.roof_seconds
@@ -279,9 +308,10 @@ TIMED: dict[tuple[str, Phase], float] = {
 
 
 def test_what_a_module_runs_itself_is_apart_from_what_is_below_it() -> None:
-    """Beside 40 s of its linear layer the block adds on its own.
+    """The block runs an addition itself, which is a separate point from its linear layer.
 
-    500 bytes, 5 s at the roof, in 8 s of its own; the root runs nothing.
+    The 500 bytes of the addition need 5 s of the 8 s of self time. The root runs no operators
+    itself, so it has no point.
     """
     cells = (CELLS[0], cell("block", "aten::add", "forward", flops=100, bytes_moved=500))
     found = roofline(
@@ -294,7 +324,7 @@ def test_what_a_module_runs_itself_is_apart_from_what_is_below_it() -> None:
 
 
 def test_what_modules_run_themselves_is_all_of_it_once() -> None:
-    """In every phase the points' FLOPs and bytes add up to the root's."""
+    """In every phase, the FLOPs and bytes of all points add up to the root's FLOPs and bytes."""
     given = small_profile()
     for phase in PHASES:
         points = [point for point in roofline(given).self_work if point.phase == phase]
@@ -307,7 +337,7 @@ def test_what_modules_run_themselves_is_all_of_it_once() -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A profile's file."""
+    """The path of a saved profile."""
     blocks(TIMED).save(tmp_path / "blocks.json")
     return tmp_path / "blocks.json"
 
@@ -315,7 +345,10 @@ def file(tmp_path: Path) -> Path:
 def test_the_shell_shows_roofs_modules_and_operators(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The norm took 6 s of 12 at its roof; the bytes of its larger call do not fit the cache."""
+    """The norm took 6 s, but its roofline is 12 s, so it is marked as impossible.
+
+    The bytes of its larger call do not fit into the cache, so the cache is no explanation.
+    """
     assert 0 == main(["roofline", str(file)])
     shown = capsys.readouterr().out
     lines = shown.splitlines()
@@ -341,7 +374,7 @@ def test_the_shell_shows_roofs_modules_and_operators(
 def test_the_shell_shows_what_fusion_saves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the bytes as dispatched: 1472 and 1216 of the encoder in forward."""
+    """A column next to the bytes has the fused bytes: 1216 of 1472 for the encoder in forward."""
     compiled_profile().save(tmp_path / "compiled.json")
     monkeypatch.setenv("COLUMNS", "250")
     assert 0 == main(["roofline", str(tmp_path / "compiled.json")])
@@ -356,7 +389,7 @@ def test_the_shell_shows_what_fusion_saves(
 
 
 def test_the_shell_writes_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unknown is null; an other chip judges by its own figures."""
+    """Unknown values are null. `--hardware` selects the chip to compare with."""
     assert 0 == main(["roofline", str(file), "--json", "--hardware", "NVIDIA H200"])
     shown = json.loads(capsys.readouterr().out)
     assert ["ceilings", "modules", "operators", "op_counts", "self_work"] == list(shown)
@@ -370,13 +403,16 @@ def test_the_shell_writes_json(file: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_figure_is_written_in_the_format_of_its_name(
     ending: str, begins: bytes, tmp_path: Path
 ) -> None:
-    """Each begins as its kind does."""
+    """Each file begins with the signature of its format."""
     save_roofline_figure(analyze(blocks(TIMED)).roofline, tmp_path / f"roof.{ending}", {})
     assert (tmp_path / f"roof.{ending}").read_bytes().startswith(begins)
 
 
 def test_the_figure_shows_the_innermost_modules_below_the_roof() -> None:
-    """Linear at 20 FLOPs a byte and 500 a second, the norm at 0.75 and 150; the roof turns at 10."""
+    """The points are at 20 FLOPs per byte and 500 FLOP/s, and at 0.75 and 150.
+
+    The line of the roofline bends at 10 FLOPs per byte and 1000 FLOP/s.
+    """
     axes = roofline_figure(analyze(blocks(TIMED)).roofline, {}).axes[0]
     (points,) = axes.collections
     assert [(20.0, 500.0), (0.75, 150.0)] == [tuple(at) for at in points.get_offsets().tolist()]
@@ -385,35 +421,37 @@ def test_the_figure_shows_the_innermost_modules_below_the_roof() -> None:
 
 
 def test_no_two_names_of_the_figure_overlap() -> None:
-    """In the picture as it is drawn: 30 points in a narrow place, of which few can be named.
+    """The labels of the drawn figure do not overlap, although 30 points lie close together.
 
-    A ring marks one above its roof.
+    Only a few points can have a label. The legend explains the ring around the first point, which
+    is above its roofline.
     """
-    names = [f"layers.{number}.projection" for number in range(30)]
-    works = [
-        cell(each, "aten::mm", "forward", flops=10_000 + 300 * number, bytes_moved=1000)
-        for number, each in enumerate(names)
-    ]
-    rows: dict[str, dict[str, Any]] = {"": {}, "layers": {}} | {
-        each: {} for name in names for each in (name.rpartition(".")[0], name)
-    }
-    times = {(name, "forward"): 100.0 + 7 * (number % 9) for number, name in enumerate(names)} | {
-        (names[0], "forward"): 1e-3
-    }
-    figure = roofline_figure(
-        analyze(clocked(profile(rows, works, run=run(hardware=CHIP)), times)).roofline, {}
-    )
+    rows: dict[str, dict[str, Any]] = {"": {}, "layers": {}}
+    works = []
+    times: dict[tuple[str, Phase], float] = {}
+    for number in range(30):
+        layer = f"layers.{number}"
+        name = f"{layer}.projection"
+        rows[layer] = {}
+        rows[name] = {}
+        flops = 10_000 + 300 * number
+        works.append(cell(name, "aten::mm", "forward", flops=flops, bytes_moved=1000))
+        times[name, "forward"] = 100.0 + 7 * (number % 9)
+    times["layers.0.projection", "forward"] = 1e-3
+    given = clocked(profile(rows, works, run=run(hardware=CHIP)), times)
+    figure = roofline_figure(analyze(given).roofline, {})
     FigureCanvasAgg(figure).draw()
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     assert len(boxes) > 1
-    assert not [(one, other) for one, other in combinations(boxes, 2) if one.overlaps(other)]
+    overlapping = [(one, other) for one, other in combinations(boxes, 2) if one.overlaps(other)]
+    assert not overlapping
     legend = figure.axes[0].get_legend()
     assert legend is not None
     assert "above its roofline limit" in [text.get_text() for text in legend.get_texts()]
 
 
 def test_the_figure_shows_what_a_block_runs_itself() -> None:
-    """100 FLOPs for 500 bytes in 8 s."""
+    """The addition that the block runs itself is a point: 100 FLOPs and 500 bytes in 8 s."""
     cells = (CELLS[0], cell("block", "aten::add", "forward", flops=100, bytes_moved=500))
     given = clocked(
         profile(ROWS, cells, run=run(hardware=CHIP)), TIMED | {("block", "forward"): 8.0}
@@ -423,7 +461,7 @@ def test_the_figure_shows_what_a_block_runs_itself() -> None:
 
 
 def test_without_times_the_figure_shows_what_operators_could_reach() -> None:
-    """Each on its roof: 1000, 50 and 200 FLOP/s."""
+    """Without times, each operator is drawn on its roofline: at 1000, 50 and 200 FLOP/s."""
     (points,) = roofline_figure(analyze(blocks()).roofline, {}).axes[0].collections
     assert [(20.0, 1000.0), (0.5, 50.0), (2.0, 200.0)] == [
         tuple(at) for at in points.get_offsets().tolist()
@@ -431,7 +469,7 @@ def test_without_times_the_figure_shows_what_operators_could_reach() -> None:
 
 
 def test_an_empty_profile_has_an_empty_figure() -> None:
-    """And no roof."""
+    """The roofline of an empty profile has no ceilings, and its figure has no points."""
     empty = profile({"": {}}, [])
     assert Roofline(ceilings=(), modules=(), operators=(), op_counts=(), self_work=()) == roofline(
         empty
@@ -468,7 +506,7 @@ def test_an_empty_profile_has_an_empty_figure() -> None:
 def test_what_is_wrong_is_said_in_one_line(
     arguments: list[str], reason: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On stderr, with exit status 2."""
+    """A wrong command prints one line on stderr and exits with status 2."""
     assert 2 == main(["roofline", *(argument.format(file=file) for argument in arguments)])
     shown = capsys.readouterr()
     assert ("", 1) == (shown.out, len(shown.err.splitlines()))
@@ -476,9 +514,10 @@ def test_what_is_wrong_is_said_in_one_line(
 
 
 def test_an_operator_has_its_time_from_a_trace() -> None:
-    """40 s in each of 2 traced batches, of forward and backward together.
+    """A trace has the time of an operator for all phases together: 40 s in each of 2 batches.
 
-    20,000 and 20,000 FLOPs in 40 s are 1000 a second, its roof.
+    20,000 FLOPs in forward and 20,000 in backward take 40 s, which is the peak of 1000 FLOP/s. The
+    trace does not have `aten::mul`, so its time is unknown.
     """
     traced = TracedOperator(
         name="aten::addmm",

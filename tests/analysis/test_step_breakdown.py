@@ -1,4 +1,7 @@
-"""Where a step's peak-seconds went: parts that add up to 1, each worked out by hand."""
+"""Test the step breakdown: its parts add up to 1, and each part is worked out by hand.
+
+The last tests read the breakdown from the verdict, from `lflops show` and from real runs.
+"""
 
 import json
 import math
@@ -31,7 +34,7 @@ from tests.support.terminal import drawn
 pytestmark = LIGHTNINGS_WARNINGS
 
 CHIP = Hardware("chip", {"fp32": 1000.0}, 100.0)
-"""1 FLOP takes a thousandth of a second, 1 byte a hundredth."""
+"""A chip that takes 1/1000 s for a FLOP and 1/100 s for a byte."""
 
 ROWS: dict[str, dict[str, Any]] = {
     "": {"class_name": "Model"},
@@ -45,9 +48,12 @@ CELLS = (
     product("linear", "aten::mm", "backward", macs=100, bytes_moved=20),
     product("linear", "aten::addmm", "recompute", macs=50, bytes_moved=20),
 )
-"""Forward: 100 FLOPs in 0.1 s, bytes in 0.2, so 0.1 beyond; the norm 0.4.
+"""The operators of `ROWS`, with these times on `CHIP`:
 
-Backward: 0.2 s, and bytes in no more; again: as forward.
+- `linear` in forward: 0.1 s for the FLOPs and 0.2 s for the bytes, so 0.1 s beyond the FLOPs
+- `norm` in forward: 0.4 s for the bytes
+- `linear` in backward: 0.2 s for the FLOPs, and 0.2 s for the bytes
+- `linear` in recompute: as in forward
 """
 
 OWN: dict[tuple[str, Phase], float] = {
@@ -67,28 +73,31 @@ def stepped(
     seconds: float = 4.0,
     **fields: Any,
 ) -> Profile:
-    """One clean step of `ROWS`."""
+    """Return the profile of one unprofiled step of the modules in `ROWS`."""
     step = Step(index=0, kind="unprofiled", seconds=seconds, phases=phases)
     facts = {"kind": "training", "hardware": CHIP, "device_type": "cpu"} | fields.pop("facts", {})
     return profile(ROWS, cells, run=run(**facts), steps=(step,), **fields)
 
 
 def breakdown(given_profile: Profile, hardware: Hardware | None = None) -> StepBreakdown:
-    """It is known."""
+    """Return the step breakdown of a profile. It must be known."""
     found = utilization(given_profile, hardware).breakdown
     assert found is not None
     return found
 
 
 def seconds(found: StepBreakdown) -> dict[str, float]:
-    """Of each part."""
+    """Return the seconds of each part."""
     return {name: share * found.seconds for name, share in found.parts.items()}
 
 
 def test_a_step_is_cut_into_its_phases_and_the_modules_time_into_what_it_was_for() -> None:
-    """Useful 0.1 + 0.2, again 0.1.
+    """The time of modules is divided into four parts, and the other phases are one part each.
 
-    Beyond: 0.1 + the norm's 0.25, its whole time, + 0.1 again. Left: root 0.25, linear 0.3, 0.6.
+    - ideal compute: 0.1 s of forward and 0.2 s of backward
+    - recompute: 0.1 s
+    - memory-bound: 0.1 s of `linear` in forward, 0.1 s in recompute, and the whole 0.25 s of `norm`
+    - inefficient kernels: the rest, 0.25 s of the root and 0.9 s of `linear`
     """
     found = breakdown(clocked(stepped(), OWN))
     expected = {
@@ -132,7 +141,10 @@ def test_a_step_is_cut_into_its_phases_and_the_modules_time_into_what_it_was_for
 
 
 def test_useful_and_recompute_are_what_was_executed() -> None:
-    """0.4 s of 4, where nothing is clipped."""
+    """The executed share is ideal compute plus recompute: 0.4 s of 4 s.
+
+    This holds here because no module is faster than the peak allows.
+    """
     found = utilization(clocked(stepped(), OWN))
     assert found.breakdown is not None
     assert (
@@ -146,7 +158,11 @@ def test_useful_and_recompute_are_what_was_executed() -> None:
 
 @pytest.mark.parametrize(("took", "is_too_low"), [(0.09, True), (0.095, False), (0.3, False)])
 def test_a_peak_that_modules_exceed_is_too_low(took: float, is_too_low: bool) -> None:
-    """Linear needs 0.1 s at the peak of a step of 1 s, so MFU is 10 %. in 0.09 s it is 1.11 times that fast, in 0.095 s 1.05 times."""
+    """If a module is much faster than the peak allows, the verdict says that the peak is too low.
+
+    `linear` needs 0.1 s at the peak, so MFU is 10 % of the step of 1 s. In 0.09 s, `linear` is 1.11
+    times as fast as the peak, and in 0.095 s 1.05 times, which may be a measurement error.
+    """
     given_profile = clocked(
         stepped(CELLS[:1], {"forward": took, "optimizer": 1 - took}, 1.0),
         {("linear", "forward"): took},
@@ -154,15 +170,20 @@ def test_a_peak_that_modules_exceed_is_too_low(took: float, is_too_low: bool) ->
     found = utilization(given_profile)
     assert (pytest.approx(0.1), is_too_low) == (found.mfu, found.is_peak_too_low)
     told = report_of(analyze(given_profile)).verdict
-    named = any(
-        "than the peak of chip allows, so this peak is too low" in each
-        for each in (*told.why, *told.also)
+    reasons = (*told.why, *told.also)
+    is_named = any(
+        "than the peak of chip allows, so this peak is too low" in reason for reason in reasons
     )
-    assert is_too_low == named == any("lflops hardware --measure" in each for each in told.next)
+    has_advice = any("lflops hardware --measure" in advice for advice in told.next)
+    assert is_too_low == is_named == has_advice
 
 
 def test_no_part_takes_more_than_what_the_ones_before_it_left() -> None:
-    """Linear's 0.15 s of forward: 0.1 useful, 0.05 of the 0.1 that its bytes ask for, nothing left."""
+    """A part gets at most the time that the parts before it have left.
+
+    `linear` takes 0.15 s of forward: 0.1 s are ideal compute, and memory-bound gets the other
+    0.05 s, although the bytes need 0.1 s more. Nothing is left for inefficient kernels.
+    """
     found = breakdown(
         clocked(stepped(CELLS[:1], {"forward": 0.15}, 0.15), {("linear", "forward"): 0.15})
     )
@@ -170,9 +191,10 @@ def test_no_part_takes_more_than_what_the_ones_before_it_left() -> None:
 
 
 def test_what_no_module_has_the_time_of_is_the_nearest_ones_above() -> None:
-    """Within a compiled module parts have no time of their own: both rows' work is in the root's second.
+    """The work of modules without a time belongs to the nearest timed module above them.
 
-    What is left is 1 - 0.1 - 0.5.
+    Here, the root is compiled and only the root is timed. It has the work of both layers in 1 s:
+    0.1 s are ideal compute, 0.5 s memory-bound, and the rest inefficient kernels.
     """
     found = breakdown(clocked(stepped(CELLS[:2], {"forward": 1.0}, 1.0), {("", "forward"): 1.0}))
     assert pytest.approx(
@@ -182,9 +204,10 @@ def test_what_no_module_has_the_time_of_is_the_nearest_ones_above() -> None:
 
 
 def test_without_times_of_modules_a_phase_is_cut_as_a_whole() -> None:
-    """0.1 useful and 0.5 of bytes in forward, 0.2 useful, 0.1 again and 0.1 of bytes in backward.
+    """Without module times, forward and backward are divided as a whole.
 
-    1 + 1 - 1.
+    Forward has 0.1 s of ideal compute and 0.5 s memory-bound. Backward has 0.2 s of ideal compute,
+    0.1 s of recompute and 0.1 s memory-bound. Together they take 2 s, so 1 s is left.
     """
     found = breakdown(stepped())
     inside = {
@@ -200,14 +223,17 @@ def test_without_times_of_modules_a_phase_is_cut_as_a_whole() -> None:
 
 
 def test_a_step_without_phases_is_cut_as_a_whole() -> None:
-    """3 s of the 4 are left."""
+    """Without phases, all 4 s are divided, and the remaining 3 s are inefficient kernels."""
     assert pytest.approx(
         {"ideal_compute": 0.3, "recompute": 0.1, "memory_bound": 0.6, "inefficient_kernels": 3.0}
     ) == seconds(breakdown(stepped(phases={})))
 
 
 def test_time_of_a_phase_that_is_in_no_module_shown_keeps_its_name() -> None:
-    """Half of forward was an ignored module's."""
+    """Time of a phase that belongs to no module keeps the name of the phase.
+
+    Here, an ignored module took half of forward.
+    """
     found = breakdown(
         clocked(stepped(CELLS[1:2], {"forward": 1.0}, 1.0), {("norm", "forward"): 0.5})
     )
@@ -217,18 +243,18 @@ def test_time_of_a_phase_that_is_in_no_module_shown_keeps_its_name() -> None:
 
 
 def test_what_no_phase_tells_of_is_other() -> None:
-    """3 of the 4 seconds."""
+    """Forward takes 1 s of 4 s, and the other 3 s are in no phase, so they are `other`."""
     assert pytest.approx(3.0) == seconds(breakdown(stepped(CELLS[1:2], {"forward": 1.0})))["other"]
 
 
 def test_the_parts_of_generating_are_in_forward_already() -> None:
-    """Nothing is counted twice."""
+    """Prefill and decode are inside forward, so they are not counted again."""
     found = breakdown(stepped(CELLS[1:2], {"forward": 4.0, "prefill": 1.0, "decode": 3.0}))
     assert pytest.approx({"memory_bound": 0.4, "inefficient_kernels": 3.6}) == seconds(found)
 
 
 def test_a_part_is_a_share_of_the_summed_steps() -> None:
-    """Data 1, 2, 3 and forward 3, 2, 5: 6 of 16 seconds, where the medians would say 2 of 4."""
+    """A share is a ratio of sums: data takes 6 of 16 s. With medians, it would be 2 of 4 s."""
     phases = [
         {"data": 1.0, "forward": 3.0},
         {"data": 2.0, "forward": 2.0},
@@ -242,7 +268,7 @@ def test_a_part_is_a_share_of_the_summed_steps() -> None:
 
 
 def test_a_causal_mask_leaves_less_to_be_useful() -> None:
-    """60 of 100 MACs ran."""
+    """Only executed MACs are ideal compute: 60 of 100 MACs take 0.12 s."""
     masked = replace(
         product("linear", "aten::sdpa", "forward", macs=100, bytes_moved=0), executed_macs=60
     )
@@ -259,18 +285,21 @@ def test_a_causal_mask_leaves_less_to_be_useful() -> None:
     ],
 )
 def test_without_a_peak_there_is_no_budget(changed: dict[str, Any], why: str) -> None:
-    """Unknown, not 0."""
+    """Without a peak of the run's dtype, the breakdown is unknown."""
     assert utilization(stepped(facts=changed)).breakdown is None, why
 
 
 def test_without_times_or_counts_there_is_no_budget() -> None:
-    """Neither of a count, nor of times alone."""
+    """The breakdown needs both: a count has no times, and times alone have no work."""
     assert utilization(replace(stepped(), steps=())).breakdown is None
     assert utilization(stepped(())).breakdown is None
 
 
 def test_what_cannot_be_told_apart_is_said() -> None:
-    """Without a bandwidth nothing is memory-bound; on a device that nobody traced idle is unknown."""
+    """`inside_rest` names the parts that are unknown and therefore included in the rest.
+
+    Without a bandwidth, memory-bound time is unknown. Without a trace of the GPU, idle time is.
+    """
     found = breakdown(stepped(facts={"device_type": "cuda"}), Hardware("chip", {"fp32": 1000.0}))
     assert ("idle", "memory_bound") == found.inside_rest
     assert pytest.approx({"ideal_compute": 0.3, "recompute": 0.1, "inefficient_kernels": 1.6}) == {
@@ -281,7 +310,16 @@ def test_what_cannot_be_told_apart_is_said() -> None:
 def traced(
     kernels: Mapping[tuple[str, Phase], float], *, idle: float = 6.0, data: float = 0.0
 ) -> Profile:
-    """A step of 10 s, of which a trace of two steps saw 8 s of kernels, 4 of communication, 2 of copies and 6 of nothing."""
+    """Return the profile of a step of 10 s on a GPU, with a trace of two steps.
+
+    In the whole trace, the device computes for 8 s, communicates for 4 s, copies for 2 s, and does
+    nothing for `idle` seconds.
+
+    Args:
+        kernels: Device seconds by module and phase.
+        idle: Idle seconds in the trace.
+        data: Seconds of the step in which it waits for data. Forward is shorter by this time.
+    """
     trace = Trace(
         files={},
         batches=2,
@@ -290,22 +328,16 @@ def traced(
         exposed_copy_seconds=2.0,
         device_idle_seconds=idle,
     )
-    phases = {"forward": 5.0 - data, "backward": 4.0, "optimizer": 1.0} | (
-        {"data": data} if data else {}
-    )
+    phases = {"forward": 5.0 - data, "backward": 4.0, "optimizer": 1.0}
+    if data:
+        phases["data"] = data
     untimed = stepped(phases=phases, seconds=10.0, trace=trace, facts={"device_type": "cuda"})
 
-    def row(name: str) -> Any:
-        works = {
-            phase: replace(
-                untimed.modules[name].work(phase), device_seconds=spread(kernels[name, phase])
-            )
-            for phase in PHASES
-            if (name, phase) in kernels
-        }
-        return replace(untimed.modules[name], **works)
-
-    return replace(untimed, modules={name: row(name) for name in untimed.modules})
+    modules = dict(untimed.modules)
+    for (name, phase), took in kernels.items():
+        work = replace(modules[name].work(phase), device_seconds=spread(took))
+        modules[name] = replace(modules[name], **{phase: work})
+    return replace(untimed, modules=modules)
 
 
 KERNELS: dict[tuple[str, Phase], float] = {
@@ -319,14 +351,14 @@ KERNELS: dict[tuple[str, Phase], float] = {
 
 
 def test_a_traced_devices_work_is_that_of_the_clean_step() -> None:
-    """20 s of trace are two steps of 10 s, with 4 of kernels each.
+    """The trace divides the unprofiled step of 10 s.
 
-    2 in forward's 5, 1 in backward's 4, and the optimizer's 1.
+    The traced 20 s are two steps. Each has 4 s of kernels (2 s in forward, 1 s in backward and 1 s
+    in the optimizer), 2 s of communication, 1 s of copies, and 3 s of idle time.
 
-    Of the 6 that are left 1 is a copy and 2 are communication.
-
-    Forward: linear 1 s, of which 0.1 + 0.1; norm 1 s, of which 0.4. Backward: linear 1 s: 0.2
-        useful, 0.1 again, 0.1 of its bytes.
+    In forward, `linear` takes 1 s: 0.1 s of ideal compute and 0.1 s memory-bound. `norm` takes 1 s,
+    of which 0.4 s are memory-bound. In backward, `linear` takes 1 s: 0.2 s of ideal compute, 0.1 s
+    of recompute and 0.1 s memory-bound.
     """
     found = breakdown(traced(KERNELS))
     expected = {
@@ -345,7 +377,11 @@ def test_a_traced_devices_work_is_that_of_the_clean_step() -> None:
 
 
 def test_a_timeline_without_kernels_by_module_is_cut_as_a_whole() -> None:
-    """4 s of kernels in the 9 of forward and backward, of whose rest 3 have another name."""
+    """Without kernels by module, forward and backward are divided as a whole.
+
+    They take 9 s: 2 s are communication, 1 s is a copy, and the device is idle for 2 s. The trace
+    has 4 s of kernels per step.
+    """
     inside = {
         "ideal_compute": 0.3,
         "recompute": 0.1,
@@ -359,21 +395,24 @@ def test_a_timeline_without_kernels_by_module_is_cut_as_a_whole() -> None:
 
 
 def test_a_host_that_tracing_slows_down_makes_no_idle_time() -> None:
-    """It is what a clean step has, however long the device had nothing to do while it was traced."""
+    """Tracing slows down the host, so the device is idle for longer in the trace.
+
+    The breakdown does not change, because it has the idle time of an unprofiled step.
+    """
     assert seconds(breakdown(traced(KERNELS))) == seconds(breakdown(traced(KERNELS, idle=60.0)))
 
 
 def test_copies_outside_of_all_phases_are_no_kernels_of_a_pass() -> None:
-    """As of a batch: forward and backward computed for as long as without them."""
+    """Copies outside all phases, such as a batch's copy, do not change forward and backward."""
     assert seconds(breakdown(traced(KERNELS))) == seconds(
         breakdown(traced(KERNELS | {("", "other"): 9.0}))
     )
 
 
 def test_kernels_of_collectives_compute_nothing() -> None:
-    """2 s that backward launches.
+    """Kernels of collectives count as communication, so the computing parts do not change.
 
-    They are communication, and what is computed is as long as without.
+    Backward launches collectives that take 2 s.
     """
     sent = Communication(
         module="linear",
@@ -392,8 +431,12 @@ def test_kernels_of_collectives_compute_nothing() -> None:
 
 
 def test_a_device_without_work_while_the_loader_is_waited_for_waits_for_data() -> None:
-    """2 s of forward's 5 are the loader's: so much less is idle, and no kernel was."""
-    without, waiting = (seconds(breakdown(traced(KERNELS, data=data))) for data in (0.0, 2.0))
+    """If the device has no work during the wait for data, the time is data wait, not idle time.
+
+    The loader takes 2 s of forward's 5 s. The idle time is 2 s shorter, and no other part changes.
+    """
+    without = seconds(breakdown(traced(KERNELS, data=0.0)))
+    waiting = seconds(breakdown(traced(KERNELS, data=2.0)))
     assert pytest.approx(without | {"data": 2.0, "idle": 1.0}) == waiting
 
 
@@ -429,9 +472,9 @@ MADE_OWN = st.dictionaries(
 def test_a_budget_adds_up_whatever_was_measured(
     cells: list[OpCount], made: list[tuple[float, dict[str, float]]], own: Any
 ) -> None:
-    """To 1 within a thousandth, no part below 0.
+    """For any profile, the parts add up to 1 within a thousandth, and none is negative.
 
-    And the modules' parts are no more than the step's.
+    The parts of all modules together are not larger than the parts of the step.
     """
     steps = tuple(
         Step(index=i, kind="unprofiled", seconds=took, phases=phases)
@@ -448,21 +491,24 @@ def test_a_budget_adds_up_whatever_was_measured(
 
 
 def test_a_part_counted_twice_would_be_found() -> None:
-    """The sum that guards the breakdown: with a recompute that is also useful it is no longer 1."""
+    """The check of the sum can fail: if recompute is also part of ideal compute, it is not 1."""
     found = breakdown(clocked(stepped(), OWN))
     twice = found.parts | {"ideal_compute": found.parts["ideal_compute"] + found.parts["recompute"]}
     assert not math.isclose(1.0, sum(twice.values()), abs_tol=1e-3)
 
 
 class Slow(Classifier):
-    """Forward takes 4 s on the test's clock.
+    """A model with a forward of 4 s on the test's clock.
 
-    With `pointwise` an activation of its own takes as long as its bytes do.
+    With `pointwise`, it also runs a `Pointwise` with this many operators. `idle` are seconds after
+    each batch.
     """
 
     def __init__(self, clock: StillClock, *, idle: float = 0.0, pointwise: int = 0) -> None:
         super().__init__()
-        self.clock, self.idle, self.pointwise = clock, idle, pointwise
+        self.clock = clock
+        self.idle = idle
+        self.pointwise = pointwise
         self.slow = Pointwise(clock, pointwise) if pointwise else nn.Identity()
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -474,14 +520,15 @@ class Slow(Classifier):
 
 
 class Pointwise(nn.Module):
-    """Multiplies 4 x 8 floats so many times without a graph.
+    """Multiplies 4 x 8 floats by a number, `times` times, without autograd.
 
-    2 x 128 bytes each, at 128 bytes/s 2 s.
+    Each multiplication moves 2 x 128 bytes, which takes 2 s at 128 bytes/s.
     """
 
     def __init__(self, clock: StillClock, times: int) -> None:
         super().__init__()
-        self.clock, self.times = clock, times
+        self.clock = clock
+        self.times = times
 
     def forward(self, x: Tensor) -> Tensor:
         y = x.detach()
@@ -497,7 +544,10 @@ SLOW_CHIP = Hardware("abacus", {"fp32": 1e6}, 128.0)
 def trained(
     monkeypatch: pytest.MonkeyPatch, *, data: float = 0.0, idle: float = 0.0, pointwise: int = 0
 ) -> dict[str, float]:
-    """Seconds of each part of a training's breakdown, on a clock that only what is planted moves, and the 4 s of its step."""
+    """Train a `Slow` model, and return the seconds of each part of its step breakdown.
+
+    Only the planted times and the 4 s of forward advance the clock.
+    """
     clock = StillClock()
     use_clock(monkeypatch, clock)
     monitor = watching(hardware=SLOW_CHIP)
@@ -523,16 +573,16 @@ def trained(
 def test_the_part_that_grows_is_the_planted_one(
     planted: Any, part: str, amount: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what was planted, and no other by a thousandth of it."""
-    before, after = trained(monkeypatch), trained(monkeypatch, **planted)
+    """Planted seconds make one part longer by this time, and no other part by more than 1 ms."""
+    before = trained(monkeypatch)
+    after = trained(monkeypatch, **planted)
     grown = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in after | before}
-    assert (
-        pytest.approx({name: amount if name == part else 0.0 for name in grown}, abs=1e-3) == grown
-    )
+    expected = dict.fromkeys(grown, 0.0) | {part: amount}
+    assert pytest.approx(expected, abs=1e-3) == grown
 
 
 def test_a_measured_model_adds_up() -> None:
-    """Real times, forward and backward."""
+    """The parts of a model that was really measured add up to 1."""
     model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4))
     measured = lflops.measure(
         model,
@@ -547,18 +597,19 @@ def test_a_measured_model_adds_up() -> None:
 
 
 def test_a_profile_that_was_only_counted_has_none() -> None:
-    """There is no time to cut."""
+    """A count has no times, so there is no breakdown."""
     assert utilization(lflops.count(nn.Linear(2, 2), Tensor(1, 2)), CHIP).breakdown is None
 
 
 def test_the_verdict_names_the_largest_parts_in_words() -> None:
-    """Of 4 s: below the roof 0.9 in linear, and 0.25 in the model itself, which is another cause.
+    """The verdict names issues first, and counts no second twice.
 
-    Then two phases of 0.75.
+    `linear` has 0.9 s of inefficient kernels. Recomputing it takes 0.25 s, of which 0.1 s are its
+    matmuls at the peak. The other 0.15 s belong to the finding about recompute, so 0.75 s remain.
+    The 0.25 s of the model itself are a different finding.
 
-    Linear is computed again in 0.25, of which 0.1 are its products at the peak: the other 0.15 are
-    no longer below the roof. Both phases and the 0.5 of the loader are faults, and these leave room
-    for no other.
+    The optimizer, the time outside all phases and the wait for data are issues, and leave no room
+    for other findings.
     """
     told = report_of(analyze(clocked(stepped(), OWN))).verdict
     assert (
@@ -567,14 +618,17 @@ def test_the_verdict_names_the_largest_parts_in_words() -> None:
     )
     assert (
         "18.8 % of the step (750 ms) is optimizer work.",
-        "18.8 % of the step (750 ms) is spent outside all phases, in callbacks, metrics, logging or other code of the loop.",
+        (
+            "18.8 % of the step (750 ms) is spent outside all phases, in callbacks, metrics, "
+            "logging or other code of the loop."
+        ),
         "12.5 % of the step (500 ms) is spent waiting for data.",
     ) == told.why
     assert "Pass fused=True to the optimizer, or use larger batches." == told.next[0]
 
 
 def test_pointwise_work_is_named_by_the_kinds_of_its_modules() -> None:
-    """Two norms, 0.4 s of each: no product in them."""
+    """Two norms are memory-bound for 0.4 s each. They have no matmuls: it is pointwise work."""
     rows: dict[str, dict[str, Any]] = {
         "": {"class_name": "Model"},
         "a": {"class_name": "LayerNorm"},
@@ -594,23 +648,25 @@ def test_pointwise_work_is_named_by_the_kinds_of_its_modules() -> None:
 
 
 def test_the_verdict_rests_on_no_times_that_are_far_off() -> None:
-    """Modules' times that were scaled by three say nothing of a module; the optimizer was timed as a whole.
+    """If module times had to be scaled by 3, the verdict names no module.
 
-    By 1.5 they still do.
+    The optimizer was timed as a whole, so its finding stays. Times that were scaled by 1.5 are
+    still reliable.
     """
     given = clocked(stepped(), OWN)
-    doubtful, near = (
-        replace(given, notes=(Note(code="time_scaled", subject="", values={"forward": by}),))
-        for by in (3.0, 1.5)
-    )
-    told = [each.sentence for each in report_of(analyze(doubtful)).verdict.findings]
+
+    def scaled(factor: float) -> Profile:
+        note = Note(code="time_scaled", subject="", values={"forward": factor})
+        return replace(given, notes=(note,))
+
+    told = [each.sentence for each in report_of(analyze(scaled(3.0))).verdict.findings]
     assert "Another 18.8 % of the step (750 ms) is lost to inefficient kernels." in told
     assert "18.8 % of the step (750 ms) is optimizer work." == told[0]
-    assert report_of(analyze(given)).verdict.why == report_of(analyze(near)).verdict.why
+    assert report_of(analyze(given)).verdict.why == report_of(analyze(scaled(1.5))).verdict.why
 
 
 def test_show_has_all_the_parts() -> None:
-    """The largest first."""
+    """`lflops show` prints all parts in percent, the largest part first."""
     lines = drawn(clocked(stepped(), OWN), 160)
     first = next(index for index, line in enumerate(lines) if line.startswith("step breakdown"))
     assert ["28.8", "18.8", "18.8", "12.5", "11.2", "7.5", "2.5"] == [
@@ -619,7 +675,7 @@ def test_show_has_all_the_parts() -> None:
 
 
 def test_show_writes_the_budget_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The parts add up there too."""
+    """The parts in the JSON output add up to 1, and each module has its parts."""
     clocked(stepped(), OWN).save(tmp_path / "step.json")
     assert 0 == main(["show", str(tmp_path / "step.json"), "--json"])
     shown = json.loads(capsys.readouterr().out)["utilization"]["breakdown"]

@@ -1,3 +1,5 @@
+"""Test the rows of the module table: the tree, folded repeats, times, sorting and totals."""
+
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,11 +24,14 @@ from tests.support.profile_builders import (
 
 
 def stack(blocks: int = 3, *, labels: tuple[str, ...] = ("q", "k", "out")) -> Profile:
-    """Blocks of Linears: each Linear has 10 parameters, 100 MACs forward and 200 backward.
+    """Return the profile of a stack of blocks, each with one Linear for each label.
 
-    `out` has 30, 300 and 600.
+    A Linear has 10 parameters, 100 MACs of forward and 200 MACs of backward. A Linear with the
+    label `out` has three times as much.
     """
-    each = {label: 3 if label == "out" else 1 for label in labels}
+    each = dict.fromkeys(labels, 1)
+    if "out" in each:
+        each["out"] = 3
     below = 10 * sum(each.values())
     rows: dict[str, dict[str, Any]] = {
         "": weights(0, blocks * below) | {"class_name": "Model"},
@@ -48,30 +53,30 @@ def stack(blocks: int = 3, *, labels: tuple[str, ...] = ("q", "k", "out")) -> Pr
 
 
 def changed(given: Profile, name: str, **fields: Any) -> Profile:
-    """The profile with some fields of one row changed."""
+    """Return the profile with some fields of one module changed."""
     return replace(given, modules={**given.modules, name: replace(given.modules[name], **fields)})
 
 
 def walk(rows: tuple[ModuleRow, ...]) -> Iterator[ModuleRow]:
-    """All rows of a tree, each before those below it."""
+    """Yield all rows of a tree, each before the rows below it."""
     for row in rows:
         yield row
         yield from walk(row.children)
 
 
 def layers(given: Profile, **options: Any) -> tuple[ModuleRow, ...]:
-    """The rows right below `layers`."""
+    """Return the rows directly below `layers`."""
     (root,) = tree(given, **options)
     return root.children[0].children
 
 
 def repeats(rows: tuple[ModuleRow, ...]) -> list[tuple[str, int]]:
-    """What each row begins with, and how many it stands for."""
+    """Return the label of each row, and the number of modules that it stands for."""
     return [(row.label, row.times) for row in rows]
 
 
 def test_the_tree_is_the_one_of_the_names() -> None:
-    """One root, and below each row the modules whose names go on from its own."""
+    """The tree has one root, and each row is below the module that contains it by its name."""
     rows = [(row.depth, row.name, row.label, row.class_name) for row in walk(tree(small_profile()))]
     assert [
         (0, "", "", "Model"),
@@ -83,9 +88,9 @@ def test_the_tree_is_the_one_of_the_names() -> None:
 
 
 def test_a_row_holds_the_inclusive_figures_of_its_module() -> None:
-    """The encoder: 512 MACs and 64 FLOPs of the GELU forward, once more backward.
+    """The row of the encoder includes its Linear with 512 MACs and its GELU with 64 FLOPs.
 
-    512 of 640 MACs are its share.
+    Its share is 512 of 640 MACs.
     """
     encoder = tree(small_profile())[0].children[0]
     assert (144, 144, 576) == (
@@ -113,15 +118,15 @@ def test_a_row_holds_the_inclusive_figures_of_its_module() -> None:
     ],
 )
 def test_the_share_is_of_the_phase_that_is_asked_for(phase: Any, share: float | None) -> None:
-    """The head has 128 of 640 MACs forward, 256 of 768 backward, 34 of 178 FLOPs in the optimizer.
+    """The head has 128 of 640 MACs in forward, and 256 of 768 in backward.
 
-    Of no work there is no share.
+    The optimizer has no MACs, so the share is 34 of 178 FLOPs. Without work, there is no share.
     """
     assert share == tree(small_profile(), phase=phase)[0].children[1].share
 
 
 def test_siblings_that_are_alike_share_a_row() -> None:
-    """Three blocks are one row that says from where to where and how often, with every name it stands for."""
+    """Three equal blocks are one row, which has the first and the last label and all names."""
     (row,) = layers(stack(3))
     assert Repeat(first="0", last="2", times=3) == row.repeat
     assert ("layers.0", "layers.1", "layers.2") == row.names
@@ -129,9 +134,9 @@ def test_siblings_that_are_alike_share_a_row() -> None:
 
 
 def test_a_shared_row_holds_the_figures_of_one_and_gives_those_of_all() -> None:
-    """A block has 100 + 100 + 300 MACs forward, twice that backward.
+    """A shared row has the work of one block, and can return the work of all three blocks.
 
-    Three of them three times that.
+    A block has 100 + 100 + 300 MACs in forward, and twice as many in backward.
     """
     (row,) = layers(stack(3))
     assert 500 == row.one("forward").macs
@@ -142,14 +147,14 @@ def test_a_shared_row_holds_the_figures_of_one_and_gives_those_of_all() -> None:
 
 
 def test_siblings_with_other_names_share_a_row_too() -> None:
-    """`q` and `k` are alike, `out` is larger."""
+    """`q` and `k` do the same work, so they share a row. `out` is larger."""
     (block,) = layers(stack(2))
     assert [("q", 2), ("out", 1)] == repeats(block.children)
     assert ("layers.0.q", "layers.0.k") == block.children[0].names
 
 
 def test_only_neighbours_share_a_row() -> None:
-    """`out` stands between the others."""
+    """`q` and `k` do not share a row here, because `out` is between them."""
     (block,) = layers(stack(2, labels=("q", "out", "k")))
     assert [("q", 1), ("out", 1), ("k", 1)] == repeats(block.children)
 
@@ -168,23 +173,20 @@ def test_only_neighbours_share_a_row() -> None:
     ],
 )
 def test_a_difference_anywhere_below_keeps_rows_apart(difference: dict[str, Any]) -> None:
-    """The second of four blocks has something else in it.
-
-    It stands alone, and so does the one before it.
-    """
+    """The second of four blocks differs, so only the last two blocks share a row."""
     rows = layers(changed(stack(4), "layers.1.out", **difference))
     assert [("0", 1), ("1", 1), ("2", 2)] == repeats(rows)
 
 
 def test_other_labels_below_keep_rows_apart() -> None:
-    """The second block has its `out` under another name."""
+    """In the second block, `out` has another name, so the blocks do not share a row."""
     given = stack(2)
     renamed = {name.replace("1.out", "1.proj"): module for name, module in given.modules.items()}
     assert [("0", 1), ("1", 1)] == repeats(layers(replace(given, modules=renamed)))
 
 
 def test_times_and_peaks_do_not_keep_rows_apart() -> None:
-    """They differ from block to block by when it runs."""
+    """Blocks share a row although their times and memory peaks differ, as they always do."""
     timed = with_seconds(stack(2))
     timed = changed(timed, "layers.1", peak_bytes=7)
     untimed: ModuleProfile = stack(2).modules["layers.0.q"]
@@ -194,9 +196,10 @@ def test_times_and_peaks_do_not_keep_rows_apart() -> None:
 
 
 def timed_stack() -> Profile:
-    """Each Linear of the first block takes 1 s forward, of the second 3; the root itself 2.
+    """Return a stack of two blocks with times.
 
-    Backward `q` alone has a time, 5 s.
+    In forward, each Linear takes 1 s in the first block and 3 s in the second. The root takes 2 s
+    itself. In backward, only `q` has a time: 5 s in each block.
     """
     own: dict[tuple[str, Phase], float] = {("", "forward"): 2.0}
     for block, seconds in ((0, 1.0), (1, 3.0)):
@@ -206,7 +209,7 @@ def timed_stack() -> Profile:
 
 
 def test_a_row_has_the_time_of_its_module() -> None:
-    """Forward 2 + 3 + 9 seconds, of which the layers' 12; where nothing was timed there is no time."""
+    """The root takes 2 + 3 + 9 s in forward, and the layers 12 s. Untimed phases have no time."""
     (root,) = tree(timed_stack())
     assert (14.0, 12.0) == (root.time("forward"), root.children[0].time("forward"))
     assert (1.0, 12 / 14) == (root.time_share, root.children[0].time_share)
@@ -220,9 +223,9 @@ def test_a_row_has_the_time_of_its_module() -> None:
 
 
 def test_a_shared_row_has_the_mean_of_the_times() -> None:
-    """Blocks of 3 and 9 seconds: 6 of 14.
+    """The blocks take 3 s and 9 s in forward, so the row has 6 s of 14 s.
 
-    Within them `q` and `k` take 1 or 3 seconds, 2 on average, and `out` too: 2 + 2 + 2 are 6.
+    Below it, `q`, `k` and `out` take 1 s or 3 s, so each has the mean 2 s.
     """
     (block,) = layers(timed_stack())
     assert (6.0, 6 / 14) == (block.time("forward"), block.time_share)
@@ -232,7 +235,10 @@ def test_a_shared_row_has_the_mean_of_the_times() -> None:
 
 
 def test_a_mean_of_which_a_part_is_unknown_is_unknown() -> None:
-    """`q` has a time backward, `k` in the same row has none; by itself `q` has its 5 seconds."""
+    """The row of `q` and `k` has no time in backward, because only `q` was timed.
+
+    Without folding, `q` has its 5 s.
+    """
     (block,) = layers(timed_stack())
     assert None is block.children[0].time("backward")
     assert [5.0, None, None] == [
@@ -241,40 +247,42 @@ def test_a_mean_of_which_a_part_is_unknown_is_unknown() -> None:
 
 
 def test_all_phases_together_take_as_long_as_those_that_ran() -> None:
-    """14 seconds forward and 10 backward.
+    """The time of all phases is the sum of the known times: 14 s of forward and 10 s of backward.
 
-    `out` ran backward for an unknown time: its second forward is shown.
+    The time of `out` in backward is unknown, so its time is the 1 s of forward.
     """
     root, *_ = flat(timed_stack(), sort="name", phase=None)
     assert 24.0 == tree(timed_stack(), phase=None)[0].time(None)
     assert 2.0 == root.time(None)
-    assert [(6.0, 6 / 24), (1.0, 1 / 24)] == [
-        (row.time(None), row.time_share)
-        for row in layers(timed_stack(), fold=False, phase=None)[0].children[::2]
-    ]
+    q, _, out = layers(timed_stack(), fold=False, phase=None)[0].children
+    assert (6.0, 6 / 24) == (q.time(None), q.time_share)
+    assert (1.0, 1 / 24) == (out.time(None), out.time_share)
 
 
 def test_the_rate_is_of_the_macs_in_that_time() -> None:
-    """2 * 500 MACs of a block in 6 seconds on average; without a time there is none."""
+    """The rate of a block is 2 * 500 FLOPs in the mean time of 6 s.
+
+    It is unknown without a time, or if the time is 0.
+    """
     (block,) = layers(timed_stack())
     assert 2 * 500 / 6 == block.flops_per_second("forward")
     assert None is block.flops_per_second("optimizer")
-    assert None is layers(clocked(stack(2), {("layers.0", "forward"): 0.0}))[0].flops_per_second(
-        "forward"
-    )
+    without_duration = clocked(stack(2), {("layers.0", "forward"): 0.0})
+    assert None is layers(without_duration)[0].flops_per_second("forward")
 
 
 def test_a_flat_row_has_its_own_time() -> None:
-    """The root's 2 of 14 seconds; a block has no operator of its own, and its time is not known."""
+    """A flat row has the self time: 2 of 14 s for the root. The self time of a block is unknown."""
     rows = {row.name: row for row in flat(timed_stack())}
     assert (2.0, 2 / 14) == (rows[""].time("forward"), rows[""].time_share)
     assert (None, None) == (rows["layers.0"].time("forward"), rows["layers.0"].time_share)
 
 
 def test_rows_are_sorted_by_time_and_the_unknown_come_last() -> None:
-    """`b` takes 2 seconds, `a` 0, of `c` nobody knows.
+    """Sorting by time puts the longest first and unknown times last.
 
-    Two of 3 seconds that share a row come before one of 5.
+    `b` takes 2 s, `a` takes 0 s, and the time of `c` is unknown. Two modules of 3 s that share a
+    row come before one module of 5 s.
     """
     given = clocked(
         profile({"": {}, "c": {}, "a": {}, "b": {}}, []),
@@ -301,7 +309,7 @@ def test_rows_are_sorted_by_time_and_the_unknown_come_last() -> None:
 @pytest.mark.parametrize("rows_of", [tree, flat])
 @pytest.mark.parametrize(("phase", "where"), [("forward", "in forward"), (None, "in any phase")])
 def test_without_times_there_is_no_order_by_time(rows_of: Any, phase: Any, where: str) -> None:
-    """The error says so, and what can be given."""
+    """The error states that no module has a time, and lists the accepted values."""
     with pytest.raises(
         ValueError,
         match=f"sort='time': no module of this profile has a time {where}; pass one of macs, .*, "
@@ -311,7 +319,7 @@ def test_without_times_there_is_no_order_by_time(rows_of: Any, phase: Any, where
 
 
 def test_without_folding_every_module_has_its_row() -> None:
-    """The same names as in the profile, in its order."""
+    """Each module has its own row, in the order of the profile."""
     given = stack(3)
     assert list(given.modules) == [row.name for row in walk(tree(given, fold=False))]
     assert {None} == {row.repeat for row in walk(tree(given, fold=False))}
@@ -319,12 +327,15 @@ def test_without_folding_every_module_has_its_row() -> None:
 
 @pytest.mark.parametrize(("depth", "rows"), [(0, 1), (1, 2), (2, 3), (3, 5), (-1, 5), (9, 5)])
 def test_depth_cuts_the_tree(depth: int, rows: int) -> None:
-    """0 is the root alone; two blocks share a row, with `q…k` and `out` below it."""
+    """Depth 0 is only the root. The folded tree has the levels root, layers, blocks and Linears.
+
+    The two blocks share a row, and so do `q` and `k` in them.
+    """
     assert rows == len(list(walk(tree(stack(2), depth=depth))))
 
 
 def test_what_the_depth_hides_still_keeps_rows_apart() -> None:
-    """The blocks differ below the cut."""
+    """The blocks do not share a row, although the depth hides the layer in which they differ."""
     given = changed(stack(2), "layers.1.out", class_name="Conv1d")
     assert [("0", 1), ("1", 1)] == repeats(layers(given, depth=2))
 
@@ -332,7 +343,7 @@ def test_what_the_depth_hides_still_keeps_rows_apart() -> None:
 @pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize("given", [stack(3), small_profile()])
 def test_a_row_and_all_below_it_add_up(given: Profile, fold: bool) -> None:
-    """Inclusive is own and all of every row right below, in every phase."""
+    """Inclusive work is the self work plus the work of all rows directly below, in every phase."""
     own = {row.name: row for row in flat(given)}
     for row in walk(tree(given, fold=fold)):
         for phase in PHASES:
@@ -342,7 +353,7 @@ def test_a_row_and_all_below_it_add_up(given: Profile, fold: bool) -> None:
 
 
 def test_rows_are_in_the_models_order_unless_sorted() -> None:
-    """The head comes after the encoder, as in the model."""
+    """By default, the head comes after the encoder, as in the model."""
     assert ["encoder", "head"] == [row.label for row in tree(small_profile())[0].children]
 
 
@@ -357,9 +368,10 @@ def test_rows_are_in_the_models_order_unless_sorted() -> None:
     ],
 )
 def test_siblings_are_sorted_the_most_first(sort: str, labels: list[str]) -> None:
-    """Equal rows stay in the model's order, rows of equal MACs are in the order of their FLOPs.
+    """Siblings are sorted in descending order, or by name.
 
-    Numbers in names count as numbers.
+    Rows with equal MACs are sorted by their FLOPs, and equal rows keep the model's order. Numbers
+    in names are compared as numbers, so "2" comes before "10".
     """
     rows = {
         "": weights(0, 10) | {"class_name": "Model"},
@@ -377,7 +389,7 @@ def test_siblings_are_sorted_the_most_first(sort: str, labels: list[str]) -> Non
 
 
 def test_rows_that_share_are_sorted_by_what_they_are_together() -> None:
-    """Four times 100 MACs come before 300."""
+    """The row of four modules with 100 MACs each comes before a module with 300 MACs."""
     (block,) = layers(stack(1, labels=("out", "a", "b", "c", "d")), sort="macs")
     assert [("a", 4), ("out", 1)] == repeats(block.children)
 
@@ -386,7 +398,7 @@ def test_rows_that_share_are_sorted_by_what_they_are_together() -> None:
     ("phase", "labels"), [("forward", ["a", "b"]), ("backward", ["b", "a"]), (None, ["b", "a"])]
 )
 def test_the_order_is_that_of_the_phase_that_is_asked_for(phase: Any, labels: list[str]) -> None:
-    """`a` has 2 MACs forward and 1 backward, `b` 1 and 5."""
+    """`a` has 2 MACs in forward and 1 in backward. `b` has 1 and 5."""
     counted = [("a", "forward", 2), ("a", "backward", 1), ("b", "forward", 1), ("b", "backward", 5)]
     cells = [
         product(name, "aten::mm", where, macs=macs, bytes_moved=1) for name, where, macs in counted
@@ -398,21 +410,21 @@ def test_the_order_is_that_of_the_phase_that_is_asked_for(phase: Any, labels: li
 
 @pytest.mark.parametrize("rows_of", [tree, flat])
 def test_an_unknown_order_is_named_with_what_is_taken(rows_of: Any) -> None:
-    """The error says what was given and what can be."""
+    """The error states the wrong value and the accepted values."""
     with pytest.raises(ValueError, match=f"sort='size': pass one of {', '.join(SORT_KEYS)}"):
         rows_of(small_profile(), sort="size")
 
 
 def test_an_impossible_depth_is_named_with_what_is_taken() -> None:
-    """There are no levels above the root."""
+    """The error explains -1 and 0, because a smaller depth has no meaning."""
     with pytest.raises(ValueError, match="depth=-2: pass -1 for all levels, 0 for only the model"):
         tree(small_profile(), depth=-2)
 
 
 def test_the_flat_list_is_by_own_macs_the_most_first() -> None:
-    """The encoder's product, the head's, then by FLOPs.
+    """The flat list is sorted by self MACs, and rows without MACs are sorted by FLOPs.
 
-    The GELU, and the containers, which do nothing themselves.
+    The GELU has FLOPs, and the containers have no work themselves.
     """
     assert [("encoder.0", 512), ("head", 128), ("encoder.1", 0), ("", 0), ("encoder", 0)] == [
         (row.name, row.one("forward").macs) for row in flat(small_profile())
@@ -420,9 +432,9 @@ def test_the_flat_list_is_by_own_macs_the_most_first() -> None:
 
 
 def test_a_flat_row_holds_own_figures_only() -> None:
-    """The root has no parameter itself and ran the loss.
+    """The flat row of the root has no parameters, and the work of the loss.
 
-    How many of its own parameters are trainable is not known.
+    A profile does not have the trainable parameters or parameter bytes of a module itself.
     """
     root = next(row for row in flat(small_profile(), phase="other") if not row.name)
     assert root.is_self
@@ -433,23 +445,24 @@ def test_a_flat_row_holds_own_figures_only() -> None:
 
 @pytest.mark.parametrize("phase", [*PHASES, None])
 def test_own_figures_add_up_to_the_total(phase: Any) -> None:
-    """In every phase, nothing is lost and nothing is there twice."""
-    together = [totals(small_profile())[each] for each in (PHASES if phase is None else (phase,))]
-    assert sum(together, WorkCounts()) == sum(
-        (row.one(phase) for row in flat(small_profile())), WorkCounts()
-    )
+    """In each phase and in all phases, no self work is lost or counted twice."""
+    phases = PHASES if phase is None else (phase,)
+    expected = sum((totals(small_profile())[each] for each in phases), WorkCounts())
+    own = sum((row.one(phase) for row in flat(small_profile())), WorkCounts())
+    assert expected == own
 
 
 def test_totals_are_the_roots_work() -> None:
-    """640 MACs forward, 768 backward, none recomputed."""
+    """The totals have 640 MACs in forward, 768 in backward, and none in other phases."""
     macs = {phase: figures.macs for phase, figures in totals(small_profile()).items()}
     assert {"forward": 640, "backward": 768, "recompute": 0, "optimizer": 0, "other": 0} == macs
 
 
 def test_operators_are_added_up_over_modules_the_most_first() -> None:
-    """Two products of 512 and 128 MACs, and an activation.
+    """The work of an operator is added up over modules, and the most work comes first.
 
-    The optimizer's only operator is all of it.
+    Forward has two matmuls with 512 and 128 MACs, and an activation. The only operator of the
+    optimizer has the share 1. The operators of backward add up to its total.
     """
     found = [
         (row.operator, row.figures.calls, row.figures.macs, row.share)
@@ -465,6 +478,6 @@ def test_operators_are_added_up_over_modules_the_most_first() -> None:
 
 
 def test_figures_add_field_by_field() -> None:
-    """A field that is added to `WorkCounts` is added up too."""
+    """Every field of `WorkCounts` is added and multiplied, so a new field cannot be forgotten."""
     one = WorkCounts(**dict.fromkeys(fields_of(WorkCounts()), 3))
     assert {6} == set(fields_of(one + one).values()) == set(fields_of(one * 2).values())

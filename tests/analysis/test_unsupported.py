@@ -1,4 +1,4 @@
-"""The ledger of what no total holds, by hand."""
+"""Test the list of unsupported operators: their calls, bytes and traced time."""
 
 from msgspec.structs import replace
 
@@ -9,9 +9,10 @@ from tests.support.profile_builders import run, small_profile
 
 
 def test_the_ledger_adds_operators_up_over_modules_and_phases() -> None:
-    """`my::scan` ran 2 + 1 times in two modules and moved the most.
+    """The calls and bytes of each operator are added up, and the most bytes come first.
 
-    Without a trace of them no time is known.
+    `my::scan` ran 2 + 1 times in two modules. The trace does not have these operators, so their
+    time is unknown.
     """
     entries = (
         UnsupportedCall(module="head", operator="my::sort", phase="forward", calls=1, bytes=8),
@@ -30,7 +31,13 @@ def test_the_ledger_adds_operators_up_over_modules_and_phases() -> None:
 
 
 def traced(device: float, *, accumulation: int | None, batches: int | None = 4) -> Profile:
-    """One call of `my::scan` without a formula, and a trace of some batches in which it took 0.8 s on the host."""
+    """Return a profile with one call per step of the unsupported operator `my::scan`, and a trace.
+
+    Args:
+        device: Device seconds of the operator in the whole trace. On the host, it took 0.8 s.
+        accumulation: Number of batches per step, or `None` for one batch.
+        batches: Number of traced batches, or `None` if unknown.
+    """
     scan = TracedOperator(
         name="my::scan",
         calls=4,
@@ -47,15 +54,17 @@ def traced(device: float, *, accumulation: int | None, batches: int | None = 4) 
 
 
 def test_a_trace_tells_the_ledger_s_time() -> None:
-    """0.8 s on the host in four batches are 0.2 s a batch, and 0.4 s a step of two.
+    """The traced time of an operator is converted to seconds per step.
 
-    With a device it is the device's 0.08 s that count.
+    0.8 s on the host in four batches are 0.2 s per batch, and 0.4 s per step of two batches. If the
+    operator ran on a device, its device time of 0.08 s counts instead. If the number of traced
+    batches is unknown, so is the time.
     """
-    assert [0.2] == [line.seconds for line in unsupported_operators(traced(0.0, accumulation=None))]
-    assert [0.4] == [line.seconds for line in unsupported_operators(traced(0.0, accumulation=2))]
-    assert [0.02] == [
-        line.seconds for line in unsupported_operators(traced(0.08, accumulation=None))
-    ]
-    assert [None] == [
-        line.seconds for line in unsupported_operators(traced(0.0, accumulation=None, batches=None))
-    ]
+
+    def seconds(given: Profile) -> list[float | None]:
+        return [line.seconds for line in unsupported_operators(given)]
+
+    assert [0.2] == seconds(traced(0.0, accumulation=None))
+    assert [0.4] == seconds(traced(0.0, accumulation=2))
+    assert [0.02] == seconds(traced(0.08, accumulation=None))
+    assert [None] == seconds(traced(0.0, accumulation=None, batches=None))

@@ -1,3 +1,5 @@
+"""Test MFU, HFU and the executed share against values that are worked out by hand."""
+
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ CHIP = Hardware("chip", {"fp32": 1000.0, "tf32": 4000.0, "bf16": 8000.0, "fp64":
 
 
 def timed(*cells: OpCount, seconds: float | None = 0.5, **facts: Any) -> Profile:
-    """One clean step of these cells, in half a second, on the chip."""
+    """Return the profile of one unprofiled step on `CHIP`, by default of half a second."""
     step = Step(index=0, kind="unprofiled", seconds=seconds, phases={})
     return profile(
         {"": {}}, cells, run=run(**({"kind": "measure", "hardware": CHIP} | facts)), steps=(step,)
@@ -23,7 +25,10 @@ def timed(*cells: OpCount, seconds: float | None = 0.5, **facts: Any) -> Profile
 
 
 def training() -> tuple[OpCount, ...]:
-    """50 MACs forward, 100 backward, 20 again and 5 in the optimizer; all float32."""
+    """Return 50 MACs of forward, 100 of backward, 20 of recompute and 5 of the optimizer.
+
+    All are in float32.
+    """
     return (
         product("", "aten::mm", "forward", macs=50, bytes_moved=1),
         product("", "aten::mm", "backward", macs=100, bytes_moved=1),
@@ -33,9 +38,10 @@ def training() -> tuple[OpCount, ...]:
 
 
 def test_mfu_is_of_forward_and_backward_and_hfu_of_what_ran_again_too() -> None:
-    """2 * 150 FLOPs in half a second are 600 a second, of 1000; with 20 MACs more 680.
+    """MFU has the MACs of forward and backward. HFU also has the MACs of recompute.
 
-    The optimizer's are in neither.
+    2 * 150 FLOPs in half a second are 600 FLOP/s of 1000. With the 20 MACs of recompute they are
+    680 FLOP/s. The optimizer's MACs are in neither.
     """
     expected = Utilization(
         mfu=600 / 1000,
@@ -50,9 +56,10 @@ def test_mfu_is_of_forward_and_backward_and_hfu_of_what_ran_again_too() -> None:
 
 
 def test_what_a_mask_skips_is_in_hfu_and_was_not_executed() -> None:
-    """100 MACs forward, 60 of them executed, and 40 again, 24 of them.
+    """MACs that a mask skips are in MFU and HFU, but not in the executed share.
 
-    400, 560 and 336 FLOPs a second, of 1000.
+    60 of the 100 MACs of forward and 24 of the 40 MACs of recompute are executed. So MFU has
+    400 FLOP/s of 1000, HFU 560 and the executed share 336.
     """
     cells = (
         replace(product("", "aten::sdpa", "forward", macs=100, bytes_moved=1), executed_macs=60),
@@ -63,9 +70,10 @@ def test_what_a_mask_skips_is_in_hfu_and_was_not_executed() -> None:
 
 
 def test_executed_work_is_of_each_dtypes_own_peak() -> None:
-    """100 MACs in float32 need 0.2 seconds at 1000, 400 in bfloat16 0.1 at 8000: 0.3 of half a second.
+    """The executed share compares each dtype with its own peak. MFU and HFU use the run's dtype.
 
-    MFU and HFU know one dtype.
+    100 MACs in float32 need 0.2 s at 1000 FLOP/s. 400 MACs in bfloat16 need 0.1 s at 8000 FLOP/s.
+    Together they need 0.3 s of half a second.
     """
     cells = (
         product("", "aten::mm", "forward", macs=100, bytes_moved=1),
@@ -96,7 +104,7 @@ def test_executed_work_is_of_each_dtypes_own_peak() -> None:
     ],
 )
 def test_the_peak_is_that_of_the_runs_dtype(dtype: str | None, peak: str | None) -> None:
-    """Of what no chip has a peak for there is none."""
+    """The dtype of the run selects the peak. Dtypes such as int64 have no peak on any chip."""
     found = utilization(timed(*training(), dtype=dtype))
     assert (peak, CHIP.peak_flops_per_second.get(peak or "")) == (
         found.dtype,
@@ -105,7 +113,7 @@ def test_the_peak_is_that_of_the_runs_dtype(dtype: str | None, peak: str | None)
 
 
 def test_a_chip_without_tf32_multiplies_float32_as_it_is() -> None:
-    """600 FLOP/s of 4000, and of 2000."""
+    """A run in TF32 uses the TF32 peak of the chip, or the FP32 peak if the chip has no TF32."""
     of_run = timed(*training(), dtype="tf32")
     found = [utilization(of_run, chip) for chip in (None, Hardware("older", {"fp32": 2000.0}))]
     assert [(600 / 4000, "tf32"), (600 / 2000, "fp32")] == [
@@ -114,13 +122,13 @@ def test_a_chip_without_tf32_multiplies_float32_as_it_is() -> None:
 
 
 def test_the_chip_that_is_given_is_taken_before_that_of_the_run() -> None:
-    """300 FLOPs in half a second, of 2000."""
+    """The run was on `CHIP`, but the other chip's peak counts: 600 of 2000 FLOP/s."""
     found = utilization(timed(*training()), Hardware("other", {"fp32": 2000.0}))
     assert ("other", 600 / 2000) == (found.hardware, found.mfu)
 
 
 def test_without_a_chip_the_rate_alone_is_known() -> None:
-    """600 FLOP/s, of nobody knows what."""
+    """Without a peak, only the 600 FLOP/s are known."""
     expected = Utilization(
         mfu=None,
         hfu=None,
@@ -134,7 +142,7 @@ def test_without_a_chip_the_rate_alone_is_known() -> None:
 
 
 def test_a_chip_whose_peak_for_that_dtype_is_unknown_gives_no_share() -> None:
-    """It is still named."""
+    """MFU and HFU are unknown, but the result still has the name of the chip."""
     found = utilization(timed(*training()), Hardware("other", {"bf16": 2000.0}))
     assert ("other", None, None, None, None) == (
         found.hardware,
@@ -146,33 +154,33 @@ def test_a_chip_whose_peak_for_that_dtype_is_unknown_gives_no_share() -> None:
 
 
 def test_one_dtype_without_a_peak_leaves_what_was_executed_unknown() -> None:
-    """MFU and HFU are of the run's dtype alone."""
+    """MFU and HFU only need the peak of the run's dtype, so they are still known."""
     odd = replace(product("", "aten::mm", "forward", macs=50, bytes_moved=1), dtype="float8_e5m2")
     found = utilization(timed(odd, *training()))
     assert (800 / 1000, 880 / 1000, None) == (found.mfu, found.hfu, found.executed)
 
 
 def test_what_has_no_macs_needs_no_peak() -> None:
-    """An index is copied: no chip has a peak for that, and HFU is what it was."""
+    """A copy of int64 values has no MACs, so a missing int64 peak does not change HFU."""
     copied = cell("", "aten::copy_", "forward", dtype="int64")
     assert 680 / 1000 == utilization(timed(copied, *training())).hfu
 
 
 @pytest.mark.parametrize("seconds", [None, 0.0])
 def test_without_a_time_there_is_no_rate(seconds: float | None) -> None:
-    """Nor where the clock stood still."""
+    """The rate is unknown without a time, and also if the clock did not advance."""
     found = utilization(timed(*training(), seconds=seconds))
     assert (None, None, None) == (found.flops_per_second, found.mfu, found.hfu)
 
 
 def test_what_was_not_counted_is_no_rate_of_0() -> None:
-    """Only times, and no operator."""
+    """A profile with times but without operators was not counted, so its rate is unknown."""
     found = utilization(timed())
     assert (None, None, None) == (found.flops_per_second, found.mfu, found.hfu)
 
 
 def test_what_was_counted_without_a_product_has_a_rate_of_0() -> None:
-    """It is known to have none."""
+    """A counted step without matmuls has 0 MACs, so its rate is 0, not unknown."""
     found = utilization(
         timed(replace(product("", "aten::add", "forward", macs=0, bytes_moved=1), flops=8))
     )
@@ -180,9 +188,10 @@ def test_what_was_counted_without_a_product_has_a_rate_of_0() -> None:
 
 
 def test_a_merged_profile_reaches_what_its_mean_rank_does() -> None:
-    """Ranks of 30 and 90 MACs, of which the root tells 120.
+    """The rate of a merged profile is the mean of its ranks.
 
-    60 a rank are 240 FLOPs a second of 1000, backward and forward alike.
+    The ranks have 30 and 90 MACs, and the profile has their sum. The mean of 60 MACs in half a
+    second is 240 FLOP/s of 1000.
     """
     of_ranks = tuple(
         Rank(rank=index, node=None, host=None, device=None, coordinates={}, status="ok", macs=macs)
@@ -197,7 +206,7 @@ def test_a_merged_profile_reaches_what_its_mean_rank_does() -> None:
 
 
 def test_a_chip_can_be_given_by_its_name() -> None:
-    """It is the same as the chip; a name that the table does not have is an error that says so."""
+    """The name of a chip gives the same result as the chip. An unknown name is an error."""
     assert lookup("NVIDIA H200") is not None
     assert utilization(timed(*training()), lookup("NVIDIA H200")) == utilization(
         timed(*training()), "NVIDIA H200"

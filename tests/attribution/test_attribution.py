@@ -1,4 +1,7 @@
-"""What each module's own work is, forward and backward, whatever it takes, returns, trains or raises."""
+"""Test that work is attributed to the module that does it, in forward and in backward.
+
+The modules have unusual inputs, outputs, frozen parameters and exceptions.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,9 +29,9 @@ from tests.support.small_models import (
 
 
 def test_three_projections_of_one_input_cost_the_same_backward() -> None:
-    """Each of q, k and v: one product for its weight's gradient, one for its input's.
+    """Each of q, k and v has two matmuls in backward: the gradients of its weight and of its input.
 
-    The stem's input needs none.
+    The stem has only the first of them, because its input needs no gradient.
     """
     profile = lflops.count(Projections(), sequence(), backward=True)
     assert dict.fromkeys(("stem", "q", "k", "v"), square) == macs(profile, "forward")
@@ -39,9 +42,11 @@ def test_three_projections_of_one_input_cost_the_same_backward() -> None:
 
 
 def test_every_operation_backward_is_its_own_modules() -> None:
-    """Bias gradients are sums over the tokens.
+    """Operators of backward without matmuls are attributed to modules, too.
 
-    The gradients of the shared input are added where they arise: two additions among three.
+    The gradient of a bias is a sum over the tokens. The three gradients of the shared input are
+    added where they arise, with two additions: v runs backward first, so k and q have the
+    additions.
     """
     profile = lflops.count(Projections(), sequence(), backward=True)
     elements = tokens * hidden
@@ -72,9 +77,10 @@ class InPlace(nn.Module):
 
 
 def test_in_place_operators_are_the_modules_that_call_them() -> None:
-    """One operation an element each, forward and backward.
+    """In-place operators belong to the module that calls them.
 
-    In the sum of two there is nothing to do backward but pass on.
+    Each is one operation per element in forward and in backward, except the addition: its backward
+    only passes the gradient on.
     """
     profile = lflops.count(InPlace(), sequence(), backward=True)
     elements = tokens * hidden
@@ -96,8 +102,9 @@ def test_in_place_operators_are_the_modules_that_call_them() -> None:
 def test_an_input_without_gradient_saves_the_first_layer_one_product(
     wanted: tuple[bool, bool],
 ) -> None:
-    """A tower's first layer has to go back to its input only where that is wanted."""
-    a, b = (sequence(requires_grad=each) for each in wanted)
+    """A tower's first layer computes the gradient of its input only if it is required."""
+    a = sequence(requires_grad=wanted[0])
+    b = sequence(requires_grad=wanted[1])
     profile = lflops.count(Towers(), (a, b), backward=True)
     assert {"a.up": up, "a.down": down, "b.up": up, "b.down": down, "head": square} == macs(
         profile, "forward"
@@ -112,11 +119,13 @@ def test_an_input_without_gradient_saves_the_first_layer_one_product(
 
 
 def test_a_frozen_layer_only_passes_gradients_on() -> None:
-    """Frozen at the bottom it has no backward at all.
+    """A frozen layer computes no gradient of its weight.
 
-    Frozen in the middle one product, for what is below it.
+    At the bottom of the model, a frozen layer has no backward at all. In the middle, it has one
+    matmul, which passes the gradient on to the layers before it.
     """
-    bottom, middle = Projections(), Projections()
+    bottom = Projections()
+    middle = Projections()
     bottom.stem.requires_grad_(False)
     middle.k.requires_grad_(False)
     of_bottom = lflops.count(bottom, sequence(), backward=True)
@@ -144,9 +153,10 @@ class LoRA(nn.Module):
 
 
 def test_a_low_rank_adapter_trains_without_the_base_weights_gradient() -> None:
-    """The second layer's base passes the gradient on.
+    """A frozen base layer has at most one matmul in backward, the gradient of its input.
 
-    The first has nothing below it that wants one.
+    The base of the second layer passes the gradient on. The base of the first layer has no
+    backward, because no trained layer precedes it.
     """
     rank = 2
     adapter = tokens * hidden * rank
@@ -180,7 +190,7 @@ class Output:
 
 
 class Opaque:
-    """Gives its tensor only when asked."""
+    """An output that returns its tensor only from a function."""
 
     __slots__ = ("ask",)
 
@@ -193,6 +203,7 @@ OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
     "dataclass": (lambda y: Output(y, {"same": y}), lambda out: out.extra["same"]),
     "opaque": (Opaque, lambda out: out.ask()),
 }
+"""For each kind of output, a function that wraps a tensor, and one that unwraps it."""
 
 
 class Wrapped(nn.Module):
@@ -207,7 +218,10 @@ class Wrapped(nn.Module):
 
 @pytest.mark.parametrize("kind", OUTPUTS)
 def test_what_a_module_returns_does_not_matter(kind: str) -> None:
-    """Backward is told by what built the graph, not by the tensors that come out."""
+    """Backward is attributed correctly for any output of a module.
+
+    Attribution uses the autograd graph, not the tensors in the output.
+    """
     wrap, unwrap = OUTPUTS[kind]
     model = nn.ModuleDict({"body": Wrapped(wrap), "head": nn.Linear(hidden, hidden)})
     with lflops.counting(model) as counted:
@@ -222,14 +236,14 @@ def test_what_a_module_returns_does_not_matter(kind: str) -> None:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_forward_without_gradients_costs_what_one_with_them_does(mode: Callable[[], Any]) -> None:
-    """Row by row, in MACs and in FLOPs.
+    """Each module has the same MACs and FLOPs in forward with and without gradients.
 
-    Under inference mode operators arrive whole and are taken apart.
+    In inference mode, composite operators arrive whole, and lflops decomposes them.
     """
-    model, x = (
-        nn.Sequential(Projections(), Block(), nn.LayerNorm(hidden), nn.Conv1d(length, length, 1)),
-        sequence(),
+    model = nn.Sequential(
+        Projections(), Block(), nn.LayerNorm(hidden), nn.Conv1d(length, length, 1)
     )
+    x = sequence()
     expected = lflops.count(model, x)
     with mode():
         actual = lflops.count(model, x)
@@ -239,9 +253,9 @@ def test_a_forward_without_gradients_costs_what_one_with_them_does(mode: Callabl
 
 
 def test_under_autocast_contractions_are_in_its_dtype() -> None:
-    """The cells of the products say bfloat16, those of what comes before it float32.
+    """Under autocast, matmuls are counted as bfloat16, and the layer norm before them as float32.
 
-    The products are as many as without.
+    The MACs are the same as without autocast.
     """
     model = nn.Sequential(
         nn.LayerNorm(hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, hidden)
@@ -258,7 +272,10 @@ def test_under_autocast_contractions_are_in_its_dtype() -> None:
 
 
 def test_the_fast_path_of_a_transformer_layer_stays_on() -> None:
-    """Counting puts no hook on the modules, so evaluation still runs the layer as one operator, with one row."""
+    """Counting installs no hooks on the modules, so torch still uses its fast path in evaluation.
+
+    The fast path runs the whole layer as one operator, so only the layer itself has work.
+    """
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
     with torch.no_grad():
         profile = consistent(lflops.count(layer, torch.randn(batch, length, 4)))
@@ -269,7 +286,7 @@ def test_the_fast_path_of_a_transformer_layer_stays_on() -> None:
 
 
 class Failing(nn.Module):
-    """Multiplies, then raises."""
+    """A module that calls a layer, and then raises an error."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -291,7 +308,7 @@ class Fallback(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         try:
             self.fast(x)
-        except BaseException:  # noqa: BLE001 - also what is no error, as an interrupt
+        except BaseException:  # noqa: BLE001 - the test also raises interrupts
             x = x @ self.weight
         return self.safe(x) @ self.weight
 
@@ -303,9 +320,10 @@ ERRORS = [ValueError("no"), StopIteration(), KeyboardInterrupt(), SystemExit(1)]
 def test_a_part_that_raises_and_is_caught_leaves_its_callers_rows_right(
     error: BaseException,
 ) -> None:
-    """What it did before is its own.
+    """If a module raises and its caller catches the error, work is still attributed correctly.
 
-    What the caller does instead is the caller's, forward and backward.
+    Work before the error belongs to the module. Work after the error belongs to the caller, in
+    forward and in backward.
     """
     model = nn.Sequential(nn.Linear(hidden, hidden), Fallback(Failing(error)))
     profile = lflops.count(model, sequence(), backward=True)
@@ -317,7 +335,7 @@ def test_a_part_that_raises_and_is_caught_leaves_its_callers_rows_right(
 
 
 def test_a_users_hook_that_raises_leaves_its_callers_rows_right() -> None:
-    """A hook before forward that raises: the module was called and did nothing."""
+    """If a user's forward pre-hook raises, the module has no work, and the caller has its own."""
 
     def refuse(_module: nn.Module, _args: Any) -> None:
         raise ValueError
@@ -331,7 +349,7 @@ def test_a_users_hook_that_raises_leaves_its_callers_rows_right() -> None:
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_an_error_that_leaves_the_count_leaves_a_partial_profile(error: BaseException) -> None:
-    """What ran until then is counted, and the next count is a whole one."""
+    """If an error ends the count, the work so far is counted, and the next count is complete."""
     model = nn.Sequential(nn.Linear(hidden, hidden), Failing(error))
     counted = lflops.counting(model)
     with pytest.raises((type(error), RuntimeError)), counted:

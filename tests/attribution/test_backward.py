@@ -1,6 +1,7 @@
-"""Whose work backward is.
+"""Test that work in backward is attributed to the module that built the graph.
 
-Twice over one graph, within forward, through a gradient, and on a thread of its own.
+Backward may run several times over one graph, inside forward, through a gradient, or on another
+thread.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from tests.support.small_models import (
 
 
 def projections_with_backward_elsewhere() -> Profile:
-    """Two forward passes first, then their backward passes, the second one first."""
+    """Run two forward passes, then their backward passes in reverse order, on another thread."""
     model = nn.ModuleDict({name: nn.Linear(hidden, hidden) for name in ("stem", "q", "k")})
     with ThreadPoolExecutor(1) as device, lflops.counting(model) as counted:
         losses = []
@@ -44,16 +45,19 @@ def projections_with_backward_elsewhere() -> Profile:
 
 @anywhere
 def test_two_graphs_alive_at_once_are_told_apart(run: Any) -> None:
-    """Each row costs twice what it does in one pass."""
+    """Two graphs that exist at once are not confused.
+
+    Each layer has twice the MACs of one pass.
+    """
     profile = run(projections_with_backward_elsewhere)
     assert dict.fromkeys(("stem", "q", "k"), 2 * square) == macs(profile, "forward")
     assert {"stem": 2 * square, "q": 4 * square, "k": 4 * square} == macs(profile, "backward")
 
 
 class Energy(nn.Module):
-    """A potential: its output is the gradient of a scalar, taken inside of forward.
+    """A model whose output is the gradient of a scalar, computed inside forward.
 
-    Both layers are linear, so that the sums are short.
+    Both layers are linear, so the MACs are easy to compute by hand.
     """
 
     def __init__(self) -> None:
@@ -70,18 +74,23 @@ class Energy(nn.Module):
 
 
 def test_a_gradient_within_forward_is_backward_of_what_it_goes_through() -> None:
-    """To the input alone: one product a layer. What comes after it is forward again."""
+    """A gradient that is computed inside forward is backward of the layers that it passes.
+
+    It is a gradient only of the input, so each layer has one matmul. The layer after it is forward
+    again.
+    """
     profile = lflops.count(Energy(), sequence())
     assert {"up": up, "out": tokens * wide, "mix": square} == macs(profile, "forward")
     assert {"up": up, "out": tokens * wide} == macs(profile, "backward")
 
 
 def test_going_backward_through_a_gradient_belongs_to_the_same_modules() -> None:
-    """The force is g W with g = 2 (x W^T) v.
+    """Backward through a gradient belongs to the layers that the gradient passes.
 
-    Through `mix` two products; through g W two (for g and W); g's other factor is `out`'s weight
-    times ones, which has one product to its own weight; x W^T gives two more, of which the input's
-    gradient is wanted as well since the input is a leaf that requires one.
+    The force is g W with g = 2 (x W^T) v. Backward has two matmuls through `mix`, and two through g
+    W, for g and W. The other factor of g is the weight of `out` times ones, which has one matmul
+    for its own weight. x W^T has two more matmuls: the gradient of the input is needed, because the
+    input is a leaf that requires a gradient.
     """
     profile = lflops.count(Energy(), sequence(), backward=True)
     inside = {"up": up, "out": tokens * wide}
@@ -101,23 +110,27 @@ class Critic(nn.Module):
 
 
 def penalty(model: nn.Module, x: Tensor, backward: Callable[[Callable[[], Any]], Any]) -> Tensor:
-    """The squared gradient of the model's output to its input."""
+    """Return the squared gradient of the model's output with respect to its input.
+
+    `backward` runs the function that computes the gradient, possibly on another thread.
+    """
     y = model(x).sum()
     (gradient,) = backward(lambda: torch.autograd.grad(y, x, create_graph=True))
     return gradient.square().sum()
 
 
 critic_forward = {"up": up, "out": tokens * wide}
+# The gradient of the input has one matmul in each layer. Backward through these two matmuls has two
+# in `up`, but only one in `out`, whose other factor is ones. Backward then continues through tanh
+# to the input and the weight of `up`, with two more matmuls.
 critic_backward = {
-    # the gradient; through its two products, each two but the one that begins at ones; and on
-    # through tanh to x and W
     "up": up + 2 * up + 2 * up,
     "out": tokens * wide + tokens * wide,
 }
 
 
 def test_a_gradient_penalty_is_all_backward() -> None:
-    """The gradient to the input, and the way back through it, are the modules' own."""
+    """The gradient of the input, and the backward pass through it, belong to the layers."""
     model = Critic()
     with lflops.counting(model) as counted:
         penalty(model, sequence(requires_grad=True), lambda run: run()).backward()
@@ -126,7 +139,7 @@ def test_a_gradient_penalty_is_all_backward() -> None:
 
 
 def gradient_penalty_elsewhere() -> Profile:
-    """Both backward passes on another thread; the forward passes here."""
+    """Run the forward passes on this thread, and both backward passes on another thread."""
     model = Critic()
     with ThreadPoolExecutor(1) as device, lflops.counting(model) as counted:
         x = sequence(requires_grad=True)
@@ -141,22 +154,24 @@ def gradient_penalty_elsewhere() -> Profile:
 
 @anywhere
 def test_a_gradient_penalty_on_a_device_thread_is_the_same(run: Any) -> None:
-    """The gradient's own graph is built there, with that thread's numbers."""
+    """The counts are the same if backward runs on another thread.
+
+    The graph of the gradient is built there, with the node numbers of that thread.
+    """
     profile = run(gradient_penalty_elsewhere)
     assert critic_forward == macs(profile, "forward")
     assert critic_backward == macs(profile, "backward")
 
 
 def critics_step(executor: ThreadPoolExecutor, *, ahead: int) -> Profile:
-    """The step of a critic: on real and made-up samples, and the penalty.
+    """Run the training step of a critic: real samples, generated samples, and the penalty.
 
-    The other thread has built so many more nodes than this.
+    Backward runs on the thread of the executor. Before the step, that thread has created `ahead`
+    more autograd nodes than this thread.
     """
-    model, weight, start = (
-        Critic(),
-        torch.ones(1, requires_grad=True),
-        torch.autograd._get_sequence_nr(),
-    )
+    model = Critic()
+    weight = torch.ones(1, requires_grad=True)
+    start = torch.autograd._get_sequence_nr()
 
     def build_up_to(number: int) -> None:
         while torch.autograd._get_sequence_nr() < number:
@@ -181,7 +196,10 @@ critics_step_backward = {
 
 @pytest.mark.parametrize("ahead", [-1000, 1000])
 def test_a_critics_step_keeps_its_rows_on_a_device_thread(ahead: int) -> None:
-    """The two plain passes add a product of `up` and two of `out` each."""
+    """A critic's step is attributed correctly if its backward passes run on another thread.
+
+    In backward, each of the two plain passes adds one matmul of `up` and two of `out`.
+    """
     with ThreadPoolExecutor(1) as executor:
         profile = critics_step(executor, ahead=ahead)
     assert critics_step_forward == macs(profile, "forward")
@@ -193,21 +211,20 @@ def test_a_critics_step_keeps_its_rows_on_a_device_thread(ahead: int) -> None:
 def test_where_numbers_of_two_threads_meet_the_rows_are_right_or_the_profile_says_so(
     ahead: int,
 ) -> None:
-    """Nothing of the total is lost.
+    """If nodes of two threads share numbers, the counts are correct or a note reports it.
 
-    What cannot be told apart is the root's, and there is a note of it.
+    The total is always correct. Work whose module is ambiguous belongs to the root.
     """
     with ThreadPoolExecutor(1) as executor:
         profile = critics_step(executor, ahead=ahead)
     actual = macs(profile, "backward")
     assert sum(critics_step_backward.values()) == sum(actual.values())
-    assert critics_step_backward == actual or ["ambiguous_threads"] == [
-        note.code for note in profile.notes
-    ]
+    notes = [note.code for note in profile.notes]
+    assert critics_step_backward == actual or notes == ["ambiguous_threads"]
 
 
 def test_a_retained_graph_costs_the_same_every_time() -> None:
-    """Three passes over one graph: three times the products of one."""
+    """Three backward passes over one graph have three times the matmuls of one pass."""
     model = between_linears(Block())
     with lflops.counting(model) as counted:
         y = model(sequence()).sum()
@@ -223,10 +240,7 @@ def test_a_retained_graph_costs_the_same_every_time() -> None:
 
 
 def test_a_graph_from_before_is_the_roots() -> None:
-    """What was built while nobody counted has no row.
-
-    Its backward is counted where no module is named.
-    """
+    """The backward of a graph that was built before the count belongs to the root."""
     model = nn.Sequential(nn.Linear(hidden, hidden))
     y = model(sequence()).sum()
     with lflops.counting(model) as counted:
@@ -236,23 +250,34 @@ def test_a_graph_from_before_is_the_roots() -> None:
 
 @pytest.mark.parametrize("per_sample", [False, True])
 def test_gradients_of_a_function_belong_to_the_modules_in_it(per_sample: bool) -> None:
-    """Of a model called as a function of its parameters; one sample at a time it is the same work."""
-    model, x = Block(), sequence()
+    """Gradients of `torch.func` belong to the modules that the function calls.
+
+    The model is called as a function of its parameters. Gradients per sample, with `vmap`, have the
+    same work.
+    """
+    model = Block()
+    x = sequence()
     parameters = dict(model.named_parameters())
 
     def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         return torch.func.functional_call(model, parameters, (x,)).sum()
 
     gradient = torch.func.grad(loss)
+    if per_sample:
+        gradient = torch.func.vmap(gradient, in_dims=(None, 0))
     with lflops.counting(model) as counted:
-        (torch.func.vmap(gradient, in_dims=(None, 0)) if per_sample else gradient)(parameters, x)
+        gradient(parameters, x)
     assert {"up": up, "down": down} == macs(counted.profile, "forward")
     assert {"up": up, "down": 2 * down} == macs(counted.profile, "backward")
 
 
 def test_a_users_backward_hook_belongs_to_its_module() -> None:
-    """A product in it is the module's own, in backward; nothing else moves."""
-    model, weight = between_linears(Block()), torch.randn(hidden, hidden)
+    """A matmul in a user's backward hook belongs to the module with the hook, in backward.
+
+    All other counts are as without the hook.
+    """
+    model = between_linears(Block())
+    weight = torch.randn(hidden, hidden)
     model[1].register_full_backward_hook(
         lambda _module, to_input, _to_output: (to_input[0] @ weight,)
     )

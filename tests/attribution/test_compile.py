@@ -1,4 +1,4 @@
-"""A compiled model is counted eagerly, and goes on afterwards with the code that it had."""
+"""Test that a compiled model is counted eagerly, and afterwards runs its compiled code again."""
 
 import warnings
 from collections.abc import Callable
@@ -14,15 +14,14 @@ import lflops
 from tests.support.profile_checks import calls, consistent, flops, macs
 from tests.support.small_models import Block, between_linears, down, hidden, sequence, square, up
 
-# torch's own: that what hooks of all modules do, they do twice for a module that torch.compile
-# gave.
+# torch warns that global module hooks run twice for a wrapper module from `torch.compile`.
 ignoring_torchs_advice = pytest.mark.filterwarnings("ignore:Using `torch.compile")
-# torch's own, on its way to an input that is no leaf.
+# torch.compile itself reads the gradient of an input that is not a leaf.
 ignoring_missing_gradients = pytest.mark.filterwarnings("ignore:The .grad attribute")
 
 
 class Backend:
-    """Compiles to what it is given, and counts how often it compiles and how often the result runs."""
+    """A backend that returns the graph unchanged, and counts compilations and executions."""
 
     def __init__(self) -> None:
         self.compilations = 0
@@ -39,9 +38,9 @@ class Backend:
 
 
 class BackendWithBackward(Backend):
-    """The same behind torch's own division into a forward and a backward graph.
+    """A `Backend` for which torch splits the graph into forward and backward.
 
-    The counts are of the forward's.
+    Only compilations and executions of the forward graph are counted.
     """
 
     def __init__(self) -> None:
@@ -70,29 +69,30 @@ class Net(nn.Module):
 
 
 def wrapped(model: Net, backend: Backend) -> nn.Module:
-    """By `torch.compile`, which gives a module around the model."""
+    """Compile the model with `torch.compile`, which returns a wrapper module."""
     return torch.compile(model, backend=backend)
 
 
 def in_place(model: Net, backend: Backend) -> nn.Module:
-    """By the module's own method."""
+    """Compile the model with its own method `compile`."""
     model.compile(backend=backend)
     return model
 
 
 def a_part(model: Net, backend: Backend) -> nn.Module:
-    """One block alone, wrapped."""
+    """Compile only one block, with `torch.compile`."""
     model.blocks[1] = torch.compile(model.blocks[1], backend=backend)
     return model
 
 
 def a_part_in_place(model: Net, backend: Backend) -> nn.Module:
-    """One block alone, by its own method."""
+    """Compile only one block, with its own method `compile`."""
     model.blocks[1].compile(backend=backend)
     return model
 
 
 COMPILED_ROWS = {wrapped: {""}, in_place: {""}, a_part: {"blocks.1"}, a_part_in_place: {"blocks.1"}}
+"""For each way to compile, the modules that the profile marks as compiled."""
 
 
 @ignoring_torchs_advice
@@ -103,12 +103,14 @@ COMPILED_ROWS = {wrapped: {""}, in_place: {""}, a_part: {"blocks.1"}, a_part_in_
 def test_a_compiled_model_counts_like_its_own_and_stays_compiled(
     spelling: Callable[..., nn.Module], backend_class: type[Backend], calls_before: int
 ) -> None:
-    """Row by row as the model that is not compiled, under the same names.
+    """A compiled model has the same names and counts as the model before compilation.
 
-    One compilation, and every call but the counted one runs it.
+    It is compiled only once. All calls except the counted call run the compiled code.
     """
     torch.compiler.reset()
-    plain, backend, x = Net(), backend_class(), sequence()
+    plain = Net()
+    backend = backend_class()
+    x = sequence()
     expected = lflops.count(plain, x, backward=True)
     model = spelling(plain, backend)
     for _ in range(calls_before):
@@ -130,7 +132,7 @@ def test_a_compiled_model_counts_like_its_own_and_stays_compiled(
 
 @ignoring_missing_gradients
 def test_a_compiled_function_is_counted_as_what_it_does() -> None:
-    """A function within forward that is compiled is the module's own work."""
+    """The work of a compiled function belongs to the module whose forward calls it."""
     torch.compiler.reset()
     backend = Backend()
 
@@ -143,7 +145,8 @@ def test_a_compiled_function_is_counted_as_what_it_does() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.function(x, self.weight)
 
-    model, x = between_linears(Compiled()), sequence()
+    model = between_linears(Compiled())
+    x = sequence()
     model(x).sum().backward()
     profile = lflops.count(model, x, backward=True)
     model(x).sum().backward()
@@ -153,12 +156,11 @@ def test_a_compiled_function_is_counted_as_what_it_does() -> None:
 
 
 def test_compiling_for_the_first_time_after_a_count_goes_as_always() -> None:
-    """A model that was counted, then compiled.
-
-    The count left nothing for the compiler to trip over.
-    """
+    """A model can be compiled as a full graph after it was counted."""
     torch.compiler.reset()
-    plain, backend, x = Net(), Backend(), sequence()
+    plain = Net()
+    backend = Backend()
+    x = sequence()
     consistent(lflops.count(plain, x, backward=True))
     model = torch.compile(plain, backend=backend, fullgraph=True)
     for _ in range(3):
@@ -167,9 +169,10 @@ def test_compiling_for_the_first_time_after_a_count_goes_as_always() -> None:
 
 
 def test_counting_a_compiled_model_warns_of_nothing() -> None:
-    """Neither while it is counted nor afterwards."""
+    """Counting a compiled model produces no warnings."""
     torch.compiler.reset()
-    model, x = torch.compile(Net(), backend=Backend()), sequence()
+    model = torch.compile(Net(), backend=Backend())
+    x = sequence()
     model(x)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -179,12 +182,13 @@ def test_counting_a_compiled_model_warns_of_nothing() -> None:
 
 @ignoring_torchs_advice
 def test_a_loop_that_is_counted_in_the_middle_stays_compiled() -> None:
-    """With optimizer and all.
+    """One of five steps is counted, and all steps run compiled code.
 
-    One step of five has the work of one step, module by module, and runs compiled as the others.
+    The count has the work of one step, by module. The loop includes an optimizer.
     """
     torch.compiler.reset()
-    plain, backend = Net(), Backend()
+    plain = Net()
+    backend = Backend()
     model = torch.compile(plain, backend=backend)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.01)
 
@@ -200,13 +204,16 @@ def test_a_loop_that_is_counted_in_the_middle_stays_compiled() -> None:
         step()
     step()
     step()
-    block = {"up": up, "down": down}
-    rows = {
+    forward = {
         "stem": square,
-        **{f"blocks.{n}.{part}": cost for n in range(2) for part, cost in block.items()},
+        "blocks.0.up": up,
+        "blocks.0.down": down,
+        "blocks.1.up": up,
+        "blocks.1.down": down,
     }
-    assert rows == macs(counted.profile, "forward")
-    assert {row: cost if row == "stem" else 2 * cost for row, cost in rows.items()} == macs(
-        counted.profile, "backward"
-    )
+    assert forward == macs(counted.profile, "forward")
+    backward = {row: 2 * cost for row, cost in forward.items()}
+    # The input of the first layer needs no gradient.
+    backward["stem"] = square
+    assert backward == macs(counted.profile, "backward")
     assert (1, 5) == (backend.compilations, backend.executions)

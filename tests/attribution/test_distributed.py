@@ -1,4 +1,8 @@
-"""Counting on ranks: each counts its own part of the work, by the names of the model, whatever wraps it."""
+"""Test counts in distributed runs.
+
+Each rank counts its own part of the work, under the names of the model, with DDP, FSDP2 and tensor
+parallelism.
+"""
 
 import math
 from collections.abc import Iterator
@@ -32,54 +36,59 @@ from tests.support.small_models import (
 )
 
 float32 = 4
-"""Bytes of an element."""
+"""Bytes per element."""
 world = 2
+"""Number of ranks in the group of two ranks."""
 square_elements = hidden * hidden + hidden
 up_elements = hidden * wide + wide
 down_elements = wide * hidden + hidden
 tensors = 2
-"""Of each Linear: weight and bias."""
+"""Number of tensors in a linear layer: weight and bias."""
 
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """A process that is a group of its own."""
+    """Provide a process group with one process."""
     with Ranks(1, tmp_path_factory.mktemp("one_rank")) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Two processes in one group."""
+    """Provide a process group with two processes."""
     with Ranks(world, tmp_path_factory.mktemp("two_ranks")) as ranks:
         yield ranks
 
 
 @pytest.fixture(params=["one_rank", "two_ranks"])
 def ranks(request: pytest.FixtureRequest) -> Ranks:
-    """Either."""
+    """Provide each of the two process groups."""
     ranks: Ranks = request.getfixturevalue(request.param)
     return ranks
 
 
 def sent(profile: Profile, phase: Phase) -> dict[str, int]:
-    """The bytes of each collective in one phase."""
+    """Return the bytes of each collective in one phase."""
     carried: dict[str, int] = {}
     for each in profile.communication:
         if each.phase == phase:
-            carried[each.collective] = carried.get(each.collective, 0) + each.bytes
+            before = carried.get(each.collective, 0)
+            carried[each.collective] = before + each.bytes
     return carried
 
 
 def data_parallel() -> Profile:
-    """One pass of a replicated model."""
+    """Count one pass of a DDP model."""
     return lflops.count(
         DistributedDataParallel(between_linears(Block())), sequence(), backward=True
     )
 
 
 def test_a_replicated_model_has_its_own_rows_below_the_wrapper(ranks: Ranks) -> None:
-    """The wrapper registers the model as `module`; the work of each rank is that of its batch."""
+    """The modules of a DDP model are named below `module`, as the wrapper registers them.
+
+    Each rank counts the work of its own batch.
+    """
     for profile in ranks.run(data_parallel):
         assert {
             "module.0": square,
@@ -98,9 +107,9 @@ def test_a_replicated_model_has_its_own_rows_below_the_wrapper(ranks: Ranks) -> 
 
 
 def test_the_gradients_are_reduced_once(ranks: Ranks) -> None:
-    """The reducer's all-reduce passes the dispatcher like any operator.
+    """The all-reduce of DDP carries every gradient once, in backward.
 
-    It carries every gradient, in backward.
+    It passes through torch's dispatcher like any other operator.
     """
     elements = 2 * square_elements + up_elements + down_elements
     for profile in ranks.run(data_parallel):
@@ -111,7 +120,7 @@ def test_the_gradients_are_reduced_once(ranks: Ranks) -> None:
 def compressing(
     _state: object, bucket: torch.distributed.GradBucket
 ) -> torch.futures.Future[Tensor]:
-    """A communication hook with a product of its own, 2 x 2 x 2 MACs."""
+    """A communication hook with its own matmul of 2 * 2 * 2 MACs."""
     gradients = bucket.buffer()
     square_of_four = gradients[:4].view(2, 2)
     gradients[:4] += (square_of_four @ square_of_four).flatten()
@@ -123,16 +132,16 @@ def compressing(
 
 
 def compressed() -> Profile:
-    """One pass of a replicated model with that hook."""
+    """Count one pass of a DDP model with the hook `compressing`."""
     model = DistributedDataParallel(between_linears(Block()))
     model.register_comm_hook(None, compressing)
     return lflops.count(model, sequence(), backward=True)
 
 
 def test_what_a_communication_hook_computes_is_other(two_ranks: Ranks) -> None:
-    """Not a module's backward, which is what it is without the hook.
+    """The matmul of a communication hook belongs to the phase other.
 
-    Its collective is backward's all the same.
+    Backward has the same work as without the hook, and still contains the collective.
     """
     plain = two_ranks.run(data_parallel)
     for profile, without in zip(two_ranks.run(compressed), plain, strict=True):
@@ -143,9 +152,10 @@ def test_what_a_communication_hook_computes_is_other(two_ranks: Ranks) -> None:
 
 
 def test_ranks_wait_where_a_collective_is_awaited(two_ranks: Ranks) -> None:
-    """Under DDP when all nodes of backward have run.
+    """`profile.waits` lists where a rank waits for other ranks.
 
-    A sharded layer waits where it gathers and scatters; an all-reduce where it runs.
+    With DDP, it waits after all nodes of backward have run. With FSDP2, it waits in each layer that
+    gathers or scatters. With tensor parallelism, it waits where an all-reduce runs.
     """
     end = ("", "backward")
     for profile in two_ranks.run(data_parallel):
@@ -162,7 +172,7 @@ def test_ranks_wait_where_a_collective_is_awaited(two_ranks: Ranks) -> None:
 
 
 def with_power_sgd() -> Profile:
-    """One pass of a replicated model whose gradients are compressed from the first step on."""
+    """Count one pass of a DDP model that compresses gradients with PowerSGD from the first step."""
     model = DistributedDataParallel(between_linears(Block()))
     state = PowerSGDState(
         None,
@@ -176,26 +186,24 @@ def with_power_sgd() -> Profile:
 
 
 def test_power_sgd_s_products_are_no_module_s(two_ranks: Ranks) -> None:
-    """Of each weight of n x m two factors of rank 1 and their product, n * m MACs each.
+    """The matmuls of PowerSGD belong to the phase other, not to a module.
 
-    The first is computed in the hook itself.
-
-    The other two run when a collective ends: with gloo on a thread of its own, where nothing is
-    counted, if that is not at once.
+    For each weight of n x m, PowerSGD computes two factors of rank 1 and their product, with n * m
+    MACs each. The hook itself computes the first factor. The other two are computed when a
+    collective ends. If it does not end at once, gloo computes them on its own thread, where nothing
+    is counted.
     """
     weights = 2 * hidden * hidden + 2 * hidden * wide
     plain = two_ranks.run(data_parallel)
     for profile, without in zip(two_ranks.run(with_power_sgd), plain, strict=True):
         assert macs(without, "backward") == macs(profile, "backward")
         assert macs(profile, "other") in [{"": factors * weights} for factors in (1, 2, 3)]
-        assert (["communication_hook"], []) == (
-            [note.code for note in profile.notes],
-            [note.code for note in without.notes],
-        )
+        assert ["communication_hook"] == [note.code for note in profile.notes]
+        assert [] == [note.code for note in without.notes]
 
 
 class Trainable(nn.Module):
-    """As a LightningModule: its training step calls itself."""
+    """A module like a LightningModule: its `training_step` calls the module itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,9 +217,10 @@ class Trainable(nn.Module):
 
 
 def redirected() -> Profile:
-    """A step as Lightning makes it.
+    """Count a step in the way in which Lightning runs it with DDP.
 
-    The wrapper is called, and the model's forward is for once its training step.
+    Lightning calls the wrapper, and replaces the model's forward by its training step for this
+    call.
     """
     model = Trainable()
     wrapper = DistributedDataParallel(model)
@@ -230,7 +239,7 @@ def redirected() -> Profile:
 
 
 def test_a_forward_that_is_a_training_step_that_calls_forward(ranks: Ranks) -> None:
-    """The model is entered twice, and is one row; the loss is its own."""
+    """The model is called twice, nested, and has one row, which contains the loss."""
     outputs = tokens * hidden
     for profile in ranks.run(redirected):
         assert {"net.up": up, "net.down": down} == macs(profile, "forward")
@@ -250,7 +259,7 @@ def test_a_forward_that_is_a_training_step_that_calls_forward(ranks: Ranks) -> N
 
 
 class Parallel(nn.Module):
-    """Twice as wide as a block, and halved over two ranks."""
+    """A block with twice the width, which is divided between two ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,7 +271,7 @@ class Parallel(nn.Module):
 
 
 def tensor_parallel() -> Parallel:
-    """By columns, then by rows."""
+    """Divide the block: the first layer by columns, the second layer by rows."""
     mesh = init_device_mesh("cpu", (get_world_size(),))
     return parallelize_module(
         Parallel(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -270,12 +279,12 @@ def tensor_parallel() -> Parallel:
 
 
 def first_pass_of_tensor_parallel() -> Profile:
-    """Nothing of it is in any cache."""
+    """Count the first pass, before torch has cached any shapes."""
     return lflops.count(tensor_parallel(), sequence(requires_grad=True), backward=True)
 
 
 def second_pass_of_tensor_parallel() -> Profile:
-    """What shapes it has was worked out in the first."""
+    """Count the second pass, for which torch has cached the shapes."""
     model, x = tensor_parallel(), sequence(requires_grad=True)
     model(x).sum().backward()
     return lflops.count(model, x, backward=True)
@@ -287,9 +296,9 @@ def second_pass_of_tensor_parallel() -> Profile:
 def test_a_rank_of_a_parallel_layer_has_its_half_of_the_products(
     two_ranks: Ranks, scenario: Scenario
 ) -> None:
-    """Local work, also while torch works out shapes.
+    """Each rank counts its half of the matmuls, also while torch infers the shapes of results.
 
-    The output's sum goes around forward, the input's gradient's backward.
+    The output is all-reduced in forward, and the gradient of the input in backward.
     """
     for profile in two_ranks.run(scenario):
         assert {"up": up, "down": down} == macs(profile, "forward")
@@ -300,18 +309,21 @@ def test_a_rank_of_a_parallel_layer_has_its_half_of_the_products(
 
 
 def test_a_rank_of_a_parallel_layer_has_its_half_of_the_parameters(two_ranks: Ranks) -> None:
-    """Both weights are halved, and one of the biases."""
+    """Both weights and the first bias are divided between the ranks.
+
+    Each rank has the second bias.
+    """
     for profile in two_ranks.run(first_pass_of_tensor_parallel):
-        up_row, down_row = profile.modules["up"], profile.modules["down"]
-        assert (world * up_elements, up_elements) == (up_row.parameters, up_row.local_parameters)
-        assert (world * hidden * wide + hidden, down_elements) == (
-            down_row.parameters,
-            down_row.local_parameters,
-        )
+        up_row = profile.modules["up"]
+        assert world * up_elements == up_row.parameters
+        assert up_elements == up_row.local_parameters
+        down_row = profile.modules["down"]
+        assert world * hidden * wide + hidden == down_row.parameters
+        assert down_elements == down_row.local_parameters
 
 
 def step(model: nn.Module, optimizer: Optimizer) -> Profile:
-    """The second of two."""
+    """Run two steps, and return the profile of the second."""
     for _ in range(2):
         with lflops.counting(model) as counted:
             model(sequence()).sum().backward()
@@ -321,19 +333,23 @@ def step(model: nn.Module, optimizer: Optimizer) -> Profile:
 
 
 def adamw_on_tensor_parallel() -> Profile:
-    """On lists."""
+    """Count a step with AdamW on lists of tensors."""
     model = tensor_parallel()
     return step(model, AdamW(model.parameters(), foreach=True))
 
 
 def descent_on_tensor_parallel() -> Profile:
-    """Tensor by tensor, without any state."""
+    """Count a step with SGD without momentum, tensor by tensor."""
     model = tensor_parallel()
     return step(model, SGD(model.parameters(), foreach=False))
 
 
 def test_a_parallel_layers_update_is_of_what_the_rank_holds(two_ranks: Ranks) -> None:
-    """Eleven operations an element that it holds, or one."""
+    """The optimizer's work is counted for the elements that the rank holds.
+
+    It is 11 operations per element for AdamW and 1 for SGD. AdamW also counts the steps of each
+    tensor, with one operation.
+    """
     for profile in two_ranks.run(adamw_on_tensor_parallel):
         assert {"up": 11 * up_elements + tensors, "down": 11 * down_elements + tensors} == flops(
             profile, "optimizer"
@@ -343,7 +359,7 @@ def test_a_parallel_layers_update_is_of_what_the_rank_holds(two_ranks: Ranks) ->
 
 
 def fully_sharded() -> nn.Sequential:
-    """Three units, and the root."""
+    """Shard a model with FSDP2: three units and the root."""
     model = nn.Sequential(nn.Linear(hidden, hidden), Block(), Block())
     for unit in model:
         fully_shard(unit)
@@ -351,34 +367,38 @@ def fully_sharded() -> nn.Sequential:
 
 
 def pass_of_fully_sharded() -> Profile:
-    """The first, in which torch sets the shards up."""
+    """Count the first pass, in which torch sets up the shards."""
     return lflops.count(fully_sharded(), sequence(), backward=True)
 
 
 def adamw_on_fully_sharded() -> Profile:
-    """Tensor by tensor."""
+    """Count a step with AdamW, tensor by tensor."""
     model = fully_sharded()
     return step(model, AdamW(model.parameters(), foreach=False))
 
 
 def descent_on_fully_sharded() -> Profile:
-    """On lists, with a momentum that begins as a copy."""
+    """Count a step with SGD with momentum, on lists of tensors."""
     model = fully_sharded()
     return step(model, SGD(model.parameters(), momentum=0.9, foreach=True))
 
 
 def rows_of_a_shard(rows: int, ranks: int) -> int:
-    """The first dimension is dealt out in equal parts, the last of which may be padding."""
+    """Return the number of rows in a shard, including padding.
+
+    The first dimension of a tensor is divided into equal parts. The last part may contain padding.
+    """
     return math.ceil(rows / ranks)
 
 
 @pytest.mark.parametrize("scenario", [pass_of_fully_sharded, adamw_on_fully_sharded])
 def test_a_fully_sharded_model_works_on_whole_weights(ranks: Ranks, scenario: Scenario) -> None:
-    """Every rank has all the products of its batch, by the names that the model had before."""
+    """With FSDP2, each rank runs all matmuls for its batch, under the names of the model."""
     rows = {"0": square, "1.up": up, "1.down": down, "2.up": up, "2.down": down}
     for profile in ranks.run(scenario):
         assert rows == macs(profile, "forward")
-        assert {row: (1 if row == "0" else 2) * cost for row, cost in rows.items()} == macs(
+        # The input of the first layer needs no gradient.
+        assert {row: 2 * cost for row, cost in rows.items()} | {"0": square} == macs(
             profile, "backward"
         )
         assert dict.fromkeys(("", "1", "2", *rows), 1) == calls(profile)
@@ -386,14 +406,14 @@ def test_a_fully_sharded_model_works_on_whole_weights(ranks: Ranks, scenario: Sc
 
 
 def test_a_fully_sharded_model_gathers_twice_and_scatters_once(two_ranks: Ranks) -> None:
-    """Whole weights forward and again backward, and their gradients.
+    """With FSDP2, weights are gathered in forward and in backward, and gradients are scattered.
 
-    With the padding that makes the shards equal.
+    The bytes include the padding that makes all shards equal.
     """
     unit = world * rows_of_a_shard(hidden, world) * (hidden + 1)
-    block = world * (
-        rows_of_a_shard(wide, world) * (hidden + 1) + rows_of_a_shard(hidden, world) * (wide + 1)
-    )
+    up_shard = rows_of_a_shard(wide, world) * (hidden + 1)
+    down_shard = rows_of_a_shard(hidden, world) * (wide + 1)
+    block = world * (up_shard + down_shard)
     whole = float32 * (unit + 2 * block)
     for profile in two_ranks.run(pass_of_fully_sharded):
         assert {"_allgather_base_": whole} == sent(profile, "forward")
@@ -403,21 +423,28 @@ def test_a_fully_sharded_model_gathers_twice_and_scatters_once(two_ranks: Ranks)
 
 
 def shards(rank: int) -> dict[str, int]:
-    """What a rank holds: the first has the larger part of an odd number of rows."""
-    of_hidden, of_wide = (
-        rows_of_a_shard(rows, world) - (rank if rows % world else 0) for rows in (hidden, wide)
-    )
-    block = {"up": of_wide * (hidden + 1), "down": of_hidden * (wide + 1)}
+    """Return the number of elements that a rank holds of each layer.
+
+    If the number of rows is odd, the first rank has one more row.
+    """
+    # Both numbers of rows are odd.
+    of_hidden = rows_of_a_shard(hidden, world) - rank
+    of_wide = rows_of_a_shard(wide, world) - rank
+    up_shard = of_wide * (hidden + 1)
+    down_shard = of_hidden * (wide + 1)
     return {
         "0": of_hidden * (hidden + 1),
-        **{f"{n}.{part}": elements for n in (1, 2) for part, elements in block.items()},
+        "1.up": up_shard,
+        "1.down": down_shard,
+        "2.up": up_shard,
+        "2.down": down_shard,
     }
 
 
 def test_a_fully_sharded_models_update_is_of_its_shards(two_ranks: Ranks) -> None:
-    """Eleven operations an element of what a rank holds, at the row that owns it.
+    """The optimizer's work is counted for the elements in the shards of the rank, by layer.
 
-    Three with a momentum alone.
+    It is 11 operations per element for AdamW, and 3 for SGD with momentum.
     """
     for rank, profile in enumerate(two_ranks.run(adamw_on_fully_sharded)):
         assert shards(rank) == {row: profile.modules[row].local_parameters for row in shards(rank)}
@@ -431,6 +458,9 @@ def test_a_fully_sharded_models_update_is_of_its_shards(two_ranks: Ranks) -> Non
 
 
 def test_a_fully_sharded_pass_leaves_nothing_uncounted(two_ranks: Ranks) -> None:
-    """What goes in and out of its buffers is copied, which is known to be no arithmetic."""
+    """FSDP2 uses no unsupported operators.
+
+    Its copies into and out of buffers are known to have no arithmetic.
+    """
     for profile in two_ranks.run(pass_of_fully_sharded):
         assert set() == {each.operator for each in profile.unsupported}

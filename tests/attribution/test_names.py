@@ -1,6 +1,7 @@
-"""Which row a module's work goes to.
+"""Test the name in the profile to which work is attributed.
 
-Shared, aliased, tied, recursive and never called modules, scopes, and several models at once.
+The tests cover shared, aliased, tied, recursive and never called modules, scopes, and several
+models at once.
 """
 
 import pytest
@@ -35,7 +36,10 @@ class Caller(nn.Module):
 
 
 def test_a_module_of_two_callers_is_a_row_under_each() -> None:
-    """The work is told apart by the caller; the parameters are counted under the first."""
+    """A module with two callers has a row below each caller, with the work of that caller's calls.
+
+    Its parameters are counted only in the first row.
+    """
     shared = nn.Linear(hidden, hidden)
     profile = lflops.count(nn.Sequential(Caller(shared), Caller(shared)), sequence(), backward=True)
     rows = ("0.own", "0.shared", "1.own", "1.shared")
@@ -60,7 +64,11 @@ class Aliases(nn.Module):
 
 
 def test_a_module_with_two_names_on_one_parent_is_one_row() -> None:
-    """The first name has both calls; the second's input needs a gradient, the first's does not."""
+    """A module with two names in one parent has one row, under its first name, with both calls.
+
+    In backward, the first call has one matmul, because its input needs no gradient, and the second
+    call has two.
+    """
     profile = lflops.count(Aliases(), sequence(), backward=True)
     assert ["", "first"] == list(profile.modules)
     assert {"first": 2 * square} == macs(profile, "forward")
@@ -81,9 +89,9 @@ class LanguageModel(nn.Module):
 
 
 def test_a_tied_weight_is_counted_once_and_works_where_it_is_used() -> None:
-    """The head's product is the head's own, forward and backward.
+    """The matmul with a tied weight belongs to the head, which uses the weight.
 
-    Its weight is a parameter of the embedding.
+    The weight is counted once, as a parameter of the embedding.
     """
     profile = lflops.count(
         LanguageModel(), torch.zeros(batch, length, dtype=torch.int64), backward=True
@@ -92,24 +100,31 @@ def test_a_tied_weight_is_counted_once_and_works_where_it_is_used() -> None:
     assert {"block.up": 2 * up, "block.down": 2 * down, "lm_head": 2 * up} == macs(
         profile, "backward"
     )
-    embedding, head = profile.modules["embedding"], profile.modules["lm_head"]
+    embedding = profile.modules["embedding"]
+    head = profile.modules["lm_head"]
     assert (wide * hidden, 0, "embedding") == (embedding.parameters, head.parameters, head.owner)
     assert wide * hidden + profile.modules["block"].parameters == profile.modules[""].parameters
 
 
 class Unrolled(nn.Module):
-    """Calls itself, a step for each call."""
+    """A module that calls itself once per step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cell = nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor, steps: int) -> Tensor:
-        return x if not steps else self(self.cell(x), steps - 1)
+        if not steps:
+            return x
+        return self(self.cell(x), steps - 1)
 
 
 def test_a_module_that_calls_itself_is_one_row() -> None:
-    """Three steps, and the call that ends them; the first step's input needs no gradient."""
+    """A module that calls itself has one row for all calls.
+
+    Three steps are four calls, because the last call only returns. The input of the first step
+    needs no gradient.
+    """
     steps = 3
     profile = lflops.count(Unrolled(), (sequence(), steps), backward=True)
     assert {"cell": steps * square} == macs(profile, "forward")
@@ -131,31 +146,30 @@ class Lists(nn.Module):
 
 
 def test_a_module_list_that_is_never_called_has_what_is_in_it() -> None:
-    """No call, no own work, and the sum of its blocks.
+    """A `ModuleList` has no calls and no work of its own, but the sum of its blocks.
 
-    A block in two lists runs under the caller's first name for it.
+    A block in two lists belongs to the first list.
     """
     profile = lflops.count(Lists(), sequence(requires_grad=True), backward=True)
-    blocks = {"down.0": 1, "down.1": 2, "up.1": 1}
-    assert {
-        f"{block}.{part}": n * cost
-        for block, n in blocks.items()
-        for part, cost in (("up", up), ("down", down))
-    } == macs(profile, "forward")
-    assert {row: 2 * cost for row, cost in macs(profile, "forward").items()} == macs(
-        profile, "backward"
-    )
-    down_list, up_list = profile.modules["down"], profile.modules["up"]
+    forward = {
+        "down.0.up": up,
+        "down.0.down": down,
+        "down.1.up": 2 * up,
+        "down.1.down": 2 * down,
+        "up.1.up": up,
+        "up.1.down": down,
+    }
+    assert forward == macs(profile, "forward")
+    assert {row: 2 * cost for row, cost in forward.items()} == macs(profile, "backward")
+    down_list = profile.modules["down"]
+    up_list = profile.modules["up"]
     assert [0, 0] == [down_list.calls, up_list.calls]
     assert [3 * (up + down), up + down] == [down_list.forward.macs, up_list.forward.macs]
     assert [6 * (up + down), 2 * (up + down)] == [down_list.backward.macs, up_list.backward.macs]
 
 
 class Trainable(nn.Module):
-    """As a LightningModule is.
-
-    Never called itself, its parts called from a method that is not forward.
-    """
+    """A module like a LightningModule: `training_step` calls its layers, not `forward`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +183,10 @@ class Trainable(nn.Module):
 
 
 def test_parts_called_from_another_method_have_the_names_of_the_model() -> None:
-    """The model's own name for each part, though the model is never called."""
+    """Layers that `training_step` calls have their names in the model.
+
+    The model itself is never called.
+    """
     model = Trainable()
     with lflops.counting(model) as counted:
         model.training_step(sequence()).backward()
@@ -185,7 +202,11 @@ def test_parts_called_from_another_method_have_the_names_of_the_model() -> None:
 
 
 def test_a_scope_is_a_row_with_its_own_forward_and_backward() -> None:
-    """A square and a sum forward; two products and their sum backward."""
+    """A scope has a row with its own work in forward and in backward.
+
+    Forward has a multiplication and a sum per output. Backward has two multiplications per output,
+    and an addition of their results.
+    """
     model = Trainable()
     with lflops.counting(model) as counted:
         model.training_step(sequence()).backward()
@@ -195,12 +216,12 @@ def test_a_scope_is_a_row_with_its_own_forward_and_backward() -> None:
     assert ("scope", 1, 0) == (
         counted.profile.modules["loss"].class_name,
         counted.profile.modules["loss"].depth,
-        0,
+        counted.profile.modules["loss"].parameters,
     )
 
 
 class Prepared(nn.Module):
-    """Multiplies by a parameter of its own before it calls any module."""
+    """A module that multiplies by its own parameter before it calls a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,9 +233,9 @@ class Prepared(nn.Module):
 
 
 def test_what_comes_before_the_first_module_is_forward_too() -> None:
-    """In the first step as in those that follow.
+    """Work before the first call of a layer belongs to forward, in the first and in later steps.
 
-    What needs no gradient, as preparing a batch, is other.
+    Work that needs no gradient, such as preparing a batch, belongs to the phase other.
     """
     model = Prepared()
     with lflops.counting(model) as counted:
@@ -245,7 +266,10 @@ class Lender(nn.Module):
 
 
 def test_a_module_that_its_caller_does_not_hold_keeps_its_own_name() -> None:
-    """It runs twice, once in the other's forward, and is one row with all that is below it."""
+    """A module that is passed to another module's forward keeps its own name.
+
+    It runs twice, once inside the other module, and has one row, as do its submodules.
+    """
     profile = lflops.count(Lender(), sequence(), backward=True)
     assert {"borrower.own": square, "lent.up": 2 * up, "lent.down": 2 * down} == macs(
         profile, "forward"
@@ -265,7 +289,7 @@ def test_a_module_that_its_caller_does_not_hold_keeps_its_own_name() -> None:
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 def test_a_lazy_module_is_counted_in_the_pass_that_makes_its_parameters() -> None:
-    """What it has afterwards is what is counted."""
+    """A lazy module is counted in its first call, with the parameters that this call creates."""
     model = nn.Sequential(nn.LazyLinear(hidden), nn.LazyBatchNorm1d(), nn.Linear(hidden, hidden))
     profile = lflops.count(model, sequence(), backward=True)
     assert {"0": square, "2": square} == macs(profile, "forward")
@@ -291,9 +315,9 @@ class Scoped(nn.Module):
 
 
 def test_scopes_nest_and_modules_keep_their_names_within() -> None:
-    """Each product goes to the innermost.
+    """Each matmul outside a layer belongs to the innermost scope.
 
-    A module called inside of a scope is still named by the module that calls it.
+    A layer that is called inside a scope is still named after the module that calls it.
     """
     profile = lflops.count(nn.Sequential(Scoped()), sequence(requires_grad=True), backward=True)
     assert dict.fromkeys(("0", "0.mixing", "0.mixing.inner", "0.proj"), square) == macs(
@@ -305,7 +329,7 @@ def test_scopes_nest_and_modules_keep_their_names_within() -> None:
 
 
 def test_a_scope_outside_of_a_count_does_nothing() -> None:
-    """No row, no error; a name that cannot be one is refused."""
+    """Outside a count, a scope has no effect. A name with a dot is refused."""
     with lflops.scope("loss"):
         pass
     with pytest.raises(ValueError, match="has no dots"), lflops.scope("a.b"):
@@ -313,25 +337,29 @@ def test_a_scope_outside_of_a_count_does_nothing() -> None:
 
 
 def test_several_models_are_rows_below_one_root() -> None:
-    """Each is named by its class, the second of a class also by its number.
+    """Several models are rows below one root. A row has the name of the model's class.
 
-    What is between them is the root's.
+    A second model of the same class has a number. Work between the models belongs to the root.
     """
-    first, second, other = Block(), Block(), nn.Linear(hidden, hidden)
+    first = Block()
+    second = Block()
+    other = nn.Linear(hidden, hidden)
     weight = torch.randn(hidden, hidden, requires_grad=True)
     with lflops.counting(first, second, other) as counted:
         (other(second(first(sequence()))) @ weight).sum().backward()
     blocks = {"Block.up": up, "Block.down": down, "Block-2.up": up, "Block-2.down": down}
-    assert {**blocks, "Linear": square, "": square} == macs(counted.profile, "forward")
-    assert {
-        row: (1 if row == "Block.up" else 2) * cost
-        for row, cost in macs(counted.profile, "forward").items()
-    } == macs(counted.profile, "backward")
+    forward = {**blocks, "Linear": square, "": square}
+    assert forward == macs(counted.profile, "forward")
+    backward = {row: 2 * cost for row, cost in forward.items()}
+    # The input of the first layer needs no gradient.
+    backward["Block.up"] = up
+    assert backward == macs(counted.profile, "backward")
 
 
 def test_a_count_within_a_count_changes_neither() -> None:
-    """Each has all that ran while it was open, under its own model's names."""
-    outer_model, inner_model = Projections(), Block()
+    """Each of two nested counts contains the work during its block, by its model's names."""
+    outer_model = Projections()
+    inner_model = Block()
     with lflops.counting(outer_model) as outer:
         x = outer_model(sequence())
         with lflops.counting(inner_model) as inner:
@@ -346,9 +374,13 @@ def test_a_count_within_a_count_changes_neither() -> None:
 
 
 def test_two_counts_of_one_model_may_end_in_any_order() -> None:
-    """The first to begin is the first to end; what runs after that only the second has."""
+    """Two overlapping counts each contain the work during their own block.
+
+    The first count begins and ends first, so only the second count contains the work after that.
+    """
     model = Block()
-    first, second = lflops.counting(model), lflops.counting(model)
+    first = lflops.counting(model)
+    second = lflops.counting(model)
     first.__enter__()
     second.__enter__()
     model(sequence())
@@ -361,9 +393,10 @@ def test_two_counts_of_one_model_may_end_in_any_order() -> None:
 
 
 def test_what_an_attention_only_keeps_its_weights_in_is_not_told_of() -> None:
-    """`out_proj` is never called as a module, and its product is the attention's own.
+    """The list of uncalled modules omits `out_proj`, but contains a layer that is really unused.
 
-    A layer that nobody calls is told of.
+    `MultiheadAttention` uses the weight of `out_proj` without calling the module. The matmul
+    belongs to the attention itself.
     """
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model.spare = nn.Linear(8, 8)

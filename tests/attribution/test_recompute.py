@@ -1,4 +1,7 @@
-"""What activation checkpointing runs again: apart from backward, and its module's own."""
+"""Test that recomputation of activation checkpoints is separate from backward.
+
+Recomputed work is counted in the phase recompute, in the module that runs again.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -38,7 +41,7 @@ class Checkpointed(nn.Module):
 
 
 class Functional(nn.Module):
-    """Products that are no module's, within a function without a name."""
+    """A module that checkpoints a lambda with two matmuls, which belong to no submodule."""
 
     def __init__(self, *, reentrant: bool) -> None:
         super().__init__()
@@ -57,9 +60,10 @@ either_way = pytest.mark.parametrize("reentrant", [False, True])
 
 @either_way
 def test_recomputation_is_apart_from_backward(reentrant: bool) -> None:
-    """Forward once, backward as without checkpoint.
+    """Recomputed MACs are in the phase recompute; forward and backward are as without a checkpoint.
 
-    Recomputation without reentry stops before the last product, which nobody needs.
+    Non-reentrant recomputation stops before the last matmul, because backward does not need its
+    result.
     """
     profile = lflops.count(
         between_linears(Checkpointed(Block(), reentrant=reentrant)), sequence(), backward=True
@@ -67,9 +71,10 @@ def test_recomputation_is_apart_from_backward(reentrant: bool) -> None:
     assert {"0": square, "1.body.up": up, "1.body.down": down, "2": square} == macs(
         profile, "forward"
     )
-    assert {"1.body.up": up, **({"1.body.down": down} if reentrant else {})} == macs(
-        profile, "recompute"
-    )
+    again = {"1.body.up": up}
+    if reentrant:
+        again["1.body.down"] = down
+    assert again == macs(profile, "recompute")
     assert {"0": square, "1.body.up": 2 * up, "1.body.down": 2 * down, "2": 2 * square} == macs(
         profile, "backward"
     )
@@ -80,7 +85,7 @@ def test_recomputation_is_apart_from_backward(reentrant: bool) -> None:
 
 @either_way
 def test_recomputation_outside_of_a_module_is_its_checkpoints(reentrant: bool) -> None:
-    """A function of products belongs to the module that checkpoints it, in every phase."""
+    """In every phase, matmuls of a checkpointed function belong to the checkpointing module."""
     profile = lflops.count(
         between_linears(Functional(reentrant=reentrant)), sequence(), backward=True
     )
@@ -91,7 +96,10 @@ def test_recomputation_outside_of_a_module_is_its_checkpoints(reentrant: bool) -
 
 @either_way
 def test_recomputation_outside_of_every_module_is_the_roots(reentrant: bool) -> None:
-    """As in a training step that checkpoints a function of its own."""
+    """Recomputation of a function belongs to the root if no module checkpoints the function.
+
+    A training step may checkpoint a function in this way.
+    """
     model = nn.Linear(hidden, hidden)
     weight = torch.randn(hidden, wide, requires_grad=True)
     with lflops.counting(model) as counted:
@@ -107,9 +115,10 @@ def test_recomputation_outside_of_every_module_is_the_roots(reentrant: bool) -> 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @either_way
 def test_a_checkpoint_within_a_checkpoint_is_recomputed_twice(reentrant: bool) -> None:
-    """Once when the outer one is, to go on from, and once for itself.
+    """The inner checkpoint runs again twice.
 
-    Without reentry each stops before its last product.
+    It runs once when the outer checkpoint is recomputed, and once for its own backward. Without
+    reentry, each recomputation stops before its last matmul.
     """
     inner = between_linears(Checkpointed(Block(), reentrant=reentrant))
     model = nn.Sequential(nn.Linear(hidden, hidden), Checkpointed(inner, reentrant=reentrant))
@@ -126,16 +135,17 @@ def test_a_checkpoint_within_a_checkpoint_is_recomputed_twice(reentrant: bool) -
     if reentrant:
         again |= {"1.body.1.body.down": 2 * down, "1.body.2": square}
     assert again == macs(profile, "recompute")
-    assert {row: cost if row == "0" else 2 * cost for row, cost in forward.items()} == macs(
-        profile, "backward"
-    )
+    backward = {row: 2 * cost for row, cost in forward.items()}
+    # The input of the first layer needs no gradient.
+    backward["0"] = square
+    assert backward == macs(profile, "backward")
 
 
 @either_way
 def test_a_module_that_is_checkpointed_itself_has_its_own_work(reentrant: bool) -> None:
-    """Not only that of the modules below it.
+    """The backward of a checkpointed layer belongs to the layer, not to its parent.
 
-    Backward belongs to the layer, and nothing to the module that checkpoints it.
+    Here the checkpointed module has no submodules, so the work is its own.
     """
     profile = lflops.count(
         between_linears(Checkpointed(nn.Linear(hidden, hidden), reentrant=reentrant)),
@@ -146,7 +156,7 @@ def test_a_module_that_is_checkpointed_itself_has_its_own_work(reentrant: bool) 
 
 
 def test_a_checkpoint_wrapper_is_no_level_of_the_model() -> None:
-    """Names and calls are those of the model without it."""
+    """`checkpoint_wrapper` adds no level: names and calls are those of the model without it."""
     profile = lflops.count(between_linears(checkpoint_wrapper(Block())), sequence(), backward=True)
     assert {"1.up": up} == macs(profile, "recompute")
     assert {"0": square, "1.up": 2 * up, "1.down": 2 * down, "2": 2 * square} == macs(
@@ -156,7 +166,7 @@ def test_a_checkpoint_wrapper_is_no_level_of_the_model() -> None:
 
 
 class Selective(nn.Module):
-    """Keeps the results of products, and computes what is between them again."""
+    """A module that keeps the results of matmuls, and recomputes the operators between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +178,7 @@ class Selective(nn.Module):
 
 
 def test_a_selective_checkpoint_recomputes_only_what_it_did_not_keep() -> None:
-    """The ReLU, which is the block's own; no product runs again."""
+    """Only the ReLU is recomputed, which belongs to the block itself; no matmul runs again."""
     profile = lflops.count(between_linears(Selective()), sequence(), backward=True)
     assert {} == macs(profile, "recompute")
     assert {"1.body": tokens * wide} == flops(profile, "recompute")
@@ -178,7 +188,7 @@ def test_a_selective_checkpoint_recomputes_only_what_it_did_not_keep() -> None:
 
 
 class Handmade(torch.autograd.Function):
-    """A checkpoint as libraries write their own."""
+    """A checkpoint that does not use torch's checkpoint, as in some libraries."""
 
     @staticmethod
     def forward(ctx: Any, body: nn.Module, x: Tensor) -> Tensor:
@@ -207,7 +217,7 @@ class HandmadeCheckpoint(nn.Module):
 
 
 def test_modules_called_in_backward_are_recomputation_whoever_calls_them() -> None:
-    """Not torch's own checkpoint alone."""
+    """A module that is called during backward is recomputed, also without torch's checkpoint."""
     profile = lflops.count(between_linears(HandmadeCheckpoint()), sequence(), backward=True)
     assert {"0": square, "1.body.up": up, "1.body.down": down, "2": square} == macs(
         profile, "forward"
@@ -219,7 +229,11 @@ def test_modules_called_in_backward_are_recomputation_whoever_calls_them() -> No
 
 
 def test_every_operation_of_a_checkpoint_is_counted_once() -> None:
-    """Bias and ReLU: an operation an element forward; the hidden ones again in recomputation."""
+    """Forward and recompute each count every operator once.
+
+    Biases and the ReLU are one operation per element. Only the matmul up to the hidden layer, its
+    bias and the ReLU are recomputed.
+    """
     profile = lflops.count(
         between_linears(Checkpointed(Block(), reentrant=False)), sequence(), backward=True
     )
@@ -236,7 +250,7 @@ def test_every_operation_of_a_checkpoint_is_counted_once() -> None:
 
 
 def steps_with_backward_elsewhere(reentrant: bool) -> Profile:
-    """Two steps of a model with two checkpoints; the backward passes run on one other thread."""
+    """Run two steps of a model with two checkpoints, with backward on another thread."""
     model = between_linears(
         nn.Sequential(Checkpointed(Block(), reentrant=reentrant), Functional(reentrant=reentrant))
     )
@@ -248,32 +262,32 @@ def steps_with_backward_elsewhere(reentrant: bool) -> Profile:
 
 
 def reentrant_checkpoints_elsewhere() -> Profile:
-    """Recomputation is a backward pass within the backward pass."""
+    """Run the steps so that recomputation is a backward pass inside the backward pass."""
     return steps_with_backward_elsewhere(reentrant=True)
 
 
 def other_checkpoints_elsewhere() -> Profile:
-    """Recomputation is part of fetching what backward needs."""
+    """Run the steps so that recomputation happens when backward unpacks saved tensors."""
     return steps_with_backward_elsewhere(reentrant=False)
 
 
 @anywhere
 @pytest.mark.parametrize("scenario", [reentrant_checkpoints_elsewhere, other_checkpoints_elsewhere])
 def test_a_device_thread_changes_nothing(run: Any, scenario: Scenario) -> None:
-    """Recomputation there numbers its nodes as that thread does.
+    """Backward on a device thread has the same counts as backward on the main thread.
 
-    They are not taken for those of forward with the same number.
+    Recomputation on that thread numbers its autograd nodes separately. Nodes of forward may have
+    the same numbers, but are not confused with them.
     """
     profile = run(scenario)
-    stops = scenario is other_checkpoints_elsewhere
     forward = {"0": square, "1.0.body.up": up, "1.0.body.down": down, "1.1": up + down, "2": square}
-    again = (
-        {"1.0.body.up": up, "1.1": up}
-        if stops
-        else {"1.0.body.up": up, "1.0.body.down": down, "1.1": up + down}
-    )
+    again = {"1.0.body.up": up, "1.0.body.down": down, "1.1": up + down}
+    if scenario is other_checkpoints_elsewhere:
+        # Recomputation stops before the last matmul of each checkpoint.
+        again = {"1.0.body.up": up, "1.1": up}
     assert {row: 2 * cost for row, cost in forward.items()} == macs(profile, "forward")
     assert {row: 2 * cost for row, cost in again.items()} == macs(profile, "recompute")
-    assert {row: (2 if row == "0" else 4) * cost for row, cost in forward.items()} == macs(
-        profile, "backward"
-    )
+    backward = {row: 4 * cost for row, cost in forward.items()}
+    # The input of the first layer needs no gradient.
+    backward["0"] = 2 * square
+    assert backward == macs(profile, "backward")

@@ -1,4 +1,7 @@
-"""Counting where several threads run: one model on several, several models on one each."""
+"""Test counts when several threads run.
+
+One model may run on several threads, or several threads may each run a model.
+"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -26,13 +29,13 @@ from tests.support.small_models import (
 )
 
 PATIENCE = 300
-"""Seconds that a thread waits for another before the test fails."""
+"""Seconds for which a thread waits for another thread before the test fails."""
 
 
 class TowersOnThreads(Towers):
-    """Each tower runs on a thread of its own, both at once.
+    """A model that runs each tower on its own thread, both at the same time.
 
-    What goes into them is made on the first thread.
+    The inputs of the towers are computed on the main thread.
     """
 
     def __init__(self) -> None:
@@ -53,12 +56,12 @@ class TowersOnThreads(Towers):
 
 
 def towers_on_threads() -> Profile:
-    """One pass."""
+    """Count one pass."""
     return lflops.count(TowersOnThreads(), (sequence(), sequence()), backward=True)
 
 
 def steps_of_towers_on_threads() -> Profile:
-    """Two forward passes, then their backward passes."""
+    """Count two forward passes, followed by their backward passes."""
     model = TowersOnThreads()
     with lflops.counting(model) as counted:
         losses = [model(sequence(), sequence()).sum() for _ in range(2)]
@@ -69,9 +72,10 @@ def steps_of_towers_on_threads() -> Profile:
 
 @anywhere
 def test_towers_on_two_threads_keep_their_rows(run: Any) -> None:
-    """Threads number the nodes of their graphs alike.
+    """The work of each tower belongs to that tower, in forward and in backward.
 
-    Backward, on the first thread, tells them apart all the same.
+    Both threads give their autograd nodes the same numbers. Backward runs on the main thread, and
+    still distinguishes them.
     """
     profile = run(towers_on_threads)
     towers = {"a.up": up, "a.down": down, "b.up": up, "b.down": down}
@@ -97,7 +101,10 @@ def test_towers_on_two_threads_keep_their_rows(run: Any) -> None:
 
 @anywhere
 def test_two_graphs_of_towers_on_threads_keep_their_rows(run: Any) -> None:
-    """Two forward passes, then both backward passes."""
+    """The work still belongs to the right tower if two graphs exist at once.
+
+    Both backward passes run after both forward passes.
+    """
     profile = run(steps_of_towers_on_threads)
     towers = {"a.up": 2 * up, "a.down": 2 * down, "b.up": 2 * up, "b.down": 2 * down}
     assert {"stem": 4 * square, **towers, "head": 2 * square} == macs(profile, "forward")
@@ -110,7 +117,7 @@ def test_two_graphs_of_towers_on_threads_keep_their_rows(run: Any) -> None:
 
 
 class Meeting(nn.Module):
-    """Waits, in forward and in backward, until the other thread is there too."""
+    """A module that waits in forward and in backward until the other thread is there, too."""
 
     def __init__(self, barrier: threading.Barrier) -> None:
         super().__init__()
@@ -123,7 +130,10 @@ class Meeting(nn.Module):
 
 
 def test_two_threads_each_count_their_own_model() -> None:
-    """Both are inside of forward and of backward at the same time, and neither sees the other's work."""
+    """Two threads each count their own model at the same time, and do not count each other's work.
+
+    The module `Meeting` makes both threads be in forward and in backward at the same time.
+    """
     barrier = threading.Barrier(2, timeout=PATIENCE)
 
     def count(body: nn.Module) -> Profile:
@@ -145,7 +155,10 @@ def test_two_threads_each_count_their_own_model() -> None:
 
 
 def test_a_scope_on_a_thread_is_of_that_threads_count() -> None:
-    """Two threads, each with a count and a scope of its own name, both open at the same time."""
+    """A scope belongs to the count of its own thread.
+
+    Two threads each open a count and a scope, and both scopes are open at the same time.
+    """
     barrier = threading.Barrier(2, timeout=PATIENCE)
 
     def count(name: str) -> Profile:
@@ -170,8 +183,9 @@ def test_a_scope_on_a_thread_is_of_that_threads_count() -> None:
 
 
 def test_a_model_on_another_thread_that_nobody_counts_is_not_counted() -> None:
-    """It runs while a count is open, and has no part in it."""
-    counted_model, other = Block(), Block()
+    """Work on another thread that is not part of the model is not counted."""
+    counted_model = Block()
+    other = Block()
     with lflops.counting(counted_model) as counted, ThreadPoolExecutor(1) as worker:
         loss = counted_model(sequence()).sum()
         worker.submit(lambda: other(sequence()).sum().backward()).result()
@@ -181,11 +195,16 @@ def test_a_model_on_another_thread_that_nobody_counts_is_not_counted() -> None:
 
 
 def test_an_optimizer_that_steps_on_another_thread_is_not_ours() -> None:
-    """While it is in its step, what this thread does is still forward."""
-    model, other = Block(), Block()
+    """An optimizer's step on another thread does not change the phase of this thread.
+
+    While the step runs, this thread computes the loss, which is still counted as forward.
+    """
+    model = Block()
+    other = Block()
     other(sequence()).sum().backward()
     optimizer = torch.optim.SGD(other.parameters())
-    inside, done = threading.Event(), threading.Event()
+    inside = threading.Event()
+    done = threading.Event()
 
     def wait(*_: Any) -> None:
         inside.set()
@@ -200,6 +219,7 @@ def test_an_optimizer_that_steps_on_another_thread_is_not_ours() -> None:
         done.set()
         step.result()
         loss.backward()
-    relu, loss_of_outputs = tokens * wide, 2 * tokens * hidden
+    relu = tokens * wide
+    loss_of_outputs = 2 * tokens * hidden
     assert {} == flops(counted.profile, "optimizer")
     assert relu + loss_of_outputs == flops(counted.profile, "forward")[""]

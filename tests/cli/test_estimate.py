@@ -1,4 +1,7 @@
-"""`lflops estimate` as a shell runs it, and what it draws."""
+"""Test `lflops estimate`, `lflops show --memory`, and the figure of live memory.
+
+The expected MACs and bytes are worked out by hand from the small models in `SOURCE` and `DEEP`.
+"""
 
 import json
 import sys
@@ -53,12 +56,15 @@ def nowhere_linear(samples):
 def asks(samples):
     return build(samples)[0], (torch.randn(samples, 100),), lambda out: out if out.sum() > 0 else -out
 """
-WEIGHTS, INPUT, OUTPUT = 5000 * 4, 100 * 4, 50 * 4
+# Bytes of the weights of `build`, and of one sample of its input and of its output.
+WEIGHTS = 5000 * 4
+INPUT = 100 * 4
+OUTPUT = 50 * 4
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder with a module in it."""
+    """Change to a folder with the module `planned`."""
     (tmp_path / "planned.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     yield
@@ -66,30 +72,32 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def estimated(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
-    """The JSON object that it prints."""
+    """Run `lflops estimate`, and return the JSON object that it prints."""
     assert 0 == main(["estimate", *args, "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
 def test_a_forward_of_the_samples_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """Weights, inputs, the layer's and the ReLU's results; no chip, so neither a bound nor a room."""
+    """The peak has the weights, the inputs, and the results of the layer and of ReLU.
+
+    Without a chip, there is no lower bound of the time, and it is unknown whether the step fits.
+    """
     found = estimated(capsys, "planned:build", "--batch", "8")
     profile = msgspec.convert(found["profile"], Profile)
     assert profile.memory is not None
-    assert (8 * 5000, WEIGHTS + 8 * (INPUT + 2 * OUTPUT)) == (
-        profile.total(),
-        profile.memory.peak_bytes,
-    )
-    assert (None, None, [], []) == tuple(
-        found[each] for each in ("bounds", "fits", "checkpointed", "sharded")
-    )
+    assert 8 * 5000 == profile.total()
+    assert WEIGHTS + 8 * (INPUT + 2 * OUTPUT) == profile.memory.peak_bytes
+    assert found["bounds"] is None
+    assert found["fits"] is None
+    assert [] == found["checkpointed"]
+    assert [] == found["sharded"]
 
 
 def test_a_training_on_a_chip(capsys: pytest.CaptureFixture[str]) -> None:
-    """An optimizer goes backward.
+    """`--optimizer` implies a backward pass. The batch is a dict, and the function returns a loss.
 
-    A batch by names, a loss of the function's own; the chip has more memory, and needs a while.
+    The step fits into the chip's memory, and there is a lower bound of its time.
     """
     found = estimated(
         capsys,
@@ -127,8 +135,12 @@ def test_a_training_on_a_chip(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_text_has_the_model_its_memory_and_the_bound(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """What `lflops show` prints of the saved profile, and two parts more; and a figure."""
-    saved, figure = tmp_path / "plan.json", tmp_path / "plan.svg"
+    """The text begins with the output of `lflops show` for the saved profile.
+
+    Then it has the memory and the lower bound, and the path of the figure.
+    """
+    saved = tmp_path / "plan.json"
+    figure = tmp_path / "plan.svg"
     options = [
         "--batch",
         "8",
@@ -148,19 +160,17 @@ def test_the_text_has_the_model_its_memory_and_the_bound(
     shown = capsys.readouterr().out
     assert text.startswith(shown.rstrip("\n"))
     assert text.endswith(f"\n{figure}\n")
-    assert ["verdict", "by category", "by module", "largest", "at least"] == [
-        each
-        for each in ("verdict", "by category", "by module", "largest", "at least")
-        if f"\n{each}  " in text.removeprefix(shown.rstrip("\n"))
-    ]
+    added = text.removeprefix(shown.rstrip("\n"))
+    for label in ("verdict", "by category", "by module", "largest", "at least"):
+        assert f"\n{label}  " in added
     assert "estimate" == load(saved).run.kind
     assert "<svg" in figure.read_text("utf-8")
 
 
 def test_the_time_of_a_step_and_what_a_training_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ten million samples keep an H100 busy for longer than the host needs.
+    """The text has the predicted step time and the cost of the run, and JSON has the same seconds.
 
-    JSON has the same seconds.
+    Ten million samples keep an H100 busy for longer than the host needs to launch the work.
     """
     options = [
         "--batch",
@@ -175,28 +185,26 @@ def test_the_time_of_a_step_and_what_a_training_costs(capsys: pytest.CaptureFixt
     ]
     assert 0 == main(["estimate", "planned:sized", *options, "--tokens", "1e9", "--price", "2"])
     text = capsys.readouterr().out
-    assert all(
-        each in text
-        for each in (
-            "\npredicted ",
-            "a wide interval: the fitted runs used other code and other versions",
-            "\ntokens/s ",
-            "GPU-hours",
-            "\ncost ",
-        )
-    )
+    for part in (
+        "\npredicted ",
+        "a wide interval: the fitted runs used other code and other versions",
+        "\ntokens/s ",
+        "GPU-hours",
+        "\ncost ",
+    ):
+        assert part in text
     assert 0 == main(["estimate", "planned:sized", *options, "--json"])
     predicted = json.loads(capsys.readouterr().out)["predicted"]
     assert predicted["low"] < predicted["seconds"] < predicted["high"]
     assert predicted["seconds"] == pytest.approx(sum(predicted["by_kind"].values()))
     assert 0 == main(["estimate", "planned:sized", *options, "--accumulation", "3", "--json"])
-    assert json.loads(capsys.readouterr().out)["predicted"]["seconds"] == pytest.approx(
-        3 * predicted["seconds"]
-    )  # there is no optimizer
+    accumulated = json.loads(capsys.readouterr().out)["predicted"]
+    # There is no optimizer, so three batches take three times as long.
+    assert accumulated["seconds"] == pytest.approx(3 * predicted["seconds"])
 
 
 def test_a_step_that_is_not_predicted_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    """One sample is too little work."""
+    """One sample is so little work that the host may be the limit, so there is no prediction."""
     assert 0 == main(
         ["estimate", "planned:build", "--backward", "--dtype", "bf16", "--hardware", "H100 SXM"]
     )
@@ -204,9 +212,9 @@ def test_a_step_that_is_not_predicted_says_why(capsys: pytest.CaptureFixture[str
 
 
 def test_the_tokens_of_a_training_make_days_and_a_cost() -> None:
-    """1,000 tokens in half a second are 2,000/s.
+    """1,000 tokens in half a second are 2,000 tokens/s.
 
-    1e9 of them take 500,000 s of a GPU, 139 hours, which four share.
+    1e9 tokens take 500,000 s of a GPU, which are 139 hours. Four GPUs share them.
     """
     predicted = Prediction(
         hardware="chip", seconds=0.5, low=0.4, high=1.0, by_kind={}, by_phase={}, by_module={}
@@ -219,15 +227,14 @@ def test_the_tokens_of_a_training_make_days_and_a_cost() -> None:
 
 
 def test_memory_in_whole_blocks_and_a_scaled_loss(capsys: pytest.CaptureFixture[str]) -> None:
-    """A layer of 20,000 bytes is 40 blocks of 512; an input of 3,200 is 7, each result of 1,600 is 4.
+    """`--round-to` rounds each allocation up, and `--grad-scaler` assumes finite gradients.
 
-    The notes say what was assumed.
+    The weights of 20,000 bytes take 40 blocks of 512 bytes, the input of 3,200 bytes takes 7, and
+    each result of 1,600 bytes takes 4. Notes state both assumptions.
     """
     options = ["--batch", "8", "--round-to", "512"]
-    (forward, trained) = (
-        msgspec.convert(estimated(capsys, *options, *more)["profile"], Profile)
-        for more in (["planned:build"], ["planned:trained", "--optimizer", "sgd", "--grad-scaler"])
-    )
+    forward = profiled(capsys, "planned:build", *options)
+    trained = profiled(capsys, "planned:trained", "--optimizer", "sgd", "--grad-scaler", *options)
     assert forward.memory is not None
     assert (40 + 7 + 4 + 4) * 512 == forward.memory.peak_bytes
     assert {"rounded_up", "gradients_assumed_finite"} == {note.code for note in trained.notes}
@@ -236,22 +243,23 @@ def test_memory_in_whole_blocks_and_a_scaled_loss(capsys: pytest.CaptureFixture[
 def test_a_note_says_that_copies_of_offloaded_activations_are_not_timed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Where they are on the host meanwhile."""
-    for options, said in (([], False), (["--offload-activations"], True)):
-        assert 0 == main(["estimate", "planned:build", "--backward", *options])
-        assert said == (
-            "the times do not include their copies" in " ".join(capsys.readouterr().out.split())
-        )
+    """With `--offload-activations`, a note says that the times do not include the copies."""
+    note = "the times do not include their copies"
+    assert 0 == main(["estimate", "planned:build", "--backward"])
+    assert note not in " ".join(capsys.readouterr().out.split())
+    assert 0 == main(["estimate", "planned:build", "--backward", "--offload-activations"])
+    assert note in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.skipif(
     not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::scatter_", "Meta"),
-    reason="collectives do not say what results look like",
+    reason="collectives have no implementation for meta tensors",
 )
 def test_one_rank_of_a_mesh(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of FSDP2 over four 13 of the 50 rows, over two in two replicas 25, of DDP all.
+    """The optimizer state of a rank depends on its share of the 50 rows of weights.
 
-    The optimizer's state is two of them, and a count.
+    FSDP2 over four ranks has 13 rows, HSDP over two ranks in two replicas has 25, and DDP has all.
+    The state has two numbers for each weight, and a step count.
     """
     for options, rows in ((["--fsdp", "4"], 13), (["--hsdp", "2x2"], 25), (["--ddp", "4"], 50)):
         found = estimated(capsys, "planned:trained", "--optimizer", "adamw", *options)
@@ -269,7 +277,7 @@ def test_one_rank_of_a_mesh(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_figures_path_is_no_part_of_the_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """It goes to stderr."""
+    """The path of the figure is printed on stderr, so stdout has only JSON."""
     assert 0 == main(["estimate", "planned:build", "--json", "--figure", "plan.png"])
     shown = capsys.readouterr()
     assert "plan.png\n" == shown.err
@@ -277,31 +285,32 @@ def test_a_figures_path_is_no_part_of_the_json(capsys: pytest.CaptureFixture[str
 
 
 def test_show_has_the_memory_of_any_profile(capsys: pytest.CaptureFixture[str]) -> None:
-    """A counted training's as well as an estimated one's.
+    """`lflops show --memory` prints the memory of a counted profile, as a text and as JSON.
 
-    What the shell's estimate prints, and the same as JSON.
+    The text has the same parts as the output of `lflops estimate`.
     """
     model = torch.nn.Sequential(torch.nn.Linear(100, 50), torch.nn.ReLU())
     lflops.count(model, torch.randn(8, 100), backward=True).save("counted.json")
     assert 0 == main(["show", "counted.json", "--memory", "--figure", "memory.svg"])
     text = capsys.readouterr().out
-    assert [] == [
-        each
-        for each in ("\npeak  ", "\nby category  ", "\nlargest  ", "\ncheckpointing  ")
-        if each not in text
-    ]
+    for label in ("peak", "by category", "largest", "checkpointing"):
+        assert f"\n{label}  " in text
     assert text.endswith("\nmemory.svg\n")
     assert "<svg" in Path("memory.svg").read_text("utf-8")
     assert 0 == main(["show", "counted.json", "--memory", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert load("counted.json").memory == msgspec.convert(found["memory"], Memory)
+    # Checkpointing ReLU saves the output that its backward needs.
     assert [("1", 8 * OUTPUT)] == [
         (each["module"], each["saved_bytes"]) for each in found["checkpointed"]
-    ], "what ReLU's backward needs"
+    ]
 
 
 def test_show_says_that_memory_was_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    """Instead of a section without lines; and draws nothing."""
+    """Without counted memory, the text says so, and a figure is an error.
+
+    `--figure` needs `--memory`, which cannot be combined with `--flat`.
+    """
     profile({"": {}}, ()).save("none.json")
     assert 0 == main(["show", "none.json", "--memory"])
     assert capsys.readouterr().out.rstrip().endswith("memory was not counted")
@@ -309,22 +318,19 @@ def test_show_says_that_memory_was_not_counted(capsys: pytest.CaptureFixture[str
     assert 2 == main(["show", "none.json", "--figure", "none.svg"])
     assert 2 == main(["show", "none.json", "--memory", "--flat"])
     said = capsys.readouterr()
-    assert [] == [
-        each
-        for each in (
-            "has no memory to draw",
-            "--figure draws live memory",
-            "--memory can only be combined with --figure and --json",
-        )
-        if each not in said.err
-    ]
+    assert "has no memory to draw" in said.err
+    assert "--figure draws live memory" in said.err
+    assert "--memory can only be combined with --figure and --json" in said.err
     assert "" == said.out
 
 
 def test_what_builds_may_import_from_the_folder_as_it_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """100 times 50 weights, of a module that is imported only when the function is called."""
+    """The function may import a module of the current folder when it is called.
+
+    The imported model has 100 * 50 weights.
+    """
     (tmp_path / "late.py").write_text(
         "def build(samples):\n    from planned import build\n    return build(samples)\n"
     )
@@ -333,7 +339,12 @@ def test_what_builds_may_import_from_the_folder_as_it_runs(
     sys.modules.pop("late")
 
 
-LAYERS, HIDDEN, INNER, HEADS, WORDS, LENGTH = 2, 32, 64, 4, 100, 16
+LAYERS = 2
+HIDDEN = 32
+INNER = 64
+HEADS = 4
+WORDS = 100
+LENGTH = 16
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -348,39 +359,41 @@ LLAMA = {
 
 
 def test_a_model_by_its_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Forward by hand: four square products and three of the inner width a layer, both of attention, and the words."""
+    """A config.json of transformers, or its folder, is a model. Its options change the profile.
+
+    The MACs of forward are worked out by hand from the matmuls of a Llama model.
+    """
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     tokens = 2 * LENGTH
-    by_hand = (
-        LAYERS * (tokens * (4 * HIDDEN**2 + 3 * HIDDEN * INNER) + 2 * tokens * LENGTH * HIDDEN)
-        + tokens * HIDDEN * WORDS
-    )
+    # Queries, keys, values and outputs; then the three matmuls of the MLP.
+    linear = tokens * (4 * HIDDEN**2 + 3 * HIDDEN * INNER)
+    attention = 2 * tokens * LENGTH * HIDDEN
+    head = tokens * HIDDEN * WORDS
+    by_hand = LAYERS * (linear + attention) + head
     options = ["--seq", str(LENGTH), "--batch", "2"]
     for target in ("config.json", str(tmp_path)):
-        assert (
-            by_hand
-            == msgspec.convert(estimated(capsys, target, *options)["profile"], Profile).total()
-        )
-    plain, again, halved, mixed = (
-        msgspec.convert(
-            estimated(capsys, "config.json", *options, "--backward", *more)["profile"], Profile
-        )
-        for more in ([], ["--ac", "full"], ["--dtype", "bfloat16"], ["--precision", "bf16-mixed"])
-    )
-    assert plain.total(phase="recompute") < again.total(phase="recompute"), (
-        "attention alone multiplies again without being asked to"
-    )
+        assert by_hand == profiled(capsys, target, *options).total()
+
+    training = ["config.json", *options, "--backward"]
+    plain = profiled(capsys, *training)
+    checkpointed = profiled(capsys, *training, "--ac", "full")
+    # Without checkpointing, only the backward of attention recomputes a matmul.
+    assert plain.total(phase="recompute") < checkpointed.total(phase="recompute")
+
+    halved = profiled(capsys, *training, "--dtype", "bfloat16")
+    mixed = profiled(capsys, *training, "--precision", "bf16-mixed")
     parameters = plain.modules[""].parameters
-    assert [4 * parameters, 2 * parameters, 4 * parameters] == [
-        each.modules[""].parameter_bytes for each in (plain, halved, mixed)
-    ]
-    assert [{"float32"}, {"bfloat16"}, {"bfloat16"}] == [
-        {cell.dtype for cell in each.op_counts if cell.macs} for each in (plain, halved, mixed)
-    ]
+    for given, parameter_bytes, dtype in (
+        (plain, 4 * parameters, "float32"),
+        (halved, 2 * parameters, "bfloat16"),
+        (mixed, 4 * parameters, "bfloat16"),
+    ):
+        assert parameter_bytes == given.modules[""].parameter_bytes
+        assert {dtype} == {cell.dtype for cell in given.op_counts if cell.macs}
 
 
 def profiled(capsys: pytest.CaptureFixture[str], *args: str) -> Profile:
-    """The profile in the JSON object that it prints."""
+    """Run `lflops estimate`, and return the profile in the JSON object that it prints."""
     return msgspec.convert(estimated(capsys, *args)["profile"], Profile)
 
 
@@ -398,7 +411,7 @@ def build(samples, tokens=4):
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Iterator[str]:
-    """A function that makes three blocks."""
+    """The target of a function that makes a model of three blocks."""
     (tmp_path / "deep.py").write_text(DEEP)
     yield "deep:build"
     sys.modules.pop("deep", None)
@@ -407,11 +420,13 @@ def deep(tmp_path: Path) -> Iterator[str]:
 def test_a_function_takes_the_options_of_a_configuration(
     deep: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tokens, dtype, autocast and checkpointing.
+    """The options for tokens, dtype, autocast and checkpointing also apply to a function.
 
-    MACs and bytes by hand; products run again under one policy, not under the other.
+    The MACs and bytes are worked out by hand. `--ac selective` does not recompute linear layers,
+    and `--ac full` recomputes the first layer of each block.
     """
-    rows, widths = 2 * 6, 64 + 256 + 128
+    rows = 2 * 6
+    widths = 64 + 256 + 128
     options = [deep, "--batch", "2", "--seq", "6", "--backward"]
     plain = profiled(capsys, *options)
     parameters = 2 * 8 * widths + widths + 3 * 8
@@ -426,17 +441,15 @@ def test_a_function_takes_the_options_of_a_configuration(
         changed = profiled(capsys, *options, *more)
         assert nbytes * parameters == changed.modules[""].parameter_bytes
         assert {dtype} == {cell.dtype for cell in changed.op_counts if cell.macs}
-    again = {
-        policy: profiled(capsys, *options, "--ac", policy).total(phase="recompute")
-        for policy in ("none", "selective", "full")
-    }
-    assert {"none": 0, "selective": 0, "full": rows * 8 * widths} == again
+    for policy, macs in (("none", 0), ("selective", 0), ("full", rows * 8 * widths)):
+        checkpointed = profiled(capsys, *options, "--ac", policy)
+        assert macs == checkpointed.total(phase="recompute")
 
 
 def test_adapters_are_all_that_is_trained(deep: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of rank 2, two for each of six layers of 8 and its width, each with a momentum as large.
+    """With `--lora`, only the adapters have gradients.
 
-    The rest has no gradient.
+    Each of the six layers has two adapters of rank 2, between 8 features and the block's width.
     """
     found = profiled(capsys, deep, "--lora", "r=2", "--optimizer", "sgd")
     trained = 2 * 2 * 3 * 8 + 2 * 2 * (64 + 256 + 128)
@@ -448,9 +461,10 @@ def test_adapters_are_all_that_is_trained(deep: str, capsys: pytest.CaptureFixtu
 def test_adapters_are_trained_over_weights_of_four_bits(
     deep: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """7,168 weights in half a byte each.
+    """With `--quantize nf4`, each of the 7,168 frozen weights takes half a byte.
 
-    Biases and adapters are in float32, also on one of two ranks that offloads its shards.
+    The biases and the adapters are in float32. One of two ranks that offloads its shards to the
+    host has half of these bytes there, and half of the gradients of what is trained.
     """
     options = [deep, "--lora", "r=2", "--quantize", "NF4", "--optimizer", "sgd"]
     rest = 4 * (448 + 24 + 2 * 2 * 3 * 8 + 2 * 2 * 448)
@@ -465,30 +479,29 @@ def test_adapters_are_trained_over_weights_of_four_bits(
 def test_a_fused_optimizer_has_no_temporary_tensors(
     deep: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In its step; the other has some."""
-    temporary = []
-    for fused in ([], ["--fused"]):
-        memory = profiled(capsys, deep, "--optimizer", "adamw", *fused).memory
+    """A fused optimizer needs no temporary memory in its step, but the default one does."""
+
+    def most_temporary(*options: str) -> int:
+        memory = profiled(capsys, deep, "--optimizer", "adamw", *options).memory
         assert memory is not None
-        temporary.append(
-            max(
-                moment.by_category.temporary
-                for moment in memory.timeline
-                if moment.phase == "optimizer" and moment.by_category
-            )
-        )
-    assert temporary[0] > temporary[1] == 0
+        temporary = []
+        for moment in memory.timeline:
+            if moment.phase == "optimizer" and moment.by_category:
+                temporary.append(moment.by_category.temporary)
+        return max(temporary)
+
+    assert most_temporary() > 0
+    assert most_temporary("--fused") == 0
 
 
 def test_the_best_checkpointing_for_a_budget(deep: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A byte less than nothing recomputed takes: the narrowest block does.
+    """If the step needs one byte more than the limit, only the narrowest block is checkpointed.
 
-    The text has the table and the code.
+    The text has the table and the code of the plan.
     """
-    none, full = (
-        profiled(capsys, deep, "--batch", "64", "--backward", "--ac", policy).memory
-        for policy in ("none", "full")
-    )
+    options = [deep, "--batch", "64", "--backward"]
+    none = profiled(capsys, *options, "--ac", "none").memory
+    full = profiled(capsys, *options, "--ac", "full").memory
     assert none is not None
     assert full is not None
     budget = f"{none.peak_bytes - 1}B"
@@ -511,39 +524,31 @@ def test_the_best_checkpointing_for_a_budget(deep: str, capsys: pytest.CaptureFi
     [("40GB", 40e9), ("37.5 GiB", 37.5 * 2**30), ("4e10", 4e10), ("12", 12), ("1 kb", 1000)],
 )
 def test_a_size_is_read_as_people_write_it(size: str, nbytes: float) -> None:
-    """Decimal and binary units."""
+    """A size may have a decimal or a binary unit, or none, which means bytes."""
     assert nbytes == bytes_of(size)
 
 
 def test_the_largest_batch_fills_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    """Weights, and for each sample its input, the layer's result and the ReLU's."""
+    """The memory has the weights, and for each sample its input and the results of both layers."""
+    options = ["planned:build", "--batch", "max", "--memory"]
     each = INPUT + 2 * OUTPUT
     for size, samples in ((WEIGHTS + 7 * each, 7), (WEIGHTS + 8 * each - 1, 7), (WEIGHTS, 0)):
-        assert (
-            samples
-            == estimated(capsys, "planned:build", "--batch", "max", "--memory", str(size))[
-                "largest_batch"
-            ]
-        )
-    assert 0 == main(
-        ["estimate", "planned:build", "--batch", "max", "--memory", str(WEIGHTS + 7 * each)]
-    )
+        assert samples == estimated(capsys, *options, str(size))["largest_batch"]
+    assert 0 == main(["estimate", *options, str(WEIGHTS + 7 * each)])
     assert capsys.readouterr().out.endswith("largest batch: 7 samples\n")
-    assert 0 == main(["estimate", "planned:build", "--batch", "max", "--memory", "1"])
+    assert 0 == main(["estimate", *options, "1"])
     assert capsys.readouterr().out.endswith(
         "not even one sample fits; the figures below are for one sample\n"
     )
 
 
 def test_a_rank_computes_in_half_precision(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 5,000 float32 weights each of two ranks keeps half, and computes with whole ones in bfloat16."""
-    peaks = [
-        estimated(capsys, "planned:build", "--batch", "64", "--backward", "--fsdp", "2", *more)[
-            "profile"
-        ]["memory"]["by_category"]
-        for more in ([], ["--mp", "bf16", "--reduce", "fp32"])
-    ]
-    assert 2 * peaks[1]["activations"] < 2 * peaks[0]["activations"]
+    """With `--mp bf16`, a rank of FSDP2 computes in bfloat16, so its activations are smaller."""
+    options = ["planned:build", "--batch", "64", "--backward", "--fsdp", "2"]
+    plain = estimated(capsys, *options)["profile"]["memory"]["by_category"]
+    halved = estimated(capsys, *options, "--mp", "bf16", "--reduce", "fp32")
+    in_half_precision = halved["profile"]["memory"]["by_category"]
+    assert in_half_precision["activations"] < plain["activations"]
 
 
 @pytest.mark.parametrize(
@@ -557,7 +562,10 @@ def test_a_rank_computes_in_half_precision(capsys: pytest.CaptureFixture[str]) -
 def test_autocast_of_gathered_weights_is_noted(
     options: tuple[str, ...], expected: list[str], deep: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only autocast under FSDP2 keeps whole weights, which look as if sharding did not work."""
+    """Under FSDP2, autocast keeps casts of the gathered weights. A note explains this memory.
+
+    Without the note, it would look as if sharding did not work.
+    """
     found = profiled(capsys, deep, "--backward", *options)
     assert expected == [note.code for note in found.notes if note.code == "casts_are_kept"]
 
@@ -565,9 +573,9 @@ def test_autocast_of_gathered_weights_is_noted(
 def test_offloaded_shards_are_in_the_memory_of_the_host(
     deep: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of 7,640 weights each of two ranks has half, and as many gradients, 2 bytes each.
+    """With `--cpu-offload`, parameters and gradients are on the host, and not on the device.
 
-    The device has none of them, also in a step.
+    Each of two ranks has half of the 7,640 weights and as many gradients, with 2 bytes each.
     """
     for more in ([], ["--optimizer-in-backward"]):
         found = profiled(
@@ -599,7 +607,7 @@ def test_offloaded_shards_are_in_the_memory_of_the_host(
 def test_code_of_a_configuration_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Unless it is asked for; nothing of it runs."""
+    """The code of a configuration does not run without `--trust-remote-code`."""
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}})
@@ -697,7 +705,10 @@ WRONG = {
     "fails": (["planned:fails"], "planned:fails failed: ZeroDivisionError: no reason"),
     "takes no number": (
         ["planned:alone"],
-        "planned:alone(): too many positional arguments; lflops calls it with one argument: the number",
+        (
+            "planned:alone(): too many positional arguments; lflops calls it with one argument: "
+            "the number"
+        ),
     ),
     "wants more than a number": (
         ["planned:sized"],
@@ -729,7 +740,7 @@ WRONG = {
 def test_a_wrong_call_is_one_line(
     args: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit status 2, and what is wrong."""
+    """A wrong command exits with status 2, and prints the reason in one line."""
     assert 2 == main(["estimate", *args])
     error = capsys.readouterr().err
     assert said in error
@@ -737,7 +748,10 @@ def test_a_wrong_call_is_one_line(
 
 
 def remembered(*phases: str) -> Profile:
-    """A profile whose timeline has an operator in each of these phases, and each time a byte more is alive."""
+    """Return a profile with one operator in each of these phases.
+
+    Each operator leaves one byte more of live memory.
+    """
     timeline = [
         ("mm", "", phase, place, place, (0, 0, 0, 0, 0, place))
         for place, phase in enumerate(phases)
@@ -755,26 +769,19 @@ def remembered(*phases: str) -> Profile:
 
 
 def test_the_figure_has_a_band_for_each_stretch_of_a_phase() -> None:
-    """Above the one area of a profile with one category, in the colours of the page."""
-    (axes,) = memory_figure(
-        analyze(
-            remembered(
-                "forward", "forward", "backward", "recompute", "recompute", "backward", "optimizer"
-            )
-        )
-    ).axes
-    assert ["forward", "backward", "recompute", "backward", "optimizer"] == [
-        next(
-            phase
-            for phase, colour in PHASES.items()
-            if Patch(color=colour).get_facecolor() == tuple(area.get_facecolor()[0])
-        )
-        for area in axes.collections[1:]
-    ]
+    """Neighboring operators of one phase share a band, which has the color of the phase.
+
+    The first area of the figure is the live memory of the only category.
+    """
+    phases = ("forward", "forward", "backward", "recompute", "recompute", "backward", "optimizer")
+    (axes,) = memory_figure(analyze(remembered(*phases))).axes
+    phase_of_color = {Patch(color=color).get_facecolor(): phase for phase, color in PHASES.items()}
+    bands = [phase_of_color[tuple(area.get_facecolor()[0])] for area in axes.collections[1:]]
+    assert ["forward", "backward", "recompute", "backward", "optimizer"] == bands
 
 
 def test_the_figure_has_an_area_for_each_category() -> None:
-    """Those that ever hold bytes, by name; the ticks are sizes, and the peak is named in its unit."""
+    """Each category that ever has bytes is in the legend. The peak is named with its unit."""
     (axes,) = memory_figure(analyze(small_profile())).axes
     legend = axes.get_legend()
     assert legend is not None
@@ -785,6 +792,6 @@ def test_the_figure_has_an_area_for_each_category() -> None:
 
 
 def test_what_was_not_counted_is_not_drawn() -> None:
-    """An error, not an empty picture."""
+    """Drawing memory that was not counted is an error, not an empty figure."""
     with pytest.raises(ProfileError, match="has no memory to draw"):
         memory_figure(analyze(profile({"": {}}, ())))

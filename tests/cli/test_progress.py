@@ -1,4 +1,4 @@
-"""The line about a command that takes long, with a clock that a test advances."""
+"""Test the progress line of a command that takes long, with a clock that the test advances."""
 
 import io
 import threading
@@ -9,7 +9,7 @@ from lflops.cli.progress import FILE_SECONDS, FIRST_SECONDS, TERMINAL_SECONDS, P
 
 
 class Clock(threading.Event):
-    """Each wait takes the time that was asked for, until the end comes."""
+    """An event with a clock. A wait advances the clock at once; at the second `end`, it is set."""
 
     def __init__(self, end: float) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class Clock(threading.Event):
         self.end = end
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether the end came first."""
+        """Advance the clock by the timeout, and return whether the end is reached."""
         self.seconds += timeout or 0.0
         return self.seconds >= self.end
 
@@ -26,12 +26,12 @@ class Terminal(io.StringIO):
     """A stream that is a terminal."""
 
     def isatty(self) -> bool:
-        """It is."""
+        """Return true, as a terminal does."""
         return True
 
 
 def written(stream: io.StringIO, end: float) -> str:
-    """What a command of that many seconds writes."""
+    """Return the text that is written during a command that takes `end` seconds."""
     clock = Clock(end)
     with ProgressLine("estimating", stream, clock=lambda: clock.seconds, ended=clock) as progress:
         progress.operators(1500, None)
@@ -41,19 +41,19 @@ def written(stream: io.StringIO, end: float) -> str:
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_a_short_command_writes_nothing(stream: type[io.StringIO]) -> None:
-    """It ends before the first line."""
+    """A command that ends before the first line is due writes nothing."""
     assert written(stream(), FIRST_SECONDS) == ""
 
 
 def test_a_file_gets_a_line_now_and_then() -> None:
-    """After three seconds, and ten seconds later."""
+    """A file gets a line after three seconds, and another one ten seconds later."""
     text = written(io.StringIO(), FIRST_SECONDS + FILE_SECONDS + 1)
     assert [line.rpartition(" (")[2] for line in text.splitlines()] == ["3 s)", "13 s)"]
     assert "1,500 operators" in text or "estimating" in text
 
 
 def test_a_terminal_has_one_line_that_changes_and_goes() -> None:
-    """Each line replaces the one before, and the last one is blank."""
+    """On a terminal, each text replaces the one before it, and a blank line replaces the last."""
     text = written(Terminal(), FIRST_SECONDS + 2 * TERMINAL_SECONDS)
     first, second, blank, end = text.split("\r")[1:]
     assert "(3 s)" in first

@@ -1,4 +1,4 @@
-"""`lflops run`: a script as it is, watched from outside."""
+"""Test `lflops run`, which monitors a script without changes to the script."""
 
 import os
 import subprocess
@@ -31,49 +31,48 @@ sys.exit(3)
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where lflops is installed."""
+    """A folder in which lflops is installed."""
     return unpacked_wheel(tmp_path_factory.mktemp("site"))
 
 
 @pytest.mark.parametrize("last", ["--fail", "--dir"])
 def test_a_script_runs_as_python_runs_it(last: str, site: Path, tmp_path: Path) -> None:
-    """Its name, arguments, path, output, error and exit status are the same.
+    """`lflops run` does not change the script's name, arguments, path, output or exit status.
 
-    How it ended is in the ledger.
+    The ledger has the reason why the run ended. The second script has an argument that is also an
+    option of `lflops run`.
     """
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "helper.py").touch()
     environment = os.environ | {"PYTHONPATH": str(site)}
     environment.pop("LFLOPS", None)
-    arguments = ["train.py", "--lr", "2", last]
-    plain, watched = (
-        subprocess.run(
-            [sys.executable, *before, *arguments],
+
+    def ran(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *command, "train.py", "--lr", "2", last],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
             text=True,
             check=False,
         )
-        for before in ([], ["-m", "lflops", "run", "--dir", "runs/1"])
-    )
-    assert (plain.returncode, plain.stdout, plain.stderr) == (
-        watched.returncode,
-        watched.stdout,
-        watched.stderr,
-    )
-    assert (1 if last == "--fail" else 3) == plain.returncode
+
+    plain = ran()
+    watched = ran("-m", "lflops", "run", "--dir", "runs/1")
+    assert plain.returncode == watched.returncode
+    assert plain.stdout == watched.stdout
+    assert plain.stderr == watched.stderr
+
+    status, ended = (1, "ValueError") if last == "--fail" else (3, "finished")
+    assert status == plain.returncode
     ledger = load_run(tmp_path / "runs" / "1")
-    assert (10, "ValueError" if last == "--fail" else "finished") == (
-        ledger.steps,
-        ledger.starts[0].ended,
-    )
+    assert (10, ended) == (ledger.steps, ledger.starts[0].ended)
 
 
 def test_where_torch_would_not_load_lflops_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rather than watch nothing."""
+    """If torch does not load lflops, the command is an error instead of a run without a monitor."""
     monkeypatch.setattr(run, "entry_points", lambda **_: ())
     assert 2 == main(["run", "train.py"])
     assert "so torch does not load it: pip install lflops" in capsys.readouterr().err
@@ -82,7 +81,7 @@ def test_where_torch_would_not_load_lflops_it_says_so(
 def test_a_command_that_is_not_there_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Python itself says so of a script."""
+    """A command that does not exist is an error. For a script, Python itself prints the error."""
     monkeypatch.setattr(run, "entry_points", lambda **_: ("ours",))
     monkeypatch.setenv("LFLOPS", "trace=false")
     assert 2 == main(["run", "--dir", "there", "no-such-command", "-x"])
@@ -100,7 +99,10 @@ def test_a_command_that_is_not_there_is_named(
 def test_a_folder_may_have_any_name(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commas and equals signs separate settings in the variable that names the folder."""
+    """The folder's name is escaped in the variable LFLOPS.
+
+    Commas and equals signs separate settings in this variable.
+    """
     monkeypatch.setenv("LFLOPS", "module_scalars=7")
     line = run._settings(tmp_path / name)
     assert line is not None

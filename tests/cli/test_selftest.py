@@ -1,6 +1,6 @@
-"""`lflops selftest` on a CPU.
+"""Test `lflops selftest` on a CPU: checks that need a device are left out.
 
-What a CPU does not have is not offered, and the file says the same as the shell.
+The file and the terminal have the same results.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from lflops.selftest import SelfTest
 def test_on_a_cpu_the_work_is_right_and_no_device_is_offered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its clock is the host's, and nothing of the device's is there."""
+    """The clock of the host and the work by module pass. All other checks need a device."""
     path = tmp_path / "sent.json"
     assert 0 == main(["selftest", "--device", "cpu", "-o", str(path)])
     result = msgspec.json.decode(path.read_bytes(), type=SelfTest)
@@ -40,6 +40,6 @@ def test_on_a_cpu_the_work_is_right_and_no_device_is_offered(
 
 
 def test_a_device_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """In one line."""
+    """The error names the device that torch does not have."""
     assert 2 == main(["selftest", "--device", "abacus"])
     assert "device='abacus': torch has no such device here" in capsys.readouterr().err

@@ -1,3 +1,5 @@
+"""Test `lflops show`: its options, its JSON output and its errors."""
+
 import json
 import os
 import subprocess
@@ -18,14 +20,14 @@ COMMAND = [sys.executable, "-c", "import sys; from lflops.cli.main import main; 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """The small profile's file."""
+    """The path of a file with `small_profile()`."""
     path = tmp_path / "small.profile.json"
     save(small_profile(), path)
     return path
 
 
 def shell(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command as a shell runs it, its output not a terminal."""
+    """Run lflops in a process, with an output that is not a terminal."""
     inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     command = [*COMMAND, *map(str, args)]
     return subprocess.run(
@@ -39,7 +41,10 @@ def shell(*args: object, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def test_show_prints_the_table_without_colours_in_the_width_asked_for(file: Path) -> None:
-    """Not a terminal: 120 columns, or what COLUMNS says; no blanks at the ends of lines."""
+    """Without a terminal, the width is 120 columns, or the value of COLUMNS.
+
+    There are no colors, and no blanks at the ends of lines.
+    """
     shown = shell("show", file, COLUMNS="60", FORCE_COLOR="1")
     assert (0, "") == (shown.returncode, shown.stderr)
     assert "\x1b" not in shown.stdout
@@ -48,7 +53,7 @@ def test_show_prints_the_table_without_colours_in_the_width_asked_for(file: Path
 
 
 def test_show_takes_depth_order_phase_and_flat(file: Path) -> None:
-    """The options reach the table."""
+    """The options are passed on to the table."""
     sorted_rows = shell(
         "show", file, "--depth", 1, "--sort", "name", "--phase", "all"
     ).stdout.splitlines()
@@ -59,7 +64,7 @@ def test_show_takes_depth_order_phase_and_flat(file: Path) -> None:
 
 
 def test_show_takes_the_folder_of_a_run(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Its last window; a folder without one is named."""
+    """For a folder, the last window is shown. A folder without a profile is an error."""
     assert 0 == main(["show", str(file.parent), "--json"])
     of_folder = capfd.readouterr().out
     assert 0 == main(["show", str(file), "--json"])
@@ -70,7 +75,7 @@ def test_show_takes_the_folder_of_a_run(file: Path, capfd: pytest.CaptureFixture
 
 
 def test_json_holds_exact_integers_in_rows_within_rows(tmp_path: Path) -> None:
-    """Two blocks share a row, each with a layer of 2**60 + 1 MACs, which no float could hold."""
+    """Two blocks share a row. Each has a layer with 2**60 + 1 MACs, which no float can hold."""
     blocks = [f"{block}.layer" for block in range(2)]
     cells = [product(name, "aten::mm", "forward", macs=2**60 + 1, bytes_moved=1) for name in blocks]
     save(
@@ -95,9 +100,10 @@ def test_json_holds_exact_integers_in_rows_within_rows(tmp_path: Path) -> None:
 
 
 def test_json_has_the_pace_and_the_times(file: Path) -> None:
-    """One clean step of 3 ms: 2 * 1408 FLOPs in it, of an unknown peak.
+    """The JSON output has the times of the steps and of each module.
 
-    The head takes 300 µs of 800, and was not run again.
+    The unprofiled step takes 3 ms and has 2 * 1408 FLOPs. The peak is unknown, so there is no MFU.
+    The head takes 300 of 800 µs, and nothing of it was recomputed.
     """
     shown = json.loads(shell("show", file, "--json").stdout)
     assert (1, 0.003, 0.001) == (
@@ -115,7 +121,7 @@ def test_json_has_the_pace_and_the_times(file: Path) -> None:
 
 
 def test_without_times_json_says_that_they_are_unknown(tmp_path: Path) -> None:
-    """Null, nowhere 0."""
+    """Unknown times are null in the JSON output, never 0."""
     save(untimed(small_profile()), tmp_path / "counted.json")
     shown = json.loads(shell("show", tmp_path / "counted.json", "--json", "--operators").stdout)
     assert (0, None, {}, None) == tuple(
@@ -127,7 +133,7 @@ def test_without_times_json_says_that_they_are_unknown(tmp_path: Path) -> None:
 
 
 def test_rows_are_sorted_by_time(file: Path) -> None:
-    """The encoder's two operators took 200 µs, the head's one took 100."""
+    """The two operators of the encoder take 200 µs, so it comes before the head with 100 µs."""
     rows = json.loads(shell("show", file, "--json", "--sort", "time").stdout)["rows"][0]["children"]
     assert [("encoder", 2e-4), ("head", 1e-4)] == [
         (row["name"], row["seconds"]["forward"]) for row in rows
@@ -137,7 +143,7 @@ def test_rows_are_sorted_by_time(file: Path) -> None:
 def test_times_that_are_not_there_are_no_order(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wrong usage, in one line; also with --flat and --json."""
+    """Sorting by time without times is a usage error in one line, also with --flat and --json."""
     save(untimed(small_profile()), tmp_path / "counted.json")
     for options in ([], ["--flat"], ["--json"]):
         assert 2 == main(["show", str(tmp_path / "counted.json"), "--sort", "time", *options])
@@ -150,7 +156,7 @@ def test_times_that_are_not_there_are_no_order(
 
 
 def test_json_of_the_flat_list_has_every_module(file: Path) -> None:
-    """Each one by itself, unknown numbers as null."""
+    """The flat list has the self values of each module. Unknown numbers are null."""
     rows = json.loads(shell("show", file, "--flat", "--json", "--sort", "parameters").stdout)[
         "rows"
     ]
@@ -163,9 +169,9 @@ def test_json_of_the_flat_list_has_every_module(file: Path) -> None:
 def test_kernels_of_compiled_code_are_shown_by_module(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the mean of two batches, on what they were timed.
+    """The table of kernels has the mean of two batches, and says where they were timed.
 
-    Of a fused kernel how many modules it is of.
+    For a fused kernel, it has the number of modules that the kernel computes for.
     """
     kernel = CompiledKernel(
         name="cpp_fused_add_0",
@@ -202,7 +208,10 @@ def test_kernels_of_compiled_code_are_shown_by_module(
     monkeypatch.setenv("COLUMNS", "140")
     assert 0 == main(["show", str(tmp_path / "compiled.json"), "--operators"])
     assert [
-        "kernels of compiled code, per batch module phase host % of compiled fused bytes moved fused from calls",
+        (
+            "kernels of compiled code, per batch module phase host % of compiled "
+            "fused bytes moved fused from calls"
+        ),
         "cpp_fused_add_0 head forward 15.0 µs 30.0 % 2.00 KiB 2 modules 1",
         "extern_kernels.mm the model itself backward 15.0 µs 30.0 % – 1 module 1",
     ] == [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[-3:]]
@@ -211,7 +220,7 @@ def test_kernels_of_compiled_code_are_shown_by_module(
 def test_operators_are_shown_in_place_of_modules(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a table, or as JSON with the exact figures."""
+    """`--operators` prints a table of operators, or JSON with the exact numbers."""
     monkeypatch.setenv("COLUMNS", "120")
     assert 0 == main(["show", str(file), "--operators", "--phase", "forward"])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
@@ -236,11 +245,12 @@ def test_operators_are_shown_in_place_of_modules(
 def test_a_file_of_another_version_is_no_wrong_file(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is needed is another lflops."""
+    """The error says that another version of lflops is needed."""
     file.write_text('{"schema_version": "3.0"}')
     assert 2 == main(["show", str(file)])
     assert capsys.readouterr().err.endswith(
-        ': schema_version is "3.0", but this lflops reads 2.x: a later version of lflops is needed\n'
+        ': schema_version is "3.0", but this lflops reads 2.x: a later version of lflops is '
+        "needed\n"
     )
 
 
@@ -267,13 +277,14 @@ def test_a_file_of_another_version_is_no_wrong_file(
             "--operators can be combined with --phase and --json",
         ),
         (["show", "nowhere.json"], "nowhere.json: No such file"),
-        (["show", "docs"], "docs"),  # and not ".", in which `make demo` leaves a run
+        # The folder is not ".", because `make demo` leaves a run there.
+        (["show", "docs"], "docs"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
     arguments: list[str], reason: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On stderr, with exit status 2 and nothing on stdout."""
+    """A wrong command prints one line on stderr and nothing on stdout, and exits with status 2."""
     assert 2 == main([argument.format(file=file) for argument in arguments])
     shown = capsys.readouterr()
     assert "" == shown.out
@@ -282,7 +293,7 @@ def test_what_is_wrong_is_said_in_one_line(
 
 
 def test_a_broken_file_is_named_in_one_line(tmp_path: Path) -> None:
-    """No traceback, whatever is in it; also where the name itself would break the line."""
+    """A broken file gives one line and no traceback, even if its name contains a line break."""
     broken = tmp_path / "broken\nfile.json"
     broken.write_text('{"schema_version": "2.0", "modules": ')
     shown = shell("show", broken)
@@ -291,7 +302,10 @@ def test_a_broken_file_is_named_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
-    """As in `lflops show FILE | head -1`, with more to come than a pipe holds."""
+    """A closed pipe, as in `lflops show FILE | head -1`, is no error.
+
+    The output is larger than the buffer of a pipe.
+    """
     save(profile_of(2000), tmp_path / "large.json")
     with subprocess.Popen(
         [*COMMAND, "show", tmp_path / "large.json", "--json"],
@@ -310,7 +324,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     not Path("/dev/full").exists(), reason="only Linux has a disk that is always full"
 )
 def test_a_full_disk_is_said_in_one_line(file: Path) -> None:
-    """Not twice, when Python shuts down."""
+    """The error is printed only once, although Python flushes stdout again when it shuts down."""
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(
             [*COMMAND, "show", file], check=False, stdout=full, stderr=subprocess.PIPE, text=True
@@ -322,26 +336,23 @@ def test_a_full_disk_is_said_in_one_line(file: Path) -> None:
 
 
 def test_a_terminal_that_has_no_such_letters_gets_others(file: Path) -> None:
-    """An ASCII output has no dash and no times sign: it shows something else, and does not fail."""
+    """On an ASCII output, other characters replace the dash and the times sign."""
     shown = shell("show", file, PYTHONIOENCODING="ascii")
     assert (0, "") == (shown.returncode, shown.stderr)
     assert shown.stdout.isascii()
 
 
 def test_help_and_version_are_plain_text() -> None:
-    """No boxes, and every option of `show` is said."""
+    """The help text has no boxes, and lists all options of `show`."""
     assert "Commands:\n  show" in shell("--help").stdout
     shown = shell("show", "--help").stdout
-    assert [] == [
-        option
-        for option in ("--depth", "--sort", "--flat", "--operators", "--phase", "--json")
-        if option not in shown
-    ]
+    for option in ("--depth", "--sort", "--flat", "--operators", "--phase", "--json"):
+        assert option in shown
     assert shell("--version").stdout.startswith("lflops")
 
 
 def test_the_package_itself_is_the_shell() -> None:
-    """Where no script is on the path."""
+    """`python -m lflops` works if the script is not on the path."""
     ran = subprocess.run(
         [sys.executable, "-m", "lflops", "--version"], check=True, capture_output=True, text=True
     )
@@ -349,7 +360,7 @@ def test_the_package_itself_is_the_shell() -> None:
 
 
 def test_an_error_has_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    """It quotes a path, which someone else may have chosen."""
+    """Control characters in a path, which someone else may have chosen, are not printed."""
     assert main(["show", "\x1b]0;owned\x07.profile.json"]) == 2
     said = capsys.readouterr().err
     assert "owned" in said

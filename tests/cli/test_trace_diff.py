@@ -1,4 +1,4 @@
-"""`lflops diff` of two traces."""
+"""Test `lflops diff` with two traces."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,10 @@ from tests.support.traces_by_hand import TraceByHand
 
 
 def written(path: Path, kernel: int) -> Path:
-    """Three steps of 1000 ns and what the product takes."""
+    """Write a trace of three steps, and return its path.
+
+    Each step takes 1000 ns plus `kernel` ns, in which the kernel of a matmul runs.
+    """
     trace = TraceByHand(deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}])
     for number in range(3):
         begin = number * (1000 + kernel)
@@ -21,7 +24,7 @@ def written(path: Path, kernel: int) -> Path:
 
 
 def test_the_change_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A product of 600 ns in place of 200."""
+    """The first lines say that the matmul takes 600 ns instead of 200 ns."""
     files = [str(written(tmp_path / f"{kernel}.pt.trace.json.gz", kernel)) for kernel in (200, 600)]
     assert 0 == main(["diff", *files])
     lines = capsys.readouterr().out.splitlines()
@@ -38,7 +41,7 @@ def test_the_change_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_broken_limit_is_the_exit_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """1 where the step takes longer than it may; 2 where it cannot be known."""
+    """The status is 1 if the step is too slow, and 2 if a limit cannot be checked."""
     files = [str(written(tmp_path / f"{kernel}.json.gz", kernel)) for kernel in (200, 600)]
     assert 1 == main(["diff", *files, "--max-regress", "10%"])
     assert "limit broken      max regress: 33.3 %, 10.0 % allowed" in capsys.readouterr().out
@@ -53,7 +56,7 @@ def test_a_broken_limit_is_the_exit_status(
 def test_a_trace_and_a_profile_are_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line names the file that is no profile."""
+    """A trace and a profile cannot be compared: the error is one line."""
     trace = written(tmp_path / "a.pt.trace.json", 100)
     profile = tmp_path / "profile.json"
     profile.write_text('{"schema_version": "2.0"}')

@@ -1,4 +1,4 @@
-"""What the published architectures are made of."""
+"""Parts of published architectures: their models in transformers, and the MACs of their layers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,21 +22,31 @@ __all__ = [
 
 
 def published(model: str, config: str, **fields: Any) -> Callable[[], nn.Module]:
-    """A model of transformers with random weights; the library is imported where one is made."""
+    """Return a function that creates a model of transformers with random weights.
+
+    The library is imported in this function. A callable in `fields` is called for its value.
+
+    Args:
+        model: Class name of the model.
+        config: Class name of its configuration.
+        fields: Fields of the configuration.
+    """
 
     def make() -> nn.Module:
         import transformers
 
-        kinds = {name: getattr(transformers, name) for name in (model, config)}
-        parts = {name: value() if callable(value) else value for name, value in fields.items()}
-        made: nn.Module = kinds[model](kinds[config](**parts))
+        parts = {}
+        for name, value in fields.items():
+            parts[name] = value() if callable(value) else value
+        configuration = getattr(transformers, config)(**parts)
+        made: nn.Module = getattr(transformers, model)(configuration)
         return made
 
     return make
 
 
 def settings(config: str, **fields: Any) -> Callable[[], Any]:
-    """The configuration of a part."""
+    """Return a function that creates the configuration of a part of a model."""
 
     def make() -> Any:
         import transformers
@@ -46,24 +56,30 @@ def settings(config: str, **fields: Any) -> Callable[[], Any]:
     return make
 
 
-BATCH, COLOURS = 2, 3
+BATCH = 2
+COLOURS = 3
 
 
 def seeing(size: int, model: str, config: str, **fields: Any) -> Build:
-    """A model on square images."""
+    """Return a `Build` of a model that receives square images."""
     return layer(published(model, config, **fields), pixel_values=data(BATCH, COLOURS, size, size))
 
 
 def perceptron(rows: int, hidden: int, wide: int) -> Macs:
-    """Up and down."""
+    """Return the MACs of two linear layers, from `hidden` to `wide` features and back."""
     return product(rows, hidden, wide) + product(rows, wide, hidden)
 
 
 def encoder_layer(
     batch: int, length: int, hidden: int, heads: int, wide: int, *, fused: bool = True
 ) -> Macs:
-    """Projections to queries, keys, values and out, attention of all to all, a perceptron."""
-    rows, scores = batch * length, batch * heads * length * length
+    """Return the MACs of an encoder layer.
+
+    It has projections to queries, keys, values and outputs, attention within a sequence, and a
+    perceptron.
+    """
+    rows = batch * length
+    scores = batch * heads * length * length
     return (
         4 * product(rows, hidden, hidden)
         + attention(scores, hidden // heads, fused=fused)
@@ -74,8 +90,12 @@ def encoder_layer(
 def decoder_layer(
     batch: int, length: int, hidden: int, heads: int, wide: int, *, others: int
 ) -> Macs:
-    """The same, and between the two attention to an encoder's `others`."""
-    rows, scores = batch * length, batch * heads * length * others
+    """Return the MACs of a decoder layer: an encoder layer with attention to another sequence.
+
+    The other sequence has the length `others`, and is usually the output of an encoder.
+    """
+    rows = batch * length
+    scores = batch * heads * length * others
     across = (
         2 * product(rows, hidden, hidden)
         + 2 * product(batch * others, hidden, hidden)
@@ -85,10 +105,10 @@ def decoder_layer(
 
 
 def convolution(places: int, inputs: int, outputs: int, kernel: int, *, gradients: int = 2) -> Macs:
-    """A kernel of so many places, at so many places."""
+    """Return the MACs of a convolution at `places` positions, with `kernel` elements at each."""
     return product(places, outputs, inputs, kernel, gradients=gradients)
 
 
 def image_convolution(places: int, outputs: int, kernel: int) -> Macs:
-    """The same of an image's colours, which want no gradient."""
+    """Return the MACs of a convolution of an image with three colors and without a gradient."""
     return convolution(places, COLOURS, outputs, kernel, gradients=1)

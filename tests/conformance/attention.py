@@ -1,6 +1,6 @@
-"""Scaled dot-product attention by every way in.
+"""Cases of scaled dot-product attention, in every way to call it.
 
-A score is a pair of a query and a key of one head; all of them count, masked or not.
+A score belongs to a query and a key of one head. All scores count as MACs, also masked ones.
 """
 
 import torch
@@ -15,30 +15,38 @@ from tests.conformance.pencil import Macs, attention, product
 
 __all__ = ["CASES"]
 
-batch, heads, groups, queries, keys, width, value_width = 2, 6, 3, 5, 7, 4, 8
+batch = 2
+heads = 6
+groups = 3
+queries = 5
+keys = 7
+width = 4
+value_width = 8
 scores = batch * heads * queries * keys
 square = batch * heads * queries * queries
 triangle = batch * heads * queries * (queries + 1) // 2
 
-query, key = leaf(batch, heads, queries, width), leaf(batch, heads, keys, width)
+query = leaf(batch, heads, queries, width)
+key = leaf(batch, heads, keys, width)
 of_queries = (query, query, query)
 sdpa = F.scaled_dot_product_attention
-trained, inference = Family("attention").trained, Family("attention").inference
+trained = Family("attention").trained
+inference = Family("attention").inference
 
 
 def by_products(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
-    """The backend that writes it in matrix products."""
+    """Compute attention with the backend that uses matmuls."""
     with sdpa_kernel(SDPBackend.MATH):
         return sdpa(q, k, v, **options)
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """As a textbook writes it."""
+    """Compute attention with the textbook formula."""
     return torch.softmax(q @ k.mT / width**0.5, -1) @ v
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Half of the keys are not seen, but the kernel is not told so in advance."""
+    """Compute attention with a mask tensor, from which the kernel cannot skip anything."""
     return sdpa(q, k, v, attn_mask=torch.ones(queries, keys, dtype=torch.bool).tril())
 
 
@@ -118,7 +126,7 @@ IN_PRODUCTS = (
 
 
 class Flexible(nn.Module):
-    """Flex attention on a mask of blocks, or on none."""
+    """Flex attention, with a causal mask on blocks or without a mask."""
 
     def __init__(self, *, block: int | None = None, **options: bool) -> None:
         super().__init__()
@@ -141,7 +149,8 @@ class Flexible(nn.Module):
         return flex_attention(q, k, v, block_mask=mask, **self.options)
 
 
-long, block = 256, 64
+long = 256
+block = 64
 rows = long // block
 flexible = data(1, heads, long, width)
 whole = heads * long * long
@@ -171,7 +180,7 @@ tokens = batch * queries
 
 
 class Attention(nn.Module):
-    """One projection for queries, keys and values together, as small language models have it."""
+    """An attention layer with one projection for queries, keys and values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +193,7 @@ class Attention(nn.Module):
 
 
 class OfEinsums(nn.Module):
-    """The same in einsums."""
+    """An attention layer that is written with einsums."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a case of the conformance suite is: a model, its inputs, and the MACs that a pencil gives."""
+"""Define a case of the conformance suite: a model, its inputs, and its MACs worked out by hand."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -8,27 +8,31 @@ from typing import Any
 from torch import nn
 
 Build = Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
-"""Makes a model, its positional and its keyword arguments, from scratch at each call."""
+"""A function that creates a new model, its positional arguments and its keyword arguments."""
 
 Setting = Callable[[], AbstractContextManager[None]]
-"""Makes a context in which a case is built and counted, as one with kernels that stand in for a GPU's."""
+"""A function that returns the context in which a case is built and counted.
+
+For example, the context replaces the kernels of a GPU by stand-ins.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One model and what it costs.
+    """A model, its inputs and its MACs.
 
     Attributes:
-        name: Unique in the suite.
-        family: What kind of operator or model it stands for.
-        build: Makes the model and its inputs.
+        name: A unique name.
+        family: The kind of operator or model.
+        build: Creates the model and its inputs.
         forward: MACs of forward.
-        backward: MACs of backward from the sum of the floating outputs; `None` where nothing is
-            differentiated.
-        recompute: MACs run again in backward: checkpointing's, and a fused attention's scores.
-        grad: Whether forward runs with gradients on; `False` takes the paths of inference.
-        executed: MACs of forward that a mask leaves to run; `None` where it leaves all.
-        setting: What it is built and counted in.
+        backward: MACs of backward, from the sum of all floating-point outputs. `None` if there is
+            no backward pass.
+        recompute: MACs that run again in backward, because of checkpointing or because fused
+            attention does not keep its scores.
+        grad: Whether forward records gradients. Without gradients, torch takes other code paths.
+        executed: MACs of forward without the part that a mask skips. `None` if nothing is skipped.
+        setting: Returns the context in which the case is built and counted.
     """
 
     name: str

@@ -1,6 +1,7 @@
-"""Convolutions: at each position of the output, every output channel multiplies a kernel with its share of the input channels.
+"""Cases of convolutions.
 
-A transposed one spreads the kernel from each position of the input.
+At each position of the output, every output channel multiplies its kernel by its share of the input
+channels. A transposed convolution spreads its kernel from each position of the input.
 """
 
 from torch import nn
@@ -11,28 +12,35 @@ from tests.conformance.pencil import Macs, product
 
 __all__ = ["CASES"]
 
-batch, inputs, outputs, kernel, size = 2, 4, 6, 3, 9
+batch = 2
+inputs = 4
+outputs = 6
+kernel = 3
+size = 9
 smaller = size - kernel + 1
 image = leaf(batch, inputs, size, size)
-trained, inference = Family("convolution").trained, Family("convolution").inference
+trained = Family("convolution").trained
+inference = Family("convolution").inference
 
 window = kernel * kernel
 plain = product(batch, smaller * smaller, outputs, inputs, window)
 
 
 def convolution(**options: object) -> nn.Module:
-    """A square kernel over images."""
+    """Create a convolution of images with a square kernel."""
     return nn.Conv2d(inputs, outputs, kernel, **options)
 
 
 def frozen() -> nn.Module:
-    """One whose kernel stays as it is, and whose bias is trained."""
+    """Create a convolution with a frozen kernel and a trained bias."""
     module = convolution()
     module.weight.requires_grad_(False)
     return module
 
 
-stride, padding, dilation = 2, 1, 2
+stride = 2
+padding = 1
+dilation = 2
 strided = (size + 2 * padding - kernel) // stride + 1
 dilated = size - dilation * (kernel - 1)
 even = 4
@@ -116,7 +124,8 @@ SPACED = (
     ),
 )
 
-groups, spread = 2, stride * (size - 1) + kernel
+groups = 2
+spread = stride * (size - 1) + kernel
 GROUPED = (
     trained(
         "conv2d in groups",

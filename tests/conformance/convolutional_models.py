@@ -1,7 +1,9 @@
-"""Convolutional networks with random weights.
+"""Cases of convolutional networks from transformers, with random weights.
 
-Images want no gradient, so the first convolution has one product less backward.
+Images require no gradient, so the first convolution has only one product in backward.
 """
+
+import math
 
 from tests.conformance.architectures import convolution, image_convolution, perceptron, seeing
 from tests.conformance.case import Build
@@ -10,13 +12,19 @@ from tests.conformance.pencil import NOTHING, Macs, product
 
 __all__ = ["CASES"]
 
-batch, size, labels, narrow, broad = 2, 32, 5, 8, 16
-half, quarter, eighth = size // 2, size // 4, size // 8
+batch = 2
+size = 32
+labels = 5
+narrow = 8
+broad = 16
+half = size // 2
+quarter = size // 4
+eighth = size // 8
 trained = Family("convolutional models").trained
 
 
 def convnext(version: str = "") -> Build:
-    """Two stages of one block."""
+    """Return a `Build` of ConvNeXt with two stages of one block."""
     fields = {
         "hidden_sizes": [narrow, broad],
         "depths": [1, 1],
@@ -29,7 +37,7 @@ def convnext(version: str = "") -> Build:
 
 
 def convnext_block(places: int, channels: int) -> Macs:
-    """A depthwise kernel of 7 by 7, a perceptron."""
+    """Return the MACs of a ConvNeXt block: a depthwise 7 x 7 convolution, and a perceptron."""
     return convolution(places, 1, channels, 7 * 7) + perceptron(places, channels, 4 * channels)
 
 
@@ -43,14 +51,21 @@ of_convnext = (
 
 
 def bottleneck(side: int, inputs: int, outputs: int, stride: int = 1) -> Macs:
-    """Down to a quarter, 3 by 3 there, and up; a shortcut where the shape changes."""
-    inside, before, after = outputs // 4, batch * (side * stride) ** 2, batch * side**2
-    main = (
+    """Return the MACs of a ResNet bottleneck.
+
+    A 3 x 3 convolution runs with a quarter of the channels, between two 1 x 1 convolutions. The
+    shortcut has a convolution only if the number of channels changes.
+    """
+    inside = outputs // 4
+    before = batch * (side * stride) ** 2
+    after = batch * side**2
+    shortcut = convolution(after, inputs, outputs, 1) if inputs != outputs else NOTHING
+    return (
         convolution(before, inputs, inside, 1)
         + convolution(after, inside, inside, 3 * 3)
         + convolution(after, inside, outputs, 1)
+        + shortcut
     )
-    return main + (convolution(after, inputs, outputs, 1) if inputs != outputs else NOTHING)
 
 
 stem = 8
@@ -66,9 +81,12 @@ stages = {
     "depths": [1, 2],
     "layer_type": "bottleneck",
 }
-resnet_places, resnet_channels = eighth**2, 4 * broad
+resnet_places = eighth**2
+resnet_channels = 4 * broad
 
-thinner, least, of_eight = 0.25, 8, 8
+thinner = 0.25
+least = 8
+of_eight = 8
 bottlenecks = [
     (16, 1),
     (24, 2),
@@ -82,18 +100,24 @@ bottlenecks = [
     *[(160, 1)] * 2,
     (320, 1),
 ]
-"""The paper's output channels and strides, the first of them the stem's."""
+"""Output channels and strides of the blocks, as in the paper. The first entry is the stem."""
 
 
 def thinned(channels: int) -> int:
-    """A part of the channels, rounded to eights and by no more than a tenth down."""
+    """Return a quarter of the channels, rounded to a multiple of 8.
+
+    If this rounds down by more than a tenth, it is rounded up instead.
+    """
     part = round(channels * thinner)
     rounded = max(least, (part + of_eight // 2) // of_eight * of_eight)
     return rounded + of_eight if rounded < 0.9 * part else rounded
 
 
 def of_mobilenet() -> Macs:
-    """Six times as many channels, a depthwise convolution there, and back to few."""
+    """Return the MACs of MobileNetV2.
+
+    Each block expands the channels six times, runs a depthwise convolution, and reduces them again.
+    """
     channels = thinned(bottlenecks[0][0])
     side = half
     start = thinned(32)
@@ -105,11 +129,10 @@ def of_mobilenet() -> Macs:
     for outputs, stride in bottlenecks[1:]:
         inside = 6 * channels
         macs += convolution(batch * side**2, channels, inside, 1)
-        side = -(-side // stride)
-        macs += convolution(batch * side**2, 1, inside, 3 * 3) + convolution(
-            batch * side**2, inside, thinned(outputs), 1
-        )
+        side = math.ceil(side / stride)
         channels = thinned(outputs)
+        macs += convolution(batch * side**2, 1, inside, 3 * 3)
+        macs += convolution(batch * side**2, inside, channels, 1)
     return macs + convolution(batch * side**2, channels, 1280, 1) + product(batch, 1280, labels)
 
 

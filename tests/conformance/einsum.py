@@ -1,6 +1,6 @@
-"""Einstein's sums in every form of operands.
+"""Cases of `torch.einsum` with operands in every form.
 
-Where an index is summed between two operands it is a product, else nothing is.
+An einsum has MACs only if it sums over an index of two operands.
 """
 
 import torch
@@ -10,11 +10,16 @@ from tests.conformance.pencil import NOTHING, product
 
 __all__ = ["CASES"]
 
-b, i, j, k, l = 7, 2, 4, 5, 6  # noqa: E741 - the indices' own names
-heads, width = 3, 8
-einsum = torch.backends.opt_einsum.flags(enabled=False)(
-    torch.einsum
-)  # else where opt_einsum is installed it chooses the order
+# The sizes have the names of the indices.
+b = 7
+i = 2
+j = 4
+k = 5
+l = 6  # noqa: E741
+heads = 3
+width = 8
+# If opt_einsum is installed, it chooses the order of the matmuls, so it is turned off.
+einsum = torch.backends.opt_einsum.flags(enabled=False)(torch.einsum)
 two = leaf(i, j), leaf(j, k)
 batches = leaf(b, i, j), leaf(b, j, k)
 trained = Family("einsum").trained

@@ -1,6 +1,6 @@
-"""Products of other numbers than 32-bit floats in a dense rectangle.
+"""Cases of matmuls of other tensors than dense ones of 32-bit floats.
 
-Sparse, complex, short, packed.
+They are sparse, complex, grouped, nested, or of other floating-point dtypes.
 """
 
 from typing import Any
@@ -14,23 +14,29 @@ from tests.conformance.pencil import NOTHING, Macs, attention, product
 
 __all__ = ["CASES"]
 
-batch, n, k, m = 2, 6, 8, 5
-trained, inference = Family("formats").trained, Family("formats").inference
+batch = 2
+n = 6
+k = 8
+m = 5
+trained = Family("formats").trained
+inference = Family("formats").inference
 
-PART, OF = 3, 8
+PART = 3
+OF = 8
 stored = n * k * PART // OF
 
 
 def few() -> Tensor:
-    """A matrix of which three elements of eight are there."""
+    """Return a matrix in which three of eight elements are not zero."""
     return torch.randn(n, k) * (torch.arange(n * k).view(n, k) % OF < PART)
 
 
-coordinates, rows = Made(lambda: few().to_sparse()), Made(lambda: few().to_sparse_csr())
+coordinates = Made(lambda: few().to_sparse())
+rows = Made(lambda: few().to_sparse_csr())
 batches = Made(lambda: torch.stack([few()] * batch).to_sparse())
 columns = leaf(k, m)
-# The stored elements alone multiply, whichever way; only where the sparse one is trained is there a
-# dense product, then masked.
+# Forward and backward multiply only the stored elements. If the sparse matrix is trained, its
+# gradient is a dense product, which is then masked.
 of_stored = product(stored, m, gradients=1)
 
 SPARSE = (
@@ -79,9 +85,9 @@ SPARSE = (
 )
 
 four = 4
-"""Real products in a complex one."""
+"""Number of real products in a complex product."""
 three = 3
-"""Those that a complex convolution is made of."""
+"""Number of real convolutions in a complex convolution."""
 shorts = {"dtype": torch.complex64}
 COMPLEX = (
     trained(
@@ -116,15 +122,18 @@ COMPLEX = (
     ),
 )
 
-experts, share, inputs, outputs = 3, 16, 8, 24
+experts = 3
+share = 16
+inputs = 8
+outputs = 24
 ends = Made(lambda: torch.arange(1, experts + 1, dtype=torch.int32) * share)
 bf16 = {"dtype": torch.bfloat16}
 
 
 def grouped(a: Tensor, b: Tensor, ends: Tensor | None = None) -> Tensor:
-    """A product for each group, and something behind it.
+    """Run a grouped product, and scale its result.
 
-    The kernel does not take the gradient of a plain sum.
+    The kernel of backward does not accept the gradient of a sum, so the result is scaled.
     """
     return F.grouped_mm(a, b, offs=ends) * 2
 
@@ -169,7 +178,7 @@ GROUPED = (
 
 
 def perceptron(**options: Any) -> nn.Sequential:
-    """Two layers."""
+    """Create two linear layers with ReLU between them."""
     return nn.Sequential(nn.Linear(k, n, **options), nn.ReLU(), nn.Linear(n, m, **options))
 
 
@@ -180,17 +189,18 @@ lengths = (2, 5)
 
 
 def sequences(*, jagged: bool, trained: bool = True) -> Made:
-    """Several lengths in one tensor."""
+    """Return an input: sequences of several lengths in one nested tensor."""
     layout = torch.jagged if jagged else torch.strided
-    return Made(
-        lambda: torch.nested.nested_tensor(
-            [torch.randn(each, k) for each in lengths], layout=layout, requires_grad=trained
-        )
-    )
+
+    def make() -> Tensor:
+        rows = [torch.randn(each, k) for each in lengths]
+        return torch.nested.nested_tensor(rows, layout=layout, requires_grad=trained)
+
+    return Made(make)
 
 
 class Padded(nn.Module):
-    """Layers on sequences, which are then padded."""
+    """Layers that run on nested sequences. Their results are then padded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,11 +210,12 @@ class Padded(nn.Module):
         return torch.nested.to_padded_tensor(self.layers(x), 0.0)
 
 
-heads, width = 2, k // 2
+heads = 2
+width = k // 2
 
 
 def attended(x: Tensor) -> Tensor:
-    """Within each sequence, as far as the longest."""
+    """Compute attention within each sequence, padded to the longest one."""
     by_head = x.unflatten(-1, (heads, width)).transpose(1, 2)
     return F.scaled_dot_product_attention(by_head, by_head, by_head).values()
 

@@ -1,9 +1,7 @@
-"""Kernels that models reach only by a tool or a setting, quantized ones most of all.
+"""Cases of kernels that run only with a tool or a setting, most of them quantized kernels."""
 
-Each by the shortest way to it.
-"""
-
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,21 +9,29 @@ import torch.ao.nn.intrinsic.quantized.dynamic
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.conformance.case import Case
 from tests.conformance.making import Family, Made, data, layer, leaf, of
 from tests.conformance.pencil import NOTHING, Macs, product
 
 __all__ = ["CASES"]
 
-batch, inputs, outputs, channels, size, kernel, steps = 3, 32, 64, 6, 7, 3, 5
+batch = 3
+inputs = 32
+outputs = 64
+channels = 6
+size = 7
+kernel = 3
+steps = 5
 aten = torch.ops.aten
 quantization = torch.ao.quantization
 once = product(batch, inputs, outputs)
 given = data(batch, inputs)
-trained, inference = Family("kernels").trained, Family("kernels").inference
+trained = Family("kernels").trained
+inference = Family("kernels").inference
 
 
 class Prepared(nn.Module):
-    """A kernel on a weight that is prepared once, which costs nothing that is counted."""
+    """A model that calls a kernel with weights that were prepared before the counted pass."""
 
     def __init__(
         self, kernel: Callable[..., Tensor], *prepared: Any, dtype: torch.dtype = torch.float32
@@ -40,16 +46,14 @@ class Prepared(nn.Module):
 
 
 def eights() -> nn.Module:
-    """Weights of eight bits, a scale a column."""
-    weight, scales = (
-        torch.ones(outputs, inputs, dtype=torch.int8),
-        torch.ones(outputs, dtype=torch.bfloat16),
-    )
+    """Create a linear layer with weights of eight bits and one scale for each output."""
+    weight = torch.ones(outputs, inputs, dtype=torch.int8)
+    scales = torch.ones(outputs, dtype=torch.bfloat16)
     return Prepared(aten._weight_int8pack_mm, weight, scales, dtype=torch.bfloat16)
 
 
 def fours() -> nn.Module:
-    """Weights of four bits, a scale and a zero for each group of them."""
+    """Create a linear layer with weights of four bits, and a scale and a zero for each group."""
     packed = aten._convert_weight_to_int4pack_for_cpu(
         torch.zeros(outputs, inputs, dtype=torch.int32), 1
     )
@@ -63,7 +67,7 @@ def fours() -> nn.Module:
 
 
 def fours_of_floats() -> nn.Module:
-    """The same on inputs that are quantized as they come."""
+    """Create a linear layer with weights of four bits, which quantizes its inputs dynamically."""
     weight = torch.zeros(outputs, inputs // 2, dtype=torch.uint8)
     packed = aten._dyn_quant_pack_4bit_weight(
         weight, torch.ones(outputs, 1), None, inputs, inputs, outputs
@@ -72,8 +76,9 @@ def fours_of_floats() -> nn.Module:
 
 
 def floats_of_eight_bits() -> nn.Module:
-    """Both operands are floats of eight bits, with a scale each."""
-    one, weight = torch.ones(()), torch.zeros(outputs, inputs).to(torch.float8_e4m3fn).mT
+    """Create a matmul of two operands of 8-bit floats, each with one scale."""
+    one = torch.ones(())
+    weight = torch.zeros(outputs, inputs).to(torch.float8_e4m3fn).mT
     return Prepared(
         lambda x: torch._scaled_mm(x, weight, one, one, out_dtype=torch.bfloat16),
         dtype=torch.float8_e4m3fn,
@@ -81,12 +86,10 @@ def floats_of_eight_bits() -> nn.Module:
 
 
 def by_its_public_name() -> nn.Module:
-    """The same, one scale a tensor."""
-    one, weight, whole = (
-        torch.ones(()),
-        torch.zeros(outputs, inputs).to(torch.float8_e4m3fn).mT,
-        F.ScalingType.TensorWise,
-    )
+    """Create a matmul of 8-bit floats that calls the public function `scaled_mm`."""
+    one = torch.ones(())
+    weight = torch.zeros(outputs, inputs).to(torch.float8_e4m3fn).mT
+    whole = F.ScalingType.TensorWise
     return Prepared(
         lambda x: F.scaled_mm(x, weight, one, whole, one, whole, output_dtype=torch.bfloat16),
         dtype=torch.float8_e4m3fn,
@@ -94,41 +97,43 @@ def by_its_public_name() -> nn.Module:
 
 
 class Apart(nn.Module):
-    """A layer between the way into another format and the way back."""
+    """A layer in another format, between the conversions to this format and back."""
 
     def __init__(
         self, into: Callable[[Tensor], Tensor], inside: nn.Module, back: Callable[[Tensor], Tensor]
     ) -> None:
         super().__init__()
-        self.into, self.inside, self.back = into, inside, back
+        self.into = into
+        self.inside = inside
+        self.back = back
 
     def forward(self, x: Tensor) -> Tensor:
         return self.back(self.inside(self.into(x)))
 
 
 def in_blocks() -> nn.Module:
-    """OneDNN's own layout."""
+    """Create a linear layer in the layout of oneDNN."""
     from torch.utils.mkldnn import to_mkldnn
 
     return Apart(Tensor.to_mkldnn, to_mkldnn(nn.Linear(inputs, outputs)), Tensor.to_dense)
 
 
 def dynamic(dtype: torch.dtype) -> nn.Module:
-    """Short weights, and inputs that are quantized as they come."""
+    """Create a linear layer with quantized weights, which quantizes its inputs dynamically."""
     return quantization.quantize_dynamic(
         nn.Sequential(nn.Linear(inputs, outputs)), {nn.Linear}, dtype=dtype
     )
 
 
 def activated() -> nn.Module:
-    """The same with a ReLU behind it."""
+    """Create a dynamically quantized linear layer with a fused ReLU."""
     return torch.ao.nn.intrinsic.quantized.dynamic.LinearReLU(inputs, outputs)
 
 
 def static(example: Made, *layers: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """Short weights and short activations, by what an example showed.
+    """Return a function that creates a model with quantized weights and activations.
 
-    A ReLU is part of the layer before it.
+    The model is calibrated with the example. A ReLU is fused with the layer before it.
     """
 
     def make() -> nn.Module:
@@ -146,39 +151,42 @@ def static(example: Made, *layers: Callable[[], nn.Module]) -> Callable[[], nn.M
 
 
 def a_linear() -> nn.Module:
-    """To be quantized."""
+    """Create a linear layer, which is quantized later."""
     return nn.Linear(inputs, outputs)
 
 
 def a_convolution(dimensions: int) -> Callable[[], nn.Module]:
-    """To be quantized."""
+    """Return a function that creates a convolution, which is quantized later."""
     kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dimensions - 1]
     return lambda: kind(channels, outputs, kernel, groups=groups)
 
 
 def dynamic_convolution(dimensions: int) -> Callable[[], nn.Module]:
-    """On inputs that are quantized as they come."""
+    """Return a function that creates a convolution, which quantizes its inputs dynamically."""
     quantized = torch.ao.nn.quantized.dynamic
     kind = (quantized.Conv1d, quantized.Conv2d, quantized.Conv3d)[dimensions - 1]
     return lambda: kind(channels, outputs, kernel, groups=groups)
 
 
 def in_integers(inside: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """A quantized layer between floats."""
+    """Return a function that creates a quantized layer, between conversions from and to floats."""
     return lambda: Apart(
         lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8), inside(), Tensor.dequantize
     )
 
 
 def transposed(dimensions: int, *, dynamically: bool) -> Callable[[], nn.Module]:
-    """A transposed convolution, quantized."""
+    """Return a function that creates a quantized transposed convolution."""
     kinds = torch.ao.nn.quantized.dynamic if dynamically else torch.ao.nn.quantized
-    make = lambda: getattr(kinds, f"ConvTranspose{dimensions}d")(channels, outputs, kernel)  # noqa: E731
+
+    def make() -> nn.Module:
+        return getattr(kinds, f"ConvTranspose{dimensions}d")(channels, outputs, kernel)
+
     return make if dynamically else in_integers(make)
 
 
 class Added(nn.Module):
-    """A convolution whose kernel adds something to its result, as a residual block has it."""
+    """A convolution with a kernel that adds a tensor to its result, as in a residual block."""
 
     def __init__(self, kernel: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -200,23 +208,55 @@ class Added(nn.Module):
 
 
 def recurrent_layer(kind: type[nn.RNNBase], **options: Any) -> Callable[[], nn.Module]:
-    """Short weights, and inputs that are quantized as they come."""
+    """Return a function that creates a dynamically quantized recurrent layer."""
     return lambda: quantization.quantize_dynamic(
         nn.Sequential(kind(inputs, outputs, **options)), {kind}, dtype=torch.qint8
     )
 
 
-groups, smaller = 2, size - kernel + 1
+groups = 2
+smaller = size - kernel + 1
 
 
 def of_places(dimensions: int) -> Macs:
-    """A convolution of so many dimensions."""
+    """Return the MACs of a convolution with this number of spatial dimensions."""
     return product(batch, smaller**dimensions, outputs, channels // groups, kernel**dimensions)
 
 
 def places(dimensions: int) -> Made:
-    """What it is applied to."""
+    """Return the input of a convolution with this number of spatial dimensions."""
     return data(batch, channels, *[size] * dimensions)
+
+
+def quantized_convolutions() -> Iterator[Case]:
+    """Yield the cases of quantized convolutions."""
+    for each in (1, 2, 3):
+        for kind, more in (("", ()), (" and ReLU", (nn.ReLU,))):
+            yield inference(
+                f"conv{each}d{kind}, quantized",
+                layer(static(places(each), a_convolution(each), *more), places(each)),
+                of_places(each),
+            )
+    for each in (1, 2, 3):
+        yield inference(
+            f"conv{each}d, quantized dynamically",
+            layer(dynamic_convolution(each), places(each)),
+            of_places(each),
+        )
+    for each in (1, 2, 3):
+        for kind, dynamically in (("", False), (" dynamically", True)):
+            yield inference(
+                f"conv_transpose{each}d, quantized{kind}",
+                layer(transposed(each, dynamically=dynamically), places(each)),
+                product(batch, size**each, outputs, channels, kernel**each),
+            )
+    for kind, name in (("", "conv2d_add"), (" and ReLU", "conv2d_add_relu")):
+        added = functools.partial(Added, getattr(torch.ops.quantized, name))
+        yield inference(
+            f"conv2d and a sum{kind}, quantized",
+            layer(in_integers(added), places(2)),
+            product(batch, size**2, channels, channels),
+        )
 
 
 QUANTIZED = (
@@ -229,45 +269,7 @@ QUANTIZED = (
     inference("linear and ReLU, quantized dynamically", layer(activated, given), once),
     inference("linear, quantized", layer(static(given, a_linear), given), once),
     inference("linear and ReLU, quantized", layer(static(given, a_linear, nn.ReLU), given), once),
-    *(
-        inference(
-            f"conv{each}d{kind}, quantized",
-            layer(static(places(each), a_convolution(each), *more), places(each)),
-            of_places(each),
-        )
-        for each in (1, 2, 3)
-        for kind, more in (("", ()), (" and ReLU", (nn.ReLU,)))
-    ),
-    *(
-        inference(
-            f"conv{each}d, quantized dynamically",
-            layer(dynamic_convolution(each), places(each)),
-            of_places(each),
-        )
-        for each in (1, 2, 3)
-    ),
-    *(
-        inference(
-            f"conv_transpose{each}d, quantized{' dynamically' if dynamically else ''}",
-            layer(transposed(each, dynamically=dynamically), places(each)),
-            product(batch, size**each, outputs, channels, kernel**each),
-        )
-        for each in (1, 2, 3)
-        for dynamically in (False, True)
-    ),
-    *(
-        inference(
-            f"conv2d and a sum{' and ReLU' if more else ''}, quantized",
-            layer(
-                in_integers(
-                    lambda more=more: Added(getattr(torch.ops.quantized, f"conv2d_add{more}"))
-                ),
-                places(2),
-            ),
-            product(batch, size**2, channels, channels),
-        )
-        for more in ("", "_relu")
-    ),
+    *quantized_convolutions(),
     inference(
         "LSTM, quantized dynamically",
         layer(
@@ -297,33 +299,32 @@ QUANTIZED = (
 
 
 def by_the_short_name(x: Tensor, weight: Tensor) -> Tensor:
-    """As scripts that torch traced long ago have it."""
+    """Call the convolution operator that old traced scripts contain."""
     return torch._convolution(
         x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, False, True, True
     )
 
 
 def by_columns(x: Tensor, weight: Tensor) -> Tensor:
-    """The kernel of last resort in two dimensions."""
+    """Call the fallback kernel for convolutions in two dimensions."""
     return aten._slow_conv2d_forward(x, weight, [kernel, kernel], None, [1, 1], [0, 0])
 
 
 def by_columns_in_three(x: Tensor, weight: Tensor) -> Tensor:
-    """And in three."""
+    """Call the fallback kernel for convolutions in three dimensions."""
     return aten.slow_conv3d_forward(x, weight, [kernel] * 3, None, [1] * 3, [0] * 3)
 
 
 def through_onednn(x: Tensor, weight: Tensor) -> Tensor:
-    """As a graph that was rewritten for inference has it."""
+    """Call the convolution operator of graphs that were optimized for inference."""
     return aten.mkldnn_convolution(x, weight, None, [0, 0], [1, 1], [1, 1], 1)
 
 
 dense = product(batch, smaller**2, outputs, channels, kernel**2)
-image, weight = leaf(batch, channels, size, size), leaf(outputs, channels, kernel, kernel)
-volume, cube = (
-    leaf(batch, channels, size, size, size),
-    leaf(outputs, channels, kernel, kernel, kernel),
-)
+image = leaf(batch, channels, size, size)
+weight = leaf(outputs, channels, kernel, kernel)
+volume = leaf(batch, channels, size, size, size)
+cube = leaf(outputs, channels, kernel, kernel, kernel)
 CONVOLUTIONS = (
     trained("_convolution", of(by_the_short_name, image, weight), dense),
     trained("_slow_conv2d_forward", of(by_columns, image, weight), dense),
@@ -337,28 +338,34 @@ CONVOLUTIONS = (
 
 
 def normalised(kernel: Callable[..., Any], *, statistics: bool) -> Callable[..., Tensor]:
-    """Over a batch of images, by what is known of them or by what is seen."""
-    seen = (True,) if statistics else ()
-    return lambda x, weight, bias: kernel(
-        x, weight, bias, torch.zeros(channels), torch.ones(channels), *seen, 0.1, 1e-5
-    )[0]
+    """Return a function that calls a kernel for batch normalization.
+
+    With `statistics`, the kernel has an argument `training`, which is true.
+    """
+    training = (True,) if statistics else ()
+
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        mean = torch.zeros(channels)
+        variance = torch.ones(channels)
+        return kernel(x, weight, bias, mean, variance, *training, 0.1, 1e-5)[0]
+
+    return function
 
 
 def in_place(x: Tensor, source: Tensor) -> Tensor:
-    """Sums where an index says, into what is there."""
+    """Add values at indices, in place."""
     where = torch.zeros(batch, inputs, dtype=torch.int64)
-    added = (2 * x).scatter_add_(0, where, source) + (2 * x).scatter_reduce_(
-        0, where, source, "sum"
-    )
+    place = torch.arange(batch)
     return (
-        added
-        + (2 * x).index_reduce_(0, torch.arange(batch), source, "amax")
-        + (2 * x).index_add_(0, torch.arange(batch), source)
+        (2 * x).scatter_add_(0, where, source)
+        + (2 * x).scatter_reduce_(0, where, source, "sum")
+        + (2 * x).index_reduce_(0, place, source, "amax")
+        + (2 * x).index_add_(0, place, source)
     )
 
 
 def bag_gradient(gradient: Tensor) -> Tensor:
-    """What an embedding bag's backward is for most tables; torch runs it inside of another kernel."""
+    """Call the usual backward of an embedding bag, which torch calls inside another kernel."""
     rows = torch.arange(2 * batch)
     return aten._embedding_bag_dense_backward(
         gradient, rows, rows // 2, torch.full((batch,), 2), rows[:batch], size, False, 0, None

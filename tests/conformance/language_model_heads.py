@@ -1,8 +1,9 @@
-"""The last layer of a language model and its loss in one function, `linear_cross_entropy`, which works in chunks where it is asked to.
+"""Cases of `linear_cross_entropy`, the last layer of a language model and its loss in one function.
 
-One product of the head's size gives the logits, two more the gradients of input and weight. Chunks
-make the gradients in forward, while the logits are there. Beside them are two dot products over all
-rows: of the logits at the targets, and of the logarithms of the sums.
+One matmul computes the logits, and two more compute the gradients of input and weight. The function
+can divide the rows into chunks. It then computes the gradients of a chunk in forward, while its
+logits exist. It also has two dot products over all rows: of the logits at the targets, and of the
+logarithms of the sums.
 """
 
 from collections.abc import Callable
@@ -18,15 +19,16 @@ from tests.conformance.pencil import Macs, product
 
 __all__ = ["CASES"]
 
-rows, width, vocabulary, places = 8, 4, 64, 3
-trained, inference = (
-    Family("language model heads").trained,
-    Family("language model heads").inference,
-)
+rows = 8
+width = 4
+vocabulary = 64
+places = 3
+trained = Family("language model heads").trained
+inference = Family("language model heads").inference
 
 
 class Head(nn.Module):
-    """The weight of the head, and perhaps its bias."""
+    """A head with its loss."""
 
     def __init__(
         self,
@@ -48,7 +50,10 @@ class Head(nn.Module):
 
 
 def chunked(size: int | None = 2, **options: Any) -> Callable[[], Any]:
-    """Chunks of so many rows; `None` lets torch choose."""
+    """Return a function that creates options for chunks of `size` rows.
+
+    With `None`, torch chooses the number of rows.
+    """
 
     def make() -> Any:
         fields = {"chunking_method": None, "batch_chunk_size": size} if size else {}
@@ -69,11 +74,15 @@ def head(
     options: Callable[[], Any] | None = None,
     **fields: Any,
 ) -> Build:
-    """A head on rows."""
+    """Return a `Build` of a head that receives rows and targets.
+
+    `shape` is the shape of the weight without its last dimension, by default the vocabulary.
+    """
     given = leaf(rows, width) if x is None else x
 
     def make() -> nn.Module:
-        return Head(*(shape or (vocabulary,)), options=options() if options else None, **fields)
+        made = None if options is None else options()
+        return Head(*(shape or (vocabulary,)), options=made, **fields)
 
     return layer(make, given, target)
 
@@ -81,7 +90,7 @@ def head(
 once = product(rows, width, vocabulary)
 dots = 2 * rows
 at_once = Macs(once.forward + once.backward + dots)
-"""What chunks do in forward, after which backward only scales."""
+"""MACs with chunks. All of them are in forward, and backward only scales the gradients."""
 
 OF_LOGITS = (
     trained("linear cross entropy", head(), once),
@@ -159,7 +168,7 @@ BY_CHUNKS = (
         head(options=chunked()),
         Macs(once.forward + dots),
     ),
-    # Nobody knows in forward what each row's loss will be multiplied with, so backward makes the
+    # In forward, the factors of the losses of the rows are not known yet, so backward computes the
     # logits again.
     trained(
         "linear cross entropy in chunks, a loss for each row",

@@ -1,6 +1,6 @@
-"""Language models with random weights.
+"""Cases of language models from transformers, with random weights.
 
-All of each but the embeddings is trained by products of two operands that both want a gradient.
+In every matmul, both operands require a gradient. Embeddings have no matmuls.
 """
 
 from typing import Any
@@ -15,29 +15,37 @@ from tests.conformance.pencil import Macs, attention, product
 
 __all__ = ["CASES"]
 
-batch, length, layers, vocabulary = 2, 5, 2, 13
-hidden, heads, groups, wide = 24, 6, 2, 40
+batch = 2
+length = 5
+layers = 2
+vocabulary = 13
+hidden = 24
+heads = 6
+groups = 2
+wide = 40
 width = hidden // heads
-tokens, scores = batch * length, batch * heads * length * length
+tokens = batch * length
+scores = batch * heads * length * length
 triangle = batch * heads * length * (length + 1) // 2
-trained, inference = Family("language models").trained, Family("language models").inference
+trained = Family("language models").trained
+inference = Family("language models").inference
 
 text = words(batch, length, vocabulary)
 no_ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 
 
 def reading(make: Any, **options: Any) -> Build:
-    """A model on text."""
+    """Return a `Build` of a model that receives text."""
     return layer(make, input_ids=text, **options)
 
 
 def writing(make: Any) -> Build:
-    """A model that goes on with a text, without a cache."""
+    """Return a `Build` of a causal model that receives text, without a cache."""
     return reading(make, use_cache=False)
 
 
 def evaluated(make: Any) -> Any:
-    """The model without dropout."""
+    """Return a function that creates the model in evaluation mode, so without dropout."""
     return lambda: make().eval()
 
 
@@ -51,7 +59,7 @@ to_words = product(tokens, hidden, vocabulary)
 
 
 def bert(**options: Any) -> Any:
-    """With the heads that it is pretrained with."""
+    """Return a function that creates BERT with its heads for pretraining."""
     return published(
         "BertForPreTraining", "BertConfig", **common, intermediate_size=wide, **options
     )
@@ -80,7 +88,10 @@ def of_bert(
     wide: int,
     vocabulary: int,
 ) -> Macs:
-    """Its layers, the masked words' transform and decoder, the pooler and the next sentence."""
+    """Return the MACs of BERT: its layers, its head for masked words, and that for sentences.
+
+    The first head has a transform and a decoder. The second has a pooler and a classifier.
+    """
     words = product(batch * length, hidden, hidden) + product(batch * length, hidden, vocabulary)
     sentences = product(batch, hidden, hidden) + product(batch, hidden, two_classes)
     return (
@@ -88,12 +99,17 @@ def of_bert(
     )
 
 
-spans, buckets = length, 4
-"""Relative places to each side."""
+spans = length
+"""Number of relative positions on each side in DeBERTa."""
+buckets = 4
+"""Number of relative positions on each side in DeBERTa-v2."""
 
 
 def of_deberta(places: int) -> Macs:
-    """Attention has two terms more: words to places and places to words."""
+    """Return the MACs of a DeBERTa layer.
+
+    Its scores have two more terms: from words to positions, and from positions to words.
+    """
     both = 2 * product(scores // length, places, width)
     return (
         both
@@ -145,11 +161,14 @@ gated = 3 * product(tokens, hidden, wide)
 
 
 def of_llama(head: int = width, feedforward: Macs = gated, *, fused: bool = FUSES_GROUPS) -> Macs:
-    """Heads that share keys and values in groups; a perceptron with a gate."""
-    projections = 2 * product(tokens, hidden, heads * head) + 2 * product(
-        tokens, hidden, groups * head
-    )
-    return projections + attention(scores, head, fused=fused) + feedforward
+    """Return the MACs of a Llama layer, in which groups of heads share keys and values.
+
+    By default, its perceptron has a gate.
+    """
+    queries_and_output = 2 * product(tokens, hidden, heads * head)
+    keys_and_values = 2 * product(tokens, hidden, groups * head)
+    attended = attention(scores, head, fused=fused)
+    return queries_and_output + keys_and_values + attended + feedforward
 
 
 grouped: dict[str, Any] = {
@@ -159,38 +178,44 @@ grouped: dict[str, Any] = {
     "intermediate_size": wide,
 }
 llama = published("LlamaForCausalLM", "LlamaConfig", **grouped)
-head, window, alternating = 10, 3, 3
+head = 10
+window = 3
+alternating = 3
 
 
 def checkpointed() -> nn.Module:
-    """Every layer runs forward again."""
+    """Create a Llama with activation checkpointing of every layer."""
     model = llama().train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
 
 
-experts, chosen = 4, 2
+experts = 4
+chosen = 2
 mixture = product(tokens, hidden, experts) + 3 * product(tokens * chosen, hidden, wide)
 
 
 def mixtral(**options: Any) -> Any:
-    """A few of the perceptrons for each word."""
+    """Return a function that creates Mixtral, which uses a few of its experts for each token."""
     fields = {**grouped, "num_local_experts": experts, "num_experts_per_tok": chosen, **options}
     return published("MixtralForCausalLM", "MixtralConfig", **fields)
 
 
 def of(each: Macs, count: int = layers) -> Macs:
-    """The layers, and the head."""
+    """Return the MACs of a model: its layers and its head."""
     return count * each + to_words
 
 
 def causal(each: Macs, head: int = width, count: int = layers) -> int:
-    """What runs of forward where a mask is known to be causal."""
+    """Return the executed MACs of forward if attention skips the part above the diagonal."""
     return of(each, count).forward - count * 2 * (scores - triangle) * head
 
 
 def causal_in_groups(each: Macs, head: int = width) -> int:
-    """The same where heads share keys."""
+    """Return the executed MACs of forward if heads share keys.
+
+    Without a fused kernel for such heads, nothing is skipped.
+    """
     return causal(each, head) if FUSES_GROUPS else of(each).forward
 
 
@@ -216,7 +241,7 @@ WRITERS = (
     trained(
         "Llama, checkpointed",
         writing(checkpointed),
-        # A layer is run again up to its last product, of which only the operands are wanted.
+        # Each layer runs again up to the operands of its last matmul, which is not run again.
         of(of_llama())
         + Macs(recompute=layers * (of_llama().forward - product(tokens, wide, hidden).forward)),
         executed=causal_in_groups(of_llama()),
@@ -224,7 +249,8 @@ WRITERS = (
     trained(
         "Mistral with a sliding window",
         writing(published("MistralForCausalLM", "MistralConfig", **grouped, sliding_window=window)),
-        of(of_llama(fused=True)),  # for a mask the keys are repeated, not shared
+        # With a mask, the keys are repeated instead of shared, so there is a fused kernel.
+        of(of_llama(fused=True)),
     ),
     trained(
         "Qwen3 with wider heads",
@@ -252,10 +278,13 @@ WRITERS = (
     ),
 )
 
-inner, state, rank, kernel = 2 * hidden, 4, 3, 4
+inner = 2 * hidden
+state = 4
+rank = 3
+kernel = 4
 of_mamba = (
     product(tokens, hidden, 2 * inner)
-    # The convolution is padded on both sides, and what is too much cut off.
+    # The convolution is padded on both sides, and the additional outputs are dropped.
     + product(batch, length + kernel - 1, inner, kernel)
     + product(tokens, inner, rank + 2 * state)
     + product(tokens, rank, inner)
@@ -274,7 +303,9 @@ mamba = published(
     **no_ends,
 )
 
-source, deeper, narrow = 7, 3, 5
+source = 7
+deeper = 3
+narrow = 5
 t5: dict[str, Any] = {
     "vocab_size": vocabulary,
     "d_model": hidden,
@@ -289,9 +320,9 @@ t5: dict[str, Any] = {
 
 
 def of_t5(rows: int, others: int, pairs: int, *, fused: bool) -> Macs:
-    """Narrow heads.
+    """Return the MACs of an attention of T5, from `rows` queries to `others` keys.
 
-    Within a sequence a trained bias is added to the scores, for which there is no fused kernel.
+    Within a sequence, a trained bias is added to the scores, for which there is no fused kernel.
     """
     return (
         2 * product(rows, hidden, heads * narrow)

@@ -1,4 +1,4 @@
-"""Short ways to write a case: a function or a layer, its inputs, and what the pencil says."""
+"""Short ways to write a case: a function or a layer, its inputs, and its MACs."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,28 +16,28 @@ __all__ = ["Family", "Function", "Made", "data", "layer", "leaf", "of", "words"]
 
 @dataclass(frozen=True)
 class Made:
-    """An input that is made anew for each model."""
+    """An input that is created again for each model."""
 
     make: Callable[[], Any]
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Made:
-    """A tensor that wants its gradient."""
+    """Return an input: a tensor that requires a gradient."""
     return Made(lambda: torch.randn(*shape, dtype=dtype, requires_grad=True))
 
 
 def data(*shape: int, dtype: torch.dtype = torch.float32) -> Made:
-    """A tensor that wants none."""
+    """Return an input: a tensor that requires no gradient."""
     return Made(lambda: torch.randn(*shape, dtype=dtype))
 
 
 def words(batch: int, length: int, vocabulary: int) -> Made:
-    """Indices of words; the first three are left for padding and the like."""
+    """Return an input: token ids. The first three ids are reserved, for example for padding."""
     return Made(lambda: torch.randint(3, vocabulary, (batch, length)))
 
 
 class Function(nn.Module):
-    """A function as a model."""
+    """A model that calls a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -48,20 +48,23 @@ class Function(nn.Module):
 
 
 def of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Build:
-    """A function of inputs."""
+    """Return a `Build` that calls a function with these arguments."""
     return layer(lambda: Function(function), *args, **kwargs)
 
 
 def layer(model: Callable[[], nn.Module], *args: Any, **kwargs: Any) -> Build:
-    """A model on inputs."""
-    return lambda: (
-        model(),
-        tuple(_made(each) for each in args),
-        {name: _made(value) for name, value in kwargs.items()},
-    )
+    """Return a `Build` that calls a model with these arguments. Each `Made` input is created."""
+
+    def build() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+        made_args = tuple(_made(each) for each in args)
+        made_kwargs = {name: _made(value) for name, value in kwargs.items()}
+        return model(), made_args, made_kwargs
+
+    return build
 
 
 def _made(value: Any) -> Any:
+    """Create an input, also inside lists and tuples."""
     if isinstance(value, Made):
         return value.make()
     if isinstance(value, list | tuple):
@@ -71,18 +74,18 @@ def _made(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Family:
-    """Makes the cases of one kind.
+    """Creates the cases of one family.
 
     Attributes:
-        name: Of the kind.
-        setting: What its cases are built and counted in.
+        name: Name of the family.
+        setting: The `setting` of its cases.
     """
 
     name: str
     setting: Setting = nullcontext
 
     def trained(self, name: str, build: Build, macs: Macs, *, executed: int | None = None) -> Case:
-        """A case that goes backward."""
+        """Return a case with a backward pass."""
         return Case(
             name=name,
             family=self.name,
@@ -97,7 +100,7 @@ class Family:
     def inference(
         self, name: str, build: Build, macs: Macs, *, executed: int | None = None
     ) -> Case:
-        """A case without gradients."""
+        """Return a case without gradients and without a backward pass."""
         return Case(
             name=name,
             family=self.name,

@@ -1,42 +1,52 @@
-"""Products of matrices and vectors in every spelling.
+"""Cases of products of matrices and vectors, in every way to write them.
 
-One product over its dimensions, and backward one for each operand.
+Backward has one product of the same size for each operand.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.functional import linear  # before anything counts: a name that no patch would reach
 
+# This name is bound before any count, so lflops cannot replace it.
+from torch.nn.functional import linear
+
+from tests.conformance.case import Case
 from tests.conformance.making import Family, data, layer, leaf, of
 from tests.conformance.pencil import NOTHING, Macs, product
 
 __all__ = ["CASES"]
 
-batch, more, n, k, m = 2, 7, 3, 4, 5
+batch = 2
+more = 7
+n = 3
+k = 4
+m = 5
 once = product(n, k, m)
 each_in_batch = product(batch, n, k, m)
 matrices = leaf(n, k), leaf(k, m)
 batches = leaf(batch, n, k), leaf(batch, k, m)
-trained, inference = Family("matmul").trained, Family("matmul").inference
+trained = Family("matmul").trained
+inference = Family("matmul").inference
 
-# The gradient of the matrix that multiplies a vector is an outer product, which sums nothing.
+# The gradient of a matrix that multiplies a vector is an outer product, which has no sums.
 matrix_and_vector = product(n, k, gradients=1)
 batch_and_vector = product(batch, n, k, gradients=1)
 
 
 def into(a: Tensor, b: Tensor) -> Tensor:
-    """A product into a tensor that is there already."""
+    """Multiply into an existing tensor."""
     return torch.matmul(a, b, out=torch.empty(*b.shape[:-2], n, m))
 
 
 def in_pairs(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
-    """Several products by one kernel, which not every torch has."""
+    """Run several products in one kernel, which not every version of torch has."""
     return torch._foreach_mm(a, b)
 
 
 class Eights(nn.Module):
-    """A product of eight-bit integers, in the sizes that kernels take."""
+    """A product of 8-bit integers. The kernels support only some sizes."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -143,16 +153,20 @@ BROADCAST = (
     ),
 )
 
-LINEAR = (
-    *(
-        trained(
-            f"linear of {len(rows) + 1} dimensions with{'' if bias else 'out'} bias",
-            layer(lambda bias=bias: nn.Linear(k, m, bias=bias), leaf(*rows, k)),
-            product(*rows, k, m),
+
+def linear_layers() -> Iterator[Case]:
+    """Yield the cases of linear layers with one to three dimensions, with and without a bias."""
+    for rows in ((), (n,), (batch, n)):
+        name = f"linear of {len(rows) + 1} dimensions"
+        macs = product(*rows, k, m)
+        yield trained(f"{name} with bias", layer(lambda: nn.Linear(k, m), leaf(*rows, k)), macs)
+        yield trained(
+            f"{name} without bias", layer(lambda: nn.Linear(k, m, bias=False), leaf(*rows, k)), macs
         )
-        for rows in ((), (n,), (batch, n))
-        for bias in (True, False)
-    ),
+
+
+LINEAR = (
+    *linear_layers(),
     trained(
         "linear of data", layer(lambda: nn.Linear(k, m), data(n, k)), product(n, k, m, gradients=1)
     ),
@@ -177,8 +191,12 @@ LINEAR = (
     ),
 )
 
-# Cheapest from the middle: what is wide is summed away first.
-tall, narrow, wide, low, last = 10, 2, 9, 3, 4
+# The cheapest order begins in the middle, because the widest dimension is then summed first.
+tall = 10
+narrow = 2
+wide = 9
+low = 3
+last = 4
 CHAINS = (
     trained(
         "multi_dot of three",

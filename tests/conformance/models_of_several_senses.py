@@ -1,4 +1,4 @@
-"""Models that hear, and models that see and read, with random weights."""
+"""Cases of speech models and of multimodal models from transformers, with random weights."""
 
 from typing import Any
 
@@ -16,13 +16,22 @@ from tests.conformance.pencil import Macs, attention, product
 
 __all__ = ["CASES"]
 
-batch, layers = 2, 2
+batch = 2
+layers = 2
 trained = Family("models of several senses").trained
 
-size, patch, hidden, heads, wide = 16, 4, 24, 3, 40
+size = 16
+patch = 4
+hidden = 24
+heads = 3
+wide = 40
 patches = (size // patch) ** 2
-length, vocabulary, projection = 7, 20, 10
-text_hidden, text_heads, text_wide = 16, 4, 28
+length = 7
+vocabulary = 20
+projection = 10
+text_hidden = 16
+text_heads = 4
+text_wide = 28
 text_width = text_hidden // text_heads
 
 eye: dict[str, Any] = {
@@ -49,7 +58,7 @@ of_eye_layer = encoder_layer(batch, patches + 1, hidden, heads, wide)
 
 
 def skipped(length: int, heads: int, width: int) -> int:
-    """What a causal mask lets one layer's attention leave out."""
+    """Return the MACs that a causal mask lets the attention of one layer skip."""
     return 2 * batch * heads * (length * (length - 1) // 2) * width
 
 
@@ -62,10 +71,12 @@ of_clip = (
     + product(batch, batch, projection)
 )
 
-groups, image_word = 2, vocabulary - 1
+groups = 2
+image_word = vocabulary - 1
 said = 3
 together = patches + said
-rows, scores = batch * together, batch * text_heads * together**2
+rows = batch * together
+scores = batch * text_heads * together**2
 of_mouth_layer = (
     2 * product(rows, text_hidden, text_hidden)
     + 2 * product(rows, text_hidden, groups * text_width)
@@ -75,7 +86,7 @@ of_mouth_layer = (
 of_llava = (
     of_patches
     + (layers - 1) * of_eye_layer
-    # The last layer runs, but what is taken is the output of the one before.
+    # The last layer runs forward, but its output is not used.
     + Macs(of_eye_layer.forward)
     + product(batch * patches, hidden, text_hidden)
     + product(batch * patches, text_hidden, text_hidden)
@@ -94,10 +105,11 @@ llava = published(
 
 
 def captioned() -> Any:
-    """A place for each patch of the image, then words."""
+    """Return token ids: a placeholder for each patch of the image, and then the words."""
     import torch
 
-    return torch.tensor([[image_word] * patches + list(range(3, 3 + said))] * batch)
+    row = [image_word] * patches + list(range(3, 3 + said))
+    return torch.tensor([row] * batch)
 
 
 SEEING_AND_READING = (
@@ -126,7 +138,8 @@ SEEING_AND_READING = (
     ),
 )
 
-bands, sources = 5, 6
+bands = 5
+sources = 6
 frames = 2 * sources
 of_whisper = (
     product(batch * frames, hidden, bands, 3, gradients=1)
@@ -156,10 +169,14 @@ whisper = published(
     decoder_start_token_id=1,
 )
 
-samples, kernels, strides, channels = 100, (10, 3), (5, 2), 6
+samples = 100
+kernels = (10, 3)
+strides = (5, 2)
+channels = 6
 heard = (samples - kernels[0]) // strides[0] + 1
 steps = (heard - kernels[1]) // strides[1] + 1
-around, sections = 4, 2
+around = 4
+sections = 2
 wave: dict[str, Any] = {
     "vocab_size": vocabulary,
     "hidden_size": hidden,
@@ -180,9 +197,10 @@ wave: dict[str, Any] = {
 
 
 def of_wave(*, gradients: int) -> Macs:
-    """Two convolutions, a third that knows places, which is padded on both sides and cut.
+    """Return the MACs of wav2vec 2.0: two convolutions, a projection, and the transformer.
 
-    The transformer.
+    Before the transformer, another convolution adds positions. It is padded on both sides, and its
+    last output is dropped.
     """
     extraction = product(batch * heard, channels, kernels[0], gradients=gradients) + convolution(
         batch * steps, channels, channels, kernels[1]

@@ -1,6 +1,6 @@
-"""What multiplies no matrices costs no MACs, and none of its operators is unknown.
+"""Cases of operators without matmuls: they have no MACs, and none of them is unsupported.
 
-Distances between rows are sums of products.
+Distances between rows do have MACs, because they are sums of products.
 """
 
 from typing import Any
@@ -14,18 +14,21 @@ from tests.conformance.pencil import NOTHING, product
 
 __all__ = ["CASES"]
 
-batch, channels, size, width, classes = 4, 6, 8, 10, 5
+batch = 4
+channels = 6
+size = 8
+width = 10
+classes = 5
 rows = leaf(batch, width)
-signal, image, volume = (
-    leaf(batch, channels, size),
-    leaf(batch, channels, size, size),
-    leaf(2, channels, size, size, size),
-)
-trained, inference = Family("no products").trained, Family("no products").inference
+signal = leaf(batch, channels, size)
+image = leaf(batch, channels, size, size)
+volume = leaf(2, channels, size, size, size)
+trained = Family("no products").trained
+inference = Family("no products").inference
 
 
 class Sum(nn.Module):
-    """The sum of what several layers make of one input."""
+    """The sum of the results of several layers on one input."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -36,10 +39,15 @@ class Sum(nn.Module):
 
 
 def all_of(*functions: Any) -> Any:
-    """A model that applies them all; a function may stand for a layer."""
-    return lambda: Sum(
-        *(each if isinstance(each, nn.Module) else Function(each) for each in functions)
-    )
+    """Return a function that creates a model of these layers and functions."""
+
+    def make() -> nn.Module:
+        layers = []
+        for each in functions:
+            layers.append(each if isinstance(each, nn.Module) else Function(each))
+        return Sum(*layers)
+
+    return make
 
 
 NORMALISATION = (
@@ -152,12 +160,12 @@ larger = [
 
 
 def unpooled(x: Tensor) -> Tensor:
-    """Pooled, and put back where it was."""
+    """Pool images, and undo it with the indices of the maxima."""
     return F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)
 
 
 def antialiased(x: Tensor) -> Tensor:
-    """Larger by two kernels that weigh more neighbours."""
+    """Enlarge images with antialiasing in two modes."""
     return sum(
         F.interpolate(x, scale_factor=2, mode=mode, antialias=True).sum()
         for mode in ("bilinear", "bicubic")
@@ -165,7 +173,7 @@ def antialiased(x: Tensor) -> Tensor:
 
 
 def sampled(x: Tensor, grid: Tensor) -> Tensor:
-    """Taken between the pixels in every way."""
+    """Sample between pixels in every mode."""
     return sum(
         F.grid_sample(x, grid, mode=mode, align_corners=False).sum()
         for mode in ("bilinear", "nearest", "bicubic")
@@ -219,8 +227,8 @@ likely = Made(lambda: torch.rand(batch, width))
 
 
 def against_rows(x: Tensor, y: Tensor) -> Tensor:
-    """Losses between two sets of rows."""
-    named = (
+    """Compute losses between two sets of rows."""
+    losses = (
         F.mse_loss,
         F.l1_loss,
         F.smooth_l1_loss,
@@ -230,7 +238,7 @@ def against_rows(x: Tensor, y: Tensor) -> Tensor:
         F.binary_cross_entropy_with_logits,
     )
     return (
-        sum(each(x, y) for each in named)
+        sum(each(x, y) for each in losses)
         + F.binary_cross_entropy(torch.sigmoid(x), y)
         + F.soft_margin_loss(x, y)
     )
@@ -258,13 +266,13 @@ LOSSES = (
 
 
 def fourier(x: Tensor) -> Tensor:
-    """There and back, complex and real."""
+    """Transform forth and back, with complex and with real values."""
     there = torch.fft.fft(x)
     return torch.fft.ifft(there).abs() + torch.fft.irfft(torch.fft.rfft(x)) + there.abs()
 
 
 def in_order(x: Tensor) -> Tensor:
-    """What sorts, accumulates and reduces."""
+    """Run operators that sort, accumulate and reduce."""
     kept = (
         x.sort(-1).values + x.cumsum(-1) + x.cumprod(-1) + x.cummax(-1).values + x.logcumsumexp(-1)
     )
@@ -281,7 +289,7 @@ def in_order(x: Tensor) -> Tensor:
 
 
 def gathered(x: Tensor, source: Tensor) -> Tensor:
-    """What adds up where an index says."""
+    """Run operators that add values at indices."""
     place = torch.arange(batch)
     where = torch.zeros(batch, width, dtype=torch.int64)
     added = (
@@ -337,7 +345,8 @@ REST = (
     ),
 )
 
-many, more = 30, 26
+many = 30
+more = 26
 DISTANCES = (
     trained(
         "cdist of few rows",

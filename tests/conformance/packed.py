@@ -1,9 +1,10 @@
-"""Sequences packed end to end.
+"""Cases of attention on sequences that are packed one after the other.
 
-Each is a square of its own where the kernel is given their lengths; a dense mask divides nothing.
+If the kernel receives the lengths, it computes the scores within each sequence only. With a dense
+mask, it computes all scores.
 
-The kernels that are given lengths run on GPUs alone. Here others stand in for them, below torch's
-and transformers' own functions.
+Kernels that receive lengths run only on GPUs. Here, stand-ins replace them below the functions of
+torch and transformers.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,13 +25,18 @@ from tests.support.cpu_stand_ins import packed_attention_kernels
 
 __all__ = ["CASES"]
 
-lengths, other_lengths = (3, 5, 2), (4, 2, 6)
-tokens, keys, longest = sum(lengths), sum(other_lengths), max(lengths)
-heads, groups, width = 6, 3, 8
+lengths = (3, 5, 2)
+other_lengths = (4, 2, 6)
+tokens = sum(lengths)
+keys = sum(other_lengths)
+longest = max(lengths)
+heads = 6
+groups = 3
+width = 8
 squares = heads * (3 * 3 + 5 * 5 + 2 * 2)
 triangles = heads * ((1 + 2 + 3) + (1 + 2 + 3 + 4 + 5) + (1 + 2))
+# In the window, each query has two keys: its own position and the one before it.
 windows = heads * ((1 + 2 + 2) + (1 + 2 + 2 + 2 + 2) + (1 + 2))
-"""Each query sees itself and the one before."""
 crossed = heads * (3 * 4 + 5 * 2 + 2 * 6)
 dense = heads * tokens * tokens
 
@@ -40,31 +46,38 @@ anywhere = Family("packed sequences")
 
 
 def starts(of_sequences: tuple[int, ...]) -> Made:
-    """Where each sequence begins, and where the last one ends."""
-    return Made(
-        lambda: torch.tensor([0, *of_sequences], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    )
+    """Return an input: the offsets of all sequences, and the end of the last one."""
+
+    def make() -> Tensor:
+        return torch.tensor([0, *of_sequences], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+
+    return Made(make)
 
 
 def varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **options: Any
 ) -> Tensor:
-    """Torch's own function for packed sequences."""
+    """Call torch's function for packed sequences."""
     from torch.nn.attention.varlen import varlen_attn
 
-    longest = (int(each.diff().max()) for each in (cu_seqlens_q, cu_seqlens_k))
-    return varlen_attn(q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, **options)  # type: ignore[return-value]
+    longest_q = int(cu_seqlens_q.diff().max())
+    longest_k = int(cu_seqlens_k.diff().max())
+    return varlen_attn(  # type: ignore[return-value]
+        q, k, v, cu_seqlens_q, cu_seqlens_k, longest_q, longest_k, **options
+    )
 
 
 def varlen_into(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
-    """The same, into a tensor that is there."""
+    """Call torch's function for packed sequences that writes into an existing tensor."""
     from torch.nn.attention.varlen import varlen_attn_out
 
-    return varlen_attn_out(torch.zeros_like(q), q, k, v, offsets, offsets, longest, longest)  # type: ignore[return-value]
+    return varlen_attn_out(  # type: ignore[return-value]
+        torch.zeros_like(q), q, k, v, offsets, offsets, longest, longest
+    )
 
 
 def kernel_into(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
-    """The kernel that it calls, by its own name."""
+    """Call the kernel of `varlen_attn_out` by its name."""
     kernel = torch.ops.aten._flash_attention_forward_no_dropout_inplace
     return kernel(
         torch.zeros_like(q), q, k, v, offsets, offsets, longest, longest, 0.0, True, False
@@ -84,7 +97,8 @@ class Layer(nn.Module):
         return self.out(varlen(q, k, v, offsets, offsets, window_size=(-1, 0)).flatten(1))
 
 
-query, given = leaf(tokens, heads, width), data(tokens, heads, width)
+query = leaf(tokens, heads, width)
+given = data(tokens, heads, width)
 begins = starts(lengths)
 qkv = (query, query, query, begins, begins)
 projections = product(tokens, heads * width, 3 * heads * width) + product(
@@ -137,7 +151,7 @@ VARLEN = (
 
 
 def by(backend: str) -> Callable[[], AbstractContextManager[None]]:
-    """As on a GPU, where torch picks this backend for nested tensors."""
+    """Return a setting in which torch chooses this backend for nested tensors, as on a GPU."""
 
     @contextmanager
     def setting() -> Iterator[None]:
@@ -152,20 +166,25 @@ def by(backend: str) -> Callable[[], AbstractContextManager[None]]:
 
 
 def nested(**options: bool) -> Callable[..., Tensor]:
-    """Attention of jagged nested tensors, [sequences, heads, tokens, width], made of packed ones."""
+    """Return a function that computes attention of nested tensors, which it makes of packed ones.
+
+    The nested tensors are jagged, with the dimensions sequences, heads, tokens and features.
+    """
+
+    def jagged(packed: Tensor, offsets: Tensor) -> Tensor:
+        return torch.nested.nested_tensor_from_jagged(packed, offsets).transpose(1, 2)
 
     def function(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
-        q, k, v = (
-            torch.nested.nested_tensor_from_jagged(each, offsets).transpose(1, 2)
-            for each in (q, k, v)
+        attended = F.scaled_dot_product_attention(
+            jagged(q, offsets), jagged(k, offsets), jagged(v, offsets), **options
         )
-        return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2).values()
+        return attended.transpose(1, 2).values()
 
     return function
 
 
 class NestedLayer(Layer):
-    """The same layer, whose projections take nested tensors too."""
+    """An attention layer on packed sequences that runs on nested tensors, also its projections."""
 
     def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
         packed = self.qkv(torch.nested.nested_tensor_from_jagged(x, offsets))
@@ -175,31 +194,32 @@ class NestedLayer(Layer):
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)).values()
 
 
-NESTED = tuple(
-    case
-    for backend in ("FLASH_ATTENTION", "EFFICIENT_ATTENTION")
-    for short in (backend.partition("_")[0].lower(),)
-    for family in (Family("packed sequences", by(backend)),)
-    for case in (
+def nested_cases(name: str, backend: str) -> tuple[Case, ...]:
+    """Return the cases of nested tensors with a backend."""
+    family = Family("packed sequences", by(backend))
+    return (
+        family.trained(f"nested tensors, {name}", of(nested(), query, query, query, begins), whole),
         family.trained(
-            f"nested tensors, {short}", of(nested(), query, query, query, begins), whole
-        ),
-        family.trained(
-            f"nested tensors, {short}, causal",
+            f"nested tensors, {name}, causal",
             of(nested(is_causal=True), query, query, query, begins),
             whole,
             executed=2 * triangles * width,
         ),
         family.trained(
-            f"a layer on nested tensors, {short}",
+            f"a layer on nested tensors, {name}",
             layer(NestedLayer, leaf(tokens, heads * width), begins),
             projections + whole,
         ),
     )
+
+
+NESTED = (
+    *nested_cases("flash", "FLASH_ATTENTION"),
+    *nested_cases("efficient", "EFFICIENT_ATTENTION"),
 )
 padded = len(lengths) * heads * longest**2
 BY_PRODUCTS = (
-    # Its products are of tensors that are padded to the longest sequence.
+    # The matmuls run on tensors that are padded to the longest sequence.
     anywhere.trained(
         "nested tensors on this processor",
         of(nested(), query, query, query, begins),
@@ -209,45 +229,41 @@ BY_PRODUCTS = (
 
 
 def of_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Callable[..., Any]) -> Tensor:
-    """Flex attention on blocks of 32."""
+    """Call flex attention with a mask on blocks of 32 x 32."""
     length = q.shape[-2]
-    return flex_attention(
-        q,
-        k,
-        v,
-        block_mask=create_block_mask(
-            mask, None, None, length, length, device="cpu", BLOCK_SIZE=block
-        ),
-    )
+    block_mask = create_block_mask(mask, None, None, length, length, device="cpu", BLOCK_SIZE=block)
+    return flex_attention(q, k, v, block_mask=block_mask)
 
 
 def same(_b: Any, _h: Any, i: Tensor, j: Tensor) -> Tensor:
-    """Of the same document."""
+    """Keep the keys of the query's document."""
     return of_token[i] == of_token[j]
 
 
 def same_causal(b: Any, h: Any, i: Tensor, j: Tensor) -> Tensor:
-    """And not after."""
+    """Keep the keys of the query's document that are not after the query."""
     return same(b, h, i, j) & (i >= j)
 
 
 def same_near(b: Any, h: Any, i: Tensor, j: Tensor) -> Tensor:
-    """And at most one block before."""
+    """Keep the keys of the query's document in a sliding window of one block."""
     return same_causal(b, h, i, j) & (i - j < block)
 
 
 def near(_b: Any, _h: Any, i: Tensor, j: Tensor) -> Tensor:
-    """A sliding window."""
+    """Keep the keys in a sliding window of one block."""
     return (i >= j) & (i - j < block)
 
 
 def near_or_first(b: Any, h: Any, i: Tensor, j: Tensor) -> Tensor:
-    """The window and four sinks."""
+    """Keep the keys in a sliding window, and the first four keys (attention sinks)."""
     return near(b, h, i, j) | ((j < 4) & (i >= j))
 
 
-block, documents = 32, (80, 48, 128)
-total, rows = sum(documents), sum(documents) // block
+block = 32
+documents = (80, 48, 128)
+total = sum(documents)
+rows = sum(documents) // block
 of_token = torch.repeat_interleave(torch.tensor(documents))
 flexible = data(1, heads, total, width)
 divided = heads * (80 * 80 + 48 * 48 + 128 * 128)
@@ -255,37 +271,39 @@ undivided = heads * total * total
 
 
 def blocks(count: int) -> int:
-    """MACs of so many blocks."""
+    """Return the MACs of this number of blocks, in all heads."""
     return 2 * heads * count * block**2 * width
 
 
-# Rows of blocks 0 to 7: document 0 is in rows 0 to 2, document 1 in rows 2 and 3, document 2 in
-# rows 4 to 7.
-FLEX = tuple(
-    anywhere.inference(
+def flex(name: str, mask: Callable[..., Any], scores: int, executed: int) -> Case:
+    """Return a case of flex attention with a mask."""
+    return anywhere.inference(
         f"flex attention, {name}",
         of(of_blocks, flexible, flexible, flexible, mask),
         Macs(2 * scores * width),
-        executed=ran,
+        executed=executed,
     )
-    for name, mask, scores, ran in (
-        # Rows 0 and 1 see blocks 0 to 2, row 2 blocks 0 to 3, row 3 blocks 2 and 3, rows 4 to 7
-        # four blocks each: 28 blocks of 32 x 32 are 28,672 scores, more than the three squares'
-        # 25,088.
-        ("documents", same, divided, 2 * divided * width),
-        # 1 + 2 + 3 and 2 blocks, then 1 + 2 + 3 + 4.
-        ("causal documents", same_causal, divided, blocks(1 + 2 + 3 + 2 + 1 + 2 + 3 + 4)),
-        # One block in rows 0 and 4, two in the others.
-        ("documents in a window", same_near, divided, blocks(2 * 1 + 6 * 2)),
-        ("a sliding window", near, undivided, blocks(1 + 7 * 2)),
-        # The sinks' column of blocks is one more in rows 2 to 7.
-        ("a sliding window and sinks", near_or_first, undivided, blocks(1 + 7 * 2 + 6)),
-    )
+
+
+# There are eight rows of blocks: document 0 is in rows 0 to 2, document 1 in rows 2 and 3, and
+# document 2 in rows 4 to 7.
+FLEX = (
+    # Rows 0 and 1 have blocks 0 to 2, row 2 has blocks 0 to 3, row 3 has blocks 2 and 3, and rows 4
+    # to 7 have four blocks each. These 28 blocks of 32 x 32 have 28,672 scores, more than the
+    # 25,088 scores within the documents.
+    flex("documents", same, divided, 2 * divided * width),
+    # 1, 2 and 3 blocks in rows 0 to 2, 2 blocks in row 3, and 1, 2, 3 and 4 blocks in rows 4 to 7.
+    flex("causal documents", same_causal, divided, blocks(1 + 2 + 3 + 2 + 1 + 2 + 3 + 4)),
+    # One block in rows 0 and 4, two in each of the other rows.
+    flex("documents in a window", same_near, divided, blocks(2 * 1 + 6 * 2)),
+    flex("a sliding window", near, undivided, blocks(1 + 7 * 2)),
+    # The sinks add one block in each of the rows 2 to 7.
+    flex("a sliding window and sinks", near_or_first, undivided, blocks(1 + 7 * 2 + 6)),
 )
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
-    """A dense mask that leaves of the whole square those of the sequences."""
+    """Compute attention with a dense mask that keeps the scores within each sequence."""
     of_token = torch.repeat_interleave(offsets.diff())
     return F.scaled_dot_product_attention(q, k, v, attn_mask=of_token[:, None] == of_token[None, :])
 
@@ -299,16 +317,19 @@ MASKED = (
     ),
 )
 
-vocabulary, layers, wide = 13, 2, 40
+vocabulary = 13
+layers = 2
+wide = 40
 hidden = heads * width
 long = (256, 100, 156)
-"""In blocks of 128 rows, which transformers takes.
+"""Lengths of sequences for flex attention, for which transformers uses blocks of 128 rows.
 
-Rows 0 and 1 are of the first, row 2 of the second and third, row 3 of the third.
+Blocks 0 and 1 are in the first sequence, block 2 is in the second and the third, and block 3 is in
+the third.
 """
 
 
-def flash_varlen(  # noqa: PLR0917 - as flash-attn has it
+def flash_varlen(  # noqa: PLR0917 - the arguments of flash-attn
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -322,7 +343,7 @@ def flash_varlen(  # noqa: PLR0917 - as flash-attn has it
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
 ) -> Tensor:
-    """flash-attn's function, by torch's."""
+    """Call torch's function for packed sequences, with the arguments of flash-attn's function."""
     assert not dropout_p
     window = (window_size[0], 0) if causal else window_size
     return varlen(
@@ -339,14 +360,12 @@ def flash_varlen(  # noqa: PLR0917 - as flash-attn has it
 
 @contextmanager
 def with_flash_attention() -> Iterator[None]:
-    """As where flash-attn is installed: transformers finds the function for packed sequences."""
+    """Make transformers find the function for packed sequences, as if flash-attn were installed."""
     from transformers import modeling_flash_attention_utils as utilities
 
-    kept = {
-        name: value
-        for name, value in vars(utilities).items()
-        if name.startswith(("_flash", "_loaded", "_pad", "_process", "_unpad"))
-    }
+    # transformers stores the functions in these variables of its module.
+    variables = ("_flash", "_loaded", "_pad", "_process", "_unpad")
+    kept = {name: value for name, value in vars(utilities).items() if name.startswith(variables)}
     functions = (None, flash_varlen, None, None, None)
     with on_stand_ins(), mock.patch.object(utilities, "_lazy_imports", return_value=functions):
         try:
@@ -356,7 +375,7 @@ def with_flash_attention() -> Iterator[None]:
 
 
 def eagerly() -> AbstractContextManager[None]:
-    """Without a compiler: transformers compiles flex attention where it calls it."""
+    """Return a setting without compilation, because transformers compiles flex attention."""
     return torch.compiler.set_stance("force_eager")
 
 
@@ -376,9 +395,10 @@ llama = published(
 
 
 def reading(kernel: str, sequences: tuple[int, ...]) -> Build:
-    """A language model on one row of sequences, whose positions begin anew with each.
+    """Return a `Build` of a language model that receives packed sequences in one row.
 
-    How transformers is told that they are packed.
+    The positions start at 0 in each sequence. From this, transformers finds out that sequences are
+    packed.
     """
 
     def make() -> nn.Module:
@@ -392,19 +412,20 @@ def reading(kernel: str, sequences: tuple[int, ...]) -> Build:
 
 
 def of_llama(count: int, scores: int) -> Macs:
-    """Its layers and its head, on so many tokens and scores."""
+    """Return the MACs of a Llama model with this number of tokens and scores."""
     projections = 2 * product(count, hidden, hidden) + 2 * product(count, hidden, groups * width)
     each = projections + attention(scores, width) + 3 * product(count, hidden, wide)
     return layers * each + product(count, hidden, vocabulary)
 
 
 def left_out(scores: int, executed: int) -> int:
-    """MACs of forward that a mask spares."""
+    """Return the MACs of forward that a mask skips."""
     return layers * 2 * (scores - executed) * width
 
 
 squares_of_long = heads * sum(length**2 for length in long)
-of_lengths, of_square = of_llama(tokens, squares), of_llama(tokens, dense)
+of_lengths = of_llama(tokens, squares)
+of_square = of_llama(tokens, dense)
 of_documents = of_llama(sum(long), squares_of_long)
 TRANSFORMERS = (
     Family("packed sequences", with_flash_attention).trained(

@@ -1,6 +1,6 @@
-"""The pencil: what products cost forward and backward, by the names of their dimensions.
+"""Work out the MACs of matmuls and attention by hand, from their dimensions.
 
-It knows nothing of lflops.
+This file uses no code of lflops, so the expected values are independent of it.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,7 @@ __all__ = ["NOTHING", "Macs", "attention", "product"]
 
 @dataclass(frozen=True)
 class Macs:
-    """MACs of forward, of backward, and of what backward runs again.
-
-    Sums and multiples are taken part by part.
-    """
+    """MACs of forward, backward and recompute. Sums and multiples apply to each of the three."""
 
     forward: int = 0
     backward: int = 0
@@ -37,9 +34,10 @@ NOTHING = Macs()
 
 
 def product(*dimensions: int, gradients: int = 2) -> Macs:
-    """One MAC for each place in all the dimensions.
+    """Return the MACs of a product with these dimensions, including the dimension it sums over.
 
-    In backward as many again for each operand whose gradient is wanted.
+    Forward has one MAC for each combination of indices. Backward has as many for each operand that
+    requires a gradient; `gradients` is the number of these operands.
     """
     return Macs(prod(dimensions), gradients * prod(dimensions))
 
@@ -47,9 +45,19 @@ def product(*dimensions: int, gradients: int = 2) -> Macs:
 def attention(
     scores: int, width: int, value_width: int | None = None, *, fused: bool = True
 ) -> Macs:
-    """Q x K and P x V, two operands each.
+    """Return the MACs of attention: the product of queries and keys, and of scores and values.
 
-    The fused kernel has kept no scores, and multiplies Q x K once more in backward.
+    A fused kernel does not keep the scores, and computes them again in backward.
+
+    Args:
+        scores: Number of scores, that is, pairs of a query and a key, in all heads and batches.
+        width: Features of a query and a key.
+        value_width: Features of a value, if they are different.
+        fused: Whether a fused kernel runs.
     """
-    plain = product(scores, width) + product(scores, width if value_width is None else value_width)
-    return plain + Macs(recompute=scores * width) if fused else plain
+    if value_width is None:
+        value_width = width
+    macs = product(scores, width) + product(scores, value_width)
+    if fused:
+        macs += Macs(recompute=scores * width)
+    return macs

@@ -1,10 +1,11 @@
-"""Recurrent layers: at each step every gate multiplies the input and the state.
+"""Cases of recurrent layers.
 
-The projection multiplies what comes out.
+In each step, every gate multiplies the input and the state by its weights. A projection multiplies
+the output.
 
-An LSTM of 32-bit floats is one kernel a layer and direction here, whose backward makes all
-gradients. Others run operator by operator: there a first state of zeros wants no gradient, so that
-its product goes backward once and not twice.
+On a CPU, an LSTM of 32-bit floats runs one kernel for each layer and direction, and its backward
+computes all gradients. The other layers run operator by operator. There, the first state is zero
+and requires no gradient, so its matmul has one matmul in backward instead of two.
 """
 
 import torch
@@ -16,18 +17,26 @@ from tests.conformance.pencil import Macs, product
 
 __all__ = ["CASES"]
 
-steps, batch, inputs, hidden, projected = 5, 2, 3, 4, 2
+steps = 5
+batch = 2
+inputs = 3
+hidden = 4
+projected = 2
 vectors = steps * batch
-x, given = leaf(steps, batch, inputs), data(steps, batch, inputs)
+x = leaf(steps, batch, inputs)
+given = data(steps, batch, inputs)
 state = leaf(1, batch, hidden)
-trained, inference = Family("recurrent").trained, Family("recurrent").inference
+trained = Family("recurrent").trained
+inference = Family("recurrent").inference
 
-RNN, GRU, LSTM = 1, 3, 4
-"""Gates."""
+# Numbers of gates.
+RNN = 1
+GRU = 3
+LSTM = 4
 
 
 def fused(gates: int, width: int = inputs, rows: int = vectors) -> Macs:
-    """One kernel: its backward makes the gradients of the vectors and of the weights."""
+    """Return the MACs of a layer in one kernel, which computes the gradients of all operands."""
     return product(rows, width + hidden, gates * hidden)
 
 
@@ -40,9 +49,10 @@ def stepwise(
     of_data: bool = False,
     state: int = hidden,
 ) -> Macs:
-    """Operator by operator: all inputs at once, then the state at each step.
+    """Return the MACs of a layer that runs operator by operator.
 
-    `first` rows begin with zeros.
+    All inputs are multiplied at once, and then the state in each step. In the first step, the state
+    of `first` rows is zero.
     """
     of_inputs = product(rows, width, gates * hidden, gradients=1 if of_data else 2)
     return (
@@ -57,7 +67,7 @@ packed_rows = sum(lengths)
 
 
 def packed() -> PackedSequence:
-    """Sequences of several lengths."""
+    """Return packed sequences of several lengths."""
     return pack_padded_sequence(torch.randn(max(lengths), len(lengths), inputs), lengths)
 
 

@@ -1,6 +1,6 @@
-"""One perceptron run in every way that there is.
+"""Cases that run one perceptron in many ways, such as scripted, compiled or checkpointed.
 
-Its products are the same, and what is run again is told apart.
+The matmuls are always the same. Work that runs again is counted as recompute.
 """
 
 import functools
@@ -22,19 +22,26 @@ from tests.conformance.pencil import Macs, attention, product
 
 __all__ = ["CASES"]
 
-batch, inputs, hidden, outputs, members = 6, 4, 8, 5, 3
-x, given = leaf(batch, inputs), data(batch, inputs)
-up, down = product(batch, inputs, hidden), product(batch, hidden, outputs)
-trained, inference = Family("running").trained, Family("running").inference
+batch = 6
+inputs = 4
+hidden = 8
+outputs = 5
+members = 3
+x = leaf(batch, inputs)
+given = data(batch, inputs)
+up = product(batch, inputs, hidden)
+down = product(batch, hidden, outputs)
+trained = Family("running").trained
+inference = Family("running").inference
 
 
 def perceptron() -> nn.Sequential:
-    """Two products, and between them something that has a curvature."""
+    """Return two layers with Tanh between them, which has a second derivative."""
     return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
 
 
 class Run(nn.Module):
-    """A perceptron that is run by a function."""
+    """A perceptron that a function runs."""
 
     def __init__(self, run: Callable[[nn.Module, Tensor], Any]) -> None:
         super().__init__()
@@ -46,44 +53,42 @@ class Run(nn.Module):
 
 
 def by(run: Callable[[nn.Module, Tensor], Any]) -> Callable[[], nn.Module]:
-    """A maker of such models."""
+    """Return a function that creates a perceptron which `run` runs."""
     return lambda: Run(run)
 
 
 def in_inference(model: nn.Module, x: Tensor) -> Tensor:
-    """What composes other operators then reaches lflops whole."""
+    """Run in inference mode, where lflops receives composite operators instead of their parts."""
     with torch.inference_mode():
         return model(x)
 
 
 def without_gradients(model: nn.Module, x: Tensor) -> Tensor:
-    """Only the second layer is trained."""
+    """Run the first layer without gradients, so only the second layer is trained."""
     with torch.no_grad():
         x = model[:2](x)
     return model[2](x)
 
 
 def cast(model: nn.Module, x: Tensor) -> Tensor:
-    """In bfloat16 where that is as good."""
+    """Run under autocast to bfloat16."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return model(x)
 
 
 def checkpointed(model: nn.Module, x: Tensor, *, reentrant: bool) -> Tensor:
-    """Forward again when backward comes."""
+    """Run with activation checkpointing, which runs forward again in backward."""
     return checkpoint(model, x, use_reentrant=reentrant)
 
 
 def selected(model: nn.Module, x: Tensor, *, products: bool) -> Tensor:
-    """Forward again but for what a policy keeps: the products, or nothing."""
+    """Run with selective checkpointing. The policy keeps the results of matmuls, or nothing."""
     keep = torch.ops.aten.addmm.default
 
     def policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-        return (
-            CheckpointPolicy.MUST_SAVE
-            if products and operator is keep
-            else CheckpointPolicy.PREFER_RECOMPUTE
-        )
+        if products and operator is keep:
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
 
     return checkpoint(
         model,
@@ -94,25 +99,24 @@ def selected(model: nn.Module, x: Tensor, *, products: bool) -> Tensor:
 
 
 def penalised(model: nn.Module, x: Tensor) -> Tensor:
-    """The square of the input's gradient, which is differentiated once more."""
+    """Return the square of the input's gradient. Backward differentiates this gradient again."""
     (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
     return gradient.square().sum()
 
 
 def called(model: nn.Module, x: Tensor) -> Tensor:
-    """With parameters from elsewhere."""
-    return functional_call(
-        model, {name: 2 * value for name, value in model.named_parameters()}, (x,)
-    )
+    """Call the model with other parameters than its own."""
+    doubled = {name: 2 * value for name, value in model.named_parameters()}
+    return functional_call(model, doubled, (x,))
 
 
 def optimised(x: Tensor, weight: Tensor) -> Tensor:
-    """A function that is compiled outside of the counted pass."""
+    """Call a function that `torch.compile` wraps inside forward."""
     return torch.compile(torch.mm, backend="eager")(x, weight)
 
 
 class Ensemble(nn.Module):
-    """Several perceptrons at once, by a batch of their weights."""
+    """Several perceptrons at once, as one perceptron with a batch of weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,13 +126,14 @@ class Ensemble(nn.Module):
         self.skeleton = [perceptron().to("meta")]
 
     def forward(self, x: Tensor) -> Tensor:
-        return vmap(lambda parameters: functional_call(self.skeleton[0], parameters, (x,)))(
-            dict(zip(self.names, self.stacked, strict=True))
-        )
+        def run(parameters: dict[str, Tensor]) -> Tensor:
+            return functional_call(self.skeleton[0], parameters, (x,))
+
+        return vmap(run)(dict(zip(self.names, self.stacked, strict=True)))
 
 
 class Jacobian(nn.Module):
-    """The Jacobian of one row, by a batch of backward passes; only its scale is trained."""
+    """The Jacobian of one row, from a batch of backward passes. Only its scale is trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +145,7 @@ class Jacobian(nn.Module):
 
 
 class Product(torch.autograd.Function):
-    """A product whose gradients somebody wrote."""
+    """A matmul with handwritten gradients."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -155,9 +160,9 @@ class Product(torch.autograd.Function):
 
 @functools.cache
 def foreign() -> Callable[[Tensor, Tensor], Tensor]:
-    """A product by an operator that torch does not know, and whose cost lflops is told.
+    """Return a custom operator for a matmul, for which a formula is registered in lflops.
 
-    Its gradients are torch's own products.
+    Its gradients are computed by torch's matmuls.
     """
 
     @torch.library.custom_op("conformance::product", mutates_args=())
@@ -221,8 +226,8 @@ AGAIN = (
         layer(by(functools.partial(checkpointed, reentrant=True)), x),
         both + Macs(recompute=again),
     ),
-    # It stops as soon as it has what backward needs: the last product's input, and not what comes
-    # of it.
+    # Recomputation stops as soon as backward has all saved tensors. The last one is the input of
+    # the last matmul, so this matmul is not recomputed.
     trained(
         "checkpoint",
         layer(by(functools.partial(checkpointed, reentrant=False)), x),
@@ -241,8 +246,8 @@ AGAIN = (
     trained(
         "a gradient's gradient",
         layer(by(penalised), x),
-        # Back to the input; from there through that way back, on which ones multiply the second
-        # weight; and through the first layer.
+        # Forward, and the gradient of the input. Backward differentiates this gradient, in which
+        # ones are multiplied by the second weight, and then goes through the first layer.
         Macs(again, again) + Macs(0, down.forward + up.backward) + Macs(0, up.backward),
     ),
 )
@@ -256,11 +261,15 @@ OPERATORS = (
     ),
 )
 
-channels, size, kernel, heads, width = 4, 8, 3, 2, 6
+channels = 4
+size = 8
+kernel = 3
+heads = 2
+width = 6
 
 
 class InAutocast(nn.Module):
-    """A convolution, attention and a product, none of them in the dtype of its weights."""
+    """A convolution, attention and a linear layer under autocast, with weights in float32."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Every case of the suite.
+"""Test that lflops counts the MACs that are worked out by hand, for every case of the suite.
 
-What is counted is what the pencil says, and no formula could be wrong without a case that noticed.
+Also test that an error in any formula is detected by a case.
 """
 
 import functools
@@ -29,15 +29,14 @@ from tests.support.package_cases import CASES as PACKAGE_CASES
 from tests.support.packed_formula_cases import CASES as PACKED_CASES
 from tests.support.profile_checks import consistent
 
-# What torch has to say of prototypes, of what is deprecated and of odd sizes, it says of what the
-# cases try on purpose.
+# The cases use prototypes, deprecated functions and odd sizes on purpose, of which torch warns.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 BY_NAME = {case.name: case for case in CASES}
 
 
 def profile_of(case: Case) -> Profile:
-    """What lflops counts of a case."""
+    """Count a case with lflops. Skip the test if this version of torch cannot run the case."""
     if case.name in LACKING:
         pytest.skip(LACKING[case.name])
     torch.manual_seed(0)
@@ -48,25 +47,33 @@ def profile_of(case: Case) -> Profile:
 
 
 def counted(profile: Profile) -> dict[str, int]:
-    """The MACs of each phase, and those of forward that are executed."""
+    """Return the counted MACs of each phase, and the executed MACs of forward."""
     root = profile.modules[""]
-    macs = {
+    return {
         "forward": root.forward.macs,
         "backward": root.backward.macs,
         "recompute": root.recompute.macs,
+        "executed": root.forward.executed_macs,
     }
-    return macs | {"executed": root.forward.executed_macs}
 
 
 def expected(case: Case) -> dict[str, int]:
-    """The same by the pencil."""
-    macs = {"forward": case.forward, "backward": case.backward or 0, "recompute": case.recompute}
-    return macs | {"executed": case.forward if case.executed is None else case.executed}
+    """Return the MACs that were worked out by hand, in the same form as `counted`."""
+    executed = case.forward if case.executed is None else case.executed
+    return {
+        "forward": case.forward,
+        "backward": case.backward or 0,
+        "recompute": case.recompute,
+        "executed": executed,
+    }
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_is_counted_is_what_the_pencil_says(case: Case) -> None:
-    """In every phase, with nothing left over, and so that modules and operators add up to it."""
+    """The MACs of all phases are right, and modules and operators add up to them.
+
+    All operators are supported, and no formula fails.
+    """
     profile = consistent(profile_of(case))
     assert expected(case) == counted(profile)
     assert () == profile.unsupported
@@ -74,29 +81,32 @@ def test_what_is_counted_is_what_the_pencil_says(case: Case) -> None:
 
 
 def test_every_case_has_a_name_of_its_own() -> None:
-    """And there are as many as were promised."""
+    """The names are unique, and there are at least 130 cases."""
     assert len(BY_NAME) == len(CASES) >= 130
     assert LACKING.keys() <= BY_NAME.keys()
 
 
 def test_every_formula_is_held_by_a_case_or_has_a_reason_why_not() -> None:
-    """None is in the table, or in one of these two lists, by mistake."""
+    """Each formula is in exactly one of `GUARDS` and `ELSEWHERE`, and these have no other names."""
     operators = {
         operator.removeprefix("aten::") for operator in (*table.FORMULAS, *operator_costs._COSTS)
     }
     listed = GUARDS.keys() | ELSEWHERE.keys()
-    where = "GUARDS (with the case that it would break) or ELSEWHERE (with the reason why no case runs it) in tests/conformance/guards.py"
+    where = (
+        "GUARDS (with the case that it would break) or ELSEWHERE (with the reason why no case runs "
+        "it) in tests/conformance/guards.py"
+    )
     assert not operators - listed, (
         f"formulas without a guard: {sorted(operators - listed)}; add them to {where}"
     )
     assert not listed - operators, (
-        f"no formula for {sorted(listed - operators)}; take them out of {where}"
+        f"no formula for {sorted(listed - operators)}; remove them from {where}"
     )
     assert not GUARDS.keys() & ELSEWHERE.keys()
 
 
 def with_one_more(formula: Callable[..., Any]) -> Callable[..., Cost]:
-    """The formula, wrong by one MAC."""
+    """Return a wrong formula, which returns one MAC more."""
 
     @functools.wraps(formula)
     def wrong(*args: Any, **kwargs: Any) -> Cost:
@@ -111,32 +121,39 @@ def with_one_more(formula: Callable[..., Any]) -> Callable[..., Cost]:
 def test_one_mac_more_in_a_formula_is_noticed(
     operator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the case that holds it."""
+    """If a formula returns one MAC more, the operator's case in `GUARDS` has wrong counts."""
     case = BY_NAME[GUARDS[operator]]
-    formulas: dict[str, Any] = (
-        operator_costs._COSTS if operator in operator_costs._COSTS else table.FORMULAS
-    )
+    formulas: dict[str, Any] = table.FORMULAS
+    if operator in operator_costs._COSTS:
+        formulas = operator_costs._COSTS
     name = operator if operator in formulas else f"aten::{operator}"
     monkeypatch.setitem(formulas, name, with_one_more(formulas[name]))
     assert expected(case) != counted(profile_of(case))
 
 
 def test_what_no_case_reaches_is_held_by_shapes() -> None:
-    """A formula with a reason has a pencil's answer to shapes.
+    """Each formula in `ELSEWHERE` is tested with shapes and costs that are worked out by hand.
 
-    Flex attention's backward takes more than shapes, and is next.
+    The backward of flex attention needs more than shapes. It has the next test.
     """
     cases = (*CORE_CASES, *FAMILY_CASES, *LINEAR_ALGEBRA_CASES, *PACKED_CASES, *PACKAGE_CASES)
-    held = {operator for case in cases for operator in case.operators.split()}
+    held: set[str] = set()
+    for case in cases:
+        held.update(case.operators.split())
     assert {"flex_attention_backward"} == ELSEWHERE.keys() - held
 
 
 def test_flex_attention_goes_backward_on_the_blocks_that_ran() -> None:
-    """Two products for each of forward's two, and the scores once more.
+    """The backward of flex attention only executes the blocks that its mask leaves.
 
-    Of 4 by 4 blocks a causal mask leaves 1 + 2 + 3 + 4.
+    It has two matmuls for each of the two matmuls of forward, and computes the scores again. A
+    causal mask leaves 1 + 2 + 3 + 4 of 4 x 4 blocks.
     """
-    batch, heads, length, width, block = 1, 2, 256, 8, 64
+    batch = 1
+    heads = 2
+    length = 256
+    width = 8
+    block = 64
     mask = create_block_mask(
         lambda _b, _h, i, j: i >= j, None, None, length, length, device="cpu", BLOCK_SIZE=block
     )
@@ -145,7 +162,8 @@ def test_flex_attention_goes_backward_on_the_blocks_that_ran() -> None:
     cost = backward.cost(
         (x, x, x, x, None, x, None, None, None, mask.as_tuple(), 1.0, {}), {}, (x, x, x)
     )
-    square, ran = batch * heads * length**2, batch * heads * (1 + 2 + 3 + 4) * block**2
+    square = batch * heads * length**2
+    ran = batch * heads * (1 + 2 + 3 + 4) * block**2
     again = cost.recompute or Cost()
     assert (4 * square * width, 4 * ran * width, square * width, ran * width) == (
         cost.macs,
@@ -156,9 +174,9 @@ def test_flex_attention_goes_backward_on_the_blocks_that_ran() -> None:
 
 
 def test_the_pencil_knows_bert_large() -> None:
-    """340,592,656 MACs a token at length 128.
+    """The hand-worked MACs of BERT Large at length 128 are 340,592,656 per token.
 
-    What DeepSpeed counts of it too, and torch's own counter with attention in products.
+    This is also the result of DeepSpeed, and of torch's counter without fused attention.
     """
     large = of_bert(
         fused=False,
@@ -174,7 +192,10 @@ def test_the_pencil_knows_bert_large() -> None:
 
 
 ONLY_HERE = ("flex", "conv_tbc", "TransformerEncoder in one kernel a layer, which")
-"""What wants other sizes on a GPU, is written in other operators there, or is left alone where a device is a context."""
+"""Beginnings of the names of cases that do not run on a GPU.
+
+They need other sizes there, use other operators, or do not work with a device as a context.
+"""
 
 
 @pytest.mark.gpu
@@ -182,25 +203,27 @@ ONLY_HERE = ("flex", "conv_tbc", "TransformerEncoder in one kernel a layer, whic
     "family", ["matmul", "einsum", "convolution", "attention", "transformer", "recurrent"]
 )
 def test_a_gpu_counts_the_same_forward(family: str, cuda: torch.device) -> None:
-    """By other kernels; backward and what is run again follow from which they are."""
+    """Forward has the same MACs on a GPU, although other kernels run.
+
+    Backward and recompute are not compared, because they depend on the kernels.
+    """
     cases = [
         case for case in CASES if case.family == family and not case.name.startswith(ONLY_HERE)
     ]
     with cuda:
         profiles = {case.name: consistent(profile_of(case)) for case in cases}
-    assert {case.name: case.forward for case in cases} == {
-        name: counted(profile)["forward"] for name, profile in profiles.items()
-    }
-    assert {} == {
-        name: profile.unsupported for name, profile in profiles.items() if profile.unsupported
-    }
+    by_hand = {case.name: case.forward for case in cases}
+    on_gpu = {name: counted(profile)["forward"] for name, profile in profiles.items()}
+    assert by_hand == on_gpu
+    unsupported = {name: each.unsupported for name, each in profiles.items() if each.unsupported}
+    assert {} == unsupported
 
 
 @pytest.mark.gpu
 def test_a_gpu_counts_heads_of_half_precision_as_wide_as_it_makes_them(cuda: torch.device) -> None:
-    """Flash attention fills 4 up to 8.
+    """Flash attention pads heads of 4 features to 8 features, and the padded features count.
 
-    Of 2 x 6 heads, 5 queries and 5 keys that is 300 scores of 8 + 8, not of 4 + 4.
+    2 x 6 heads with 5 queries and 5 keys have 300 scores, each with 8 + 8 MACs instead of 4 + 4.
     """
 
     class Attends(torch.nn.Module):

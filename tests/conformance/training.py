@@ -1,6 +1,7 @@
-"""What is trained and what is not.
+"""Cases in which only a part of the model is trained.
 
-A weight that is frozen saves one product, an input that needs no gradient the other.
+A frozen weight saves one of the two matmuls in backward. An input without a gradient saves the
+other one.
 """
 
 from typing import Any
@@ -13,16 +14,22 @@ from tests.conformance.pencil import Macs, product
 
 __all__ = ["CASES"]
 
-batch, length, hidden, wide, rank, vocabulary = 2, 3, 5, 7, 2, 11
+batch = 2
+length = 3
+hidden = 5
+wide = 7
+rank = 2
+vocabulary = 11
 rows = batch * length
-x, given = leaf(batch, length, hidden), data(batch, length, hidden)
+x = leaf(batch, length, hidden)
+given = data(batch, length, hidden)
 square = product(rows, hidden, hidden)
 of_one = product(rows, hidden, hidden, gradients=1)
 trained = Family("training").trained
 
 
 def stack(*frozen: int, layers: int = 3) -> nn.Sequential:
-    """Layers of which some are frozen."""
+    """Create a stack of layers, in which the layers at the positions `frozen` are frozen."""
     model = nn.Sequential(*(nn.Linear(hidden, hidden) for _ in range(layers)))
     for place in frozen:
         model[place].requires_grad_(requires_grad=False)
@@ -30,7 +37,7 @@ def stack(*frozen: int, layers: int = 3) -> nn.Sequential:
 
 
 class Adapted(nn.Module):
-    """A frozen projection, and beside it a trained one of low rank."""
+    """A frozen projection, to which a trained projection of low rank is added."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +50,7 @@ class Adapted(nn.Module):
 
 
 class Tied(nn.Module):
-    """An embedding that is the head's weight too."""
+    """A model with an embedding that is also the weight of the head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +63,7 @@ class Tied(nn.Module):
 
 
 class Shared(nn.Module):
-    """One layer by three names, and once more in a loop."""
+    """One layer under four names, which is called four times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,22 +77,25 @@ class Shared(nn.Module):
 
 
 class Parted(nn.Module):
-    """A branch that is cut off, one that is never used, one that is the result."""
+    """A model with a detached branch, an unused branch, and a branch for the result."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.cut, self.unused, self.kept = stack(layers=1), stack(layers=1), stack(layers=1)
+        self.cut = stack(layers=1)
+        self.unused = stack(layers=1)
+        self.kept = stack(layers=1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.kept(x) + self.cut(x).detach()
 
 
 class Several(nn.Module):
-    """More than one result, in a mapping; integers and what needs no gradient among them."""
+    """A model that returns several results in a dict, also integers and detached tensors."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(hidden, wide), nn.Linear(wide, hidden)
+        self.up = nn.Linear(hidden, wide)
+        self.down = nn.Linear(wide, hidden)
 
     def forward(self, x: Tensor) -> dict[str, Any]:
         up = self.up(x)
@@ -93,23 +103,28 @@ class Several(nn.Module):
 
 
 class Contrastive(nn.Module):
-    """Two towers on data, and the product of all pairs."""
+    """Two towers, and the products of all pairs of their outputs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.right = nn.Linear(hidden, wide), nn.Linear(hidden, wide)
+        self.left = nn.Linear(hidden, wide)
+        self.right = nn.Linear(hidden, wide)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self.left(x) @ self.right(y).mT
 
 
 def normed() -> nn.Module:
-    """A layer whose weight is divided by its largest singular value, found by one more step of an iteration."""
+    """Create a layer with spectral normalization.
+
+    Its weight is divided by its largest singular value, which each call improves by one step of the
+    power iteration.
+    """
     return nn.utils.parametrizations.spectral_norm(nn.Linear(hidden, wide))
 
 
 class Loop(nn.Module):
-    """A layer run until the values are small, the state carried on."""
+    """A layer that is called several times, each time with its last output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,8 +179,8 @@ CASES = (
     trained(
         "spectral normalisation",
         layer(normed, x),
-        # Twice to a better vector and once for the value: the weight by a vector; the value is a
-        # vector by a vector.
+        # The weight is multiplied by a vector three times: twice to improve the vectors and once
+        # for the singular value. The singular value is then a product of two vectors.
         product(rows, hidden, wide) + Macs(3 * hidden * wide + wide),
     ),
     trained("a loop", layer(Loop, x, rounds), rounds * square),

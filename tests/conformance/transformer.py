@@ -1,4 +1,7 @@
-"""torch's own attention and transformer layers, in training and by the one kernel that inference takes where it can."""
+"""Cases of torch's attention and transformer layers, in training and in inference.
+
+In inference, many of these layers run one fused kernel.
+"""
 
 from functools import partial
 from typing import Any
@@ -11,19 +14,32 @@ from tests.conformance.pencil import Macs, attention, product
 
 __all__ = ["CASES"]
 
-batch, queries, keys, heads, width, wide, layers = 2, 5, 7, 4, 3, 20, 2
-hidden = heads * width  # an even number of heads: of an odd one the kernel for inference takes none
-key_width, value_width = 8, 10
-tokens, others = batch * queries, batch * keys
-square, cross = batch * heads * queries * queries, batch * heads * queries * keys
+batch = 2
+queries = 5
+keys = 7
+heads = 4
+width = 3
+wide = 20
+layers = 2
+# The kernel for inference needs an even number of heads.
+hidden = heads * width
+key_width = 8
+value_width = 10
+tokens = batch * queries
+others = batch * keys
+square = batch * heads * queries * queries
+cross = batch * heads * queries * keys
 
-x, memory = leaf(batch, queries, hidden), leaf(batch, keys, hidden)
-given, known = data(batch, queries, hidden), data(batch, keys, hidden)
-trained, inference = Family("transformer").trained, Family("transformer").inference
+x = leaf(batch, queries, hidden)
+memory = leaf(batch, keys, hidden)
+given = data(batch, queries, hidden)
+known = data(batch, keys, hidden)
+trained = Family("transformer").trained
+inference = Family("transformer").inference
 
 
 class Attention(nn.Module):
-    """`nn.MultiheadAttention` within a sequence, or from it to another."""
+    """`nn.MultiheadAttention` within a sequence, or from one sequence to another."""
 
     def __init__(self, *, weights: bool = False, **options: Any) -> None:
         super().__init__()
@@ -32,9 +48,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor | None = None, values: Tensor | None = None) -> Any:
         memory = x if memory is None else memory
-        return self.attention(
-            x, memory, memory if values is None else values, need_weights=self.weights
-        )
+        values = memory if values is None else values
+        return self.attention(x, memory, values, need_weights=self.weights)
 
 
 out = product(tokens, hidden, hidden)
@@ -124,32 +139,32 @@ options: dict[str, Any] = {"dim_feedforward": wide, "batch_first": True, "dropou
 
 
 def encoder_layer(**others: Any) -> nn.TransformerEncoderLayer:
-    """An encoder's layer."""
+    """Create an encoder layer."""
     return nn.TransformerEncoderLayer(hidden, heads, **{**options, **others})
 
 
 def decoder_layer() -> nn.TransformerDecoderLayer:
-    """A decoder's layer."""
+    """Create a decoder layer."""
     return nn.TransformerDecoderLayer(hidden, heads, **options)
 
 
 def encoder(*, nested: bool = False) -> nn.TransformerEncoder:
-    """Layers that take padding as it comes, or leave it out."""
+    """Create an encoder. With `nested`, it skips padding."""
     return nn.TransformerEncoder(encoder_layer(), layers, enable_nested_tensor=nested)
 
 
 def padding() -> Tensor:
-    """Of the second sequence a part is not there."""
+    """Return a padding mask, in which the end of the second sequence is padding."""
     return torch.arange(batch * queries).view(batch, queries) >= there
 
 
 def perceptron(rows: int) -> Macs:
-    """Up and down."""
+    """Return the MACs of two linear layers, from `hidden` to `wide` features and back."""
     return product(rows, hidden, wide) + product(rows, wide, hidden)
 
 
 def encoding(length: int, attend: Any = attention) -> Macs:
-    """One layer of an encoder."""
+    """Return the MACs of an encoder layer."""
     rows = batch * length
     return (
         product(rows, hidden, 4 * hidden)
@@ -161,7 +176,7 @@ def encoding(length: int, attend: Any = attention) -> Macs:
 there = batch * queries - 2
 without_padding = product(there, hidden, 4 * hidden) + attention(square, width) + perceptron(there)
 decoding = within + attention(square, width) + across + attention(cross, width) + perceptron(tokens)
-# The first layer's projections have no input's gradient to give.
+# The input of the first layer requires no gradient, so its projection has one matmul less.
 not_wanted = Macs(0, -product(tokens, hidden, 3 * hidden).forward)
 both = {"num_encoder_layers": layers, "num_decoder_layers": layers, **options}
 

@@ -1,6 +1,6 @@
-"""Vision transformers with random weights.
+"""Cases of vision transformers from transformers, with random weights.
 
-Images want no gradient, so the first product has one less backward than all that follow.
+Images require no gradient, so the first matmul has only one matmul in backward.
 """
 
 from typing import Any
@@ -20,8 +20,13 @@ from tests.conformance.pencil import NOTHING, Macs, attention, product
 
 __all__ = ["CASES"]
 
-batch, size, labels, layers = 2, 32, 5, 2
-hidden, heads, wide = 24, 3, 40
+batch = 2
+size = 32
+labels = 5
+layers = 2
+hidden = 24
+heads = 3
+wide = 40
 trained = Family("vision models").trained
 
 
@@ -59,11 +64,16 @@ TRANSFORMERS = (
     ),
 )
 
-window, depths, embedding = 4, (2, 1), 12
+window = 4
+depths = (2, 1)
+embedding = 12
 
 
 def swin_stage(side: int, channels: int, heads: int) -> Macs:
-    """Attention within windows, to which a trained bias is added; a perceptron."""
+    """Return the MACs of a Swin block: attention within windows, and a perceptron.
+
+    A trained bias is added to the scores, for which there is no fused kernel.
+    """
     places = batch * side * side
     attended = attention(places * heads * min(side, window) ** 2, channels // heads, fused=False)
     return (
@@ -98,25 +108,30 @@ TRANSFORMERS_OF_STAGES = (
     ),
 )
 
-narrow, broad, reduction, decoder = 8, 16, 2, 12
+narrow = 8
+broad = 16
+reduction = 2
+decoder = 12
 
 
 def segformer_block(side: int, channels: int, heads: int, reduced: int) -> Macs:
-    """Attention from all places to fewer, which a convolution merges.
+    """Return the MACs of a SegFormer block.
 
-    A perceptron with a depthwise convolution inside.
+    Attention goes from all positions to fewer positions, which a convolution merges. The perceptron
+    has a depthwise convolution inside.
     """
-    places, fewer = batch * side**2, batch * (side // reduced) ** 2
+    places = batch * side**2
+    fewer = batch * (side // reduced) ** 2
     merging = convolution(fewer, channels, channels, reduced**2) if reduced > 1 else NOTHING
     projections = 2 * product(places, channels, channels) + 2 * product(fewer, channels, channels)
     attended = attention(places * heads * (side // reduced) ** 2, channels // heads)
-    mixing = perceptron(places, channels, ratio * channels) + convolution(
-        places, 1, ratio * channels, 3 * 3
-    )
-    return merging + projections + attended + mixing
+    linear = perceptron(places, channels, ratio * channels)
+    depthwise = convolution(places, 1, ratio * channels, 3 * 3)
+    return merging + projections + attended + linear + depthwise
 
 
-half, quarter = size // 2, size // 4
+half = size // 2
+quarter = size // 4
 SEGMENTATION = (
     trained(
         "SegFormer",
@@ -182,7 +197,7 @@ DETECTION = (
         + product(memory, resnet_channels, hidden, gradients=1)
         + layers * encoder_layer(batch, positions, hidden, heads, wide)
         + of_decoder
-        # The decoder begins with values of zeros, which want no gradient.
+        # The values of the first attention are zeros, which require no gradient.
         + Macs(0, -found * hidden * hidden)
         + product(found, hidden, labels + 1)
         + 2 * product(found, hidden, hidden)

@@ -1,4 +1,4 @@
-"""Changes to a model by the names that people give them."""
+"""Test changes to a model, such as a dtype or a checkpointing policy, that users choose by name."""
 
 import json
 import tempfile
@@ -27,11 +27,14 @@ WIDTH, ROWS, BLOCKS = 64, 32, 3
 
 
 def estimated(policy: Policy) -> lflops.Profile:
-    """Blocks of four products each."""
+    """Estimate blocks of four matmuls each under a checkpointing policy."""
 
     def build() -> Subject:
-        layers = lambda: nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)))  # noqa: E731
-        model = nn.Sequential(*(layers() for _ in range(BLOCKS)))
+        blocks = []
+        for _ in range(BLOCKS):
+            layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)]
+            blocks.append(nn.Sequential(*layers))
+        model = nn.Sequential(*blocks)
         return Changes(policy=policy).applied(
             "estimate",
             Subject(model, (torch.zeros(ROWS, WIDTH, requires_grad=True),), {}, Tensor.sum),
@@ -44,16 +47,18 @@ def estimated(policy: Policy) -> lflops.Profile:
     ("policy", "again"), [("none", 0), ("selective", 0), ("selective-op", 1), ("full", 3)]
 )
 def test_every_second_product_is_computed_again(policy: Policy, again: int) -> None:
-    """Of the four of each block: the second and the fourth.
+    """With "selective-op" one of a block's four matmuls is recomputed, and with "full" three.
 
-    Torch stops before the fourth, whose result nothing needs.
+    "selective-op" selects the second and the fourth matmul, but torch stops recomputing before the
+    fourth, because backward does not need its result. For the same reason "full" does not recompute
+    the fourth.
     """
     assert BLOCKS * again * ROWS * WIDTH * WIDTH == estimated(policy).total(phase="recompute")
 
 
 @pytest.mark.parametrize("name", ["bf16", "BF16", "bfloat16"])
 def test_a_dtype_has_short_names(name: str) -> None:
-    """In any letter case."""
+    """Short names such as "bf16" are accepted in any letter case."""
     subject = Changes(dtype=name).applied("estimate", Subject(nn.Linear(2, 2), (), {}, None))
     assert torch.bfloat16 is subject.model.weight.dtype
 
@@ -63,31 +68,33 @@ def test_a_dtype_has_short_names(name: str) -> None:
     [("H100", "H100 SXM"), ("a100", "A100 SXM 80GB"), ("V100", "V100 SXM2 32GB")],
 )
 def test_a_family_is_its_usual_chip(asked: str, taken: str) -> None:
-    """Only where a person gives a name.
+    """The name of a family means its most common chip, but only if a user passes it.
 
-    A driver's is whole, and a wrong peak looks like a right one.
+    A driver reports the whole name, so `lookup` does not guess: a wrong peak looks plausible.
     """
     assert (taken, None) == (named(asked).name, lookup(asked))
 
 
 def test_a_family_that_nobody_knows_is_refused() -> None:
-    """As every unknown chip."""
+    """An unknown family is an error like any unknown chip."""
     given: Any = "H1000"
     with pytest.raises(lflops.HardwareError, match="is not in the table of chips"):
         named(given)
 
 
 def layers(count: int) -> nn.Sequential:
-    """So many products and ReLUs in turn."""
-    return nn.Sequential(
-        *(part for _ in range(count) for part in (nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU()))
-    )
+    """Build `count` linear layers, each followed by a ReLU."""
+    parts: list[nn.Module] = []
+    for _ in range(count):
+        parts.append(nn.Linear(WIDTH, WIDTH, bias=False))
+        parts.append(nn.ReLU())
+    return nn.Sequential(*parts)
 
 
 def trained(
     build: Callable[[], nn.Module], changes: Changes | None = None, rows: int = ROWS, **options: Any
 ) -> lflops.Profile:
-    """A step of SGD with momentum."""
+    """Estimate a step of SGD with momentum."""
 
     def subject() -> Subject:
         return (changes or Changes()).applied(
@@ -99,25 +106,27 @@ def trained(
 
 
 def peak(profile: lflops.Profile) -> int:
-    """Bytes alive."""
+    """Return the peak of live memory in bytes."""
     assert profile.memory is not None
     return profile.memory.peak_bytes
 
 
 def test_an_optimizer_in_backward_holds_one_gradient_at_a_time() -> None:
-    """Weights and moments of 20 layers are there all the time, and as backward begins the activations, but never all gradients.
+    """The peak has weights, momentum and activations of all 20 layers, but only a few gradients.
 
-    The work of the optimizer is the same.
+    The work of the optimizer is the same as in a separate optimizer step.
     """
-    together, in_turn = trained(lambda: layers(20)), trained(lambda: layers(20), in_backward=True)
-    weight, row = 4 * WIDTH * WIDTH, 4 * ROWS * WIDTH
+    together = trained(lambda: layers(20))
+    in_turn = trained(lambda: layers(20), in_backward=True)
+    weight = 4 * WIDTH * WIDTH
+    row = 4 * ROWS * WIDTH
     assert 3 * 20 * weight < peak(together)
     assert 2 * 20 * weight + 20 * row < peak(in_turn) < 2 * 20 * weight + 20 * row + 3 * weight
     assert together.modules[""].optimizer.flops == in_turn.modules[""].optimizer.flops > 0
 
 
 def test_an_optimizer_in_backward_needs_a_parameter_to_train() -> None:
-    """A frozen model has none."""
+    """A frozen model has no parameter to train."""
     with pytest.raises(
         lflops.CountError,
         match="no parameter requires a gradient: unfreeze the parameters that the optimizer",
@@ -126,20 +135,19 @@ def test_an_optimizer_in_backward_needs_a_parameter_to_train() -> None:
 
 
 def test_offloaded_activations_are_not_held() -> None:
-    """Each of 20 layers keeps its input, which is the ReLU's output before it.
+    """Offloaded activations are not part of the peak; the work stays the same.
 
-    With eight times the rows that is four times its weight.
+    Each of 20 layers keeps its input, the output of the ReLU before it. With eight times the rows,
+    an input is four times as large as a weight.
     """
     rows = 8 * ROWS
-    held, offloaded = (
-        trained(lambda: layers(20), Changes(offload=offload), rows=rows, optimizer=None)
-        for offload in (False, True)
-    )
-    weight, each = 4 * WIDTH * WIDTH, 4 * rows * WIDTH
-    assert 20 * weight + 20 * each < peak(held)
-    assert (
-        peak(offloaded) < 40 * weight + 5 * each
-    )  # with all gradients, and what one layer works on
+    held = trained(lambda: layers(20), Changes(offload=False), rows=rows, optimizer=None)
+    offloaded = trained(lambda: layers(20), Changes(offload=True), rows=rows, optimizer=None)
+    weight = 4 * WIDTH * WIDTH
+    activation = 4 * rows * WIDTH
+    assert 20 * weight + 20 * activation < peak(held)
+    # All weights and gradients, and the activations that one layer works on.
+    assert peak(offloaded) < 40 * weight + 5 * activation
     for phase in ("forward", "backward"):
         assert held.total(phase=phase) == offloaded.total(phase=phase)
 
@@ -148,39 +156,39 @@ def test_offloaded_activations_are_not_held() -> None:
     ("kind", "scales"), [("nf4", 64 * 4 + 16 * 4), ("nf4-dq", 64 + 4 * (16 + 1 + 256 + 1))]
 )
 def test_weights_of_four_bits_are_half_a_byte_with_their_scales(kind: str, scales: int) -> None:
-    """Of 64 x 64 weights: 2,048 bytes, and a scale for 64 of them.
+    """A quantized weight needs half a byte per element plus its scales.
 
-    In 8 bits these have 256 values, a scale of their own and a mean.
-
-    Both adapters of rank 2 have 128 weights. The product is the same, and it needs a whole weight
-    for as long as it runs.
+    64 x 64 weights need 2,048 bytes, one scale per 64 weights and a table of 16 values. With
+    "nf4-dq" a scale has 8 bits, and the scales need a table of 256 values, one scale and a mean.
+    Both adapters of rank 2 together have 2 * 2 * 64 weights. The matmuls are the same, and each
+    needs its whole weight in float32 while it runs.
     """
-    build = lambda: nn.Sequential(  # noqa: E731
-        *(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU()) for _ in range(BLOCKS))
-    )
-    whole, packed = (
-        trained(build, Changes(adapter_rank=2, quantized=each), optimizer=None)
-        for each in (None, kind)
-    )
-    before = [
-        each.memory.timeline[0].by_category for each in (whole, packed) if each.memory is not None
-    ]
+
+    def build() -> nn.Module:
+        blocks = []
+        for _ in range(BLOCKS):
+            blocks.append(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU()))
+        return nn.Sequential(*blocks)
+
+    whole = trained(build, Changes(adapter_rank=2, quantized=None), optimizer=None)
+    packed = trained(build, Changes(adapter_rank=2, quantized=kind), optimizer=None)
+    assert whole.memory is not None
+    assert packed.memory is not None
+    whole_start = whole.memory.timeline[0].by_category
+    packed_start = packed.memory.timeline[0].by_category
+    assert whole_start is not None
+    assert packed_start is not None
     adapters = 2 * 2 * WIDTH * 4
-    assert [BLOCKS * (4 * WIDTH * WIDTH + adapters), BLOCKS * (WIDTH * WIDTH // 2 + adapters)] == [
-        each.parameters for each in before
-    ]
-    assert BLOCKS * scales == before[1].other - before[0].other
+    assert BLOCKS * (4 * WIDTH * WIDTH + adapters) == whole_start.parameters
+    assert BLOCKS * (WIDTH * WIDTH // 2 + adapters) == packed_start.parameters
+    assert BLOCKS * scales == packed_start.other - whole_start.other
     assert BLOCKS * adapters // 4 == packed.modules[""].trainable_parameters
     for phase in ("forward", "backward"):
         assert whole.total(phase=phase) == packed.total(phase=phase) > 0
-    products = (
-        [each for each in packed.memory.timeline if each.operator == "mm"]
-        if packed.memory is not None
-        else []
-    )
+    matmuls = [moment for moment in packed.memory.timeline if moment.operator == "mm"]
     assert any(
-        each.live_bytes - before[1].parameters - before[1].other >= 4 * WIDTH * WIDTH
-        for each in products
+        moment.live_bytes - packed_start.parameters - packed_start.other >= 4 * WIDTH * WIDTH
+        for moment in matmuls
     )
     assert "the prediction does not cover the unpacking of quantized weights" in (
         why_not(replace(packed, op_counts=_in_bf16(packed)), named("H100")) or ""
@@ -192,35 +200,33 @@ def _in_bf16(profile: lflops.Profile) -> tuple[Any, ...]:
 
 
 def test_a_chunked_loss_computes_the_same_and_recomputes_the_head(tmp_path: Path) -> None:
-    """GPT-2 with a vocabulary of 4,096.
+    """A loss in 8 chunks saves two copies of the logits, and recomputes the head in backward.
 
-    Logits in float32 of 2 x 64 tokens are 2 MiB; in 8 parts they are an eighth of that.
+    The model is GPT-2 with a vocabulary of 4,096. The float32 logits of 2 x 64 tokens have 2 MiB; a
+    chunk has an eighth of that.
     """
     settings = {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 4096, "n_positions": 64}
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **settings})
     )
     build = builder_of(str(tmp_path), tokens=64)
-    whole, chunked = (
-        Estimator(caller="estimate", backward=True).run(
-            lambda chunks=chunks: Changes(chunks=chunks).applied(
-                "estimate", subject_of("estimate", build(2))
-            )
-        )
-        for chunks in (None, 8)
-    )
+
+    def estimate(changes: Changes) -> lflops.Profile:
+        estimator = Estimator(caller="estimate", backward=True)
+        return estimator.run(lambda: changes.applied("estimate", subject_of("estimate", build(2))))
+
+    whole = estimate(Changes(chunks=None))
+    chunked = estimate(Changes(chunks=8))
     head = 2 * 64 * 32 * 4096
     assert head == whole.modules["lm_head"].forward.macs == chunked.modules["lm_head"].forward.macs
-    assert (0, head) == (
-        whole.modules["lm_head"].recompute.macs,
-        chunked.modules["lm_head"].recompute.macs,
-    )
+    assert 0 == whole.modules["lm_head"].recompute.macs
+    assert head == chunked.modules["lm_head"].recompute.macs
     logits = 4 * 2 * 64 * 4096
     assert peak(whole) - peak(chunked) > 2 * logits
 
 
 def cross_entropy_in_float32(logits: Tensor, labels: Tensor) -> Tensor:
-    """As transformers and torchtitan compute it."""
+    """Compute the loss as transformers and torchtitan do."""
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
@@ -229,7 +235,11 @@ def cross_entropy_in_float32(logits: Tensor, labels: Tensor) -> Tensor:
     reason="inductor gives g++ its paths unquoted: it compiles in no folder with a space",
 )
 def test_a_compiled_loss_needs_what_inductor_s_code_allocates() -> None:
-    """Which torch's own profiler sees, run on a CPU: 2 x 256 tokens and 4,096 words in bfloat16."""
+    """The estimate of a compiled loss is within 1 % of the memory that inductor's code allocates.
+
+    The torch profiler measures this memory on a CPU, for 2 x 256 tokens and a vocabulary of 4,096
+    in bfloat16.
+    """
     logits = torch.randn(2, 256, 4096, dtype=torch.bfloat16, requires_grad=True)
     labels = torch.randint(0, 4096, (2, 256))
     compiled = torch.compile(cross_entropy_in_float32)
@@ -239,11 +249,9 @@ def test_a_compiled_loss_needs_what_inductor_s_code_allocates() -> None:
         activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as recorder:
         compiled(logits, labels).backward()
-    allocated = [
-        event.nbytes()
-        for event in sorted(recorder.profiler.kineto_results.events(), key=methodcaller("start_ns"))
-        if event.name() == "[memory]"
-    ]  # type: ignore[union-attr]
+    events = recorder.profiler.kineto_results.events()  # type: ignore[union-attr]
+    in_order = sorted(events, key=methodcaller("start_ns"))
+    allocated = [event.nbytes() for event in in_order if event.name() == "[memory]"]
     real = max(accumulate(allocated))
 
     class Head(nn.Module):
@@ -255,43 +263,46 @@ def test_a_compiled_loss_needs_what_inductor_s_code_allocates() -> None:
             return CompiledLoss.apply(self.logits, labels)  # type: ignore[no-any-return,no-untyped-call]
 
     estimated = lflops.estimate(Head, torch.zeros(2, 256, dtype=torch.long), backward=True)
-    held = 2 * 256 * 4096 * 2 + 2 * 256 * 8  # the logits and the labels, which were there before
+    # The logits and the labels, which exist before the profiler starts.
+    held = 2 * 256 * 4096 * 2 + 2 * 256 * 8
     assert 2 * 256 * 4096 * 2 <= real < 1.01 * 2 * 256 * 4096 * 2
     assert peak(estimated) - held == pytest.approx(real, rel=0.01)
 
 
 def test_a_compiled_loss_makes_nothing_of_the_logits_but_their_gradient(tmp_path: Path) -> None:
-    """GPT-2 with a vocabulary of 4,096 in bfloat16.
+    """A compiled loss allocates only the gradient of the logits.
 
-    An eager loss makes float32 of the logits, and as much of them again.
+    The model is GPT-2 with a vocabulary of 4,096 in bfloat16. An eager loss also converts the
+    logits to float32, and allocates further tensors of their size.
     """
     settings = {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 4096, "n_positions": 64}
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **settings})
     )
     build = builder_of(str(tmp_path), tokens=64)
-    eager, compiled, divided = (
-        Estimator(caller="estimate", backward=True).run(
-            lambda how=how: Changes(dtype="bf16", **how).applied(
-                "estimate", subject_of("estimate", build(2))
-            )
-        )
-        for how in ({"chunks": 1}, {"compiled_loss": True}, {"compiled_loss": True, "chunks": 8})
-    )
-    logits = 2 * 64 * 4096  # elements
+
+    def estimate(changes: Changes) -> lflops.Profile:
+        estimator = Estimator(caller="estimate", backward=True)
+        return estimator.run(lambda: changes.applied("estimate", subject_of("estimate", build(2))))
+
+    eager = estimate(Changes(dtype="bf16", chunks=1))
+    compiled = estimate(Changes(dtype="bf16", compiled_loss=True))
+    divided = estimate(Changes(dtype="bf16", compiled_loss=True, chunks=8))
+    # The number of elements of the logits.
+    logits = 2 * 64 * 4096
     head = 2 * 64 * 32 * 4096
     assert head == eager.modules["lm_head"].forward.macs == compiled.modules["lm_head"].forward.macs
     assert (0, 0, head) == tuple(
         each.modules["lm_head"].recompute.macs for each in (eager, compiled, divided)
     )
-    # In float32 the logits, their logarithmic softmax and its gradient, which is there with the one
-    # of the float32 logits; or 2 bytes each.
+    # The eager loss has three or four tensors of the size of the logits in float32: the logits,
+    # their log-softmax and the gradients of both. The compiled loss has one in bfloat16.
     assert 6 * logits < peak(eager) - peak(compiled) < 14 * logits
     assert peak(divided) < peak(compiled)
 
 
 def test_only_a_language_model_s_loss_is_chunked() -> None:
-    """Another one is named."""
+    """For any other model the error names its class."""
     with pytest.raises(
         lflops.CountError, match="Linear is not a transformers language model with labels"
     ):

@@ -1,4 +1,4 @@
-"""Models by their configuration, beyond text: what they are given, and what they need."""
+"""Test estimates of transformers configurations other than text: their batches and their memory."""
 
 import importlib
 import json
@@ -33,11 +33,14 @@ SPEECH: dict[str, Any] = {
     "vocab_size": 32,
 }
 CODED: dict[str, Any] = {
-    f"{half}_{name}": size
-    for half in ("encoder", "decoder")
-    for name, size in (("layers", 2), ("ffn_dim", 128))
+    "encoder_layers": 2,
+    "encoder_ffn_dim": 128,
+    "encoder_attention_heads": 4,
+    "decoder_layers": 2,
+    "decoder_ffn_dim": 128,
+    "decoder_attention_heads": 4,
+    "d_model": 64,
 }
-CODED |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "d_model": 64}
 BACKBONE = {"embedding_size": 16, "out_features": ["stage4"], **CONVOLVED}
 TEXT: dict[str, Any] = {**SMALL, "vocab_size": 100, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -100,11 +103,12 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
         {**SMALL, "image_size": [64, 96], "num_detection_tokens": 5},
     ),
 }
-CONVOLUTIONS = 0.1  # kernels take workspaces, which differ from CPU to CPU
+CONVOLUTIONS = 0.1
+"""Relative tolerance of a peak: the workspaces of convolutions differ between CPUs."""
 
 
 def saved(folder: Path, architecture: str, **changed: Any) -> Path:
-    """The folder of a configuration."""
+    """Save the configuration of an architecture with changed settings; return its folder."""
     kind, settings = CONFIGURATIONS[architecture]
     config = getattr(transformers, kind)(**{**settings, **changed}, architectures=[architecture])
     config.save_pretrained(folder)
@@ -112,23 +116,20 @@ def saved(folder: Path, architecture: str, **changed: Any) -> Path:
 
 
 def summed(out: Any) -> Tensor:
-    """What backward starts from where no loss is computed."""
-    return torch.stack(
-        [
-            each.sum()
-            for each in out.values()
-            if isinstance(each, Tensor) and each.is_floating_point()
-        ]
-    ).sum()
+    """Return the sum of all floating-point outputs, a loss for models that compute none."""
+    tensors = [each for each in out.values() if isinstance(each, Tensor)]
+    sums = [each.sum() for each in tensors if each.is_floating_point()]
+    return torch.stack(sums).sum()
 
 
 @pytest.mark.parametrize("architecture", CONFIGURATIONS)
 def test_a_configuration_has_its_parameters_and_the_peak_of_a_real_training(
     architecture: str, tmp_path: Path
 ) -> None:
-    """Parameters as transformers makes them on the meta device.
+    """The number of parameters and the peak match a real model and a real training run.
 
-    The most that the CPU's allocator gave out in two steps of it.
+    transformers builds the real model on the meta device. The real peak is the most memory that the
+    CPU allocator handed out in two training steps.
     """
     build = builder_of(str(saved(tmp_path, architecture)), tokens=24)
     estimator = Estimator(caller=architecture, backward=True, optimizer="adamw")
@@ -156,7 +157,10 @@ def test_a_configuration_has_its_parameters_and_the_peak_of_a_real_training(
 
 
 def test_an_image_is_as_large_as_its_processor_makes_it(tmp_path: Path) -> None:
-    """Where the configuration has no size; without both, a sentence says what to add."""
+    """Without `image_size`, the size comes from the image processor's configuration.
+
+    Without both, the error shows the setting to add.
+    """
     folder = saved(tmp_path, "DetrForObjectDetection", image_size=None)
     with pytest.raises(
         lflops.CountError,
@@ -171,13 +175,13 @@ def test_an_image_is_as_large_as_its_processor_makes_it(tmp_path: Path) -> None:
 
 
 def test_the_tokens_of_an_image_are_before_those_of_the_text(tmp_path: Path) -> None:
-    """16 places of an image, and 24 tokens."""
+    """The 16 image tokens precede the 24 text tokens."""
     batch: Any = builder_of(str(saved(tmp_path, "LlavaForConditionalGeneration")), tokens=24)(1)[1]
     assert [99] * 16 + [0] * 24 == batch["input_ids"][0].tolist()
 
 
 def test_sound_has_as_many_frames_as_tokens_are_asked_for(tmp_path: Path) -> None:
-    """wav2vec2 makes a frame of 5 * 2**6 samples; no layer is left out by chance."""
+    """wav2vec2 makes one frame of 5 * 2**6 samples, and no layer is dropped at random."""
     model, batch, loss = builder_of(str(saved(tmp_path, "Wav2Vec2ForCTC")), tokens=10)(2)
     given: Any = batch
     assert (2, 3200) == given["input_values"].shape
@@ -185,7 +189,7 @@ def test_sound_has_as_many_frames_as_tokens_are_asked_for(tmp_path: Path) -> Non
 
 
 def test_too_many_layers_are_refused_at_once(tmp_path: Path) -> None:
-    """With the setting; also one of a part."""
+    """The error names the setting and the limit."""
     folder = saved(tmp_path, "ViTForImageClassification", num_hidden_layers=1_000_000)
     with pytest.raises(
         lflops.CountError,
@@ -211,21 +215,24 @@ def test_too_many_layers_are_refused_at_once(tmp_path: Path) -> None:
 def test_a_setting_is_refused_before_transformers_reads_it(
     settings: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    """It would make five million names, run for hours, or load someone's code."""
+    """Settings that make transformers slow or load foreign code are refused first.
+
+    transformers would create five million label names, run for hours, or load somebody's code.
+    """
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "swin", **settings}))
     with pytest.raises(lflops.CountError, match=said):
         builder_of(str(tmp_path))
 
 
 def test_a_size_is_no_number_of_layers(tmp_path: Path) -> None:
-    """The twin: these names have the words of what is limited."""
+    """Sizes are accepted although their names contain the words of limited settings."""
     settings = {"block_size": 32_768, "shared_expert_intermediate_size": 5_632}
     saved(tmp_path, "ViTForImageClassification", **settings)
     assert builder_of(str(tmp_path))(1)
 
 
 def test_a_class_that_is_no_model_is_not_called(tmp_path: Path) -> None:
-    """`architectures` may name anything in transformers."""
+    """`architectures` may name anything in transformers; the usual class is used instead."""
     folder = saved(tmp_path, "ViTForImageClassification")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["pipeline"]}))
@@ -236,7 +243,10 @@ def test_a_class_that_is_no_model_is_not_called(tmp_path: Path) -> None:
 def test_transformers_is_offline_for_a_configuration(
     before: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A configuration can name a repository. What was set before is set again."""
+    """`offline()` disables downloads, because a configuration can name a repository.
+
+    Afterwards the earlier setting is restored.
+    """
     constants = importlib.import_module("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
@@ -250,7 +260,7 @@ def test_transformers_is_offline_for_a_configuration(
 
 
 def test_a_configuration_of_text_without_a_class_is_a_language_model(tmp_path: Path) -> None:
-    """And one of images a classifier."""
+    """A text configuration builds a language model, and an image configuration a classifier."""
     for kind, found in (
         (transformers.LlamaConfig(**TEXT), "LlamaForCausalLM"),
         (transformers.ViTConfig(**SMALL), "ViTForImageClassification"),
@@ -261,7 +271,10 @@ def test_a_configuration_of_text_without_a_class_is_a_language_model(tmp_path: P
 
 
 def test_a_configuration_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
-    """It may come from a repository that also has a `transformers.py`. The twin is a function."""
+    """The current folder is importable for a function, but not for a configuration.
+
+    A configuration may come from a repository that also contains a `transformers.py`.
+    """
     folder = saved(tmp_path, "ViTForImageClassification")
     with builder_for(str(folder), None, remote_code=False):
         assert "" not in sys.path

@@ -1,6 +1,6 @@
-"""With a chip of NVIDIA's, attention is the kernel that torch takes there.
+"""Test that for an NVIDIA chip an estimate uses the attention kernel that torch selects there.
 
-What it keeps and what it computes twice.
+The tests check which kernel is selected, what it keeps for backward, and what it recomputes.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ from lflops.profile.notes import sentence
 from lflops.profile.profile import Profile
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 48, 16
-FLASH, EFFICIENT, CUDNN, MATH = (
-    "flash_attention",
-    "efficient_attention",
-    "cudnn_attention",
-    "attention_math",
-)
-HALF, SINGLE = torch.bfloat16, torch.float32
-H200, A100 = "NVIDIA H200", "NVIDIA A100-SXM4-80GB"
+FLASH = "flash_attention"
+EFFICIENT = "efficient_attention"
+CUDNN = "cudnn_attention"
+MATH = "attention_math"
+HALF = torch.bfloat16
+SINGLE = torch.float32
+H200 = "NVIDIA H200"
+A100 = "NVIDIA A100-SXM4-80GB"
 
 
 def heads(
@@ -41,17 +41,25 @@ def heads(
     batch: int = BATCH,
     device: str = "meta",
 ) -> Tensor:
-    """Queries, keys or values."""
+    """Return queries, keys or values."""
     return torch.zeros(batch, count, length, width, dtype=dtype, device=device)
 
 
 def call(dtype: torch.dtype = HALF, width: int = WIDTH, **how: Any) -> Attention:
-    """Of itself."""
+    """Return an attention call of three equally shaped inputs, with changed arguments."""
     return Attention(*(heads(dtype, width=width) for _ in range(3)))._replace(**how)
 
 
+def kernel_name(selected: tuple[str, Any] | None) -> str:
+    """Return the name of the selected kernel, or an empty string if there is none."""
+    if selected is None:
+        return ""
+    return selected[0]
+
+
 MASK = torch.zeros(LENGTH, LENGTH, device="meta")
-TAKEN: dict[str, tuple[Attention, str, str]] = {  # on Ampere and later, and before
+# A call, the kernel on Ampere and later chips, and the kernel on older chips.
+TAKEN: dict[str, tuple[Attention, str, str]] = {
     "half": (call(), FLASH, MATH),
     "the older half": (call(torch.float16), FLASH, EFFICIENT),
     "single": (call(SINGLE), EFFICIENT, EFFICIENT),
@@ -90,23 +98,24 @@ TAKEN: dict[str, tuple[Attention, str, str]] = {  # on Ampere and later, and bef
 def test_the_kernel_is_the_first_that_takes_the_call(
     attention: Attention, ampere: str, before: str
 ) -> None:
-    """As torch's documentation and source have it."""
-    assert [ampere, before] == [
-        (attention.kernel(ampere=newer) or ("",))[0] for newer in (True, False)
-    ]
+    """The first kernel in torch's order that supports the call is selected.
+
+    The expected kernels come from torch's documentation and source code.
+    """
+    assert ampere == kernel_name(attention.kernel(ampere=True))
+    assert before == kernel_name(attention.kernel(ampere=False))
 
 
 def a_torch(monkeypatch: pytest.MonkeyPatch, release: str, cudnn: int | None = None) -> None:
-    """Take this torch for another, with a cuDNN of its own or as built for a CPU."""
+    """Pretend that this release of torch runs: with this cuDNN, or built for a CPU."""
     monkeypatch.setattr(torch, "__version__", TorchVersion(release))
     monkeypatch.setattr(torch.version, "cuda", None if cudnn is None else "13.0")
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
 
 
 MASKED = call(attn_mask=MASK.to(HALF))
-ON_HOPPER: dict[
-    str, tuple[Attention, str, str]
-] = {  # and on Blackwell, by torch 2.11 and its cuDNN
+# A call, the kernel on Hopper and the kernel on Blackwell, for torch 2.11 and its cuDNN.
+ON_HOPPER: dict[str, tuple[Attention, str, str]] = {
     "half": (call(), CUDNN, CUDNN),
     "single": (call(SINGLE), EFFICIENT, EFFICIENT),
     "masked": (MASKED, CUDNN, CUDNN),
@@ -141,14 +150,14 @@ ON_HOPPER: dict[
 def test_cudnns_kernel_is_the_first_on_hopper_and_blackwell(
     attention: Attention, hopper: str, blackwell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An H100 took it in half precision and of 256 wide, not of 61 and not in single precision.
+    """On Hopper and Blackwell, torch selects cuDNN for every call that cuDNN supports.
 
-    The rest is torch's source.
+    A real H100 selected it in half precision and for a width of 256, but neither for a width of 61
+    nor in single precision. The other expectations come from torch's source code.
     """
     a_torch(monkeypatch, "2.11.0+cu130", 91900)
-    assert [hopper, blackwell] == [
-        (attention.kernel(ampere=True, family=each) or ("",))[0] for each in ("H100", "B200")
-    ]
+    assert hopper == kernel_name(attention.kernel(ampere=True, family="H100"))
+    assert blackwell == kernel_name(attention.kernel(ampere=True, family="B200"))
 
 
 WIDE = {"width": 64, "count": 8, "length": 256}
@@ -192,16 +201,16 @@ ON_AN_H100: dict[str, tuple[Attention, str]] = {
 def test_it_is_the_kernel_that_an_h100_took(
     attention: Attention, taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `torch._fused_sdp_choice` of torch 2.11 with cuDNN 9.19 said there, of calls like these.
+    """The selected kernel is the one that `torch._fused_sdp_choice` selected on a real H100.
 
-    With and without gradients.
+    It was measured with torch 2.11 and cuDNN 9.19, both with and without gradients.
     """
     a_torch(monkeypatch, "2.11.0+cu130", 91900)
-    assert taken == (attention.kernel(ampere=True, family="H100") or ("",))[0]
+    assert taken == kernel_name(attention.kernel(ampere=True, family="H100"))
 
 
-# By release and cuDNN: the chips that take it first. Without a cuDNN it is that of the release's
-# wheel on PyPI.
+# A release of torch, a cuDNN, and the chips on which this torch prefers cuDNN's attention.
+# None means the cuDNN of the release's wheel on PyPI.
 PREFER = (
     ("2.8.0", None, set()),
     ("2.8.0+cu129", 91002, set()),
@@ -220,9 +229,9 @@ PREFER = (
 def test_which_chips_prefer_it_depends_on_torch_and_cudnn(
     release: str, cudnn: int | None, chips: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As torch's source has it from 2.8 to 2.13.
+    """From 2.8 to 2.13, each torch prefers cuDNN on the chips that its source code names.
 
-    Never on other chips, and never where the user switched it off.
+    No other chip prefers it, and the user can switch the preference off.
     """
     a_torch(monkeypatch, release, cudnn)
     assert chips == {
@@ -235,48 +244,56 @@ def test_which_chips_prefer_it_depends_on_torch_and_cudnn(
 def test_later_torchs_take_it_with_sixteenths_of_dropout_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An eighth is two of them, a tenth is none; and never where a training must be deterministic."""
+    """From torch 2.12 on, cuDNN is selected only if the dropout is a multiple of 1/16.
+
+    1/8 is two sixteenths; 0.1 is not a multiple. With deterministic algorithms cuDNN is never
+    selected.
+    """
     a_torch(monkeypatch, "2.12.0")
-    assert [CUDNN, FLASH] == [
-        (call(dropout_p=p).kernel(ampere=True, family="H100") or ("",))[0] for p in (0.125, 0.1)
-    ]
+    eighth = call(dropout_p=0.125).kernel(ampere=True, family="H100")
+    tenth = call(dropout_p=0.1).kernel(ampere=True, family="H100")
+    assert CUDNN == kernel_name(eighth)
+    assert FLASH == kernel_name(tenth)
     torch.use_deterministic_algorithms(True)
     try:
-        assert FLASH == (call().kernel(ampere=True, family="H100") or ("",))[0]
+        assert FLASH == kernel_name(call().kernel(ampere=True, family="H100"))
     finally:
         torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("chip", [*HOPPER, *BLACKWELL])
 def test_the_table_has_chips_of_these_names(chip: str) -> None:
-    """Else a family would be of no chip."""
+    """Each family name is the first word of a chip in the table.
+
+    Otherwise the family would match no chip.
+    """
     assert chip in {name.split()[0] for name in names()}
 
 
 def test_the_users_choice_is_kept_to() -> None:
-    """What is switched off is not taken, and an order of preference is followed.
+    """Kernels that the user switched off are not selected, and the user's order is followed.
 
-    Where nothing is left there is no kernel.
+    If no enabled kernel supports the call, the result is None.
     """
-    chosen: list[Any] = []
-    for left, in_order in (
-        (SDPBackend.MATH, False),
-        (SDPBackend.EFFICIENT_ATTENTION, False),
-        ([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], True),
-        (SDPBackend.CUDNN_ATTENTION, False),
-    ):
-        with sdpa_kernel(left, set_priority=in_order):
-            chosen.extend(
-                found and found[0]
-                for found in (
-                    each.kernel(ampere=True) for each in (call(), call(SINGLE), call(width=136))
-                )
-            )
-    assert [*[MATH] * 3, *[EFFICIENT] * 3, CUDNN, None, FLASH, CUDNN, None, None] == chosen
+    calls = (call(), call(SINGLE), call(width=136))
+
+    def chosen(enabled: Any, *, in_order: bool = False) -> list[str | None]:
+        kernels: list[str | None] = []
+        with sdpa_kernel(enabled, set_priority=in_order):
+            for each in calls:
+                selected = each.kernel(ampere=True)
+                kernels.append(selected and selected[0])
+        return kernels
+
+    cudnn_first = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
+    assert [MATH, MATH, MATH] == chosen(SDPBackend.MATH)
+    assert [EFFICIENT, EFFICIENT, EFFICIENT] == chosen(SDPBackend.EFFICIENT_ATTENTION)
+    assert [CUDNN, None, FLASH] == chosen(cudnn_first, in_order=True)
+    assert [CUDNN, None, None] == chosen(SDPBackend.CUDNN_ATTENTION)
 
 
 class Attends(nn.Module):
-    """Attention of three inputs."""
+    """Attention of three inputs with fixed arguments."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__()
@@ -289,49 +306,51 @@ class Attends(nn.Module):
 def estimated(
     dtype: torch.dtype = HALF, *, width: int = WIDTH, hardware: str | None = H200, **how: Any
 ) -> Profile:
-    """Of a training."""
+    """Estimate forward and backward of one attention call on a chip."""
     inputs = tuple(heads(dtype, width=width).requires_grad_() for _ in range(3))
     return lflops.estimate(Attends(**how), inputs, backward=True, hardware=hardware)
 
 
 def kept(profile: Profile) -> int:
-    """Bytes that forward left behind."""
+    """Return the bytes that are alive when backward begins."""
     assert profile.memory is not None
     return next(each for each in profile.memory.timeline if each.phase == "backward").live_bytes
 
 
 ONE = BATCH * HEADS * LENGTH * WIDTH
-"""Elements of one input."""
+"""Number of elements of one input."""
 
 SUM = 4
-"""Bytes, of single precision."""
+"""Bytes of a row's sum, which is in single precision."""
 
 
 def test_flash_attention_keeps_its_result_and_a_sum_a_row() -> None:
-    """Three inputs and the result in half precision, the sums, and three numbers of 8 bytes that dropout goes by."""
+    """Flash attention keeps its inputs, its result, one sum per row, and its random state.
+
+    The inputs and the result are in half precision. The random state for dropout is three numbers
+    of 8 bytes.
+    """
     assert 4 * 2 * ONE + BATCH * HEADS * LENGTH * SUM + 3 * 8 == kept(
         estimated(hardware=A100, dropout_p=0.1)
     )
-    assert {FLASH: 1} == {
-        name: calls
-        for note in estimated(hardware=A100).notes
-        for name, calls in note.values.items()
-    }
+    (note,) = estimated(hardware=A100).notes
+    assert {FLASH: 1} == note.values
 
 
 def test_cudnns_attention_keeps_as_much_and_computes_as_much() -> None:
-    """But two numbers of 8 bytes; also with a mask of truths, of which it keeps numbers."""
+    """Attention of cuDNN keeps and computes as much as flash attention.
+
+    The only difference is its random state: two numbers of 8 bytes instead of three. A boolean mask
+    is kept as numbers in half precision.
+    """
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        profile, masked = (
-            estimated(is_causal=True),
-            estimated(attn_mask=torch.ones(LENGTH, LENGTH, dtype=torch.bool)),
-        )
+        profile = estimated(is_causal=True)
+        masked = estimated(attn_mask=torch.ones(LENGTH, LENGTH, dtype=torch.bool))
     sums = BATCH * HEADS * LENGTH * SUM + 2 * 8
     assert 4 * 2 * ONE + sums == kept(profile)
     assert 4 * 2 * ONE + sums + LENGTH * LENGTH * 2 == kept(masked)
-    square, seen = (
-        BATCH * HEADS * scores * WIDTH for scores in (LENGTH * LENGTH, LENGTH * (LENGTH + 1) // 2)
-    )
+    square = BATCH * HEADS * LENGTH * LENGTH * WIDTH
+    seen = BATCH * HEADS * (LENGTH * (LENGTH + 1) // 2) * WIDTH
     for metric, product in (("macs", square), ("executed_macs", seen)):
         assert [2 * product, 4 * product, product] == [
             profile.total(phase=phase, metric=metric)
@@ -340,9 +359,10 @@ def test_cudnns_attention_keeps_as_much_and_computes_as_much() -> None:
 
 
 def test_efficient_attention_keeps_sums_of_whole_groups_of_rows() -> None:
-    """48 rows are two groups of 32; and two numbers.
+    """Efficient attention keeps one sum per row, with the rows rounded up to a multiple of 32.
 
-    A mask of truths is one of numbers for it, in the dtype of the rest.
+    48 rows are rounded up to 64. The random state is two numbers of 8 bytes. A boolean mask is kept
+    as numbers in the dtype of the inputs.
     """
     sums = BATCH * HEADS * 64 * SUM + 2 * 8
     assert 4 * 4 * ONE + sums == kept(estimated(SINGLE, dropout_p=0.1))
@@ -351,15 +371,20 @@ def test_efficient_attention_keeps_sums_of_whole_groups_of_rows() -> None:
 
 
 def test_plain_attention_keeps_the_weights() -> None:
-    """As the kernel of an older chip, that has no other for this dtype."""
-    weights = BATCH * HEADS * LENGTH * LENGTH * SUM  # it computes in single precision
+    """Attention by matmul and softmax keeps the attention weights.
+
+    It is the only kernel of an older chip for this dtype.
+    """
+    # The weights are computed in single precision.
+    weights = BATCH * HEADS * LENGTH * LENGTH * SUM
     assert kept(estimated(hardware="Tesla T4")) > weights > kept(estimated())
 
 
 def test_the_scores_are_computed_a_second_time_in_backward() -> None:
-    """Two products forward, four backward, and one again.
+    """Flash and efficient attention recompute one matmul, the scores, in backward.
 
-    Half of them, and the diagonal, where it is causal.
+    Forward has two matmuls and backward has four. With a causal mask, the kernel executes only the
+    scores up to and including the diagonal. Plain attention recomputes nothing.
     """
     square = BATCH * HEADS * LENGTH * LENGTH * WIDTH
     seen = BATCH * HEADS * (LENGTH * (LENGTH + 1) // 2) * WIDTH
@@ -376,7 +401,10 @@ def test_the_scores_are_computed_a_second_time_in_backward() -> None:
 
 
 def test_heads_are_filled_up_to_a_width_that_the_kernel_takes() -> None:
-    """From 20 to 24, which is what it computes and keeps; the result is 20 wide."""
+    """A head of width 20 is padded to 24: the kernel computes and keeps 24 columns.
+
+    The returned result is 20 wide.
+    """
     profile = estimated(width=20)
     assert 2 * BATCH * HEADS * LENGTH * LENGTH * 24 == profile.total()
     inputs, wider = 3 * ONE // WIDTH * 20, 4 * ONE // WIDTH * 24
@@ -384,7 +412,10 @@ def test_heads_are_filled_up_to_a_width_that_the_kernel_takes() -> None:
 
 
 def test_a_mask_is_laid_in_rows_that_the_kernel_takes() -> None:
-    """Rows of 48 are there already, and may be shared by all heads; of 20, one in 32."""
+    """A mask is copied only if its rows are not aligned.
+
+    Rows of 48 are aligned, so all heads share the given mask. Rows of 20 are padded to 32.
+    """
     for length, row in ((48, 48), (20, 32)):
         seen: list[Tensor] = []
         with attention_on(lookup(H200)), Masks(seen):
@@ -396,7 +427,7 @@ def test_a_mask_is_laid_in_rows_that_the_kernel_takes() -> None:
 
 
 class Masks(TorchDispatchMode):
-    """Notes them, and runs the kernel as if on another device."""
+    """Record the mask of each efficient-attention call, and run the kernel on meta tensors."""
 
     def __init__(self, seen: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -412,12 +443,12 @@ class Masks(TorchDispatchMode):
 
 
 def attend(x: Tensor) -> Tensor:
-    """To itself."""
+    """Compute self-attention."""
     return F.scaled_dot_product_attention(x[None], x[None], x[None])
 
 
 def go_back_at_once(x: Tensor) -> Tensor:
-    """A gradient that forward itself needs."""
+    """Compute a gradient through a checkpoint inside forward, and use it in forward."""
     (gradient,) = torch.autograd.grad(checkpoint(attend, x, use_reentrant=False).sum(), x)
     return attend(x + gradient)
 
@@ -435,23 +466,24 @@ WAYS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Weighed(nn.Module):
-    """Torch's module, which wants its input three times."""
+    """A module that calls attention in one of the `WAYS`.
+
+    `nn.MultiheadAttention` needs its input three times.
+    """
 
     def __init__(self, way: Callable[..., Any]) -> None:
         super().__init__()
         self.way = way
 
     def forward(self, x: Tensor) -> Any:
-        return (
-            self.way(x, x, x, need_weights=False)[0]
-            if isinstance(self.way, nn.Module)
-            else self.way(x)
-        )
+        if isinstance(self.way, nn.Module):
+            return self.way(x, x, x, need_weights=False)[0]
+        return self.way(x)
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_attention_is_found_however_it_is_called(way: Callable[[Tensor], Tensor]) -> None:
-    """Within torch's own functions, and while backward runs something again."""
+    """Every call of attention is replaced, also inside torch functions and during recomputation."""
     profile = lflops.estimate(
         Weighed(way),
         torch.zeros(8, 6, 16, dtype=HALF, requires_grad=True),
@@ -466,14 +498,14 @@ def test_attention_is_found_however_it_is_called(way: Callable[[Tensor], Tensor]
 
 
 def test_attention_is_in_what_autocast_makes_of_it() -> None:
-    """Half precision, which the kernel is chosen by."""
+    """The kernel is selected by the dtype to which autocast casts the inputs, here bfloat16."""
     with torch.autocast("cpu", HALF):
         (note,) = estimated(SINGLE, hardware=A100).notes
     assert {FLASH: 1} == note.values
 
 
 def test_what_no_kernel_takes_is_an_error() -> None:
-    """With the chip, and what to do."""
+    """The error names the chip and says what to do."""
     with (
         sdpa_kernel(SDPBackend.FLASH_ATTENTION),
         pytest.raises(lflops.CountError, match="supports this call on H200 SXM: enable MATH"),
@@ -483,7 +515,7 @@ def test_what_no_kernel_takes_is_an_error() -> None:
 
 @pytest.mark.parametrize("chip", [None, "AMD Instinct MI300X"])
 def test_of_any_other_device_it_is_the_hosts(chip: str | None) -> None:
-    """And no note says otherwise."""
+    """Without an NVIDIA chip, the estimate keeps the kernel of the CPU and has no note."""
     profile = estimated(hardware=chip)
     assert {"_scaled_dot_product_flash_attention_for_cpu"} == {
         name for name in profile.by_operator() if "attention" in name
@@ -492,9 +524,9 @@ def test_of_any_other_device_it_is_the_hosts(chip: str | None) -> None:
 
 
 def test_no_mode_stays_open() -> None:
-    """After an error neither.
+    """An estimate that fails leaves no attention mode active.
 
-    Real attention is the host's again, which one that stayed open would not run.
+    Real attention runs on the CPU again afterwards; inside an active mode it raises an error.
     """
     with pytest.raises(lflops.CountError):
         lflops.estimate(
@@ -511,7 +543,7 @@ def test_no_mode_stays_open() -> None:
 
 
 def test_the_note_says_which_and_how_often() -> None:
-    """In a sentence."""
+    """The note's sentence contains the kernel, the chip and the number of calls."""
     (note,) = estimated(hardware=A100).notes
     assert (
         "scaled_dot_product_attention is counted as the kernel that torch selects on A100 SXM 80GB: flash attention 1 time"

@@ -1,6 +1,6 @@
-"""An estimate of a model that is spread over ranks is what one of them does and keeps.
+"""Test estimates of a model that is divided among ranks: the work and the memory of one rank.
 
-No other rank is needed.
+No other rank runs.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,6 +21,7 @@ RANKS, TOKENS, NARROW, WIDE = 4, 8, 16, 32
 FLOAT = 4
 BATCH = torch.ones(TOKENS, NARROW)
 SUM = 4
+"""Bytes of the number with which backward starts."""
 
 needs_shapes_of_collectives = pytest.mark.skipif(
     not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::scatter_", "Meta"),
@@ -30,33 +31,34 @@ needs_shapes_of_collectives = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def one_of_four() -> Iterator[None]:
-    """A rank whose collectives do nothing."""
+    """Open a process group of four ranks whose collectives do nothing."""
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     yield
     distributed.destroy_process_group()
 
 
 def whole() -> nn.Sequential:
-    """Two layers."""
+    """Build two layers on one rank."""
     return nn.Sequential(nn.Linear(NARROW, WIDE), nn.ReLU(), nn.Linear(WIDE, NARROW))
 
 
 def in_columns_and_rows() -> nn.Module:
-    """Each rank has a quarter of the wide layer between."""
+    """Divide the wide dimension among the ranks: each rank has a quarter of it."""
     mesh = init_device_mesh("cpu", (RANKS,))
     return parallelize_module(whole(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
 def in_shards() -> nn.Module:
-    """Each rank has a quarter of each parameter."""
-    mesh, model = init_device_mesh("cpu", (RANKS,)), whole()
+    """Shard each parameter: each rank has a quarter of it."""
+    mesh = init_device_mesh("cpu", (RANKS,))
+    model = whole()
     for part in (model[0], model[2], model):
         fully_shard(part, mesh=mesh)
     return model
 
 
 def third_step(model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> Profile:
-    """Of a real training."""
+    """Return the profile of the third step of a real training run."""
     stepper = optimizer(model.parameters())
     for _ in range(3):
         with lflops.counting(model) as counted:
@@ -72,9 +74,10 @@ def third_step(model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer]
 def test_the_work_and_the_peak_are_those_of_a_rank_that_trains(
     build: Callable[[], nn.Module], optimizer: Callable[..., torch.optim.Optimizer]
 ) -> None:
-    """An estimate holds the batch, which a loop's count does not see.
+    """The estimate matches the third step of a real rank in work, communication and memory.
 
-    That sees the number that backward starts from.
+    Two tensors differ: only the estimate includes the batch, and only the count of a loop includes
+    the number with which backward starts.
     """
     real = third_step(build(), optimizer)
     estimated = lflops.estimate(
@@ -94,9 +97,10 @@ def test_the_work_and_the_peak_are_those_of_a_rank_that_trains(
 
 @needs_shapes_of_collectives
 def test_gathered_parameters_are_alive_while_their_module_runs() -> None:
-    """FSDP resizes their storages without an operator.
+    """Each layer's gathered parameters are alive while the layer runs, and freed afterwards.
 
-    Each rank's quarter; and both layers in turn, the second also in backward.
+    FSDP resizes their storages without an operator. Each rank also holds its quarter of all
+    parameters all the time.
     """
     estimated = lflops.estimate(in_shards, BATCH, backward=True, loss=lambda out: out.sum())
     assert estimated.memory is not None
@@ -114,12 +118,14 @@ def test_gathered_parameters_are_alive_while_their_module_runs() -> None:
 
 @needs_shapes_of_collectives
 def test_a_module_in_columns_and_rows_may_be_given_as_it_is() -> None:
-    """It is left so; a rank's part of the products is a quarter, and the weights it holds."""
+    """A module under tensor parallelism can be passed directly, and stays unchanged.
+
+    The rank executes a quarter of the MACs and holds a quarter of the sharded weights.
+    """
     model = in_columns_and_rows()
     before = [(each, each.grad) for each in model.parameters()]
-    estimated, built = (
-        lflops.estimate(each, BATCH, backward=True) for each in (model, in_columns_and_rows)
-    )
+    estimated = lflops.estimate(model, BATCH, backward=True)
+    built = lflops.estimate(in_columns_and_rows, BATCH, backward=True)
     assert 2 * TOKENS * NARROW * WIDE // RANKS == estimated.total()
     assert estimated.op_counts == built.op_counts
     assert estimated.memory is not None
@@ -160,7 +166,7 @@ KEEP: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_a_module_that_keeps_its_real_tensors_is_refused(
     make: Callable[[], nn.Module], said: str
 ) -> None:
-    """What to give in its place is said; and it has not been touched."""
+    """The error says what to pass instead, and the module is unchanged."""
     model = make()
     before = dict(model.named_parameters())
     with pytest.raises(lflops.CountError, match=f"estimate: .*{said}"):
@@ -175,9 +181,12 @@ def test_a_module_that_keeps_its_real_tensors_is_refused(
 def test_the_largest_batch_of_a_rank_is_that_of_its_estimates(
     build: Callable[[], nn.Module],
 ) -> None:
-    """The model is sharded once, and each batch that is tried finds it as it was."""
-    memory_bytes, loss = 100_000, lambda out: out.sum()
-    how = {"loss": loss, "optimizer": torch.optim.AdamW}
+    """The largest batch fits by an estimate of its own, and one more sample does not.
+
+    The model is sharded once, and each tried batch must leave it unchanged.
+    """
+    memory_bytes = 100_000
+    how = {"loss": lambda out: out.sum(), "optimizer": torch.optim.AdamW}
     found = lflops.largest_batch(
         build, lambda samples: torch.ones(samples, NARROW), memory_bytes=memory_bytes, **how
     )

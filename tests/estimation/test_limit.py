@@ -1,6 +1,6 @@
-"""Real trainings in processes that get no more memory than a limit.
+"""Test estimates against real training runs in processes with a memory limit.
 
-What is said to fit trains, and what is refused does not.
+A run that should fit must finish, and a run that should not fit must fail.
 """
 
 import json
@@ -25,9 +25,9 @@ print(json.dumps(answers))
 
 
 def test_what_fits_trains_and_what_does_not_runs_out_of_memory(warm_python: WarmPython) -> None:
-    """With 3 % less than the estimated peak, and with 6 % more.
+    """A limit of 97 % of the estimated peak is too small, and a limit of 106 % is enough.
 
-    The kernel refuses the memory: nothing of lflops counts there.
+    The kernel enforces the limit, so the result does not depend on any counter of lflops.
     """
     ended = warm_python.run(SCRIPT)
     assert ended.status == 0, ended.err

@@ -1,6 +1,6 @@
-"""An estimate of one rank of a mesh is what torch's own wrappers do.
+"""Test that an estimate of one rank of a mesh equals what torch's own wrappers do.
 
-By hand here, and in real processes.
+It is compared with wrappers applied by hand on a fake process group, and with real processes.
 """
 
 from collections.abc import Callable
@@ -38,10 +38,14 @@ from tests.support.rank_memory import (
     stage_peak,
 )
 
-WIDTH, WIDE, SAMPLES, BLOCKS, FLOAT = 64, 256, 32, 3, 4
+WIDTH = 64
+WIDE = 256
+SAMPLES = 32
+BLOCKS = 3
+FLOAT = 4
 BATCH = torch.zeros(SAMPLES, WIDTH)
 SUM = 4
-"""Bytes of the number that backward starts from, which a loop's count sees as well."""
+"""Bytes of the number with which backward starts; the count of a loop includes it."""
 
 pytestmark = pytest.mark.skipif(
     not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::scatter_", "Meta"),
@@ -50,14 +54,17 @@ pytestmark = pytest.mark.skipif(
 
 
 class Blocks(nn.Module):
-    """Blocks of two layers, a head, and a plan for tensor parallelism in transformers' words."""
+    """Blocks of two layers, a head, and a tensor-parallel plan in the format of transformers."""
 
     tp_plan = {"blocks.*.0": "colwise", "blocks.*.2": "rowwise", "head": "colwise_rep"}  # noqa: RUF012 - as transformers has it
 
     def __init__(self) -> None:
         super().__init__()
-        layers = lambda: nn.Sequential(nn.Linear(WIDTH, WIDE), nn.GELU(), nn.Linear(WIDE, WIDTH))  # noqa: E731
-        self.blocks = nn.ModuleList(layers() for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList()
+        for _ in range(BLOCKS):
+            self.blocks.append(
+                nn.Sequential(nn.Linear(WIDTH, WIDE), nn.GELU(), nn.Linear(WIDE, WIDTH))
+            )
         self.head = nn.Linear(WIDTH, WIDE)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,21 +74,22 @@ class Blocks(nn.Module):
 
 
 def whole() -> nn.Module:
-    """On one rank."""
+    """Build the model on one rank."""
     return Blocks()
 
 
 def in_shards(*sizes: int) -> nn.Module:
-    """By `fully_shard`, block by block."""
+    """Shard the model with `fully_shard`, block by block; two sizes mean HSDP."""
     names = ("replica", "data")[-len(sizes) :]
-    mesh, model = init_device_mesh("cpu", sizes, mesh_dim_names=names), Blocks()
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    model = Blocks()
     for part in (*model.blocks, model):
         fully_shard(part, mesh=mesh)
     return model
 
 
 def in_columns_and_rows(ranks: int) -> nn.Module:
-    """By `parallelize_module`."""
+    """Divide the model with `parallelize_module`."""
     from torch.distributed.tensor import Replicate
 
     plan = {
@@ -93,20 +101,20 @@ def in_columns_and_rows(ranks: int) -> nn.Module:
 
 
 def estimated(build: Callable[[], nn.Module] = whole, **how: Any) -> Profile:
-    """A step with AdamW."""
+    """Estimate a training step with AdamW."""
     return lflops.estimate(
         build, BATCH, backward=True, loss=lambda out: out.sum(), optimizer=torch.optim.AdamW, **how
     )
 
 
 def memory(profile: Profile) -> Memory:
-    """That was counted."""
+    """Return the memory of the profile, which must have one."""
     assert profile.memory is not None
     return profile.memory
 
 
 def trained(build: Callable[[], nn.Module]) -> Profile:
-    """The third step of a real training."""
+    """Return the profile of the third step of a real training run."""
     model = build()
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(3):
@@ -128,7 +136,10 @@ MESHES: dict[str, tuple[dict[str, int], Callable[[], nn.Module]]] = {
 def test_a_mesh_is_the_wrapper_applied_by_hand(
     mesh: dict[str, int], by_hand: Callable[[], nn.Module]
 ) -> None:
-    """To the byte and the MAC, at every operator; and no process group is left open."""
+    """`mesh=` gives the same work and memory at every operator as the wrapper applied by hand.
+
+    No process group is left open.
+    """
     found = estimated(mesh=mesh)
     assert not distributed.is_initialized()
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
@@ -142,10 +153,10 @@ def test_a_mesh_is_the_wrapper_applied_by_hand(
 
 
 def test_autocast_ends_before_backward_and_forgets_its_casts() -> None:
-    """As in a Trainer: the estimate of a sharded step has the peak of the step that runs.
+    """With mixed precision, an estimate of a sharded step has the peak of a real step.
 
-    A fake group stands for the other ranks, but this rank's tensors are real. The estimate has the
-    batch, which the count of a loop does not see.
+    As in a Trainer, autocast ends before backward and drops its cached casts. A fake group replaces
+    the other ranks, but the tensors of this rank are real. Only the estimate includes the batch.
     """
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     try:
@@ -173,7 +184,10 @@ def test_autocast_ends_before_backward_and_forgets_its_casts() -> None:
 
 
 def test_shapes_that_a_sharded_operator_infers_are_no_work_of_the_step() -> None:
-    """To infer a shape, DTensor allocates the whole tensors and runs the operator once more."""
+    """Tensors that DTensor allocates to infer a shape are not in the memory of the step.
+
+    To infer a shape, DTensor allocates the whole tensors and runs the operator once more.
+    """
     steps: list[Profile] = []
     Estimator(
         caller="test",
@@ -194,74 +208,72 @@ def test_shapes_that_a_sharded_operator_infers_are_no_work_of_the_step() -> None
 
 SMALL = Size(width=64, wide=256, blocks=3, samples=32)
 NUMBERS = 32
-"""Bytes of single numbers that a real step holds for a while.
+"""Tolerance in bytes for single numbers that a real step holds.
 
-The sum, what it starts from, AdamW's step counts.
+They are the sum, the number with which backward starts, and AdamW's step counts.
 """
 
 
 STAGE = Size(width=64, wide=256, blocks=6, samples=1024)
 SENT = STAGE.samples // MICROBATCHES * STAGE.width * FLOAT
-"""Bytes of an output that gloo still holds after it was sent, until the schedule lets the send go."""
+"""Bytes of one sent output: gloo holds it until the schedule waits for the send."""
 
 
-@pytest.mark.filterwarnings(
-    "ignore:FSDP2-wrapped module"
-)  # torch's, of what a block of local parts returns
+# torch warns about the return values of blocks that hold local parts of tensors.
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize("world", [2, 4])
 def test_real_processes_hold_what_was_estimated(world: int, tmp_path: Path) -> None:
-    """Live bytes of gloo's ranks at the peak, by a look at all storages that is none of lflops.
+    """Live bytes at the peak of real gloo ranks match the estimates of all strategies.
 
-    On two ranks by lflops's count, too.
-
-    The estimate has the batch, which a loop's count does not see. Each strategy has a peak of its
-    own, so a mixed-up one would be seen.
+    `LiveStorages` measures them by looking at all storages, without lflops; on two ranks the count
+    of lflops must agree as well. Only the estimate includes the batch. Each strategy has a
+    different peak, so that a mixed-up strategy would fail.
     """
     builds: dict[str, Callable[[], nn.Module]] = {
         "data": partial(in_shards, 2),
         "tensor": partial(in_columns_and_rows, 2),
     }
-    staged = SCHEDULES if world == 2 else ()
+    cases = {name: case for name, case in CASES.items() if world == case.least}
+    stages: dict[str, Any] = {}
+    counted: dict[str, Any] = {}
+    held: dict[str, Any] = {}
     with Ranks(world, tmp_path) as ranks:
-        stages = {name: ranks.run(partial(stage_peak, name, STAGE)) for name in staged}
-        real = {
-            name: ranks.run(partial(trained, build)) for name, build in builds.items() if world == 2
-        }
-        cases = {name: case for name, case in CASES.items() if world == case.least}
-        held: dict[str, Any] = {
-            name: ranks.run(partial(rank_peak, name, SMALL, world)) for name in cases
-        }  # type: ignore[arg-type]
+        if world == 2:
+            for name in SCHEDULES:
+                stages[name] = ranks.run(partial(stage_peak, name, STAGE))
+            for name, build in builds.items():
+                counted[name] = ranks.run(partial(trained, build))
+        for name in cases:
+            held[name] = ranks.run(partial(rank_peak, name, SMALL, world))  # type: ignore[arg-type]
     estimates = {name: case.estimated(SMALL, world) for name, case in cases.items()}
     for name, peaks in stages.items():
-        more = [
-            peak - estimated_stage(name, STAGE, world, rank).peak_bytes
-            for rank, peak in enumerate(peaks)
-        ]
-        sent = [SENT if name == "1F1B" and rank < world - 1 else 0 for rank in range(world)]
-        assert all(
-            -NUMBERS <= each <= most + NUMBERS for each, most in zip(more, sent, strict=True)
-        ), (name, more)
-        assert all(each < 0.01 * peak for each, peak in zip(more, peaks, strict=True))
+        for rank, peak in enumerate(peaks):
+            more = peak - estimated_stage(name, STAGE, world, rank).peak_bytes
+            sends = name == "1F1B" and rank < world - 1
+            most = SENT if sends else 0
+            assert -NUMBERS <= more <= most + NUMBERS, (name, rank, more)
+            assert more < 0.01 * peak
     for name, peaks in held.items():
-        assert [0] * world == [max(abs(peak - estimates[name]) - NUMBERS, 0) for peak in peaks], (
-            name
-        )
+        assert world == len(peaks)
+        assert all(abs(peak - estimates[name]) <= NUMBERS for peak in peaks), name
     assert len(estimates) == len({round(each / 1000) for each in estimates.values()})
-    for name, profiles in real.items():
+    for name, profiles in counted.items():
         found = memory(estimated(mesh={name: world})).peak_bytes - BATCH.nbytes
-        more = [memory(each).peak_bytes - found for each in profiles]
-        # Beside other programs gloo's thread may not have let go of a result of a block yet, which
-        # is as large as the batch.
-        assert all(min(abs(each), abs(each - BATCH.nbytes)) <= SUM for each in more), (name, more)
+        for profile in profiles:
+            more = memory(profile).peak_bytes - found
+            # On a busy machine gloo's thread may still hold a block's result, which is as large as
+            # the batch.
+            assert min(abs(more), abs(more - BATCH.nbytes)) <= SUM, (name, more)
 
 
 @pytest.mark.parametrize(("lets_go", "peak"), [(True, 0), (False, 400)])
 def test_what_a_thread_of_gloo_lets_go_of_late_is_no_peak(
     lets_go: bool, peak: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred float32 that a collective was given.
+    """`LiveStorages` checks tensors that were passed to a collective again, before it counts them.
 
-    Gone when they are looked for again, or still there.
+    100 float32 numbers were passed. They are either gone when they are checked again, or still
+    there.
     """
     held = [torch.zeros(100)]
     storages = LiveStorages()
@@ -272,39 +284,41 @@ def test_what_a_thread_of_gloo_lets_go_of_late_is_no_peak(
     assert peak == storages.peak
 
 
-@pytest.mark.filterwarnings(
-    "ignore:FSDP2-wrapped module"
-)  # torch's, of what a block of local parts returns
+# torch warns about the return values of blocks that hold local parts of tensors.
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 def test_a_rank_is_named_in_the_run() -> None:
-    """By hand: a rank of tensor parallelism multiplies a half of each product.
+    """The run of a profile contains the strategy and its sizes.
 
-    FSDP2 all of its batch.
+    A tensor-parallel rank executes half of each matmul. An FSDP2 rank executes all matmuls of its
+    batch.
     """
     macs = SAMPLES * (BLOCKS * 2 * WIDTH * WIDE + WIDTH * WIDE)
-    both, tensor, alone = (
-        estimated(mesh=mesh) for mesh in ({"data": 2, "tensor": 2}, {"tensor": 2}, None)
-    )
-    assert [macs // 2, macs // 2, macs] == [each.total() for each in (both, tensor, alone)]
-    assert [("fsdp2, tensor parallel", 4, 2, 2), ("tensor parallel", 2, 1, 2)] == [
-        (
-            each.run.strategy,
-            each.run.world_size,
-            each.run.data_parallel_size,
-            each.run.tensor_parallel_size,
-        )
-        for each in (both, tensor)
-    ]
+    both = estimated(mesh={"data": 2, "tensor": 2})
+    tensor = estimated(mesh={"tensor": 2})
+    alone = estimated(mesh=None)
+    assert macs // 2 == both.total()
+    assert macs // 2 == tensor.total()
+    assert macs == alone.total()
+    assert "fsdp2, tensor parallel" == both.run.strategy
+    assert 4 == both.run.world_size
+    assert 2 == both.run.data_parallel_size
+    assert 2 == both.run.tensor_parallel_size
+    assert "tensor parallel" == tensor.run.strategy
+    assert 2 == tensor.run.world_size
+    assert 1 == tensor.run.data_parallel_size
+    assert 2 == tensor.run.tensor_parallel_size
 
 
 def test_shards_in_float32_compute_in_bfloat16_as_the_policy_says() -> None:
-    """As `fully_shard` by hand with the same policy.
+    """A mixed-precision policy gives the same peak as `fully_shard` by hand with this policy.
 
-    And each collective's buffers are on their stream.
+    This peak is lower than the peak without a policy.
     """
     policy = mixed_precision("BF16", "fp32")
 
     def by_hand() -> nn.Module:
-        mesh, model = init_device_mesh("cpu", (4,)), Blocks()
+        mesh = init_device_mesh("cpu", (4,))
+        model = Blocks()
         for part in (*model.blocks, model):
             fully_shard(part, mesh=mesh, mp_policy=policy)
         return model
@@ -315,22 +329,29 @@ def test_shards_in_float32_compute_in_bfloat16_as_the_policy_says() -> None:
         "optimizer": torch.optim.AdamW,
         "mesh": {"data": 4},
     }
-    subject = lambda: Subject(Blocks(), (BATCH,), {}, lambda out: out.sum())  # noqa: E731
-    mixed, plain = (Estimator(**how, mixed=each).run(subject) for each in (policy, None))
-    peaks = [
-        memory(each).peak_bytes for each in (estimated(by_hand, mesh={"data": 4}), mixed, plain)
-    ]
-    assert peaks[0] == peaks[1] < peaks[2]
+
+    def subject() -> Subject:
+        return Subject(Blocks(), (BATCH,), {}, lambda out: out.sum())
+
+    expected = memory(estimated(by_hand, mesh={"data": 4})).peak_bytes
+    mixed = memory(Estimator(**how, mixed=policy).run(subject)).peak_bytes
+    plain = memory(Estimator(**how, mixed=None).run(subject)).peak_bytes
+    assert expected == mixed < plain
 
 
 def test_moments_of_eight_bits_are_of_the_shard() -> None:
-    """Of 256 x 256 weights a rank of 8 has 8,192.
+    """8-bit moments are allocated for the rank's shard only.
 
-    Two bytes of each, and two scales for 256 of them.
+    A rank of 8 has 8,192 of 256 x 256 weights. They need two bytes each, and two scales per 256
+    weights.
     """
-    build = lambda: nn.Sequential(  # noqa: E731
-        *(nn.Sequential(nn.Linear(256, 256, bias=False), nn.ReLU()) for _ in range(4))
-    )
+
+    def build() -> nn.Module:
+        blocks = []
+        for _ in range(4):
+            blocks.append(nn.Sequential(nn.Linear(256, 256, bias=False), nn.ReLU()))
+        return nn.Sequential(*blocks)
+
     found = lflops.estimate(
         build, torch.zeros(4, 256), backward=True, optimizer="adamw8bit", mesh={"data": 8}
     )
@@ -338,9 +359,9 @@ def test_moments_of_eight_bits_are_of_the_shard() -> None:
 
 
 def test_buffers_of_collectives_are_of_their_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is gathered of one, reduced gradients of another.
+    """Gathered parameters and reduced gradients are allocated on two further streams.
 
-    By hand all is of the stream that computes.
+    If the user applies `fully_shard` by hand, all requests belong to the compute stream.
     """
     seen: list[set[int]] = []
 
@@ -355,22 +376,19 @@ def test_buffers_of_collectives_are_of_their_streams(monkeypatch: pytest.MonkeyP
 
 
 def test_replicas_alone_have_buckets_as_large_as_the_gradients() -> None:
-    """By hand: of the parameters' bytes once more, in one bucket below a MiB; a note has them.
+    """DDP's buckets need as many bytes as the parameters, and a note contains them.
 
-    A frozen layer needs none.
+    Here they fit into one bucket, because the first bucket holds up to one MiB.
     """
-    alone, replicated = estimated(), estimated(mesh={"replica": 4})
+    alone = estimated()
+    replicated = estimated(mesh={"replica": 4})
     parameters = (BLOCKS * (2 * WIDTH * WIDE + WIDE + WIDTH) + (WIDTH + 1) * WIDE) * FLOAT
     assert parameters == memory(replicated).peak_bytes - memory(alone).peak_bytes
-    assert (
-        parameters
-        == memory(replicated).by_category["gradients"] - memory(alone).by_category["gradients"]
-    )
-    assert ("ddp", 4, 4) == (
-        replicated.run.strategy,
-        replicated.run.world_size,
-        replicated.run.data_parallel_size,
-    )
+    gradients = memory(alone).by_category["gradients"]
+    assert parameters == memory(replicated).by_category["gradients"] - gradients
+    assert "ddp" == replicated.run.strategy
+    assert 4 == replicated.run.world_size
+    assert 4 == replicated.run.data_parallel_size
     assert [{"buckets": 1, "bytes": parameters}] == [
         note.values for note in replicated.notes if note.code == "ddp_buckets"
     ]
@@ -379,9 +397,10 @@ def test_replicas_alone_have_buckets_as_large_as_the_gradients() -> None:
 
 
 def test_buckets_are_those_of_torch() -> None:
-    """Sizes around both limits, in two dtypes.
+    """The buckets equal those of torch's own function.
 
-    Torch's own rule, in the order in which gradients become ready.
+    Torch's function gets the gradients in the order in which they become ready. The sizes lie
+    around both limits, in two dtypes.
     """
     sizes = [100, FIRST // 4 - 100, FIRST // 4, 7, LATER // 4, LATER // 8, LATER // 8 + 1, 3]
     dtypes = [torch.float32, torch.bfloat16]
@@ -398,25 +417,29 @@ def test_buckets_are_those_of_torch() -> None:
 
 
 def test_a_model_that_the_function_divided_stays_so() -> None:
-    """Shards that stay gathered after forward.
+    """If the user's function already sharded the model, its options are kept.
 
-    The parameters of all blocks but the root's own are there at the end of it.
+    Here the parameters stay gathered after forward. At its end, all blocks except the root's own
+    parameters are gathered.
     """
 
     def kept() -> nn.Module:
         return CASES["FSDP2, not resharded after forward"].wrap(Blocks(), 4)
 
-    by_default, by_hand = (estimated(each, mesh={"data": 4}) for each in (whole, kept))
-    assert ("fsdp2", 4) == (by_hand.run.strategy, by_hand.run.world_size)
-    gathered = [
-        max(each.by_category.parameters for each in memory(of).timeline if each.by_category)
-        for of in (by_default, by_hand)
-    ]
-    assert (BLOCKS - 1) * (2 * WIDTH * WIDE + WIDE + WIDTH) * FLOAT <= gathered[1] - gathered[0]
+    def most_parameters(profile: Profile) -> int:
+        moments = memory(profile).timeline
+        return max(each.by_category.parameters for each in moments if each.by_category)
+
+    by_default = estimated(whole, mesh={"data": 4})
+    by_hand = estimated(kept, mesh={"data": 4})
+    assert "fsdp2" == by_hand.run.strategy
+    assert 4 == by_hand.run.world_size
+    more = most_parameters(by_hand) - most_parameters(by_default)
+    assert (BLOCKS - 1) * (2 * WIDTH * WIDE + WIDE + WIDTH) * FLOAT <= more
 
 
 class Planless(nn.Linear):
-    """Has no plan."""
+    """A layer without a tensor-parallel plan."""
 
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
@@ -453,7 +476,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
 
 @pytest.mark.parametrize(("model", "mesh", "said"), WRONG.values(), ids=WRONG)
 def test_a_wrong_mesh_is_named(model: Any, mesh: Any, said: str) -> None:
-    """With what is taken; nothing is left open."""
+    """The error contains the accepted values, and no process group is left open."""
     with pytest.raises(lflops.CountError, match=said):
         estimated(model, mesh=mesh)
     assert not distributed.is_initialized()
@@ -466,9 +489,10 @@ def test_a_wrong_mesh_is_named(model: Any, mesh: Any, said: str) -> None:
 def test_the_first_of_p_stages_keeps_as_many_microbatches_as_its_schedule(
     schedule: str, stages: int, kept: int
 ) -> None:
-    """By hand: of m microbatches GPipe keeps m and 1F1B min(p, m), each with two wide layers and one narrow in a block.
+    """Of m microbatches, GPipe keeps m and 1F1B keeps min(p, m).
 
-    Each microbatch has a buffer for its output's gradient as well.
+    For each kept microbatch, a block keeps two wide activations and a narrow one. Each microbatch
+    also has a buffer for the gradient of its output.
     """
     rows = STAGE.samples // MICROBATCHES
     microbatch = STAGE.blocks * rows * (2 * STAGE.wide + STAGE.width) * FLOAT
@@ -477,7 +501,10 @@ def test_the_first_of_p_stages_keeps_as_many_microbatches_as_its_schedule(
 
 
 def test_a_backward_inside_of_forward_has_one_set_of_gradients() -> None:
-    """As many bytes as a real pass has, whose passes backward both add to the same gradients."""
+    """If forward itself runs a backward pass, both backward passes add to the same gradients.
+
+    The estimate has the peak that a real step has.
+    """
 
     class Twice(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
@@ -510,20 +537,20 @@ STEPS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def _shapeless() -> None:
-    """A stage whose shapes another stage would have to send."""
+    """Run a stage that needs its shapes from another stage."""
     stage = PipelineStage(nn.Linear(WIDTH, WIDTH), 1, 2, torch.device("cpu"))
     ScheduleGPipe(stage, 2, loss_fn=lambda out, _: out.sum()).step(target=BATCH)
 
 
 @pytest.mark.parametrize(("how", "said"), STEPS.values(), ids=STEPS)
 def test_a_wrong_step_is_named(how: dict[str, Any], said: str) -> None:
-    """With what to do."""
+    """The error says what to do."""
     with pytest.raises(lflops.CountError, match=said):
         lflops.estimate(whole, BATCH, **how)
 
 
 class Stage(nn.Linear):
-    """Tells the next rank its shape, as the stages of torch's pipelines do."""
+    """A layer that sends its shape to the next rank, as the stages of torch's pipelines do."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - its name in torch
         distributed.send_object_list([input.shape], dst=1)
@@ -531,7 +558,7 @@ class Stage(nn.Linear):
 
 
 def test_a_stage_of_a_pipeline_is_named() -> None:
-    """With its line, and what to give in its place."""
+    """The error says that the stage sends Python objects, and what to pass instead."""
     with pytest.raises(
         lflops.CountError,
         match=r"send_object_list.*sends Python objects to other ranks.*input_args and output_args",
@@ -541,7 +568,7 @@ def test_a_stage_of_a_pipeline_is_named() -> None:
 
 
 def test_heads_that_cannot_be_split_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As transformers' configurations have them."""
+    """The numbers of heads come from a configuration like those of transformers."""
     config = SimpleNamespace(num_attention_heads=4, num_key_value_heads=2)
     monkeypatch.setattr(Blocks, "config", config, raising=False)
     assert estimated(mesh={"tensor": 2}).total()
@@ -550,14 +577,14 @@ def test_heads_that_cannot_be_split_are_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_unknown_style_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that a later transformers has."""
+    """A style of a later transformers version, for example, is an error."""
     monkeypatch.setattr(Blocks, "tp_plan", {"head": "diagonal"})
     with pytest.raises(lflops.CountError, match="tp_plan has 'diagonal'"):
         estimated(mesh={"tensor": 2})
 
 
 def test_within_a_group_of_the_users_there_is_no_mesh() -> None:
-    """It is not closed."""
+    """`mesh=` inside an open process group is an error, and the group stays open."""
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""The predicted time of a step against times that were derived by hand, on a chip of round figures."""
+"""Test predicted step times against times worked out by hand, for a chip with round peaks."""
 
 from typing import Any
 
@@ -27,16 +27,17 @@ RATES = Rates(
     low=0.75,
     high=1.5,
 )
-FORWARD = 128 * 64 * 32  # MACs; those of the weight's gradient are as many, and the input has none
+FORWARD = 128 * 64 * 32
+"""MACs of forward. The weight's gradient needs as many; the input needs no gradient."""
 
 
 def chip(*, peak: float = FAST, bandwidth: float = FAST, link: float = FAST) -> Hardware:
-    """A chip on which only what is given takes time."""
+    """Return a chip on which only the passed limits take time."""
     return Hardware("round", {"bf16": peak}, bandwidth, link_bytes_per_second=link)
 
 
 def linear(**options: Any) -> lflops.Profile:
-    """A layer, forward and backward."""
+    """Estimate a linear layer, by default forward and backward in bfloat16."""
     module = nn.Linear(64, 32, bias=False, dtype=options.pop("dtype", torch.bfloat16))
     return lflops.estimate(
         module, torch.zeros(128, 64, dtype=module.weight.dtype), **{"backward": True, **options}
@@ -44,21 +45,21 @@ def linear(**options: Any) -> lflops.Profile:
 
 
 class Blocks(nn.Module):
-    """Three blocks of 64 parameters, and none beside them."""
+    """Three blocks of 64 parameters, and no other parameters."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8, bias=False)) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One after the other."""
+        """Call one block after the other."""
         for block in self.blocks:
             x = block(x)
         return x
 
 
 def sharded(ranks: int) -> lflops.Profile:
-    """The blocks, as one of some ranks has them."""
+    """Estimate one rank of the blocks under FSDP2."""
     return lflops.estimate(
         lambda: Blocks().to(torch.bfloat16),
         torch.zeros(4, 8, dtype=torch.bfloat16),
@@ -68,7 +69,10 @@ def sharded(ranks: int) -> lflops.Profile:
 
 
 def test_products_take_their_share_of_the_peak() -> None:
-    """Forward is one product, and the gradient of the weight another of the same size."""
+    """Matmuls run at the fitted share of the peak.
+
+    Forward is one matmul, and the gradient of the weight is another one of the same size.
+    """
     found = predict(linear(), chip(peak=1e12), rates=RATES)
     assert found is not None
     assert found.seconds == pytest.approx(2 * 2 * FORWARD / 0.5e12)
@@ -77,26 +81,34 @@ def test_products_take_their_share_of_the_peak() -> None:
 
 
 def test_bytes_take_their_share_of_the_bandwidth() -> None:
-    """The input, the weight and the output, two bytes an element."""
+    """Bytes move at the fitted share of the bandwidth.
+
+    Forward moves the input, the weight and the output with two bytes per element.
+    """
     found = predict(linear(), chip(bandwidth=1e9), rates=RATES)
     assert found is not None
     assert found.by_phase["forward"] == pytest.approx((128 * 64 + 64 * 32 + 128 * 32) * 2 / 0.5e9)
 
 
 def test_each_call_adds_a_launch() -> None:
-    """Forward is one call."""
+    """Each operator adds the time of a launch; forward is one operator."""
     found = predict(linear(), chip(), rates=replace(RATES, launch_seconds=1.0))
     assert found is not None
     assert found.by_phase["forward"] == pytest.approx(1.0)
 
 
-# Each block's 128 bytes are gathered twice and reduced once; a ring of two ranks sends half of
-# them.
 TRANSFER = 128 / 2 / 1e3
+"""Seconds of one collective of a block.
+
+A block has 128 bytes, and in a ring of two ranks each rank sends half of them.
+"""
 
 
 def test_collectives_that_nothing_hides_take_their_time() -> None:
-    """Three gathers in forward, three in backward and three reductions."""
+    """Without work to hide them, all nine collectives are exposed.
+
+    They are three gathers in forward, three gathers in backward and three reductions.
+    """
     found = predict(sharded(2), chip(link=1e3), rates=RATES)
     assert found is not None
     assert found.by_kind["communication"] == pytest.approx(9 * TRANSFER)
@@ -104,9 +116,10 @@ def test_collectives_that_nothing_hides_take_their_time() -> None:
 
 
 def test_work_hides_all_but_the_first_gathers_and_the_last_reduction() -> None:
-    """A block gathers first in forward and another one in backward.
+    """Three of nine collectives are exposed: the first gather of each pass and the last reduction.
 
-    The last reduction has no work after it.
+    Forward and backward each begin with a gather that no work precedes, and no work follows the
+    last reduction.
     """
     found = predict(sharded(2), chip(peak=1.0, link=1e3), rates=RATES)
     assert found is not None
@@ -114,21 +127,21 @@ def test_work_hides_all_but_the_first_gathers_and_the_last_reduction() -> None:
 
 
 def test_hidden_collectives_slow_down_what_hides_them() -> None:
-    """Six of nine are hidden."""
+    """The six hidden collectives add the fitted contention to the three exposed ones."""
     found = predict(sharded(2), chip(peak=1.0, link=1e3), rates=replace(RATES, contention=0.25))
     assert found is not None
     assert found.by_kind["communication"] == pytest.approx((3 + 6 * 0.25) * TRANSFER)
 
 
 def test_more_ranks_wait_longer_for_the_slowest() -> None:
-    """Nine collectives of four ranks."""
+    """Each of the nine collectives waits for the slowest of four ranks."""
     found = predict(sharded(4), chip(), rates=replace(RATES, lag_seconds=1.0))
     assert found is not None
     assert found.by_kind["communication"] == pytest.approx(9 * 4)
 
 
 def test_ranks_of_other_hosts_share_the_network() -> None:
-    """The network has 10 B/s in place of 1,000."""
+    """Between hosts the network has 10 B/s instead of the link's 1,000 B/s."""
     within = predict(sharded(2), chip(link=1e3), rates=RATES, devices_per_host=2)
     across = predict(sharded(2), chip(link=1e3), rates=RATES, devices_per_host=1)
     assert within is not None
@@ -169,21 +182,24 @@ def test_ranks_of_other_hosts_share_the_network() -> None:
 def test_says_why_nothing_is_predicted(
     profile: Any, hardware: Hardware | None, rates: Rates, reason: str
 ) -> None:
-    """None, and a reason."""
+    """Without a prediction, `why_not` returns the reason."""
     found = profile()
     assert predict(found, hardware, rates=rates) is None
     assert reason in (why_not(found, hardware, rates) or "")
 
 
 def with_root(profile: lflops.Profile, **fields: Any) -> lflops.Profile:
-    """The profile with another root."""
+    """Return the profile with changed fields of the root module."""
     modules = dict(profile.modules)
     modules[""] = replace(modules[""], **fields)
     return replace(profile, modules=modules)
 
 
 def test_kinds_of_training_that_were_not_fitted_are_not_predicted() -> None:
-    """Experts by the name of their class, adapters by the share that is trained, and convolutions."""
+    """Mixtures of experts, adapters and convolutions were not fitted.
+
+    Experts are recognized by their class name, and adapters by the share of trainable parameters.
+    """
     found = linear()
     parameters = found.modules[""].parameters
     assert parameters == 64 * 32
@@ -198,12 +214,15 @@ def test_kinds_of_training_that_were_not_fitted_are_not_predicted() -> None:
 
 
 def test_an_interval_widens_with_each_thing_that_was_not_fitted() -> None:
-    """Factors multiply, and apply to the logarithms of 3/4 and 3/2."""
+    """Each property of a run that was not fitted widens the interval.
+
+    The factors are multiplied, and scale the logarithms of 3/4 and 3/2.
+    """
     widening = Widening(source=2.0, chip=3.0, setting=1.5, fewest_parameters=1e6)
     rates = replace(RATES, widening=widening)
     found = predict(linear(), chip(peak=1e12), rates=rates)
     assert found is not None
-    # Another source, no FSDP2, and 2,048 parameters.
+    # The source is different, the run does not use FSDP2, and the model has only 2,048 parameters.
     width = 2.0 * 1.5 * 1.5
     assert found.low == pytest.approx(found.seconds * 0.75**width)
     assert found.high == pytest.approx(found.seconds * 1.5**width)
@@ -218,7 +237,7 @@ def test_an_interval_widens_with_each_thing_that_was_not_fitted() -> None:
 
 
 def test_compiled_code_is_not_predicted() -> None:
-    """Compilers move fewer bytes than operators do."""
+    """Compiled code moves fewer bytes than the operators of the eager program."""
     found = linear()
     compiled = replace(
         found, modules={name: replace(each, compiled=True) for name, each in found.modules.items()}
@@ -228,12 +247,10 @@ def test_compiled_code_is_not_predicted() -> None:
 
 
 def test_the_shipped_rates_are_shares() -> None:
-    """No rate is above the peak."""
+    """All fitted rates lie between 0 and the peak."""
     rates = fitted()
-    shares = [
-        rates.bandwidth,
-        rates.link,
-        *(share for each in rates.families.values() for share in (each.product, each.attention)),
-    ]
+    shares = [rates.bandwidth, rates.link]
+    for family in rates.families.values():
+        shares += [family.product, family.attention]
     assert all(0 < share < 1 for share in shares)
     assert 0 < rates.low < 1 < rates.high

@@ -1,4 +1,4 @@
-"""Memory that others published: the activations of a transformer layer, to the byte."""
+"""Test the activations of a transformer layer against a published formula, to the byte."""
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ HALF = 2
 
 @pytest.mark.parametrize(("s", "b", "h", "a"), [(64, 2, 128, 4), (128, 1, 64, 8), (32, 4, 96, 3)])
 def test_the_activations_of_a_layer_are_the_published_ones(s: int, b: int, h: int, a: int) -> None:
-    """s·b·h·(34 + 5·a·s/h) bytes in half precision.
+    """In half precision the layer keeps s·b·h·(34 + 5·a·s/h) bytes.
 
-    Ours have the layer's result in place of its input, and two statistics a norm.
+    The estimate includes the layer's result instead of its input, and two statistics per norm.
     """
     x = torch.zeros(b, s, h, dtype=torch.bfloat16, requires_grad=True)
     found = lflops.estimate(

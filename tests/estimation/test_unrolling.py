@@ -1,4 +1,7 @@
-"""Estimates from few of many equal blocks are those of the whole model, in every field."""
+"""Test that estimates from a few of many equal blocks equal estimates of the whole model.
+
+All fields of the profiles are compared.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +33,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The residual of the two layers."""
+        """Add the output of the layers to the input."""
         return x + self.down(self.up(self.norm(x)).relu())
 
 
@@ -44,7 +47,7 @@ class Net(nn.Module):
         self.head = nn.Linear(WIDTH, 50)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """One block after the other."""
+        """Call one block after the other."""
         x = self.embedding(ids)
         for block in self.blocks:
             x = block(x)
@@ -52,10 +55,10 @@ class Net(nn.Module):
 
 
 class TakesNumbers(Net):
-    """The parent does something else for one block in the middle."""
+    """A model that doubles the input of one block in the middle."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The seventh block gets twice its input."""
+        """Pass twice its input to the eighth block."""
         x = self.embedding(ids)
         for number, block in enumerate(self.blocks):
             x = block(2 * x if number == 7 else x)
@@ -63,10 +66,10 @@ class TakesNumbers(Net):
 
 
 class Skips(Net):
-    """The second half gets what the first half left."""
+    """A model whose second half also receives the results of the first half, as in a U-Net."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """As in a U-Net."""
+        """Add the input of each block of the first half to a block of the second half."""
         x = self.embedding(ids)
         left = []
         for number, block in enumerate(self.blocks):
@@ -79,10 +82,13 @@ class Skips(Net):
 
 
 class Compares(Net):
-    """The head compares the results of all blocks, whose pairs are quadratic in their number."""
+    """A model that multiplies the results of all pairs of blocks.
+
+    The number of pairs is quadratic in the number of blocks.
+    """
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Adds the sum of all products."""
+        """Add the sum of all products to the output."""
         x = self.embedding(ids)
         results = []
         for block in self.blocks:
@@ -93,7 +99,7 @@ class Compares(Net):
 
 
 class OneIsWider(Net):
-    """One block has another setting."""
+    """A model in which one block's norm has a different `eps`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +107,7 @@ class OneIsWider(Net):
 
 
 def run(build: Callable[[], nn.Module], *, unrolls: bool, **options: Any) -> Profile:
-    """A training step of two sequences of six tokens."""
+    """Estimate a training step of two sequences of six tokens."""
     ids = torch.zeros(2, 6, dtype=torch.long)
 
     def loss(logits: Tensor) -> Tensor:
@@ -129,13 +135,13 @@ def run(build: Callable[[], nn.Module], *, unrolls: bool, **options: Any) -> Pro
     ],
 )
 def test_the_estimate_from_few_blocks_is_that_of_all(options: dict[str, Any]) -> None:
-    """Work, memory, the timeline and the allocator."""
+    """Work, memory, timeline and allocator are equal to those of the whole model."""
     assert run(Net, unrolls=True, **options) == run(Net, unrolls=False, **options)
 
 
 @pytest.mark.parametrize("build", [TakesNumbers, Skips, Compares, OneIsWider])
 def test_a_model_whose_blocks_differ_runs_as_a_whole(build: Callable[[], nn.Module]) -> None:
-    """Nothing is repeated that does not repeat."""
+    """If the blocks differ or depend on each other, the estimate runs all of them."""
     assert run(build, unrolls=True) == run(build, unrolls=False)
 
 
@@ -143,7 +149,10 @@ def test_a_model_whose_blocks_differ_runs_as_a_whole(build: Callable[[], nn.Modu
 def test_stand_ins_show_whether_blocks_are_called_alike(
     build: Callable[[], nn.Module], alike: bool
 ) -> None:
-    """Their inputs, their order, and what runs between them."""
+    """Stand-ins compare the blocks' inputs, their order and the code that runs between them.
+
+    Afterwards each block has its own `forward` again.
+    """
     model = build()
     (fold,) = folds_of(blocks_in(model))
     assert (fold.container, fold.first, fold.length) == ("blocks", 0, BLOCKS)
@@ -155,7 +164,7 @@ def test_stand_ins_show_whether_blocks_are_called_alike(
 
 
 def test_a_module_is_not_changed() -> None:
-    """Its blocks, their names and their forwards are the same afterwards."""
+    """An estimate does not change the blocks, their names, their attributes or their gradients."""
     model = Net()
     before = dict(model.named_modules())
     attributes = {name: set(vars(module)) for name, module in before.items()}
@@ -170,12 +179,16 @@ def test_a_module_is_not_changed() -> None:
 
 
 def test_only_equal_blocks_are_a_run() -> None:
-    """Five, one with another setting, and six: none is long enough."""
+    """Five and six equal blocks, separated by a different block, are too few to fold."""
     assert folds_of(blocks_in(OneIsWider())) == []
 
 
 def test_parameters_of_all_blocks_are_there() -> None:
-    """By hand: weights and biases of a block, and what is outside of them."""
+    """An estimate of 100 blocks includes the parameters and the work of all of them.
+
+    The expected numbers are worked out by hand from the weights and biases of a block, the
+    embedding and the head.
+    """
     a_block = 2 * WIDTH + 2 * 4 * WIDTH * WIDTH + 4 * WIDTH + WIDTH
     found = run(lambda: Net(100), unrolls=True)
     assert found.modules[""].parameters == 100 * a_block + 50 * WIDTH + 50 * WIDTH + 50
@@ -187,7 +200,10 @@ def test_parameters_of_all_blocks_are_there() -> None:
 
 
 def test_a_record_s_peak_is_its_highest_moment() -> None:
-    """10 bytes are alive, then 30, then 20 are freed, and 25 come: 35 are the peak."""
+    """The peak is the highest moment, also between two operators.
+
+    10 bytes are alive, then 30; then 20 are freed and 25 are allocated, so the peak is 35.
+    """
     births = [Birth(nbytes, "other", "make", "a", "forward") for nbytes in (10, 20, 25)]
     record = MemoryRecord(
         births=births,

@@ -1,4 +1,4 @@
-"""Costs of findings where ranks wait for each other: no second is part of two findings.
+"""Test the costs of findings if ranks wait for each other: no second is part of two findings.
 
 The expected values are worked out by hand.
 """
@@ -30,11 +30,18 @@ OWN: dict[tuple[str, Phase], float] = {
     ("", "backward"): 1.25,
     ("linear", "backward"): 0.75,
 }
-"""Of the model's own backward it waits for 1 s."""
+"""Self time of each module.
+
+With `waiting=1.0`, the model waits for other ranks in 1 s of the 1.25 s of its own backward.
+"""
 
 
 def waiting(**fields: Any) -> Profile:
-    """One clean step of 4 s; linear multiplies for 0.1 and 0.2 s."""
+    """Return the profile of one unprofiled step of 4 s.
+
+    At the peak of the chip, the matmuls of `linear` need 0.1 s in forward and 0.2 s in backward.
+    `fields` are fields of the step, such as `waiting`.
+    """
     phases = {"forward": 1.0, "backward": 2.0, "optimizer": 1.0}
     cells = [
         product("linear", "aten::addmm", "forward", macs=50, bytes_moved=0),
@@ -54,7 +61,7 @@ def waiting(**fields: Any) -> Profile:
 
 
 def evidence(given: Profile, **lost: Any) -> StepEvidence:
-    """The evidence of a profile. Rank 1 may be slow in something."""
+    """Return the evidence of a profile. With `lost`, rank 1 is a straggler with these fields."""
     facts: dict[str, Any] = {
         "modules": 1,
         "slow_rank": 1,
@@ -77,13 +84,17 @@ def evidence(given: Profile, **lost: Any) -> StepEvidence:
 
 
 def found(given: Profile, **lost: Any) -> dict[str, float | None]:
-    """The seconds of each candidate."""
+    """Return the seconds of each candidate, by the name of its rule."""
     candidates = candidates_of_step(evidence(given, **lost))
     return {candidate.rule.name: candidate.seconds for candidate in candidates}
 
 
 def test_waiting_for_other_ranks_is_no_work_of_the_model() -> None:
-    """Outside the layers are 0.25 s each way; the layers have 1.5 s, and need 0.3 of these."""
+    """The wait of 1 s is communication, and is not in the time outside the layers.
+
+    The layers take 1.5 s and need 0.3 s. Outside the layers, forward takes 0.25 s and backward
+    1.25 s, which includes the wait.
+    """
     expected = {"inefficient_kernels": 1.2, "communication": 1.0, "optimizer": 1.0, "outside": 0.5}
     assert pytest.approx(expected) == found(waiting(waiting=1.0))
     assert pytest.approx({"inefficient_kernels": 1.2, "optimizer": 1.0, "outside": 1.5}) == found(
@@ -92,7 +103,7 @@ def test_waiting_for_other_ranks_is_no_work_of_the_model() -> None:
 
 
 def test_parts_of_the_budget_add_up_with_the_waiting() -> None:
-    """4 s: 0.3 useful, 1 each for waiting and the optimizer."""
+    """The parts of 4 s: 0.3 s of ideal compute, 1 s each for wait and optimizer, and 1.7 s left."""
     given = waiting(waiting=1.0)
     divided = step_breakdown(given, CHIP, step_times(given))
     assert divided is not None
@@ -106,9 +117,10 @@ def test_parts_of_the_budget_add_up_with_the_waiting() -> None:
 
 
 def test_collectives_within_modules_are_no_work_of_theirs() -> None:
-    """As under FSDP: half a second each of linear's 0.75 s forward and backward.
+    """Collectives inside a module, as under FSDP, are communication and not time of the module.
 
-    Two seconds cannot be, as it has no more than 0.75 s.
+    They take 0.5 s of the 0.75 s that `linear` takes in forward, and as much in backward. If they
+    seem to take 2 s, only 0.75 s count, because `linear` does not take longer.
     """
 
     def exchanged(backward: float) -> Profile:
@@ -176,9 +188,10 @@ def test_collectives_within_modules_are_no_work_of_theirs() -> None:
 def test_what_a_slow_rank_costs_is_in_no_other_cause(
     module: str, phase: str, lost: float, rest: dict[str, float]
 ) -> None:
-    """It is in the part that the rank is slow in.
+    """The cost of a slow rank is subtracted from the part in which the rank is slow.
 
-    What is not there, since the step is that of a rank that waited, is waiting.
+    The step is that of a rank that waited. If the part takes less time in this step than the slow
+    rank costs, the rest is subtracted from communication.
     """
     assert pytest.approx({"rank": lost} | rest) == found(
         waiting(waiting=1.0), module=module, phase=phase, seconds_lost=lost
@@ -186,7 +199,7 @@ def test_what_a_slow_rank_costs_is_in_no_other_cause(
 
 
 BUSY = {"cpu_user": 1.0, "cpu_system": 0.0, "cpu_lost": 3.0}
-"""Others had three quarters of the CPU time that was needed."""
+"""CPU seconds of a step in which other programs took three quarters of the needed CPU time."""
 
 
 @pytest.mark.parametrize(
@@ -203,9 +216,10 @@ BUSY = {"cpu_user": 1.0, "cpu_system": 0.0, "cpu_lost": 3.0}
 def test_a_slow_rank_must_lose_more_where_others_take_the_cores(
     fields: dict[str, float], cause: str | None, seconds: float, is_issue: bool
 ) -> None:
-    """From 5 % of the 4 s on.
+    """A slow rank is an issue if it costs at least 5 % of the step of 4 s.
 
-    From 20 % beside others that leave a quarter; but more work is known whatever others take.
+    If other programs leave only a quarter of the CPU time, it must cost 20 %. The threshold is
+    still 5 % if the rank has more work, because other programs cannot cause that.
     """
     step = evidence(
         waiting(waiting=1.0, **fields),

@@ -1,7 +1,7 @@
-"""What findings say about training runs that nobody here wrote: the loops of other packages.
+"""Test that the training loops of other packages get no false findings.
 
-Each profile has the phases, operators and times of such a run. Next to each is a twin with a planted
-issue, which still has to be found.
+Each profile has the phases, operators and times of such a run. Most tests have a twin: a similar
+run with a planted issue, which must still be found.
 """
 
 import re
@@ -25,7 +25,7 @@ from lflops.report.verdict import unseen_because
 from tests.support.profile_builders import cell, clocked, product, profile, run, weights
 
 USUAL = {"data": 1e-3, "forward": 30e-3, "backward": 60e-3, "optimizer": 4e-3, "other": 5e-3}
-"""Seconds of a step of 100 ms."""
+"""Seconds of each phase of a step of 100 ms."""
 
 WORK = (
     product("a", "addmm", "forward", macs=1000, bytes_moved=1000),
@@ -33,7 +33,10 @@ WORK = (
     cell("b", "gelu", "forward", bytes_moved=5_000_000),
     cell("b", "gelu_backward", "backward", bytes_moved=10_000_000),
 )
-"""A layer with a matmul, and one without, which may need 10 and 20 ms at 0.5 GB/s."""
+"""The layer `a` has a matmul. The layer `b` has none.
+
+At 0.5 GB/s, the rate of a slow operator, `b` needs 10 ms in forward and 20 ms in backward.
+"""
 
 OWN: dict[tuple[str, Phase], float] = {
     ("a", "forward"): 20e-3,
@@ -57,11 +60,20 @@ def trained(
     facts: Mapping[str, Any] | None = None,
     **phases: float,
 ) -> Profile:
-    """A training run of two layers.
+    """Return the profile of a training run of two layers.
 
-    Operators have these traced seconds per step; of the seconds of a module-timing step, the
-    training thread computes for `on_core`, and waits for a core for `waited`, of which it waits for
-    `fetching_waited` before it has the batch.
+    Args:
+        own: Self time of modules, in addition to `OWN` or instead of it.
+        cells: Op counts in addition to `WORK`.
+        operators: Seconds per step of each operator in the trace. `None` if there is no trace.
+        on_core: Seconds of a module-timing step in which the training thread uses a core.
+        waited: Seconds of a module-timing step in which this thread waits for a core.
+        fetching_waited: The part of `waited` before the thread has the batch.
+        device_type: The type of the device, such as "cuda".
+        marks: The marks of the unprofiled steps.
+        steps: Number of unprofiled steps.
+        facts: Fields of the profile.
+        phases: Seconds of phases, in addition to `USUAL` or instead of it.
     """
     took = USUAL | phases
     seconds = sum(took.values())
@@ -98,7 +110,7 @@ def trained(
 
 
 def traced(operators: Mapping[str, float]) -> Trace:
-    """A trace of one batch in which operators took so many seconds."""
+    """Return a trace of one batch, with the host seconds of each operator."""
     rows = tuple(
         TracedOperator(
             name=f"aten::{name}",
@@ -114,7 +126,7 @@ def traced(operators: Mapping[str, float]) -> Trace:
 
 
 def findings(given: Profile | Ledger) -> dict[str, Finding]:
-    """By the name of the rule."""
+    """Return the findings of a profile or a ledger, by the names of their rules."""
     return {finding.cause: finding for finding in explain(given).findings}
 
 
@@ -125,7 +137,10 @@ CHIP = Hardware("chip", {"fp32": 1e9}, None)
 
 
 def test_on_a_cpu_nothing_is_copied_to_the_device() -> None:
-    """A Trainer generates text where others copy: the model runs forward more than it learns."""
+    """On a CPU, this phase is the preparation of batches. Here, the Trainer generates text in it.
+
+    Generation shows in the MACs: forward has more than backward. So the time is not an issue.
+    """
     generated = product("a", "addmm", "forward", macs=9000, bytes_moved=9000)
     found = findings(trained(transfer=200e-3, cells=[generated]))["transfer"]
     assert "66.7 % of the step (200 ms) is spent preparing batches" in found.sentence
@@ -134,14 +149,14 @@ def test_on_a_cpu_nothing_is_copied_to_the_device() -> None:
 
 
 def test_slow_preparation_is_an_issue_where_nothing_is_generated() -> None:
-    """The twin: user code before forward takes two thirds of the step."""
+    """The twin: user code that prepares a batch takes two thirds of the step."""
     found = findings(trained(transfer=200e-3))["transfer"]
     assert found.is_issue
     assert pytest.approx(0.2) == found.seconds
 
 
 def test_copies_to_a_device_are_found() -> None:
-    """The twin on a GPU: batches are copied."""
+    """The twin on a GPU: the phase is a copy of the batch to the device."""
     found = findings(trained(transfer=200e-3, device_type="cuda"))["transfer"]
     assert found.is_issue
     assert "copying batches to the device" in found.sentence
@@ -152,7 +167,10 @@ def test_copies_to_a_device_are_found() -> None:
 
 
 def account(**seconds: float) -> Ledger:
-    """The ledger of a run of 100 steps and 80 s of forward."""
+    """Return the ledger of a run with 100 steps, 50 s of start-up and 80 s of forward.
+
+    `seconds` are the seconds of further categories.
+    """
     spent = {"start_up": 50.0, "training/forward": 80.0, **seconds}
     begin = 1_800_000_000.0
     total = sum(spent.values())
@@ -164,7 +182,10 @@ def account(**seconds: float) -> Ledger:
 
 
 def test_rollouts_are_no_validation() -> None:
-    """120 of 200 s: 1.2 s for each step, without a loader or a hook of a validation."""
+    """Inference without a validation loader or hook is not reported as validation.
+
+    It takes 120 s of the 200 s after start-up, so 1.2 s for each of the 100 steps.
+    """
     found = findings(account(inference=120.0))
     assert {"inference"} == found.keys()
     assert (
@@ -175,11 +196,11 @@ def test_rollouts_are_no_validation() -> None:
 
 
 def test_a_validation_is_found() -> None:
-    """The twin, of a loader or a hook."""
+    """The twin: the time was measured in a validation loader or hook."""
     assert findings(account(validation=120.0))["validation"].is_issue
 
 
-# Operators of the model's own forward.
+# Operators that the model calls itself, outside its layers.
 
 POOLING = (
     cell("", "max_pool2d_with_indices", "forward", bytes_moved=600),
@@ -189,7 +210,7 @@ POOLING = (
 
 
 def test_operators_that_a_model_calls_itself_are_named_with_their_time() -> None:
-    """Pooling takes 19 ms and activations 7 of 30 ms: no Python code does."""
+    """Pooling takes 19 ms and activations 7.3 ms of 30 ms, so Python code is not the reason."""
     given = trained(
         own={("", "forward"): 25e-3, ("", "backward"): 5e-3},
         cells=POOLING,
@@ -207,7 +228,7 @@ def test_operators_that_a_model_calls_itself_are_named_with_their_time() -> None
 
 
 def test_the_share_of_an_operator_is_by_its_bytes() -> None:
-    """The model has 2 of the 8 million bytes of GELU: a quarter of 12 ms."""
+    """2 of the 8 million bytes of GELU are moved by the model itself: a quarter of 12 ms."""
     given = trained(
         own={("", "forward"): 10e-3},
         cells=[
@@ -220,7 +241,10 @@ def test_the_share_of_an_operator_is_by_its_bytes() -> None:
 
 
 def test_the_share_of_an_operator_may_be_by_its_macs() -> None:
-    """B has 9 of the 10 thousand MACs of addmm, and a third of its bytes: 36 of 40 ms are its own."""
+    """`b` has a third of the bytes of addmm, but 9 of its 10 thousand MACs: 36 of 40 ms.
+
+    So `b` has no time for Python code. In the twin, addmm takes only 4 ms.
+    """
     large = product("b", "addmm", "forward", macs=9000, bytes_moved=500)
     given = trained(
         own={("b", "forward"): 40e-3}, cells=[large], operators={"addmm": 40e-3, "gelu": 1e-3}
@@ -234,7 +258,11 @@ def test_the_share_of_an_operator_may_be_by_its_macs() -> None:
 
 
 def test_on_a_busy_machine_operators_take_longer_than_traced() -> None:
-    """Three quarters of the CPU time are others': GELU's 5 traced ms may take 20, and 40 is no reason."""
+    """If other programs take three quarters of the CPU time, operators may take four times as long.
+
+    GELU was traced with 5 ms and may then take 20 ms, which is half of the 40 ms of `b`. So Python
+    code is not reported.
+    """
     given = trained(own={("b", "forward"): 40e-3}, operators={"gelu": 5e-3})
     assert "python" in findings(given)
     steps = []
@@ -248,20 +276,23 @@ def test_on_a_busy_machine_operators_take_longer_than_traced() -> None:
 
 @pytest.mark.parametrize("operators", [None, {"max_pool2d_with_indices": 1e-3, "clamp_min": 1e-3}])
 def test_python_outside_the_layers_is_found(operators: dict[str, float] | None) -> None:
-    """The twin: small operators, and 30 ms in forward that they do not need; also without a trace."""
+    """The twin: forward takes 30 ms, and the operators outside the layers need little of it.
+
+    The issue is found with and without a trace.
+    """
     given = trained(own={("", "forward"): 30e-3}, cells=POOLING, operators=operators)
     found = findings(given)["outside"]
     assert found.is_issue
     assert ".item()" in found.fix
     if operators is not None:
-        # The operators are not listed as if they took these 30 ms: 2 ms in forward, and little in
-        # backward.
+        # The operators are not listed, because they do not explain the 30 ms: they take 2 ms in
+        # forward, and little in backward.
         assert "max_pool2d" not in found.sentence
         assert re.search(r"but the operators there take only 2\.\d+ ms\.", found.sentence)
 
 
 def test_without_a_trace_large_operators_may_need_their_time() -> None:
-    """A slow operator moves 0.5 GB/s: 10 million bytes take 20 ms."""
+    """A slow operator moves 0.5 GB/s, so the 10 million bytes of pooling may take 20 of 25 ms."""
     pooling = cell("", "max_pool2d_with_indices", "forward", bytes_moved=10_000_000)
     found = findings(trained(own={("", "forward"): 25e-3}, cells=[pooling]))["outside"]
     assert not found.is_issue
@@ -269,7 +300,7 @@ def test_without_a_trace_large_operators_may_need_their_time() -> None:
 
 
 def test_a_reference_model_is_said_to_run_outside_the_layers() -> None:
-    """Its 500 MACs have no backward pass."""
+    """The sentence states that its 500 MACs have no backward pass."""
     given = trained(
         own={("", "forward"): 30e-3},
         cells=[product("", "addmm", "forward", macs=500, bytes_moved=500)],
@@ -285,7 +316,11 @@ def test_a_reference_model_is_said_to_run_outside_the_layers() -> None:
 
 
 def test_a_sleep_is_no_operator() -> None:
-    """Of a step of 170 ms the thread computes for 104, and fetches for 1: 65 pass in GELU's place."""
+    """If the thread uses no CPU, it sleeps, and no operator is the reason for the time.
+
+    In a step of 170 ms, the thread computes for 104 ms and fetches for 1 ms. The other 65 ms pass
+    in `b`, the GELU layer.
+    """
     slow = {("b", "forward"): 80e-3}
     given = trained(own=slow, forward=100e-3, on_core=104e-3)
     found = findings(given)
@@ -298,7 +333,10 @@ def test_a_sleep_is_no_operator() -> None:
 
 @pytest.mark.parametrize(("traced_as", "sleeps"), [("mkldnn_convolution", True), ("mm", False)])
 def test_a_convolution_sleeps_too(traced_as: str, *, sleeps: bool) -> None:
-    """A trace has it under the name of its kernel. Without a time of it, it may need all of this."""
+    """A trace has the time of a convolution under the name of the operator that it calls.
+
+    If the trace does not have this time, the convolution may need all the time of the module.
+    """
     given = trained(
         own={("b", "forward"): 80e-3},
         cells=[product("b", "convolution", "forward", macs=500, bytes_moved=500)],
@@ -313,7 +351,7 @@ def test_a_convolution_sleeps_too(traced_as: str, *, sleeps: bool) -> None:
 
 
 def test_a_sleep_around_the_model_may_be_behind_it() -> None:
-    """A loop may fetch its next batch between forward and backward."""
+    """In a custom loop, the sleep may also be between forward and backward, so the text says so."""
     found = findings(trained(own={("", "forward"): 80e-3}, forward=100e-3, on_core=104e-3))
     assert found["sleep"].module == ""
     assert "Net itself, outside its layers, or between it and backward" in found["sleep"].sentence
@@ -321,18 +359,22 @@ def test_a_sleep_around_the_model_may_be_behind_it() -> None:
 
 
 def test_a_thread_that_computes_does_not_sleep() -> None:
-    """The twin: the same time, on a core."""
+    """The twin: the step is as slow, but the thread uses a core for most of it."""
     found = findings(trained(own={("b", "forward"): 70e-3}, forward=90e-3, on_core=159e-3))
     assert "sleep" not in found
 
 
 def test_waiting_for_data_and_for_a_core_is_no_sleep() -> None:
-    """The thread waits 61 ms for its batch."""
+    """The thread waits 61 ms for its batch and computes for the rest of the step."""
     assert "sleep" not in findings(trained(data=61e-3, on_core=99e-3))
 
 
 def test_on_a_busy_machine_a_little_time_without_cpu_is_no_sleep() -> None:
-    """Of a step of 170 ms, 100 are known as waiting for a core, and 10 more may be: 20 remain."""
+    """The wait for a core and its possible error of 10 % are not counted as sleep.
+
+    In a step of 170 ms, the thread computes for 39 ms, fetches for 1 ms and waits for a core for
+    100 ms, or for up to 110 ms. So 20 ms remain.
+    """
     slow = {("b", "forward"): 80e-3}
     busy = trained(own=slow, forward=100e-3, on_core=39e-3, waited=100e-3)
     assert pytest.approx(20e-3) == findings(busy)["sleep"].seconds
@@ -341,9 +383,10 @@ def test_on_a_busy_machine_a_little_time_without_cpu_is_no_sleep() -> None:
 
 
 def test_waiting_for_a_core_while_fetching_is_subtracted_once() -> None:
-    """Of a step of 210 ms, 74 are computed, 60 and a tenth are waits for a core, and 1 is a wait for the batch.
+    """In a step of 210 ms, the thread computes for 74 ms and waits for a core for 60 ms + 10 %.
 
-    The twin does not wait for a core while it fetches, so 40 ms more are a wait for the batch.
+    Fetching takes 41 ms, of which 40 ms are a wait for a core: only 1 ms is a wait for the batch.
+    So 69 ms remain. In the twin, all 41 ms are a wait for the batch, so 29 ms remain.
     """
     slow = {("b", "forward"): 80e-3}
     busy = {"own": slow, "forward": 100e-3, "data": 41e-3, "on_core": 74e-3, "waited": 60e-3}
@@ -354,14 +397,14 @@ def test_waiting_for_a_core_while_fetching_is_subtracted_once() -> None:
 
 
 def test_waiting_for_a_device_is_no_sleep() -> None:
-    """It may have nothing else to do."""
+    """With a GPU, the thread uses no CPU while it waits for the device."""
     slow = {("b", "forward"): 70e-3}
     given = trained(own=slow, forward=90e-3, on_core=94e-3, device_type="cuda")
     assert "sleep" not in findings(given)
 
 
 def test_a_hook_on_a_layer_is_python_of_the_module_around_it() -> None:
-    """GELU needs 1 ms as traced, and its place takes 37: 36 are Python code."""
+    """The GELU operator takes 1 ms in the trace, but its module takes 37 ms: 36 ms are Python."""
     given = trained(own={("b", "forward"): 37e-3}, operators={"gelu": 1e-3}, on_core=0.2)
     found = findings(given)["python"]
     assert "b" == found.module
@@ -371,7 +414,7 @@ def test_a_hook_on_a_layer_is_python_of_the_module_around_it() -> None:
 
 
 def test_operators_without_matmuls_are_named() -> None:
-    """GELU takes all of the time of its place."""
+    """The operators of GELU take all the time of its module, so Python code is not reported."""
     given = trained(operators={"gelu": 10e-3, "gelu_backward": 20e-3})
     found = findings(given)
     assert "itself, in gelu_backward (20.0 ms) and gelu (10.0 ms)" in found["no_products"].sentence
@@ -382,12 +425,15 @@ def test_operators_without_matmuls_are_named() -> None:
 
 
 def finding(cause: str, seconds: float | None, **fields: Any) -> Finding:
-    """Of a step of one second."""
+    """Return a finding of a step that takes one second."""
     return Finding(cause=cause, sentence=cause, seconds=seconds, share=seconds, **fields)
 
 
 def test_the_largest_share_comes_first_whatever_its_kind() -> None:
-    """86 % in no phase come before issues of 5 and 3 %; kernels are the work itself."""
+    """Overhead of 86 % outside all phases comes before issues of 5 % and 3 %.
+
+    Inefficient kernels and the busiest module have larger shares, but they are the model's work.
+    """
     other = finding("other", 0.86, is_overhead=True)
     small = [finding("data", 0.05, is_issue=True), finding("clip", 0.03, is_issue=True)]
     rest = [finding("inefficient_kernels", 0.9), finding("busiest", 0.95)]
@@ -399,7 +445,7 @@ def test_the_largest_share_comes_first_whatever_its_kind() -> None:
 
 
 def test_a_large_issue_stays_first() -> None:
-    """The twin: overhead that costs less than an issue is only mentioned after it."""
+    """The twin: overhead that costs less than an issue comes after it and does not lead."""
     other = finding("other", 0.2, is_overhead=True)
     issue = finding("data", 0.3, is_issue=True)
     setting = finding("eval_mode", None, is_issue=True)
@@ -408,27 +454,30 @@ def test_a_large_issue_stays_first() -> None:
 
 
 def test_why_begins_with_the_largest_share() -> None:
-    """Another model's matmuls run in no phase, so that the time there is no issue."""
+    """The most time is outside all phases, where another model's matmuls run.
+
+    So this time is not an issue, but it comes before the issue in gradient clipping.
+    """
     another = product("", "mm", "other", macs=1000, bytes_moved=1)
     given = trained(other=900e-3, clip=200e-3, cells=[another])
     said = explain(given)
     assert ("other", "clip") == tuple(each.cause for each in said.findings[:2])
     assert ("found", "clip") == (said.status, said.cause)
-    why = dict(reversed(list(lines_of(said))))["why"]
-    assert "outside all phases" in why
+    first_why = next(text for label, text in lines_of(said) if label == "why")
+    assert "outside all phases" in first_why
 
 
 # Advice and confidence.
 
 
 def test_advice_to_log_less_needs_a_logger() -> None:
-    """Time in no phase may be anything; the ledger knows the time of loggers."""
+    """Time outside all phases may be anything. Only the ledger has the time of loggers."""
     assert "og less" not in findings(trained(other=100e-3))["other"].fix
     assert "Log less" in findings(account(logging=20.0))["logging"].fix
 
 
 def test_kinds_that_were_wrong_elsewhere_have_no_record() -> None:
-    """A percentage next to a false finding would be believed."""
+    """Rules that gave false findings in such runs state no share of right findings."""
     rules = all_rules()
     for name in ("data", "transfer", "other", "outside", "validation", "padding", "no_products"):
         assert all(rule.right is None for rule in rules[name])
@@ -437,7 +486,10 @@ def test_kinds_that_were_wrong_elsewhere_have_no_record() -> None:
 
 
 def test_cannot_tell_is_no_headline() -> None:
-    """It is in the last line, with the reason."""
+    """If too few steps were timed, the first line has only the step time.
+
+    The last line states that lflops cannot tell whether anything is wrong.
+    """
     said = report_of(analyze(trained(steps=3))).verdict
     assert "A step takes 100 ms." == said.said
     assert "" == said.judgement
@@ -458,7 +510,11 @@ def test_cannot_tell_is_no_headline() -> None:
     ],
 )
 def test_few_steps_have_a_reason(marks: tuple[str, ...], reason: str) -> None:
-    """Of 9 steps, 3 are timed by module, of 6 the latter 3."""
+    """The reason names the marks of the steps, if they have marks.
+
+    Runs with marks have 6 marked and 3 module-timing steps. The run without marks has 3 unprofiled
+    and 3 module-timing steps.
+    """
     given = trained(marks=marks) if marks else trained(steps=3)
     said = [unseen_because(analyze(given)), report_of(analyze(given)).verdict.said]
     if marks:
@@ -468,7 +524,7 @@ def test_few_steps_have_a_reason(marks: tuple[str, ...], reason: str) -> None:
 
 
 def test_steps_of_new_shapes_are_the_reason_for_few_steps() -> None:
-    """6 of 13 steps; 4 are unprofiled and undisturbed."""
+    """6 of 13 steps have new shapes, 3 are module-timing steps, and only 4 are undisturbed."""
     given = trained(marks=("new_shapes",))
     more = [replace(step, marks=()) for step in given.steps[:4]]
     assert (
@@ -481,7 +537,10 @@ def test_steps_of_new_shapes_are_the_reason_for_few_steps() -> None:
 
 
 def test_modules_that_only_keep_books_are_not_said_to_be_never_called() -> None:
-    """A metric has no parameters, a head whose weights are updated has matmuls elsewhere."""
+    """A metric has no parameters, and `lm_head` has weights that the optimizer updates.
+
+    So only `spare` is listed as never called.
+    """
     rows: dict[str, dict[str, Any]] = {
         "": {"class_name": "Net", "calls": 1} | weights(0, 24),
         "lm_head": {"class_name": "Linear", "calls": 0} | weights(8),
@@ -494,7 +553,7 @@ def test_modules_that_only_keep_books_are_not_said_to_be_never_called() -> None:
 
 
 def test_the_list_of_modules_that_were_never_called_is_short() -> None:
-    """Four names, each of at most 60 characters."""
+    """The list has four names, each shortened to at most 60 characters."""
     names = [f"{letter * 80}" for letter in "abcdef"]
     rows: dict[str, dict[str, Any]] = {"": {"class_name": "Net", "calls": 1} | weights(0, 48)}
     rows |= {name: {"class_name": f"L{name[0]}", "calls": 0} | weights(8) for name in names}
@@ -505,11 +564,12 @@ def test_the_list_of_modules_that_were_never_called_is_short() -> None:
 
 
 def test_inputs_have_their_size_with_its_source() -> None:
-    """Or a dash, with how to pass it."""
+    """If the size is unknown, the report shows a dash and how to pass the size."""
 
     def inputs(**facts: Any) -> str:
         given = replace(trained(), run=run(kind="training", shapes={}, **facts))
-        return {fact.name: fact.text for fact in report_of(analyze(given)).subject}["inputs"]
+        subject = {fact.name: fact.text for fact in report_of(analyze(given)).subject}
+        return subject["inputs"]
 
     assert "samples – (pass units=)" == inputs()
     assert "4 samples (from num_graphs of the batch)" == inputs(
@@ -520,7 +580,7 @@ def test_inputs_have_their_size_with_its_source() -> None:
 
 
 def test_unknown_samples_per_second_say_why() -> None:
-    """A dash alone would look like a failure."""
+    """A remark gives the reason, because a dash alone would look like a failure."""
     speed = {fact.name: fact for fact in report_of(analyze(trained())).speed}
     assert (None, "the samples of a batch are unknown: pass units=") == (
         speed["samples/s"].value,

@@ -1,6 +1,6 @@
-"""Scaled dot-product attention, on whatever kernel it runs.
+"""Test the counts of scaled dot-product attention, with every kernel.
 
-The full square is counted, what a mask leaves of it is executed.
+All scores are counted as MACs; only the scores that a mask leaves are executed MACs.
 """
 
 import contextlib
@@ -31,23 +31,23 @@ from tests.support.count_function import (
 B, H, S, D = 2, 3, 7, 16
 scores = B * H * S * S
 once = scores * 2 * D
-"""Q x K and P x V."""
+"""MACs of one forward pass: Q x K and P x V."""
 seen = B * H * (1 + 2 + 3 + 4 + 5 + 6 + 7)
-"""Scores that a causal mask leaves."""
+"""Number of scores that a causal mask leaves."""
 cpu = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def qkv(
     make: Callable[..., Tensor] = of, *, heads: int = H, length: int = S, value: int = D
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries; keys and values of perhaps other sizes."""
+    """Return queries, and keys and values that may have other sizes."""
     return make(B, H, S, D), make(B, heads, length, D), make(B, heads, length, value)
 
 
 def test_the_fused_kernel_computes_the_scores_again_going_back() -> None:
-    """Four products for the gradients of Q, K, V and P.
+    """Backward has four matmuls, the gradients of Q, K, V and P, and the kernel recomputes Q x K.
 
-    Q x K once more is no model's work but the kernel's.
+    The recomputation is not work of the model.
     """
     profile = count(attend, *qkv(), backward=True)
     assert (
@@ -55,29 +55,29 @@ def test_the_fused_kernel_computes_the_scores_again_going_back() -> None:
         == macs(profile)
         == executed(profile)
     )
-    assert ({cpu}, {f"{cpu}_backward"}, {f"{cpu}_backward"}) == tuple(
-        operators(profile, phase) for phase in macs(profile)
-    )
+    assert {cpu} == operators(profile, "forward")
+    assert {f"{cpu}_backward"} == operators(profile, "backward")
+    assert {f"{cpu}_backward"} == operators(profile, "recompute")
 
 
 def test_the_fused_kernels_softmax_is_counted_by_the_convention() -> None:
-    """5 operations a score.
+    """Softmax costs 5 FLOPs per score and its gradient costs 4.
 
-    4 for its gradient; an exponential and a division where the scores are computed again.
+    Recomputed scores cost 2 more: an exponential and a division.
     """
     profile = count(attend, *qkv(), backward=True)
-    both = (
-        the_cell(profile, f"{cpu}_backward", "backward").flops,
-        the_cell(profile, f"{cpu}_backward", "recompute").flops,
-    )
-    assert (2 * once + 5 * scores, (2 * 2 * once + 4 * scores, once + 2 * scores)) == (
-        flops(profile)["forward"],
-        both,
-    )
+    backward = the_cell(profile, f"{cpu}_backward", "backward")
+    recompute = the_cell(profile, f"{cpu}_backward", "recompute")
+    assert 2 * once + 5 * scores == flops(profile)["forward"]
+    assert 2 * 2 * once + 4 * scores == backward.flops
+    assert once + 2 * scores == recompute.flops
 
 
 def test_a_causal_mask_leaves_the_count_and_halves_what_is_executed() -> None:
-    """The field counts the square; query i needs keys 0 to i."""
+    """With a causal mask, MACs are the whole square, and executed MACs are the scores it leaves.
+
+    Query i needs keys 0 to i.
+    """
     profile = count(partial(attend, is_causal=True), *qkv(), backward=True)
     assert {"forward": once, "backward": 2 * once, "recompute": once // 2} == macs(profile)
     assert {
@@ -88,17 +88,18 @@ def test_a_causal_mask_leaves_the_count_and_halves_what_is_executed() -> None:
 
 
 def test_of_more_keys_than_queries_a_causal_mask_leaves_the_first() -> None:
-    """Torch's mask counts from the first key: nothing beyond key S is seen."""
+    """If there are more keys than queries, no query sees a key after key S.
+
+    Torch's causal mask is aligned with the first key.
+    """
     longer = 2 * S
     profile = count(partial(attend, is_causal=True), *qkv(fixed, length=longer))
-    assert ({"forward": B * H * S * longer * 2 * D}, {"forward": seen * 2 * D}) == (
-        macs(profile),
-        executed(profile),
-    )
+    assert {"forward": B * H * S * longer * 2 * D} == macs(profile)
+    assert {"forward": seen * 2 * D} == executed(profile)
 
 
 def test_cross_attention_is_queries_by_keys() -> None:
-    """S queries, 5 keys."""
+    """The scores are the S queries times 5 keys."""
     profile = count(attend, *qkv(length=5), backward=True)
     assert {
         "forward": B * H * S * 5 * 2 * D,
@@ -108,9 +109,9 @@ def test_cross_attention_is_queries_by_keys() -> None:
 
 
 def test_heads_that_share_keys_cost_what_heads_with_their_own_do() -> None:
-    """Grouped queries: as many scores, fewer keys in memory.
+    """Grouped queries have as many scores as separate heads, although they have fewer keys.
 
-    Matrix products, as of torch 2.8, keep the scores.
+    If torch uses matmuls instead of the fused kernel, the scores are kept and not recomputed.
     """
     profile = count(partial(attend, enable_gqa=True), *qkv(heads=1), backward=True)
     scores_again = {"recompute": once // 2} if FUSES_GROUPS else {}
@@ -118,7 +119,10 @@ def test_heads_that_share_keys_cost_what_heads_with_their_own_do() -> None:
 
 
 def test_a_value_may_have_another_width() -> None:
-    """Q x K over D, P x V over 24: the CPU does that by matrix products, and keeps the scores."""
+    """Q x K has width D and P x V has width 24.
+
+    The CPU uses matmuls for this, which keep the scores.
+    """
     forward = scores * (D + 24)
     assert {"forward": forward, "backward": 2 * forward} == macs(
         count(attend, *qkv(value=24), backward=True)
@@ -126,7 +130,10 @@ def test_a_value_may_have_another_width() -> None:
 
 
 def test_a_mask_as_a_tensor_leaves_nothing_out() -> None:
-    """What is in it is not known from its shape."""
+    """A mask passed as a tensor does not reduce the executed MACs.
+
+    Its contents cannot be derived from its shape.
+    """
     profile = count(
         lambda q, k, v: attend(q, k, v, attn_mask=torch.ones(S, S).tril().bool()),
         *qkv(),
@@ -140,20 +147,23 @@ def test_a_mask_as_a_tensor_leaves_nothing_out() -> None:
 
 
 def test_dropout_on_the_scores_costs_no_macs() -> None:
-    """On the CPU it takes the path of matrix products."""
+    """Dropout of the scores costs no MACs; the CPU then uses matmuls, which keep the scores."""
     assert {"forward": once, "backward": 2 * once} == macs(
         count(partial(attend, dropout_p=0.5), *qkv(), backward=True)
     )
 
 
 def by_products(*args: Tensor, **options: Any) -> Tensor:
-    """Attention without a fused kernel."""
+    """Compute attention by matmuls, without a fused kernel."""
     with sdpa_kernel(SDPBackend.MATH):
         return attend(*args, **options)
 
 
 def test_attention_by_matrix_products_costs_the_same_and_computes_nothing_again() -> None:
-    """It keeps the scores; and a mask, being added, skips none."""
+    """Attention by matmuls keeps the scores, so nothing is recomputed.
+
+    The mask is added to the scores, so it skips none.
+    """
     for causal in (False, True):
         profile = count(partial(by_products, is_causal=causal), *qkv(), backward=True)
         assert {"forward": once, "backward": 2 * once} == macs(profile) == executed(profile)
@@ -170,13 +180,13 @@ MODES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("mode", ["as it is", *MODES])
 @pytest.mark.parametrize("how", [attend, by_products])
 def test_attention_costs_the_same_under_every_mode(how: Callable[..., Tensor], mode: str) -> None:
-    """And on both paths."""
+    """Both the fused kernel and matmuls cost the same in each mode."""
     with MODES.get(mode, contextlib.nullcontext)():
         assert {"forward": once} == macs(count(how, *qkv(fixed)))
 
 
 class Encoder(nn.Module):
-    """One layer of a transformer as its papers draw it."""
+    """One layer of a transformer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +201,10 @@ class Encoder(nn.Module):
 
 
 def test_torchs_own_counter_agrees_on_attention_by_products() -> None:
-    """On the fused kernel of the CPU it says 0."""
+    """The count equals that of torch's `FlopCounterMode` if attention uses matmuls.
+
+    For the fused CPU kernel torch reports 0.
+    """
     model, x = Encoder(), torch.randn(B, S, H * D)
     with sdpa_kernel(SDPBackend.MATH):
         profile = lflops.count(model, x, backward=True)
@@ -201,12 +214,14 @@ def test_torchs_own_counter_agrees_on_attention_by_products() -> None:
 
 
 def test_a_layer_of_a_transformer_costs_12_widths_squared_a_token() -> None:
-    """Q, K, V and the way out are 4, up and down 8; and the square of the sequence's length.
+    """A layer has 12 widths squared of MACs per token, plus attention.
 
-    The first layer's input needs no gradient.
+    Q, K, V and the output projection are 4, and the MLP is 8. The input of the first projection
+    needs no gradient.
     """
     profile = lflops.count(Encoder(), torch.randn(B, S, H * D), backward=True)
-    weights, projections = B * S * 12 * (H * D) ** 2, B * S * 3 * (H * D) ** 2
+    weights = B * S * 12 * (H * D) ** 2
+    projections = B * S * 3 * (H * D) ** 2
     assert {
         "forward": weights + once,
         "backward": 2 * weights - projections + 2 * once,
@@ -229,14 +244,12 @@ META: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("kernel", META)
 def test_a_gpus_kernel_is_known_by_its_call(kernel: str) -> None:
-    """As it is dispatched, worked out without a device."""
+    """A GPU kernel is counted from its dispatched call on the meta device."""
     tensors = (torch.randn(B, H, S, D, device="meta", dtype=torch.float16) for _ in range(3))
     profile = count(partial(META[kernel], is_causal=True), *tensors)
-    assert ({"forward": once}, {"forward": seen * 2 * D}, ()) == (
-        macs(profile),
-        executed(profile),
-        profile.unsupported,
-    )
+    assert {"forward": once} == macs(profile)
+    assert {"forward": seen * 2 * D} == executed(profile)
+    assert () == profile.unsupported
 
 
 GPU = {
@@ -252,7 +265,7 @@ GPU = {
 def test_a_gpus_kernel_costs_what_the_cpus_does(
     cuda: torch.device, kernel: str, causal: bool
 ) -> None:
-    """Forward, backward and the scores once more, in half precision."""
+    """Forward, backward and recomputed scores of each GPU kernel cost as much as on the CPU."""
     backend, operator = GPU[kernel]
     length, width = 128, 64
     square = B * H * length * length
@@ -273,21 +286,17 @@ def test_a_gpus_kernel_costs_what_the_cpus_does(
         "backward": half * 4 * width,
         "recompute": half * width,
     } == executed(profile)
-    assert ({operator}, {f"{operator}_backward"}) == (
-        operators(profile),
-        operators(profile, "backward"),
-    )
+    assert {operator} == operators(profile)
+    assert {f"{operator}_backward"} == operators(profile, "backward")
 
 
 @pytest.mark.gpu
 def test_a_gpus_product_of_eight_bit_floats_is_counted(cuda: torch.device) -> None:
-    """`_scaled_mm`: a scale for each operand, and the result scaled."""
+    """`_scaled_mm` is counted as a matmul in float8."""
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs a CUDA device of capability 8.9")
-    a, b = (
-        torch.randn(32, 64, device=cuda).to(torch.float8_e4m3fn),
-        torch.randn(16, 64, device=cuda).to(torch.float8_e4m3fn).t(),
-    )
+    a = torch.randn(32, 64, device=cuda).to(torch.float8_e4m3fn)
+    b = torch.randn(16, 64, device=cuda).to(torch.float8_e4m3fn).t()
     scale = torch.ones((), device=cuda)
     profile = count(
         lambda a, b: torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16),
@@ -301,7 +310,10 @@ def test_a_gpus_product_of_eight_bit_floats_is_counted(cuda: torch.device) -> No
 
 @pytest.mark.gpu
 def test_a_gpus_convolution_and_normalisation_are_counted_like_the_cpus(cuda: torch.device) -> None:
-    """Whatever kernel of cuDNN is behind them: no operator is unknown, no number is another."""
+    """Convolutions and batch norms have the same counts on a GPU and on a CPU.
+
+    All operators that cuDNN runs must be supported.
+    """
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
         nn.BatchNorm2d(8),
@@ -309,8 +321,8 @@ def test_a_gpus_convolution_and_normalisation_are_counted_like_the_cpus(cuda: to
         nn.ConvTranspose2d(8, 4, 2, stride=2, groups=2),
     )
     x = torch.randn(B, 3, 16, 16)
-    here, there = (
-        lflops.count(model, x, backward=True),
-        lflops.count(model.to(cuda), x.to(cuda), backward=True),
-    )
-    assert (macs(here), flops(here), ()) == (macs(there), flops(there), there.unsupported)
+    on_cpu = lflops.count(model, x, backward=True)
+    on_gpu = lflops.count(model.to(cuda), x.to(cuda), backward=True)
+    assert macs(on_cpu) == macs(on_gpu)
+    assert flops(on_cpu) == flops(on_gpu)
+    assert () == on_gpu.unsupported

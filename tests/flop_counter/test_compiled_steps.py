@@ -1,6 +1,6 @@
-"""A counted step of a training runs as any other: compiled code compiled, control flow with its gradients.
+"""Test that counting a step does not change a training run with compiled code or control flow.
 
-It is counted by module.
+The counting step is counted by module.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,12 +18,13 @@ from lflops.profile.profile import Profile
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Using `torch.compile"),
-    pytest.mark.filterwarnings(
-        "ignore:The .grad attribute of a Tensor"
-    ),  # torch's compiler of control flow
+    # torch warns about this when it compiles control flow.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
 ]
 
-ROWS, SIZE, HIDDEN = 4, 8, 16
+ROWS = 4
+SIZE = 8
+HIDDEN = 16
 UP = ROWS * SIZE * HIDDEN
 SQUARE = ROWS * SIZE * SIZE
 
@@ -36,7 +37,7 @@ def _compiled_anew() -> Iterator[None]:
 
 
 class Block(nn.Module):
-    """Two layers with dropout between them."""
+    """Two layers with dropout in the second one's input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class Block(nn.Module):
 
 
 class Flow(nn.Module):
-    """A layer, and one that control flow calls."""
+    """A layer, and a layer that control flow calls."""
 
     def __init__(self, run: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -61,13 +62,16 @@ class Flow(nn.Module):
 
 
 def train(make: Callable[[], nn.Module], counted: int | None) -> tuple[list[Any], Profile | None]:
-    """Four steps, one of them counted.
+    """Train four steps, one of them counted; return the end state and the profile.
 
-    Losses, kinds of autograd nodes, weights and random numbers; and what was counted.
+    The end state is the losses, the kinds of autograd nodes, the weights and the state of the
+    random number generator.
     """
     torch.compiler.reset()
     torch.manual_seed(0)
-    model, kinds, losses = make(), [], []
+    model = make()
+    kinds: list[str] = []
+    losses: list[float] = []
     count = None if counted is None else lflops.counting(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -97,7 +101,7 @@ def train(make: Callable[[], nn.Module], counted: int | None) -> tuple[list[Any]
 
 
 def self_macs(profile: Profile, phase: str) -> dict[str, int]:
-    """By module, where there are any."""
+    """Return the MACs of each module itself, without modules that have none."""
     own = {row: module.work(phase).self_macs for row, module in profile.modules.items()}
     return {row: macs for row, macs in own.items() if macs}
 
@@ -105,9 +109,9 @@ def self_macs(profile: Profile, phase: str) -> dict[str, int]:
 @pytest.mark.parametrize("counted", [0, 2])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_model_trains_to_the_bit_as_without_a_count(backend: str, counted: int) -> None:
-    """Also where its first compilation is in the counted step.
+    """A compiled model ends with the same bits, also if it is first compiled in the counting step.
 
-    The input needs no gradient, so `up` has one product in backward.
+    The input needs no gradient, so `up` has one matmul in backward.
     """
 
     def make() -> nn.Module:
@@ -129,7 +133,7 @@ CONTROL_FLOW: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], int]] = {
         ),
         2 * SQUARE,
     ),
-    "map": (lambda inner, x: mapped(lambda row: inner(row), x), SQUARE),  # noqa: PLW0108 - so that it is closed over
+    "map": (lambda inner, x: mapped(lambda row: inner(row), x), SQUARE),  # noqa: PLW0108 - a closure over the layer
     "scan": (
         lambda inner, x: scan(
             lambda c, row: (torch.tanh(inner(c + row)), c * 2), torch.zeros(SIZE), x, dim=0
@@ -143,9 +147,10 @@ CONTROL_FLOW: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], int]] = {
         3 * SQUARE,
     ),
 }
-"""What calls the inner layer, and the layer's MACs in forward.
+"""Control flow that calls the inner layer, and the layer's MACs in forward.
 
-Of the branch taken twice, of each row, and of three trips.
+`cond` runs a branch that calls the layer twice, `map` and `scan` call it for each row, and the loop
+has three iterations.
 """
 
 
@@ -153,7 +158,10 @@ Of the branch taken twice, of each row, and of three trips.
 def test_control_flow_has_its_gradients_and_is_counted(
     run: Callable[[nn.Module, Tensor], Tensor], macs: int
 ) -> None:
-    """The parameters that it closes over get gradients in the counted step too, and backward costs twice the forward."""
+    """Parameters used inside control flow get the same gradients in the counting step.
+
+    Backward costs twice the forward pass.
+    """
     plain, _ = train(lambda: Flow(run), None)
     end, profile = train(lambda: Flow(run), 2)
     assert profile is not None
@@ -163,8 +171,12 @@ def test_control_flow_has_its_gradients_and_is_counted(
 
 
 def test_code_that_was_compiled_before_is_counted_as_far_as_it_is_seen_and_listed() -> None:
-    """The count begins too late to know the graph."""
-    model, x = torch.compile(Block(), backend="aot_eager"), torch.ones(ROWS, SIZE)
+    """For code compiled before the count, only forward is counted, and a note says so.
+
+    The count begins too late to receive the graph.
+    """
+    model = torch.compile(Block(), backend="aot_eager")
+    x = torch.ones(ROWS, SIZE)
     model(x).sum().backward()
     with lflops.counting(model) as count:
         model(x).sum().backward()

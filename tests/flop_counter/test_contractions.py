@@ -1,6 +1,6 @@
-"""Matrix products and convolutions as people write them.
+"""Test the MACs of matmuls and convolutions, forward and backward, as users write them.
 
-Forward and backward, under every mode that a forward runs in.
+They are also counted under `no_grad`, inference mode and autocast.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from tests.support.count_function import Function, count, fixed, flops, macs, of
 
 B, H, N, K, M = 2, 3, 5, 7, 11
 
-# What is called with which shapes, and the MACs of the forward. Every tensor wants a gradient, and
-# each costs the forward once.
+# A function, the shapes of its inputs, and the MACs of forward. Every input requires a gradient,
+# which costs as many MACs as forward.
 PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], int]] = {
     "linear": (F.linear, ((N, K), (M, K)), N * K * M),
     "linear with a bias": (F.linear, ((N, K), (M, K), (M,)), N * K * M),
@@ -69,7 +69,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], in
 
 @pytest.mark.parametrize("case", PRODUCTS)
 def test_a_product_costs_itself_once_for_each_gradient(case: str) -> None:
-    """Each operand's gradient is a product of the size of the forward's."""
+    """Each operand's gradient is a matmul of the size of the forward matmul."""
     function, shapes, forward = PRODUCTS[case]
     assert {"forward": forward, "backward": 2 * forward} == macs(
         count(function, *(of(*shape) for shape in shapes), backward=True)
@@ -77,9 +77,9 @@ def test_a_product_costs_itself_once_for_each_gradient(case: str) -> None:
 
 
 def test_the_gradients_of_a_product_with_a_vector() -> None:
-    """The vector's is a product as large.
+    """The vector's gradient costs as many MACs as forward, and the matrix's gradient costs none.
 
-    The matrix's is an outer product: multiplications, nothing accumulated.
+    The gradient of the matrix is an outer product, which multiplies but does not accumulate.
     """
     assert {"forward": N * K, "backward": N * K} == macs(
         count(torch.mv, of(N, K), of(K), backward=True)
@@ -104,26 +104,26 @@ def test_the_gradients_of_a_product_with_a_vector() -> None:
 def test_a_bias_costs_an_addition_an_element(
     function: Callable[..., Tensor], shapes: tuple[tuple[int, ...], ...], elements: int
 ) -> None:
-    """Two operations for each MAC, and the bias."""
+    """FLOPs are two for each MAC, plus one for each element to which the bias is added."""
     profile = count(function, *(fixed(*shape) for shape in shapes))
     assert {"forward": 2 * macs(profile)["forward"] + elements} == flops(profile)
 
 
 @pytest.mark.parametrize("wanted", [mask for mask in product((False, True), repeat=3) if any(mask)])
 def test_only_the_gradients_asked_for_are_counted(wanted: tuple[bool, bool, bool]) -> None:
-    """Input and weight cost a product each, the bias a sum: an operation an element that goes in."""
-    shapes = ((N, K), (M, K), (M,))
-    profile = count(
-        F.linear,
-        *(fixed(*shape).requires_grad_(each) for shape, each in zip(shapes, wanted, strict=True)),
-        backward=True,
-    )
+    """Only gradients that are required are counted.
+
+    Those of input and weight cost a matmul each. That of the bias is a sum, one FLOP for each
+    element that is summed.
+    """
     of_input, of_weight, of_bias = wanted
-    products = N * K * M * (of_input + of_weight)
-    assert (products, 2 * products + N * M * of_bias) == (
-        macs(profile).get("backward", 0),
-        flops(profile).get("backward", 0),
-    )
+    x = fixed(N, K).requires_grad_(of_input)
+    weight = fixed(M, K).requires_grad_(of_weight)
+    bias = fixed(M).requires_grad_(of_bias)
+    profile = count(F.linear, x, weight, bias, backward=True)
+    matmuls = N * K * M * (of_input + of_weight)
+    assert matmuls == macs(profile).get("backward", 0)
+    assert 2 * matmuls + N * M * of_bias == flops(profile).get("backward", 0)
 
 
 IN_PLACE: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], int]] = {
@@ -136,14 +136,15 @@ IN_PLACE: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], in
 
 @pytest.mark.parametrize("operator", IN_PLACE)
 def test_a_product_into_a_tensor_is_counted_too(operator: str) -> None:
-    """And none is listed as unknown."""
+    """In-place matmuls are counted, and are not unsupported operators."""
     function, shapes, expected = IN_PLACE[operator]
     profile = count(function, *(fixed(*shape) for shape in shapes))
-    assert (expected, ()) == (the_cell(profile, operator).macs, profile.unsupported)
+    assert expected == the_cell(profile, operator).macs
+    assert () == profile.unsupported
 
 
 def test_a_product_with_its_result_given_is_counted_too() -> None:
-    """`out=` is another overload of the same operator."""
+    """With `out=`, torch calls another overload of the same operator."""
     assert {"forward": N * K * M} == macs(
         count(partial(torch.mm, out=torch.empty(N, M)), fixed(N, K), fixed(K, M))
     )
@@ -154,12 +155,13 @@ def test_a_product_with_its_result_given_is_counted_too() -> None:
     reason="no grouped product on the CPU",
 )
 def test_products_of_experts_take_each_row_once() -> None:
-    """Of H experts, each token goes to one; and of the weight's gradient each token is one term."""
+    """A grouped matmul multiplies each token by the weight of one of H experts.
+
+    In the gradient of the weights, each token is one term of one expert.
+    """
     tokens, narrow, wide = 8, 16, 32
-    x, weight = (
-        torch.randn(tokens, narrow, dtype=torch.bfloat16),
-        torch.randn(H, narrow, wide, dtype=torch.bfloat16),
-    )
+    x = torch.randn(tokens, narrow, dtype=torch.bfloat16)
+    weight = torch.randn(H, narrow, wide, dtype=torch.bfloat16)
     ends = torch.tensor([1, 5, 8], dtype=torch.int32)
     profile = count(
         lambda x, w: F.grouped_mm(x, w, offs=ends).relu(),
@@ -173,7 +175,11 @@ def test_products_of_experts_take_each_row_once() -> None:
 
 
 def test_products_of_experts_that_transformers_runs_take_each_row_once() -> None:
-    """Where torch or the chip has no grouped product, it runs one custom operator forward and one backward."""
+    """The fallback of transformers for grouped matmuls costs as much as torch's own operator.
+
+    If torch or the chip lacks grouped matmuls, transformers runs one custom operator in forward and
+    one in backward.
+    """
     moe = pytest.importorskip("transformers.integrations.moe")
     if not hasattr(moe, "_grouped_mm_fallback"):
         pytest.skip("older than that operator")
@@ -201,7 +207,7 @@ MODES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_model_costs_the_same_under_every_mode(mode: str) -> None:
-    """A convolution of 3x3 over 8x8 and a linear layer, whether or not a graph is made and whatever the dtype."""
+    """A 3x3 convolution over 8x8 and a linear layer cost the same in each mode."""
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 8 * 8, 10)
     )
@@ -211,7 +217,7 @@ def test_a_model_costs_the_same_under_every_mode(mode: str) -> None:
 
 
 def test_autocast_is_seen_in_the_dtype_of_each_product() -> None:
-    """Operands are cast down before they are multiplied; the cast itself is counted as a move."""
+    """Autocast casts the operands before the matmul, so the matmul is counted in bfloat16."""
     with torch.autocast("cpu", torch.bfloat16):
         profile = count(F.linear, fixed(N, K), fixed(M, K))
     assert [("mm", "bfloat16", N * K * M)] == [
@@ -225,15 +231,18 @@ def test_autocast_is_seen_in_the_dtype_of_each_product() -> None:
     ids=str,
 )
 def test_a_product_is_as_many_macs_in_every_dtype(dtype: torch.dtype, each: int) -> None:
-    """Except that (a + bi)(c + di) takes four."""
+    """Real dtypes need the same MACs; a complex dtype needs four times as many.
+
+    The product (a + bi)(c + di) has four multiplications.
+    """
     profile = count(torch.mm, torch.ones(N, K, dtype=dtype), torch.ones(K, M, dtype=dtype))
     assert [(str(dtype).removeprefix("torch."), each * N * K * M)] == [
         (cell.dtype, cell.macs) for cell in profile.op_counts
     ]
 
 
-# A function, the shapes of input, weight and bias, and the MACs: positions x channels in (of a
-# group) x channels out x kernel.
+# A function, the shapes of input, weight and bias, and the MACs: output positions x input channels
+# of a group x output channels x kernel size.
 Convolution = tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], int]
 CONVOLUTIONS: dict[str, Convolution] = {
     "1-d": (F.conv1d, ((B, 4, 9), (6, 4, 3)), B * 7 * 4 * 6 * 3),
@@ -265,7 +274,7 @@ CONVOLUTIONS: dict[str, Convolution] = {
         ((B, 4, 9, 8), (8, 1, 3, 2)),
         B * 7 * 7 * 8 * 6,
     ),
-    # Transposed ones spread a kernel from each position of the input.
+    # A transposed convolution applies the kernel at each position of the input.
     "transposed 1-d": (F.conv_transpose1d, ((B, 4, 9), (4, 6, 3)), B * 9 * 4 * 6 * 3),
     "transposed 2-d": (
         F.conv_transpose2d,
@@ -293,7 +302,10 @@ CONVOLUTIONS: dict[str, Convolution] = {
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_a_convolution_costs_itself_once_for_each_gradient(case: str) -> None:
-    """Grouped ones too, whose weight's gradient is easily counted once for each group."""
+    """Each gradient of a convolution costs as many MACs as forward, also if it is grouped.
+
+    The gradient of a grouped weight must not be counted once for each group.
+    """
     function, shapes, forward = CONVOLUTIONS[case]
     assert {"forward": forward, "backward": 2 * forward} == macs(
         count(function, *(of(*shape) for shape in shapes), backward=True)
@@ -303,9 +315,10 @@ def test_a_convolution_costs_itself_once_for_each_gradient(case: str) -> None:
 @pytest.mark.parametrize("wanted", [mask for mask in product((False, True), repeat=3) if any(mask)])
 @pytest.mark.parametrize("case", ["2-d", "3-d", "grouped", "transposed 2-d"])
 def test_a_convolutions_output_mask_is_followed(case: str, wanted: tuple[bool, bool, bool]) -> None:
-    """A product each for the gradients of input and weight.
+    """Only the gradients that the output mask selects are counted.
 
-    A sum, an operation an element, for the bias's.
+    Those of input and weight cost as much as forward. That of the bias is a sum, one FLOP for each
+    element of the output.
     """
     function, shapes, forward = CONVOLUTIONS[case]
     tensors = [
@@ -315,10 +328,8 @@ def test_a_convolutions_output_mask_is_followed(case: str, wanted: tuple[bool, b
     profile = count(function, *tensors, backward=True)
     products = forward * (wanted[0] + wanted[1])
     assert 2 * forward + elements == flops(profile)["forward"]
-    assert (products, 2 * products + elements * wanted[2]) == (
-        macs(profile).get("backward", 0),
-        flops(profile).get("backward", 0),
-    )
+    assert products == macs(profile).get("backward", 0)
+    assert 2 * products + elements * wanted[2] == flops(profile).get("backward", 0)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -351,9 +362,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_torchs_own_counter_agrees_where_it_is_right(name: str, backward: bool) -> None:
-    """Dense layers and ungrouped convolutions, forward and backward, in operations.
+    """The count equals that of torch's `FlopCounterMode`, which reports two FLOPs for each MAC.
 
-    Two for each MAC.
+    It is correct for dense layers and ungrouped convolutions.
     """
     build, shape = MODELS[name]
     model, x = build(), torch.randn(shape)

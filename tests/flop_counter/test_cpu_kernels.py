@@ -1,4 +1,7 @@
-"""An estimate's results have the strides and the memory of the CPU's kernels, also where torch's fake kernels give others."""
+"""Test that results in an estimate have the strides and the memory of real CPU kernels.
+
+For some operators, torch's fake kernels return other strides.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,21 +22,22 @@ aten = torch.ops.aten
 
 
 def turned(*shape: int) -> Tensor:
-    """A tensor whose last two dimensions are transposed."""
+    """Return a tensor whose last two dimensions are transposed in memory."""
     return torch.rand(*shape[:-2], shape[-1], shape[-2]).transpose(-1, -2)
 
 
 def last(*shape: int) -> Tensor:
-    """An image whose channels are last in memory."""
+    """Return an image in channels-last memory format."""
     return torch.rand(*shape).contiguous(memory_format=torch.channels_last)
 
 
 def plain(*shape: int) -> Tensor:
-    """A contiguous tensor."""
+    """Return a contiguous tensor."""
     return torch.rand(*shape)
 
 
-x, g = turned(4, 5, 6), plain(4, 5, 6)
+x = turned(4, 5, 6)
+g = plain(4, 5, 6)
 PAIRS = [
     (x, g),
     (turned(5, 6), g),
@@ -55,7 +59,7 @@ how_lstm: tuple[Any, ...] = (False, [], 2, 5, 1, True, False, False, True)
 
 
 def lstm_backward(*tensors: Tensor) -> Any:
-    """An LSTM layer's backward, from its own results."""
+    """Run the backward of an LSTM layer on the results of its forward."""
     out, h, c, workspace = aten.mkldnn_rnn_layer(*tensors, *how_lstm)
     return aten.mkldnn_rnn_layer_backward(
         *tensors, out, h, c, out, h, c, False, 2, 5, 1, True, True, False, [], False, workspace
@@ -63,15 +67,15 @@ def lstm_backward(*tensors: Tensor) -> Any:
 
 
 def layer_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Any:
-    """By the statistics of the forward."""
+    """Run the backward of a layer norm with the statistics of its forward."""
     _, mean, rstd = aten.native_layer_norm(x, [6], weight, bias, 1e-5)
     return aten.native_layer_norm_backward(
         grad, x, [6], mean, rstd, weight, bias, [True, True, True]
     )
 
 
-def batch_norm_backward(name: str, *, wants_input: bool, grad: Tensor, x: Tensor) -> Any:
-    """With known statistics for all channels."""
+def batch_norm_backward(name: str, wants_input: bool, grad: Tensor, x: Tensor) -> Any:
+    """Run the backward of a batch norm with known statistics for all channels."""
     mask = [wants_input, True, True]
     if name == "batch_norm_backward":
         return aten.batch_norm_backward(
@@ -94,19 +98,6 @@ CASES: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
     "_batch_norm_with_update": [
         (lambda x: aten._batch_norm_with_update(x, *channels, 0.1, 1e-5), (x,))
     ],
-    **{
-        name: [
-            (
-                lambda grad, x, name=name, wants=wants: batch_norm_backward(
-                    name, wants_input=wants, grad=grad, x=x
-                ),
-                pair,
-            )
-            for wants in (True, False)
-            for pair in ((x, g), (g, x), (plain(4, 5, 6, 7), last(4, 5, 6, 7)))
-        ]
-        for name in ("native_batch_norm_backward", "batch_norm_backward")
-    },
     "native_layer_norm_backward": [
         (layer_norm_backward, (grad, g, plain(6), plain(6))) for grad in (x, g)
     ],
@@ -129,32 +120,6 @@ CASES: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
     "native_dropout_backward": [
         (lambda grad: aten.native_dropout_backward(grad, grad > 0, 2.0), (x,))
     ],
-    **{
-        name: [
-            (lambda a, b, loss=loss, how=how: loss(a, b, reduction=how), (x, g))
-            for how in ("mean", "sum", "none")
-        ]
-        for name, loss in (
-            ("mse_loss", F.mse_loss),
-            ("smooth_l1_loss", F.smooth_l1_loss),
-            ("soft_margin_loss", F.soft_margin_loss),
-            ("binary_cross_entropy", F.binary_cross_entropy),
-        )
-    },
-    **{
-        name: [(getattr(torch, name.partition(".")[0]), pair) for pair in PAIRS]
-        for name in (
-            "copysign.Tensor",
-            "floor_divide",
-            "heaviside",
-            "ldexp.Tensor",
-            "logaddexp",
-            "logical_and",
-            "logical_or",
-            "logical_xor",
-            "xlogy.Tensor",
-        )
-    },
     "special_xlog1py": [(torch.special.xlog1py, (turned(4, 5, 6), plain(5, 6)))],
     "div.Tensor_mode": [(partial(torch.div, rounding_mode="floor"), (x, torch.tensor(2.0)))],
     "hardswish_backward": [(aten.hardswish_backward, (x, g))],
@@ -204,13 +169,46 @@ CASES: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
     ],
     "mkldnn_rnn_layer_backward": [(lstm_backward, tuple(lstm))],
 }
-"""Calls by the operator that they are about, each with a layout that torch's fake kernel gets wrong."""
+"""Calls of each operator, with memory layouts for which torch's fake kernel is wrong."""
+
+for name in ("native_batch_norm_backward", "batch_norm_backward"):
+    CASES[name] = []
+    for wants_input in (True, False):
+        backward_of = partial(batch_norm_backward, name, wants_input)
+        for pair in ((x, g), (g, x), (plain(4, 5, 6, 7), last(4, 5, 6, 7))):
+            CASES[name].append((backward_of, pair))
+
+LOSSES: dict[str, Callable[..., Any]] = {
+    "mse_loss": F.mse_loss,
+    "smooth_l1_loss": F.smooth_l1_loss,
+    "soft_margin_loss": F.soft_margin_loss,
+    "binary_cross_entropy": F.binary_cross_entropy,
+}
+for name, loss in LOSSES.items():
+    CASES[name] = []
+    for reduction in ("mean", "sum", "none"):
+        CASES[name].append((partial(loss, reduction=reduction), (x, g)))
+
+POINTWISE = (
+    "copysign.Tensor",
+    "floor_divide",
+    "heaviside",
+    "ldexp.Tensor",
+    "logaddexp",
+    "logical_and",
+    "logical_or",
+    "logical_xor",
+    "xlogy.Tensor",
+)
+for name in POINTWISE:
+    pointwise = getattr(torch, name.partition(".")[0])
+    CASES[name] = [(pointwise, pair) for pair in PAIRS]
 
 OPERATORS = [name for correction in CORRECTIONS for name in correction.operators.split()]
 
 
 def in_memory(result: Any) -> Any:
-    """Strides and storages of results, which of them share one too."""
+    """Return shape, strides and bytes of each result, and which results share a storage."""
     if isinstance(result, Tensor):
         storage, key = storage_key(result)
         return [(tuple(result.shape), result.stride(), storage.nbytes(), key)]
@@ -227,13 +225,13 @@ def in_memory(result: Any) -> Any:
 
 
 def test_every_correction_has_a_case() -> None:
-    """And there is no case of an operator that is not corrected."""
+    """Every corrected operator has a case, and every case is about a corrected operator."""
     assert sorted(OPERATORS) == sorted(CASES)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_fake_result_lies_in_memory_as_the_kernels_does(name: str) -> None:
-    """Strides, bytes, and what shares a storage."""
+    """A fake result has the strides, the bytes and the shared storages of the real result."""
     if not hasattr(aten, name.partition(".")[0]):
         pytest.skip("older than this operator")
     for function, args in CASES[name]:
@@ -244,12 +242,14 @@ def test_a_fake_result_lies_in_memory_as_the_kernels_does(name: str) -> None:
             fake = function(*fake_args)
             expected, found = in_memory(real), in_memory(fake)
         if isinstance(real, Tensor):
-            expected, found = [each[:3] for each in expected], [each[:3] for each in found]
+            # The key of the storage of a single result always differs.
+            expected = [each[:3] for each in expected]
+            found = [each[:3] for each in found]
         assert expected == found
 
 
 class Tokens(nn.Module):
-    """A norm of tokens with some dimensions turned, between two layers."""
+    """A norm between two layers, with two dimensions transposed before it and after it."""
 
     def __init__(self, norm: nn.Module, *turned: int) -> None:
         super().__init__()
@@ -280,13 +280,12 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 def test_an_estimate_with_such_an_operator_is_the_count_of_a_real_pass(
     model: str, backward: bool
 ) -> None:
-    """Work and memory, operator by operator.
+    """Work and memory equal those of a real pass, operator by operator.
 
-    A copy that is missing makes the peak too low, one too many too high.
+    With a missing copy the estimated peak would be too low, and with one copy too many too high.
     """
-    real, estimated = (
-        ask(*MODELS[model](), backward=backward) for ask in (lflops.count, lflops.estimate)
-    )
+    real = lflops.count(*MODELS[model](), backward=backward)
+    estimated = lflops.estimate(*MODELS[model](), backward=backward)
     assert real.op_counts == estimated.op_counts
     assert real.memory is not None
     assert estimated.memory is not None
@@ -295,63 +294,63 @@ def test_an_estimate_with_such_an_operator_is_the_count_of_a_real_pass(
 
 
 def test_an_lstm_without_gradients_has_no_workspace() -> None:
-    """As torch has none there; and then there is nothing to note."""
+    """Without gradients an LSTM has no workspace, as in torch, and there is no note."""
     model, x = MODELS["LSTM"]()
     with torch.no_grad():
-        real, estimated = lflops.count(model, x), lflops.estimate(model, x)
+        real = lflops.count(model, x)
+        estimated = lflops.estimate(model, x)
     assert real.memory is not None
     assert estimated.memory is not None
-    assert (real.memory.timeline, ()) == (estimated.memory.timeline, estimated.notes)
+    assert real.memory.timeline == estimated.memory.timeline
+    assert () == estimated.notes
 
 
 def test_an_lstms_workspace_is_noted_and_left_out_on_a_chip() -> None:
-    """Two layers are two calls.
+    """On the CPU the peak includes an LSTM's workspaces; on a chip it does not, and notes say so.
 
-    On a chip another kernel runs, and the peak is the workspaces lower.
+    Another kernel runs on the chip. Two layers are two calls.
     """
-    model, x = nn.LSTM(16, 32, num_layers=2), plain(10, 4, 16)
-    here, there = (lflops.estimate(model, x, hardware=chip) for chip in (None, "NVIDIA H200"))
-    assert [("", 2), ("H200 SXM", 2)] == [
-        (note.subject, note.values["calls"])
-        for each in (here, there)
-        for note in each.notes
-        if note.code == "lstm_workspace"
-    ]
-    # Pages of 4096 bytes: 5 of the gates, 2 of the states, and 3 of each of the layer's and the
-    # cell's states and the four gradients.
-    first, second = 90_112, 90_112
-    # The second layer's scratch: a sum of biases, 64 rows of 128 weights, and 5 + 2 + 1 pages with
-    # oneDNN's 568 bytes.
+    model = nn.LSTM(16, 32, num_layers=2)
+    x = plain(10, 4, 16)
+    on_cpu = lflops.estimate(model, x, hardware=None)
+    on_gpu = lflops.estimate(model, x, hardware="NVIDIA H200")
+    (cpu_note,) = (note for note in on_cpu.notes if note.code == "lstm_workspace")
+    (gpu_note,) = (note for note in on_gpu.notes if note.code == "lstm_workspace")
+    assert "" == cpu_note.subject
+    assert 2 == cpu_note.values["calls"]
+    assert "H200 SXM" == gpu_note.subject
+    assert 2 == gpu_note.values["calls"]
+    # A layer's workspace has 22 pages of 4096 bytes: 5 for the gates, 2 for the states, and the
+    # rest for the layer's states, the cell's states and the four gradients.
+    workspace = 90_112
+    # The scratch memory of the second layer: a sum of biases, 64 rows of 128 weights, 5 + 2 + 1
+    # pages, and 568 bytes of oneDNN.
     scratch = 128 * 4 + 64 * 128 * 4 + 8 * 4096 + 568
-    stacked = (
-        2 * 2 * 4 * 32 * 4
-    )  # the last states of both layers, which are made after that and are in the chip's peak
-    assert here.memory is not None
-    assert there.memory is not None
-    assert first + second + scratch - stacked == here.memory.peak_bytes - there.memory.peak_bytes
-    sentences = [
-        sentence(note)
-        for each in (here, there)
-        for note in each.notes
-        if note.code == "lstm_workspace"
-    ]
-    assert [
-        "of 2 LSTM calls are in the memory" in sentences[0],
-        "leave memory for them" in sentences[1],
-    ] == [True, True]
+    # The last states of both layers are allocated later. Only the chip's peak contains them.
+    stacked = 2 * 2 * 4 * 32 * 4
+    assert on_cpu.memory is not None
+    assert on_gpu.memory is not None
+    difference = on_cpu.memory.peak_bytes - on_gpu.memory.peak_bytes
+    assert 2 * workspace + scratch - stacked == difference
+    assert "of 2 LSTM calls are in the memory" in sentence(cpu_note)
+    assert "leave memory for them" in sentence(gpu_note)
 
 
 def test_a_batch_has_room_for_the_workspace_of_an_lstm() -> None:
-    """The largest one fits by its count, and the next does not."""
-    model, memory_bytes = nn.LSTM(16, 32), 2_000_000
-    loss = lambda out: out[0].sum()  # noqa: E731 - a loss is a function
+    """The largest batch fits by a real count, and one more sample does not."""
+    model = nn.LSTM(16, 32)
+    memory_bytes = 2_000_000
+
+    def loss(out: Any) -> Tensor:
+        return out[0].sum()
+
+    def counted_peak(samples: int) -> int:
+        profile = lflops.count(model, plain(10, samples, 16), backward=True, loss=loss)
+        assert profile.memory is not None
+        return profile.memory.peak_bytes
+
     found = lflops.largest_batch(
         model, lambda samples: torch.zeros(10, samples, 16), memory_bytes=memory_bytes, loss=loss
     )
-    peaks = [
-        profile.memory.peak_bytes
-        for samples in (found, found + 1)
-        if (profile := lflops.count(model, plain(10, samples, 16), backward=True, loss=loss)).memory
-        is not None
-    ]
-    assert [True, False] == [each <= memory_bytes for each in peaks]
+    assert counted_peak(found) <= memory_bytes
+    assert counted_peak(found + 1) > memory_bytes

@@ -1,6 +1,6 @@
-"""Packed sequences that a dense mask separates.
+"""Test packed sequences that a dense attention mask separates.
 
-The whole square is counted, and a note says how much of it is within a sequence.
+All scores are counted, and a note contains the share of scores within a sequence.
 """
 
 from typing import Any
@@ -21,8 +21,9 @@ KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def notes(mask: Tensor, *, batch: int = 1) -> list[Note]:
-    """Of attention with a mask."""
-    queries, keys = (torch.randn(batch, HEADS, length, WIDTH) for length in mask.shape[-2:])
+    """Return the notes of an attention call with this mask."""
+    queries = torch.randn(batch, HEADS, mask.shape[-2], WIDTH)
+    keys = torch.randn(batch, HEADS, mask.shape[-1], WIDTH)
     profile = lflops.count(
         Function(lambda q, k, m: F.scaled_dot_product_attention(q, k, k, attn_mask=m)),
         (queries, keys, mask),
@@ -34,27 +35,31 @@ def notes(mask: Tensor, *, batch: int = 1) -> list[Note]:
 
 
 def scores(mask: Tensor, *, batch: int = 1) -> tuple[Any, ...] | None:
-    """Scores computed and within a sequence, of one head."""
+    """Return the computed scores of one head, and those within a sequence.
+
+    The result is `None` if there is no note.
+    """
     found = notes(mask, batch=batch)
-    assert all(
-        (note.code, note.subject, note.values["calls"]) == ("dense_mask", KERNEL, 1)
-        for note in found
-    )
-    return (
-        tuple(found[0].values[name] // HEADS for name in ("computed", "within")) if found else None
-    )  # type: ignore[operator]
+    for note in found:
+        assert "dense_mask" == note.code
+        assert KERNEL == note.subject
+        assert 1 == note.values["calls"]
+    if not found:
+        return None
+    values: Any = found[0].values
+    return values["computed"] // HEADS, values["within"] // HEADS
 
 
 def same(*lengths: int) -> Tensor:
-    """Which pairs of tokens are of one sequence."""
-    of = torch.repeat_interleave(torch.tensor(lengths))
-    return of[:, None] == of[None, :]
+    """Return a mask that connects the tokens of the same sequence."""
+    sequence = torch.repeat_interleave(torch.tensor(lengths))
+    return sequence[:, None] == sequence[None, :]
 
 
 def test_sequences_that_a_mask_separates_are_squares() -> None:
-    """3, 5 and 2 tokens: 9 + 25 + 4 of 100.
+    """Sequences of 3, 5 and 2 tokens have 9 + 25 + 4 of 100 scores.
 
-    Of a causal mask too, and of a float one, and for each row of a batch.
+    This holds for a causal mask, for a float mask, and for each sample of a batch.
     """
     assert (100, 38) == scores(same(3, 5, 2)) == scores(same(3, 5, 2).tril())
     assert (100, 38) == scores(
@@ -76,12 +81,15 @@ def test_sequences_that_a_mask_separates_are_squares() -> None:
     ids=["causal", "window", "padding", "to other tokens", "bias"],
 )
 def test_a_mask_that_separates_nothing_has_no_note(mask: Tensor) -> None:
-    """Each token is connected with the next, or all with the same."""
+    """There is no note if each token sees the next one, or if all tokens see the same tokens."""
     assert scores(mask) is None
 
 
 def test_a_mask_that_is_too_large_or_not_there_has_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large one would take long to read; a fake one has no numbers."""
+    """A mask that is large or fake has no note.
+
+    A large mask would take long to read, and a fake mask has no values.
+    """
     monkeypatch.setattr(attention_masks, "MOST_READ", 99)
     assert scores(same(3, 5, 2)) is None
     x = torch.randn(1, HEADS, 10, WIDTH)
@@ -90,7 +98,7 @@ def test_a_mask_that_is_too_large_or_not_there_has_no_note(monkeypatch: pytest.M
 
 
 def test_an_error_while_a_mask_is_read_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where memory ends: the count goes on without the note."""
+    """If reading a mask fails, for example without memory, the count continues without the note."""
 
     def fails(*_: Any) -> None:
         raise torch.OutOfMemoryError
@@ -100,7 +108,10 @@ def test_an_error_while_a_mask_is_read_is_not_the_users(monkeypatch: pytest.Monk
 
 
 def test_transformers_packs_by_a_dense_mask_for_sdpa() -> None:
-    """Positions that restart after 3 and 8 tokens; 6 heads in each of two layers."""
+    """For a model of transformers with a dense mask, the note contains calls and scores.
+
+    The positions restart after 3 and 8 tokens, in 6 heads of each of two layers.
+    """
     (case,) = (case for case in CASES if case.name == "Llama, packed, by a dense mask")
     model, args, kwargs = case.build()
     (note,) = lflops.count(model, args, kwargs, backward=True).notes

@@ -1,6 +1,6 @@
-"""Parameters that a rank has a part of in older ways.
+"""Test parameters that are sharded in older ways than FSDP2.
 
-Flat ones of torch's first FSDP, and those that ZeRO dealt out.
+These are the flat parameters of FSDP1, and parameters that DeepSpeed's ZeRO partitioned.
 """
 
 from collections.abc import Iterator
@@ -33,19 +33,22 @@ WHOLE = {"": PARAMETERS["0"] + PARAMETERS["1"] + PARAMETERS["2"], **PARAMETERS}
 
 
 def model() -> nn.Sequential:
-    """A block between two layers."""
+    """Build a block between two layers."""
     return nn.Sequential(nn.Linear(hidden, hidden), Block(), nn.Linear(hidden, classes))
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Two processes in one group."""
+    """Start two processes in one group."""
     with Ranks(world, tmp_path_factory.mktemp("two")) as ranks:
         yield ranks
 
 
 def step_of_flat(strategy: ShardingStrategy, *, keeps: bool) -> Profile:
-    """The second of two, of a model with two units: the block, and the rest."""
+    """Return the profile of the second step of an FSDP model with two units.
+
+    The units are the block and the rest of the model.
+    """
     wrapped = FullyShardedDataParallel(
         model(),
         device_id=torch.device("cpu"),
@@ -67,7 +70,7 @@ def step_of_flat(strategy: ShardingStrategy, *, keeps: bool) -> Profile:
 def test_of_flat_parameters_each_is_known_by_its_module(
     strategy: ShardingStrategy, two: Ranks, *, keeps: bool
 ) -> None:
-    """The whole of it, and what each rank has: together that is the whole."""
+    """Each module has its whole parameters, and the local parameters of all ranks add up to it."""
     profiles = two.run(partial(step_of_flat, strategy, keeps=keeps))
     for profile in profiles:
         assert WHOLE == {row: module.parameters for row, module in profile.modules.items()}
@@ -85,7 +88,7 @@ def test_of_flat_parameters_each_is_known_by_its_module(
 def test_of_flat_parameters_that_are_not_dealt_out_each_rank_has_all(
     two: Ranks, *, keeps: bool
 ) -> None:
-    """As with DDP."""
+    """With `NO_SHARD`, as with DDP, each rank has all parameters."""
     for profile in two.run(partial(step_of_flat, ShardingStrategy.NO_SHARD, keeps=keeps)):
         assert WHOLE == {row: module.parameters for row, module in profile.modules.items()}
         assert WHOLE == {row: module.local_parameters for row, module in profile.modules.items()}
@@ -93,31 +96,29 @@ def test_of_flat_parameters_that_are_not_dealt_out_each_rank_has_all(
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_flat_parameters_change_no_modules_work(two: Ranks, *, keeps: bool) -> None:
-    """All products of the rank's batch, of the whole model too.
+    """Sharding does not change the work of a module for the rank's batch.
 
-    Each rank makes the step of what it has, one operation an element.
+    Each rank updates its part of the parameters, with one FLOP per element.
     """
     rows = {"0": square, "1.up": up, "1.down": down, "2": head}
     profiles = two.run(partial(step_of_flat, ShardingStrategy.FULL_SHARD, keeps=keeps))
     for profile in profiles:
         assert rows == macs(profile, "forward")
-        assert {row: (1 if row == "0" else 2) * cost for row, cost in rows.items()} == macs(
-            profile, "backward"
-        )
+        # The input of the first layer needs no gradient.
+        in_backward = {"0": square, "1.up": 2 * up, "1.down": 2 * down, "2": 2 * head}
+        assert in_backward == macs(profile, "backward")
         assert sum(rows.values()) == profile.modules[""].forward.logical_macs
         assert dict.fromkeys(WHOLE, 1) == calls(profile)
-    # The flat ones have padding at the end, so that the ranks' parts are equal.
-    assert (
-        WHOLE[""]
-        <= sum(profile.modules[""].optimizer.flops for profile in profiles)
-        <= WHOLE[""] + world * world
-    )
+    # Flat parameters are padded at the end, so that all ranks have equal parts.
+    updated = sum(profile.modules[""].optimizer.flops for profile in profiles)
+    assert WHOLE[""] <= updated <= WHOLE[""] + world * world
 
 
 def test_of_what_zero_has_dealt_out_the_whole_is_what_it_says() -> None:
-    """DeepSpeed leaves an empty tensor with what it was.
+    """For a partitioned parameter, the size comes from the attributes that DeepSpeed sets.
 
-    This rank has 18 of 35 elements, and all of a bias that was not dealt out.
+    DeepSpeed replaces the parameter by an empty tensor. This rank has 18 of 35 elements of the
+    weight, and the whole bias.
     """
     layer = nn.Linear(hidden, wide)
     weight = nn.Parameter(torch.empty(0))
@@ -127,15 +128,14 @@ def test_of_what_zero_has_dealt_out_the_whole_is_what_it_says() -> None:
     with lflops.counting(layer) as counted:
         pass
     root = counted.profile.modules[""]
-    assert (hidden * wide + wide, 18 + wide) == (root.parameters, root.local_parameters)
-    assert (4 * (hidden * wide + wide), 4 * (18 + wide)) == (
-        root.parameter_bytes,
-        root.local_parameter_bytes,
-    )
+    assert hidden * wide + wide == root.parameters
+    assert 18 + wide == root.local_parameters
+    assert 4 * (hidden * wide + wide) == root.parameter_bytes
+    assert 4 * (18 + wide) == root.local_parameter_bytes
 
 
 def test_a_users_module_may_be_called_as_torchs_are() -> None:
-    """It has something that is no handle."""
+    """A user's class may have the name of torch's FSDP class, without its handles."""
 
     class FullyShardedDataParallel(nn.Module):
         def __init__(self) -> None:

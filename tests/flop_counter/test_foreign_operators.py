@@ -1,6 +1,6 @@
-"""An operator of somebody else's is not ATen's because it is called the same.
+"""Test operators of other packages that have the name of an ATen operator.
 
-It is counted by a formula given for it, or listed.
+Such an operator is counted by a formula registered for it, or it is unsupported.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ NAMES = sorted(
 
 @pytest.fixture(scope="module")
 def mine() -> Iterator[Any]:
-    """A namespace with an operator for each name of the tables, that copies what it is given."""
+    """Return a namespace with an operator for each name in the tables, which copies its input."""
     library = torch.library.Library(MINE, "DEF")
     for name in NAMES:
         library.define(f"{name}(Tensor x) -> Tensor")
@@ -41,7 +41,10 @@ def mine() -> Iterator[Any]:
 
 
 def test_a_name_that_aten_has_too_says_nothing_about_a_foreign_operator(mine: Any) -> None:
-    """Each name of each table once, and each of them is in the ledger, and in no total."""
+    """All names in the tables apply to ATen only: each foreign operator is unsupported.
+
+    None of them is in any total.
+    """
 
     def everything(x: Tensor) -> None:
         for name in NAMES:
@@ -52,13 +55,16 @@ def test_a_name_that_aten_has_too_says_nothing_about_a_foreign_operator(mine: An
         each.operator for each in profile.unsupported
     )
     work = profile.modules[""].forward
-    assert (0, 0, 0, 0) == (work.calls, work.macs, work.flops, work.bytes_moved)
+    assert 0 == work.calls
+    assert 0 == work.macs
+    assert 0 == work.flops
+    assert 0 == work.bytes_moved
 
 
 def test_a_foreign_operator_that_is_marked_as_pointwise_is_one_operation_an_element(
     mine: Any,
 ) -> None:
-    """By torch's own tag: its author says so."""
+    """An operator that its author gave torch's tag `pointwise` costs one FLOP per element."""
     assert 3 * 4 == count(mine.doubled, fixed(3, 4)).modules[""].forward.flops
 
 
@@ -66,13 +72,11 @@ def test_a_foreign_operator_that_is_marked_as_pointwise_is_one_operation_an_elem
 def test_a_foreign_operator_that_is_made_of_others_is_counted_as_these(
     mine: Any, mode: Any
 ) -> None:
-    """A product with a number and an exponential."""
+    """A composite operator is counted by the operators it calls, here `mul` and `exp`."""
     with mode():
         profile = count(mine.halves, fixed(3, 4))
-    assert ({"mul", "exp"}, ()) == (
-        {cell.operator for cell in profile.op_counts},
-        profile.unsupported,
-    )
+    assert {"mul", "exp"} == {op_count.operator for op_count in profile.op_counts}
+    assert () == profile.unsupported
 
 
 @pytest.mark.parametrize(
@@ -81,23 +85,29 @@ def test_a_foreign_operator_that_is_made_of_others_is_counted_as_these(
 def test_the_bytes_of_a_foreign_operator_with_a_formula_are_what_goes_in_and_out(
     name: str, mine: Any, monkeypatch: Any
 ) -> None:
-    """What ATen's does with its first argument is no rule for another: 12 numbers read, 12 written."""
+    """The bytes of a foreign operator are its whole input and output, 12 numbers each.
+
+    The rule for the bytes of the ATen operator with this name does not apply.
+    """
     monkeypatch.setattr(operator_costs, "_USERS", {})
     lflops.register_formula(getattr(mine, name), lambda x, *, out: 7)
     profile = lflops.count(Function(getattr(mine, name)), fixed(3, 4))
     work = profile.modules[""].forward
-    assert ((), 7, 2 * 12 * 4) == (profile.notes, work.macs, work.bytes_moved)
+    assert () == profile.notes
+    assert 7 == work.macs
+    assert 2 * 12 * 4 == work.bytes_moved
 
 
 def test_bytes_whose_own_rule_cannot_read_a_call_are_what_goes_in_and_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """2 rows of 3 numbers filled.
+    """If an operator's rule for bytes fails, all inputs and outputs are counted, without a note.
 
-    Without its rule all 12 are read and written, and no formula is said to have failed.
+    The call fills 2 rows of 3 numbers; without the rule all 12 numbers are read and written.
     """
-    x, places = fixed(4, 3), torch.tensor([0, 2])
+    x = fixed(4, 3)
+    places = torch.tensor([0, 2])
+    # There is no argument 9, so the rule raises IndexError.
     monkeypatch.setitem(traffic.SCATTERED, "index_fill_", lambda args: args[9])
-    assert (4 * 3 + 4 * 3) * 4 + 2 * 8 == count(lambda x: x.index_fill_(0, places, 1.0), x).modules[
-        ""
-    ].forward.bytes_moved
+    profile = count(lambda x: x.index_fill_(0, places, 1.0), x)
+    assert (4 * 3 + 4 * 3) * 4 + 2 * 8 == profile.modules[""].forward.bytes_moved

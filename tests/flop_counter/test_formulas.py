@@ -1,4 +1,4 @@
-"""Every formula by itself: a pure function of shapes, compared with what a pencil says."""
+"""Test every formula, a pure function of shapes, against numbers worked out by hand."""
 
 import inspect
 from collections.abc import Iterator
@@ -21,25 +21,27 @@ CASES = [*CORE_CASES, *FAMILY_CASES, *LINEAR_ALGEBRA_CASES, *PACKED_CASES, *PACK
 
 
 def operators(case: Case) -> list[str]:
-    """Those that a case is about, with their namespaces."""
-    return [
-        operator if "::" in operator else f"aten::{operator}" for operator in case.operators.split()
-    ]
+    """Return the operators of a case, with their namespaces."""
+    names = []
+    for operator in case.operators.split():
+        has_namespace = "::" in operator
+        names.append(operator if has_namespace else f"aten::{operator}")
+    return names
 
 
 COVERED = {operator for case in CASES for operator in operators(case)}
 
 
 def answer(formula: Formula, case: Case) -> Cost:
-    """What a formula says, every figure filled in."""
+    """Return the cost by a formula, with every field filled in."""
     result = formula(*case.args, **case.kwargs)
     return whole(result if isinstance(result, Cost) else Cost(result))
 
 
 def whole(cost: Cost) -> Cost:
-    """A cost that says it in full.
+    """Return a cost with every field filled in.
 
-    What nothing is skipped of is executed, what is not computed again is nothing.
+    By default all MACs are executed, and nothing is recomputed.
     """
     again = whole(cost.recompute) if cost.recompute else Cost(executed_macs=0)
     return cost._replace(
@@ -49,7 +51,7 @@ def whole(cost: Cost) -> Cost:
 
 
 def holds(formula: Formula, case: Case) -> bool:
-    """Whether a formula gives what the case expects."""
+    """Return whether a formula gives the expected cost of a case."""
     return whole(case.expected) == answer(formula, case)
 
 
@@ -57,16 +59,13 @@ def holds(formula: Formula, case: Case) -> bool:
     "case", CASES, ids=[f"{case.operators.split()[0]}-{place}" for place, case in enumerate(CASES)]
 )
 def test_a_formula_says_what_a_pencil_says(case: Case) -> None:
-    """The cost of one call, for every operator that the formula stands for."""
+    """Each operator's formula gives the cost of one call that was worked out by hand."""
     for operator in operators(case):
         assert whole(case.expected) == answer(FORMULAS[operator], case)
 
 
 def test_every_formula_has_a_case() -> None:
-    """No operator is in the table without somebody having worked a number out by hand.
-
-    And no case is about none.
-    """
+    """Every operator in the table has a case worked out by hand, and every case has a formula."""
     where = "the family's list of cases in tests/support/ (formula_cases.py, formula_family_cases.py, …)"
     assert not FORMULAS.keys() - COVERED, (
         f"formulas without a case: {sorted(FORMULAS.keys() - COVERED)}; add them to {where}"
@@ -77,7 +76,7 @@ def test_every_formula_has_a_case() -> None:
 
 
 def mutants(formula: Formula) -> Iterator[Formula]:
-    """The formula with one more in one of its figures."""
+    """Return variants of the formula that return one more in one field of the cost."""
 
     def mutant(figure: str) -> Formula:
         def changed(*args: Any, **kwargs: Any) -> Cost:
@@ -94,38 +93,39 @@ def mutants(formula: Formula) -> Iterator[Formula]:
 
 @pytest.mark.parametrize("operator", sorted(COVERED))
 def test_one_more_in_any_figure_of_a_formula_is_noticed(operator: str) -> None:
-    """The cases would not let a wrong formula through."""
+    """The cases detect a formula that is wrong in any field of the cost."""
     cases = [case for case in CASES if operator in operators(case)]
     for mutant in mutants(FORMULAS[operator]):
         assert not all(holds(mutant, case) for case in cases)
 
 
 def schemas(operator: str) -> list[dict[str, str]]:
-    """The arguments of an operator's overloads, name to type, in their order."""
+    """Return the arguments of an operator's overloads, in order, as a map from name to type."""
     namespace, _, packet_name = operator.partition("::")
     packet = getattr(getattr(torch.ops, namespace), packet_name, None)
     if packet is None:
         pytest.skip(f"torch {torch.__version__} has no {operator}")
-    overloads = [
-        overload for overload in packet.overloads() if "dimname" not in overload
-    ]  # torch 2.11 has these still
-    return [
-        {each.name: str(each.type) for each in getattr(packet, overload)._schema.arguments}
-        for overload in overloads
-    ]
+    found = []
+    for overload in packet.overloads():
+        # torch 2.11 still has overloads for named dimensions.
+        if "dimname" in overload:
+            continue
+        arguments = getattr(packet, overload)._schema.arguments
+        found.append({each.name: str(each.type) for each in arguments})
+    return found
 
 
 @pytest.mark.parametrize("operator", sorted(COVERED))
 def test_a_formula_takes_its_shapes_from_tensors(operator: str) -> None:
-    """What it takes by position is where the schema has a tensor or a list of sizes.
+    """A formula accepts a shape where the operator's schema has a tensor or a list of sizes.
 
-    `None` only where that may be missing.
+    The shape may be `None` only if the argument is optional.
     """
     if operator == "aten::_fused_rms_norm" and not hasattr(
         torch.ops.aten, "_fused_rms_norm_backward"
     ):
         pytest.skip(
-            "there it is Apple's alone, and takes how many dimensions it is, which the formula does not need"
+            "in this torch only Apple devices have the operator, with another argument list"
         )
     accepted = {
         Shape: {"Tensor", "List[int]"},
@@ -144,7 +144,10 @@ def test_a_formula_takes_its_shapes_from_tensors(operator: str) -> None:
 
 @pytest.mark.parametrize("operator", sorted(COVERED))
 def test_what_a_formula_asks_for_by_name_is_there(operator: str) -> None:
-    """Every keyword without a default is an argument of the operator, in one of its overloads at least, or is its result."""
+    """Every required keyword of a formula is an argument of some overload of the operator.
+
+    The only exception is `out`, the result.
+    """
     keywords = [
         each
         for each in inspect.signature(FORMULAS[operator]).parameters.values()
@@ -155,7 +158,7 @@ def test_what_a_formula_asks_for_by_name_is_there(operator: str) -> None:
 
 
 def name_of(formula: Formula) -> str:
-    """With the file that it is in: packages have functions of the same name."""
+    """Return the name with its file, because packages have functions of the same name."""
     return f"{formula.__module__.rpartition('.')[2]}.{formula.__name__}"
 
 
@@ -163,17 +166,18 @@ def name_of(formula: Formula) -> str:
     "formula", sorted({FORMULAS[operator] for operator in COVERED}, key=name_of), ids=name_of
 )
 def test_no_keyword_of_a_formula_is_without_an_operator(formula: Formula) -> None:
-    """A keyword that none of its operators has would never be anything but its default."""
+    """Every keyword of a formula is an argument of one of its operators.
+
+    Otherwise the keyword would always have its default.
+    """
     wanted = {
         each.name
         for each in inspect.signature(formula).parameters.values()
         if each.kind is each.KEYWORD_ONLY
     }
-    found = {
-        name
-        for operator in COVERED
-        if FORMULAS[operator] is formula
-        for arguments in schemas(operator)
-        for name in arguments
-    }
+    found: set[str] = set()
+    for operator in COVERED:
+        if FORMULAS[operator] is formula:
+            for arguments in schemas(operator):
+                found.update(arguments)
     assert set() == wanted - found - {"out"}

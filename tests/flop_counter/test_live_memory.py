@@ -1,4 +1,4 @@
-"""Bytes alive: hand-worked peaks, the allocator's own figure, and what a peak is made of."""
+"""Test live memory: peaks by hand, peaks of the CPU allocator, and the parts of a peak."""
 
 import gc
 import weakref
@@ -18,11 +18,13 @@ from tests.support.count_function import Function, count, fixed, of
 from tests.support.cpu_allocator import allocated
 
 FLOAT = 4
-BATCH, IN, OUT = 8, 100, 50
+BATCH = 8
+IN = 100
+OUT = 50
 
 
 def memory(counted: lflops.Profile) -> Memory:
-    """That of a profile, whose parts are seen to be its whole."""
+    """Return the memory of a profile, after checking that its parts add up to its peak."""
     assert counted.memory is not None
     whole = counted.memory
     assert whole.peak_bytes == sum(whole.by_category.values()) == sum(whole.by_module.values())
@@ -31,12 +33,12 @@ def memory(counted: lflops.Profile) -> Memory:
 
 
 def parts(counted: lflops.Profile) -> dict[str, int]:
-    """The categories that have something in them at the peak."""
+    """Return the categories that are not empty at the peak."""
     return {category: nbytes for category, nbytes in memory(counted).by_category.items() if nbytes}
 
 
 def test_a_layer_holds_its_weights_its_input_and_its_output() -> None:
-    """Nothing else, where no gradient is wanted."""
+    """Without gradients, the peak is the weights, the input and the output of the layer."""
     with torch.no_grad():
         counted = lflops.count(nn.Linear(IN, OUT), fixed(BATCH, IN))
     assert {
@@ -48,33 +50,34 @@ def test_a_layer_holds_its_weights_its_input_and_its_output() -> None:
 
 @pytest.mark.parametrize(("device", "source"), [("cpu", "counted"), ("meta", "fake")])
 def test_memory_that_was_never_there_is_said_to_be_fake(device: str, source: str) -> None:
-    """The figures are the same."""
+    """On the meta device the numbers are the same, but the source is "fake"."""
     with torch.device(device), torch.no_grad():
         counted = lflops.count(nn.Linear(IN, OUT), torch.zeros(BATCH, IN))
-    assert (source, ((IN + 1) * OUT + BATCH * (IN + OUT)) * FLOAT) == (
-        memory(counted).source,
-        memory(counted).peak_bytes,
-    )
+    assert source == memory(counted).source
+    assert ((IN + 1) * OUT + BATCH * (IN + OUT)) * FLOAT == memory(counted).peak_bytes
 
 
 def test_without_a_graph_a_chain_holds_two_links() -> None:
-    """Each result is let go when the next is there; the input is the caller's."""
+    """Without gradients, each result is freed when the next one exists.
+
+    The caller holds the input.
+    """
     with torch.no_grad():
         counted = count(lambda x: x.exp().exp().exp().exp(), fixed(100))
     assert {"other": 100 * FLOAT, "activations": 2 * 100 * FLOAT} == parts(counted)
 
 
 def test_with_a_graph_a_chain_holds_all_links() -> None:
-    """Each exponential is kept for its own gradient."""
+    """With gradients, each exponential is kept for backward."""
     assert {"other": 100 * FLOAT, "activations": 4 * 100 * FLOAT} == parts(
         count(lambda x: x.exp().exp().exp().exp(), of(100))
     )
 
 
 def test_going_back_makes_gradients_while_activations_last() -> None:
-    """A chain's way back: 2 links and 2 gradients are the most at once.
+    """The peak of backward has both activations and two gradients.
 
-    The first, and the one made of it.
+    The two gradients are the one that backward starts from and the one computed from it.
     """
     counted = count(lambda x: x.exp().exp(), of(100), backward=True)
     assert {
@@ -85,9 +88,9 @@ def test_going_back_makes_gradients_while_activations_last() -> None:
 
 
 def test_a_layers_gradients_are_known_once_they_are_there() -> None:
-    """At the end of a backward.
+    """At the end of backward, a gradient of the size of each parameter is in its own category.
 
-    The input, the output that it began from, and a gradient of the size of each parameter.
+    The input and the output with which backward began are still alive.
     """
     counted = lflops.count(nn.Linear(IN, OUT), fixed(BATCH, IN), backward=True)
     weights = (IN + 1) * OUT * FLOAT
@@ -97,7 +100,10 @@ def test_a_layers_gradients_are_known_once_they_are_there() -> None:
 
 
 def test_what_is_seen_through_several_views_is_there_once() -> None:
-    """A storage, whoever looks at it; what is made of three views of it is three."""
+    """Views share one storage, which counts once.
+
+    The results of operators on three views are three new tensors.
+    """
     with torch.no_grad():
         counted = count(
             lambda x: (x.view(10, 10), x.t(), x[0], x.expand(3, -1, -1).detach().exp()),
@@ -107,43 +113,47 @@ def test_what_is_seen_through_several_views_is_there_once() -> None:
 
 
 def test_memory_that_comes_in_from_outside_is_there_too() -> None:
-    """`torch.tensor` makes it without an operator."""
+    """Memory that `torch.tensor` allocates without an operator is counted."""
     assert {"other": 100 * FLOAT, "activations": 100 * FLOAT} == parts(
         count(lambda x: torch.tensor([1.0] * 100), fixed(100))
     )
 
 
 def test_the_timeline_says_what_was_alive_before_each_operator() -> None:
-    """In the order of execution, allocations among them.
+    """The timeline has the live bytes before each operator, in order of execution.
 
-    And the peak's place is where it was reached.
+    The peak's index is the operator in which the peak is reached.
     """
     with torch.no_grad():
         whole = memory(count(lambda x: torch.cat([x.exp(), x]).sum(), fixed(100)))
     before = [("exp", 100 * FLOAT), ("cat", 200 * FLOAT), ("sum", 300 * FLOAT)]
     assert before == [(moment.operator, moment.live_bytes) for moment in whole.timeline]
-    assert ("cat", 400 * FLOAT) == (whole.timeline[whole.peak_index].operator, whole.peak_bytes)
+    assert "cat" == whole.timeline[whole.peak_index].operator
+    assert 400 * FLOAT == whole.peak_bytes
 
 
 def test_the_timeline_says_what_each_part_turned_out_to_be() -> None:
-    """A gradient is one from when backward made it.
+    """Each moment of the timeline has live bytes by category.
 
-    Momentum is state from its first copy, and in a later step from the beginning.
+    A tensor is a gradient from the moment when backward makes it. Momentum is optimizer state from
+    its first copy on, and in later steps from the beginning.
     """
     model = nn.Linear(IN, OUT, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, foreach=False)
-    weights, product = IN * OUT * FLOAT, BATCH * OUT * FLOAT
-    x, first, later = torch.ones(BATCH, IN), [], []
+    weights = IN * OUT * FLOAT
+    product = BATCH * OUT * FLOAT
+    x = torch.ones(BATCH, IN)
+    first: list[Any] = []
+    later: list[Any] = []
     for moments in (first, later):
         with lflops.counting(model) as counted:
             model(x).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
         whole = memory(counted.profile)
-        assert all(
-            moment.by_category and moment.live_bytes == sum(moment.by_category)
-            for moment in whole.timeline
-        )
+        for moment in whole.timeline:
+            assert moment.by_category
+            assert moment.live_bytes == sum(moment.by_category)
         assert list(range(len(whole.timeline))) == [moment.index for moment in whole.timeline]
         moments += [
             (moment.operator, moment.phase, moment.by_category) for moment in whole.timeline
@@ -157,25 +167,25 @@ def test_the_timeline_says_what_each_part_turned_out_to_be() -> None:
 
 
 def test_a_peak_fits_where_there_is_room_for_it() -> None:
-    """To the byte: two tensors of a hundred.
+    """`fits` is exact to the byte: the peak is two tensors of a hundred floats.
 
-    Without a margin of one's own a tenth is left for what no tensor holds.
+    By default a tenth of the memory is reserved for memory that no tensor uses.
     """
     with torch.no_grad():
         whole = memory(count(torch.exp, fixed(100)))
-    assert (True, False) == (
-        whole.fits(200 * FLOAT, margin=0),
-        whole.fits(200 * FLOAT - 1, margin=0),
-    )
-    assert (True, False) == (whole.fits(1000), whole.fits(888)), "nine tenths of 888 are 799.2"
+    assert whole.fits(200 * FLOAT, margin=0)
+    assert not whole.fits(200 * FLOAT - 1, margin=0)
+    assert whole.fits(1000)
+    # Nine tenths of 888 are 799.2, less than the 800 bytes of the peak.
+    assert not whole.fits(888)
     with pytest.raises(ValueError, match=r"margin=1: pass a share"):
         whole.fits(1000, margin=1)
 
 
 def test_each_category_has_its_most_at_its_own_time() -> None:
-    """Activations at the end of forward: by hand, ten exponentials.
+    """The activations have their maximum at the end of forward: ten exponentials.
 
-    And the highest that the timeline reaches is the peak.
+    The highest moment of the timeline is the peak.
     """
 
     def ten(x: Tensor) -> Tensor:
@@ -193,7 +203,7 @@ def test_each_category_has_its_most_at_its_own_time() -> None:
 
 
 class Uneven(nn.Module):
-    """A part that needs much for a moment, and one that needs little."""
+    """A module that briefly needs much memory, next to one that needs little."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,9 +215,10 @@ class Uneven(nn.Module):
 
 
 def test_each_row_has_the_peak_of_the_time_it_ran() -> None:
-    """The narrow part: input and product.
+    """The peak of a module is the highest live memory while it runs.
 
-    The wide one: those, a hundred repetitions, and their sum.
+    The narrow module sees its input and its product. The wide module sees them too, and a hundred
+    repetitions and their sum.
     """
     with torch.no_grad():
         counted = lflops.count(Uneven(), fixed(10))
@@ -218,29 +229,31 @@ def test_each_row_has_the_peak_of_the_time_it_ran() -> None:
 
 
 def test_a_row_that_ran_nothing_has_no_peak() -> None:
-    """None, which is not 0."""
-    assert (
-        lflops.count(nn.Sequential(nn.Linear(3, 3), nn.Identity()), fixed(2, 3))
-        .modules["1"]
-        .peak_bytes
-        is None
-    )
+    """A module without operators has the peak `None`, not 0."""
+    profile = lflops.count(nn.Sequential(nn.Linear(3, 3), nn.Identity()), fixed(2, 3))
+    assert profile.modules["1"].peak_bytes is None
 
 
 def test_the_largest_at_the_peak_are_named() -> None:
-    """What made them, where and when, the most bytes first."""
+    """The largest tensors at the peak are listed first, with operator, module and phase."""
     with torch.no_grad():
         largest = memory(lflops.count(Uneven(), fixed(10))).alive
-    assert [("activations", "repeat", "wide", "forward", 1000 * FLOAT)] == [
-        (each.category, each.operator, each.module, each.phase, each.bytes) for each in largest[:1]
-    ]
+    first = largest[0]
+    assert "activations" == first.category
+    assert "repeat" == first.operator
+    assert "wide" == first.module
+    assert "forward" == first.phase
+    assert 1000 * FLOAT == first.bytes
     assert sorted((each.bytes for each in largest), reverse=True) == [
         each.bytes for each in largest
     ]
 
 
 def test_a_long_timeline_is_shortened_and_keeps_its_peak() -> None:
-    """More than 20,000 operators, and one in the middle of them that needs much for a moment."""
+    """A timeline of more than 20,000 operators is shortened, but keeps the peak.
+
+    Here the peak is an operator in the middle that briefly needs much memory.
+    """
     half = LONGEST_TIMELINE // 2 + 100
 
     def long(x: Tensor) -> Tensor:
@@ -257,27 +270,29 @@ def test_a_long_timeline_is_shortened_and_keeps_its_peak() -> None:
     assert (
         2 * half + 2 == counted.modules[""].forward.calls > LONGEST_TIMELINE >= len(whole.timeline)
     )
-    assert (half + 1, 1001 * 10 * FLOAT + FLOAT) == (whole.peak_index, whole.peak_bytes)
+    assert half + 1 == whole.peak_index
+    assert 1001 * 10 * FLOAT + FLOAT == whole.peak_bytes
     assert [("sum", 1001 * 10 * FLOAT)] == [
         (each.operator, each.live_bytes) for each in whole.timeline if each.operator == "sum"
     ]
-    assert (10 * FLOAT, 10 * FLOAT) == (whole.timeline[0].live_bytes, whole.timeline[-1].live_bytes)
-    assert (0, 2 * half + 1) == (whole.timeline[0].index, whole.timeline[-1].index)
-    assert all(
-        moment.by_category and moment.live_bytes == sum(moment.by_category)
-        for moment in whole.timeline
-    )
+    assert 10 * FLOAT == whole.timeline[0].live_bytes
+    assert 10 * FLOAT == whole.timeline[-1].live_bytes
+    assert 0 == whole.timeline[0].index
+    assert 2 * half + 1 == whole.timeline[-1].index
+    for moment in whole.timeline:
+        assert moment.by_category
+        assert moment.live_bytes == sum(moment.by_category)
 
 
 def test_a_timeline_of_20_000_is_whole() -> None:
-    """Up to there nothing is left out."""
+    """A timeline of 20,000 operators is not shortened."""
     with torch.no_grad():
         whole = memory(count(lambda x: [x.neg_() for _ in range(LONGEST_TIMELINE)], fixed(2)))
     assert LONGEST_TIMELINE == len(whole.timeline)
 
 
 class Transformer(nn.Module):
-    """Small, but with every kind of thing that a large one has."""
+    """A small transformer with the layers that a large one has."""
 
     def __init__(self, words: int = 200, width: int = 32) -> None:
         super().__init__()
@@ -298,9 +313,10 @@ Training = Callable[[], None]
 
 
 def training(how: dict[str, Any]) -> tuple[nn.Module, Training]:
-    """A model, and what makes one step of its training."""
+    """Return a model, and a function that runs a training step."""
     torch.manual_seed(0)
-    model, tokens = Transformer(), torch.randint(200, (4, 16))
+    model = Transformer()
+    tokens = torch.randint(200, (4, 16))
     optimizer = torch.optim.AdamW(model.parameters(), **how)
 
     def step() -> None:
@@ -317,9 +333,10 @@ def training(how: dict[str, Any]) -> tuple[nn.Module, Training]:
     ids=["in a loop", "in lists", "fused"],
 )
 def test_the_peak_is_the_allocators_own(how: dict[str, Any], tmp_path: Path) -> None:
-    """To the byte: of the first step, and of the second, which begins with the optimizer's state.
+    """The peaks of two steps are those of the CPU allocator, to the byte.
 
-    The batch was there before.
+    The second step begins with the optimizer's state. The batch existed before the steps, so its
+    bytes are added.
     """
     model, step = training(how)
     peaks = []
@@ -331,9 +348,9 @@ def test_the_peak_is_the_allocators_own(how: dict[str, Any], tmp_path: Path) -> 
 
 
 class Chain(nn.Module):
-    """One square weight, used in every product of a chain.
+    """A chain of matmuls with one square weight.
 
-    Perhaps something keeps the last product's gradient of it.
+    If `keeps` is a list, the gradient of the weight in the last matmul is added to it.
     """
 
     def __init__(self, keeps: list[Tensor] | None) -> None:
@@ -348,7 +365,7 @@ class Chain(nn.Module):
 
 
 class Kept(torch.autograd.Function):
-    """The same tensor, whose gradient something keeps."""
+    """Return the same tensor, and keep its gradient if there is a list for it."""
 
     @staticmethod
     def forward(_: Any, x: Tensor, keeps: list[Tensor] | None) -> Tensor:
@@ -370,13 +387,15 @@ class Kept(torch.autograd.Function):
 def test_gradients_of_a_shared_weight_are_summed_in_place(
     keeps: list[Tensor] | None, squares: int, tmp_path: Path
 ) -> None:
-    """Its gradients, and one more while it is made: 3 squares with the weight.
+    """Gradients of a shared weight are summed in place, unless something else holds one of them.
 
-    What keeps a term has it beside the sum: 4.
-
-    The products are of one row each: 256 floats, of which at most four are alive with all squares.
+    The peak is 3 squares: the weight, its gradient and one term. If a term is kept, it is 4
+    squares. The matmuls have one row of 256 floats, of which at most four are alive at the same
+    time.
     """
-    square, row, x = 256 * 256 * FLOAT, 256 * FLOAT, torch.ones(1, 256)
+    square = 256 * 256 * FLOAT
+    row = 256 * FLOAT
+    x = torch.ones(1, 256)
 
     def begin() -> Callable[[], None]:
         model = Chain(keeps)
@@ -401,7 +420,7 @@ def test_gradients_of_a_shared_weight_are_summed_in_place(
 
 
 def test_the_peak_of_several_steps_is_that_of_the_largest() -> None:
-    """Gradients that were let go after a step are not there in the next."""
+    """Gradients that a step frees are not part of the next step."""
     model, step = training({"foreach": False})
     with lflops.counting(model) as together:
         step()
@@ -412,9 +431,10 @@ def test_the_peak_of_several_steps_is_that_of_the_largest() -> None:
 
 
 def test_an_optimizers_state_is_known_also_where_an_earlier_step_made_it() -> None:
-    """Two averages of each parameter, and a number of steps.
+    """The optimizer's state is recognized in the step that makes it, and in the next one.
 
-    And the gradients are known though they are let go in the end.
+    It is two averages of each parameter, and a step counter. Gradients are recognized although they
+    are freed at the end.
     """
     model = nn.Linear(IN, OUT, bias=False)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -425,15 +445,13 @@ def test_an_optimizers_state_is_known_also_where_an_earlier_step_made_it() -> No
             optimizer.step()
             optimizer.zero_grad()
         found = parts(counted.profile)
-        assert (weights, weights, 2 * weights + FLOAT) == (
-            found["parameters"],
-            found["gradients"],
-            found["optimizer_state"],
-        )
+        assert weights == found["parameters"]
+        assert weights == found["gradients"]
+        assert 2 * weights + FLOAT == found["optimizer_state"]
 
 
 def test_a_profile_keeps_nothing_alive() -> None:
-    """Neither the model nor its input, nor what was between them."""
+    """A profile holds neither the model nor its input nor its activations."""
     model, x = nn.Linear(IN, OUT), fixed(BATCH, IN)
     between: list[weakref.ref[Tensor]] = []
     hook = model.register_forward_hook(
@@ -449,7 +467,7 @@ def test_a_profile_keeps_nothing_alive() -> None:
 
 
 def test_activations_die_while_they_are_counted_as_they_do_without() -> None:
-    """What was counted is watched, not held."""
+    """A tensor is freed during a count as soon as it would be freed without it."""
     died: list[bool] = []
 
     def let_go(x: Tensor) -> Tensor:
@@ -466,11 +484,12 @@ def test_activations_die_while_they_are_counted_as_they_do_without() -> None:
 
 
 def test_the_state_of_the_first_step_is_its_parameters_owners() -> None:
-    """Two averages of each parameter, made in the step.
+    """State that the first step allocates belongs to the modules that own the parameters.
 
-    At the rows that hold the parameters, as in every later step.
+    Adam makes two averages of each parameter.
     """
-    wide, narrow = 64, 4
+    wide = 64
+    narrow = 4
     model = nn.Sequential(nn.Linear(narrow, wide, bias=False), nn.Linear(wide, narrow, bias=False))
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     model(torch.ones(1, narrow)).sum().backward()

@@ -1,6 +1,7 @@
-"""Kernels of other packages in a count.
+"""Test counts of kernels of other packages, with stand-ins for the packages.
 
-Operators under the packages' schemas, functions that no dispatcher sees, launches of Triton.
+There are operators with the packages' schemas, functions that bypass the dispatcher, and launches
+of Triton kernels.
 """
 
 import contextlib
@@ -38,40 +39,44 @@ ALONE = [
 
 
 def tensor(value: Any) -> Any:
-    """A tensor of that shape, or with those numbers."""
+    """Return a tensor with the given shape or the given values; other values are unchanged."""
     if isinstance(value, Values):
         return torch.tensor(value, dtype=torch.int32)
     return torch.zeros(value) if isinstance(value, tuple) else value
 
 
 def argument(known: Any, place: int, case: Case) -> Any:
-    """What a case says of an argument, as the operator takes it.
+    """Return an argument of the operator, from the case if it has it.
 
-    Its default or something of its type where the case says nothing.
+    Otherwise return the argument's default, or a value of its type.
     """
     kind = str(known.type)
-    given = case.args[place] if place < len(case.args) else case.kwargs.get(known.name, FILLERS)
-    if given is FILLERS and known.has_default_value():
+    if place < len(case.args):
+        given = case.args[place]
+    elif known.name in case.kwargs:
+        given = case.kwargs[known.name]
+    elif known.has_default_value():
         return known.default_value
-    if given is FILLERS:
-        return (
-            None
-            if kind.startswith("Optional")
-            else torch.zeros(1)
-            if kind == "Tensor"
-            else FILLERS[kind]
-        )
-    return (
-        tensor(given)
-        if "Tensor" in kind and "List" not in kind
-        else list(given)
-        if kind == "List[int]"
-        else given
-    )
+    else:
+        return filler(kind)
+    if "Tensor" in kind and "List" not in kind:
+        return tensor(given)
+    if kind == "List[int]":
+        return list(given)
+    return given
+
+
+def filler(kind: str) -> Any:
+    """Return a value of a type for an argument that does not matter."""
+    if kind.startswith("Optional"):
+        return None
+    if kind == "Tensor":
+        return torch.zeros(1)
+    return FILLERS[kind]
 
 
 def costs(profile: Profile, name: str) -> Cost:
-    """What was counted of an operator."""
+    """Return the counted cost of an operator."""
     sums = {phase: [0, 0, 0] for phase in ("forward", "recompute")}
     for cell in profile.op_counts:
         if cell.operator == name:
@@ -86,43 +91,37 @@ def costs(profile: Profile, name: str) -> Cost:
 def test_an_operator_is_counted_under_its_packages_schema(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Called with tensors as the package calls it.
+    """An operator that is called with tensors, as its package calls it, has the expected cost.
 
-    What it asks for by name, it finds; what lengths it needs, it reads.
+    The formula must find the arguments that it needs by name, and read the lengths that it needs.
     """
     monkeypatch.setattr(package_stand_ins, "result_shape", case.kwargs.get("out", (1,)))
     function = operator(case.operators)
-    arguments = function._schema.arguments
-    args = [argument(each, place, case) for place, each in enumerate(arguments)]
-    meta = case.expected.is_upper_bound and "D_offsets" not in case.kwargs
-    names = ("cu_seqlens_q", "cu_seqlens_k", "x_offsets")
-    args = [
-        each.to("meta") if meta and known.name in names else each
-        for each, known in zip(args, arguments, strict=True)
-    ]
+    # An upper bound is expected if the lengths have no values, that is, on the meta device.
+    without_values = case.expected.is_upper_bound and "D_offsets" not in case.kwargs
+    lengths = ("cu_seqlens_q", "cu_seqlens_k", "x_offsets")
+    args = []
+    for place, known in enumerate(function._schema.arguments):
+        value = argument(known, place, case)
+        if without_values and known.name in lengths:
+            value = value.to("meta")
+        args.append(value)
     profile = lflops.count(Function(lambda: function(*args)), ())
     expected = case.expected
     again = expected.recompute
-    whole = (
-        None
-        if again is None
-        else again._replace(
-            executed_macs=again.macs if again.executed_macs is None else again.executed_macs
-        )
-    )
+    if again is not None and again.executed_macs is None:
+        again = again._replace(executed_macs=again.macs)
     executed = expected.macs if expected.executed_macs is None else expected.executed_macs
-    assert expected._replace(
-        executed_macs=executed, recompute=whole, is_upper_bound=False
-    ) == costs(profile, case.operators)
+    whole = expected._replace(executed_macs=executed, recompute=again, is_upper_bound=False)
+    assert whole == costs(profile, case.operators)
     assert () == profile.unsupported
-    assert (["upper_bound"] if expected.is_upper_bound else []) == [
-        note.code for note in profile.notes
-    ]
+    codes = [note.code for note in profile.notes]
+    assert codes == (["upper_bound"] if expected.is_upper_bound else [])
 
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
-    """Makes a module with functions, as a package that is installed and loaded."""
+    """Return a function that creates a module with functions, like an installed package."""
 
     def make(name: str, **functions: Any) -> ModuleType:
         module = ModuleType(name)
@@ -134,21 +133,24 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
 
 
 def returns(shape: tuple[int, ...]) -> Callable[..., Tensor]:
-    """A function that shows the dispatcher nothing but an allocation."""
+    """Return a function that only allocates a tensor, so the dispatcher sees no work."""
     return lambda *_, **__: torch.empty(shape)
 
 
-def of(profile: Profile) -> dict[str, tuple[int, int, int]]:
-    """MACs, executed MACs and other FLOPs by operator and phase, of those of packages."""
-    return {
-        f"{cell.operator} {cell.phase}": (cell.macs, cell.executed_macs, cell.flops - 2 * cell.macs)
-        for cell in profile.op_counts
-        if "." in cell.operator
-    }
+def package_work(profile: Profile) -> dict[str, tuple[int, int, int]]:
+    """Return MACs, executed MACs and other FLOPs of package functions, by operator and phase."""
+    found = {}
+    for op_count in profile.op_counts:
+        # Only the names of package functions contain a dot.
+        if "." in op_count.operator:
+            other_flops = op_count.flops - 2 * op_count.macs
+            key = f"{op_count.operator} {op_count.phase}"
+            found[key] = (op_count.macs, op_count.executed_macs, other_flops)
+    return found
 
 
 class Scan(torch.autograd.Function):
-    """A selective scan as mamba-ssm calls it."""
+    """A selective scan, called as mamba-ssm calls it."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, a: Tensor, kernels: ModuleType) -> Tensor:
@@ -166,9 +168,10 @@ class Scan(torch.autograd.Function):
 def test_a_function_in_c_is_counted_forward_and_backward_in_its_module(
     package: Callable[..., ModuleType],
 ) -> None:
-    """2 * 5 * 7 inputs of 3 states.
+    """A C function is counted in forward and backward, for the module that calls it.
 
-    8 operations each and a softplus; backward twice that, and the states once more.
+    It has 2 * 5 * 7 inputs of 3 states. Each state costs 8 FLOPs, and each input a softplus.
+    Backward costs twice as much, and recomputes the states.
     """
     kernels = package("selective_scan_cuda", fwd=returns((2, 5, 7)), bwd=returns((2, 5, 7)))
     before = dict(vars(kernels))
@@ -180,12 +183,13 @@ def test_a_function_in_c_is_counted_forward_and_backward_in_its_module(
     profile = lflops.count(
         nn.Sequential(Layer()), torch.randn(2, 5, 7, requires_grad=True), backward=True
     )
-    inputs, scan = 2 * 5 * 7, 2 * 5 * 7 * 3
+    inputs = 2 * 5 * 7
+    scan = inputs * 3
     assert {
         "selective_scan_cuda.fwd forward": (0, 0, 8 * scan + inputs),
         "selective_scan_cuda.bwd backward": (0, 0, 2 * 8 * scan),
         "selective_scan_cuda.bwd recompute": (0, 0, 6 * scan),
-    } == of(profile)
+    } == package_work(profile)
     assert {"0"} == {cell.module for cell in profile.op_counts if "scan" in cell.operator}
     assert before == vars(kernels)
 
@@ -193,7 +197,7 @@ def test_a_function_in_c_is_counted_forward_and_backward_in_its_module(
 def test_a_function_within_an_operator_with_a_formula_is_not_counted_twice(
     package: Callable[..., ModuleType],
 ) -> None:
-    """The operator's own formula has it."""
+    """If an operator has a formula, a package function that it calls is not counted in addition."""
     kernels = package("causal_conv1d_cuda", causal_conv1d_fwd=returns((2, 5, 7)))
     library = torch.library.Library("lflops_outer", "DEF")
     library.define("conv(Tensor x, Tensor weight) -> Tensor")
@@ -216,7 +220,10 @@ def test_a_function_within_an_operator_with_a_formula_is_not_counted_twice(
 
 
 def test_the_functions_are_as_they_were_after_every_end(package: Callable[..., ModuleType]) -> None:
-    """After success, an exception, a second count within the first, and where somebody replaces one meanwhile."""
+    """The package's functions are restored after success, after an error and after a nested count.
+
+    A function that the user replaces during the count stays replaced.
+    """
     kernels = package("selective_scan_cuda", fwd=returns((1,)), bwd=returns((1,)))
     model, before = nn.Linear(2, 2), dict(vars(kernels))
     with contextlib.suppress(KeyError), lflops.counting(model):
@@ -234,22 +241,22 @@ def test_the_functions_are_as_they_were_after_every_end(package: Callable[..., M
 
 
 class Quantized:
-    """A tensor of eight bits as Transformer Engine has it: no tensor of torch's."""
+    """An 8-bit tensor of Transformer Engine, which is not a `torch.Tensor`."""
 
     def __init__(self, *shape: int) -> None:
         self.shape, self.dtype = shape, torch.uint8
 
     def size(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Return the shape."""
         return self.shape
 
 
 TOKENS, IN, OUT = 6, 8, 5
 nothing = (None, None, None)
-"""Neither a result to write to, nor a quantizer, nor a dtype."""
+"""No tensor for the result, no quantizer and no dtype."""
 A_CALL: dict[str, tuple[tuple[Any, ...], int]] = {
-    # Forward, the input's gradient, the weight's: cuBLAS reads all by columns. What is more than
-    # the product comes last.
+    # The calls of forward, of the input's gradient and of the weight's gradient, for cuBLAS, which
+    # expects matrices in column order. The second value is the FLOPs in addition to the matmul.
     "forward": (
         (
             Quantized(OUT, IN),
@@ -287,7 +294,10 @@ A_CALL: dict[str, tuple[tuple[Any, ...], int]] = {
 def test_transformer_engines_products_are_counted_in_every_layout(
     call: str, package: Callable[..., ModuleType]
 ) -> None:
-    """6 tokens, 8 inputs, 5 outputs; a bias and a GELU are an operation an element each."""
+    """Matmuls of forward and of both gradients have the same MACs, although their layouts differ.
+
+    There are 6 tokens, 8 inputs and 5 outputs. A bias and a GELU cost one FLOP per element each.
+    """
     args, more = A_CALL[call]
     engine = package("transformer_engine_torch", generic_gemm=returns((1,)))
     profile = lflops.count(Function(lambda: engine.generic_gemm(*args)), ())
@@ -297,11 +307,11 @@ def test_transformer_engines_products_are_counted_in_every_layout(
             TOKENS * IN * OUT,
             more,
         )
-    } == of(profile)
+    } == package_work(profile)
 
 
 class Mask:
-    """An enumeration's member, as pybind shows it."""
+    """A member of a pybind enumeration."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -314,7 +324,11 @@ class Mask:
 def test_transformer_engines_attention_is_counted_by_its_lengths(
     way: str, package: Callable[..., ModuleType]
 ) -> None:
-    """3 and 5 tokens, 2 heads of 4, causal: 1 + 2 + 3 and 1 + ... + 5 scores are executed."""
+    """Attention is counted by the lengths of the packed sequences.
+
+    Two heads attend to sequences of 3 and 5 tokens. With the causal mask 1 + 2 + 3 and 1 + ... + 5
+    scores are executed.
+    """
     engine = package("transformer_engine_torch", **{f"fused_attn_{way}": returns((1,))})
     offsets, x = torch.tensor([0, 3, 8], dtype=torch.int32), torch.zeros(8, 2, 4)
     before = (5, 5, True, 0.5, 0.0, False) if way == "fwd" else (5, 5, 0.5, 0.0, False)
@@ -334,47 +348,56 @@ def test_transformer_engines_attention_is_counted_by_its_lengths(
     profile = lflops.count(Function(lambda: getattr(engine, f"fused_attn_{way}")(*args)), ())
     scores, seen = 2 * (9 + 25), 2 * (6 + 15)
     products = 2 * 4 if way == "fwd" else 4 * 4
-    assert (scores * products, seen * products) == of(profile)[
+    assert (scores * products, seen * products) == package_work(profile)[
         f"transformer_engine_torch.fused_attn_{way} forward"
     ][:2]
 
 
 def test_a_chunked_scan_is_the_sum_of_its_products(package: Callable[..., ModuleType]) -> None:
-    """2 batches of 8 steps in chunks of 4, 3 heads of 5, 2 groups of 6 states.
+    """The cost of a chunked scan is the sum of its matmuls.
 
-    In backward what forward had is recompute.
+    There are 2 batches of 8 steps in chunks of 4, 3 heads of width 5, and 2 groups of 6 states.
     """
-    b, length, chunk, heads, width, groups, states = 2, 8, 4, 3, 5, 2, 6
+    b = 2
+    length = 8
+    chunk = 4
+    heads = 3
+    width = 5
+    groups = 2
+    states = 6
     scan = package(
         "mamba_ssm.ops.triton.ssd_combined",
         _bmm_chunk_fwd=returns((1,)),
         _chunk_state_fwd=returns((1,)),
         _chunk_scan_fwd=returns((1,)),
     )
-    x, bc, dt = (
-        torch.zeros(b, length, heads, width),
-        torch.zeros(b, length, groups, states),
-        torch.zeros(b, heads, length // chunk, chunk),
-    )
+    x = torch.zeros(b, length, heads, width)
+    bc = torch.zeros(b, length, groups, states)
+    dt = torch.zeros(b, heads, length // chunk, chunk)
 
     def forward() -> None:
         scan._bmm_chunk_fwd(bc, bc, chunk, seq_idx=None)
         scan._chunk_state_fwd(bc, x, dt, dt)
         scan._chunk_scan_fwd(None, x, dt, dt, bc, None)
 
-    found = of(lflops.count(Function(forward), ()))
-    pairs, through_states = b * heads * length * chunk * width, b * length * heads * width * states
+    found = package_work(lflops.count(Function(forward), ()))
+    pairs = b * heads * length * chunk * width
+    through_states = b * length * heads * width * states
     assert [b * groups * length * chunk * states, through_states, pairs + through_states] == [
         each[0] for each in found.values()
     ]
-    # Of 4 steps a chunk each needs those before it: 1 + 2 + 3 + 4 of 16 pairs.
+    # In a chunk of 4 steps, each step needs itself and the steps before it: 1 + 2 + 3 + 4 of 16
+    # pairs.
     assert pairs * 10 // 16 + through_states == list(found.values())[-1][1]
 
 
 def test_ligers_products_are_torchs_and_its_kernel_has_a_formula(
     package: Callable[..., ModuleType],
 ) -> None:
-    """The head's product runs as an operator; the loss and its gradient are 9 operations a logit."""
+    """The matmul of the head is counted as an operator, and Liger's kernel by its formula.
+
+    The loss and its gradient cost 9 FLOPs per logit.
+    """
     head = package(
         "liger_kernel.ops.fused_linear_cross_entropy",
         fused_linear_cross_entropy_forward=lambda x, weight, target: x @ weight.t(),
@@ -384,7 +407,7 @@ def test_ligers_products_are_torchs_and_its_kernel_has_a_formula(
         (torch.randn(TOKENS, IN), torch.randn(OUT, IN)),
     )
     assert {"forward": TOKENS * IN * OUT} == macs(profile)
-    assert (0, 0, 9 * TOKENS * OUT) == of(profile)[
+    assert (0, 0, 9 * TOKENS * OUT) == package_work(profile)[
         "liger_kernel.ops.fused_linear_cross_entropy.fused_linear_cross_entropy_forward forward"
     ]
 
@@ -392,41 +415,39 @@ def test_ligers_products_are_torchs_and_its_kernel_has_a_formula(
 def test_a_cache_of_keys_is_counted_as_far_as_it_is_filled(
     package: Callable[..., ModuleType],
 ) -> None:
-    """One new query and key for each of two sequences, which hold 3 and 5.
+    """Attention with a key-value cache is counted by the number of cached keys.
 
-    They see 4 and 6 of the 16 places.
+    Two sequences hold 3 and 5 keys. With one new key each, their queries see 4 and 6 of 16 keys.
     """
     flash = package("flash_attn_2_cuda", fwd_kvcache=returns((1,)))
-    q, cache, new, held = (
-        torch.zeros(2, 1, 4, 8),
-        torch.zeros(2, 16, 4, 8),
-        torch.zeros(2, 1, 4, 8),
-        torch.tensor([3, 5], dtype=torch.int32),
-    )
+    q = torch.zeros(2, 1, 4, 8)
+    cache = torch.zeros(2, 16, 4, 8)
+    new = torch.zeros(2, 1, 4, 8)
+    held = torch.tensor([3, 5], dtype=torch.int32)
     args = (q, cache, cache, new, new, held, *[None] * 8, True, -1, -1)
     profile = lflops.count(Function(lambda: flash.fwd_kvcache(*args)), ())
-    assert (4 * (4 + 6) * 16, 4 * (4 + 6) * 16) == of(profile)[
+    assert (4 * (4 + 6) * 16, 4 * (4 + 6) * 16) == package_work(profile)[
         "flash_attn_2_cuda.fwd_kvcache forward"
     ][:2]
 
 
 class Applier:
-    """What apex and DeepSpeed call their kernels by."""
+    """The class by which apex and DeepSpeed call their kernels."""
 
     def __call__(self, kernel: Any, flag: Any, tensors: Any, *args: Any) -> None:
         kernel(2048, flag, tensors, *args)
 
 
 def multi_tensor_adam(*_: Any) -> None:
-    """A kernel that shows nothing."""
+    """A kernel whose work the dispatcher does not see."""
 
 
 def multi_tensor_unheard_of(*_: Any) -> None:
-    """One without a formula."""
+    """A kernel without a formula."""
 
 
 class Fused(torch.optim.Optimizer):
-    """An optimizer on lists, as apex has it."""
+    """An optimizer on lists of tensors, like those of apex."""
 
     def __init__(self, parameters: Any, applier: Any, kernel: Any) -> None:
         super().__init__(parameters, {})
@@ -443,7 +464,7 @@ class Fused(torch.optim.Optimizer):
 
 
 def step_of(kernel: Any, package: Callable[..., ModuleType]) -> Profile:
-    """A step of two linear layers."""
+    """Count an optimizer step of two linear layers."""
     package("apex.multi_tensor_apply.multi_tensor_apply", MultiTensorApply=Applier)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))
     model(torch.randn(1, 3)).sum().backward()
@@ -456,7 +477,10 @@ def step_of(kernel: Any, package: Callable[..., ModuleType]) -> Profile:
 def test_a_fused_optimizer_is_counted_by_the_module_that_owns_each_parameter(
     package: Callable[..., ModuleType],
 ) -> None:
-    """Adam with a decay: 11 operations an element."""
+    """The work of a fused optimizer belongs to the modules that own the parameters.
+
+    Adam with weight decay costs 11 FLOPs per element.
+    """
     profile = step_of(multi_tensor_adam, package)
     name = "apex.multi_tensor_apply.multi_tensor_apply.MultiTensorApply.__call__"
     found: dict[str, int] = {}
@@ -470,7 +494,7 @@ def test_a_fused_optimizer_is_counted_by_the_module_that_owns_each_parameter(
 def test_a_fused_optimizer_without_a_formula_is_in_the_ledger(
     package: Callable[..., ModuleType],
 ) -> None:
-    """By the name of what called its kernel."""
+    """A fused optimizer without a formula is unsupported, under the name of the applier."""
     profile = step_of(multi_tensor_unheard_of, package)
     assert {"apex.multi_tensor_apply.multi_tensor_apply.MultiTensorApply.__call__"} == {
         each.operator for each in profile.unsupported
@@ -492,28 +516,32 @@ class Chain:
 
 
 def chained() -> tuple[Any, Callable[[], list[Any]]]:
-    """A newer Triton, and the hooks that it has."""
+    """Return the contents of a newer Triton, and a function that returns its hooks."""
     chain = Chain()
-    return {
-        "knobs": SimpleNamespace(runtime=SimpleNamespace(launch_enter_hook=chain))
-    }, lambda: chain.calls
+    knobs = SimpleNamespace(runtime=SimpleNamespace(launch_enter_hook=chain))
+    return {"knobs": knobs}, lambda: chain.calls
 
 
 def single() -> tuple[Any, Callable[[], list[Any]]]:
-    """An older one, with room for one."""
+    """Return the contents of an older Triton, which has room for one hook, and its hooks."""
     kernel = SimpleNamespace(launch_enter_hook=None)
-    return {"compiler": SimpleNamespace(CompiledKernel=kernel)}, lambda: [
-        each for each in [kernel.launch_enter_hook] if each is not None
-    ]
+
+    def hooks() -> list[Any]:
+        if kernel.launch_enter_hook is None:
+            return []
+        return [kernel.launch_enter_hook]
+
+    return {"compiler": SimpleNamespace(CompiledKernel=kernel)}, hooks
 
 
 @pytest.mark.parametrize("release", [chained, single])
 def test_a_launch_of_triton_without_a_formula_is_in_the_ledger(
     release: Any, package: Callable[..., ModuleType]
 ) -> None:
-    """By the kernel's name; one within a function that has a formula is that function's.
+    """A Triton kernel without a formula is unsupported, under the kernel's name.
 
-    Afterwards Triton has no hook.
+    A launch inside a function with a formula belongs to that function. Afterwards Triton has no
+    hook.
     """
     contents, hooks = release()
     package("triton", **contents)
@@ -524,15 +552,13 @@ def test_a_launch_of_triton_without_a_formula_is_in_the_ledger(
         return torch.empty(1)
 
     covered = package("selective_scan_cuda", fwd=launched)
-    profile = lflops.count(
-        Function(
-            lambda: (
-                launched(),
-                covered.fwd(torch.zeros(2, 3, 4), None, torch.zeros(3, 2), *[None] * 6),
-            )[0]
-        ),
-        (),
-    )
+
+    def launch_both() -> Tensor:
+        out = launched()
+        covered.fwd(torch.zeros(2, 3, 4), None, torch.zeros(3, 2), *[None] * 6)
+        return out
+
+    profile = lflops.count(Function(launch_both), ())
     assert [("triton::fused_thing", 1)] == [
         (each.operator, each.calls) for each in profile.unsupported
     ]
@@ -540,9 +566,7 @@ def test_a_launch_of_triton_without_a_formula_is_in_the_ledger(
 
 
 def test_every_function_names_a_module_and_what_is_in_it() -> None:
-    """As the hook takes it."""
-    assert all(
-        name.count(":") == 1
-        and all(part.isidentifier() for part in name.replace(":", ".").split("."))
-        for name in FUNCTIONS
-    )
+    """Every name has the form `module:attribute`, which the hook needs."""
+    for name in FUNCTIONS:
+        assert name.count(":") == 1
+        assert all(part.isidentifier() for part in name.replace(":", ".").split("."))

@@ -1,6 +1,6 @@
-"""Kernels of other packages as they are installed, by costs that are worked out by hand.
+"""Test counts of kernels of installed packages against costs worked out by hand.
 
-`make packages` installs what runs on a CPU.
+`make packages` installs the packages that run on a CPU.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ from tests.support.warm_python import WarmPython
 
 
 def found(warm_python: WarmPython, package: str, call: str) -> dict[str, Any]:
-    """What a function of `real_packages` finds in a process of its own."""
+    """Return the result of a function of `real_packages`, called in a new process."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed; make packages installs it")
     code = f"import json; from tests.support import real_packages; print(json.dumps(real_packages.{call}))"
@@ -25,18 +25,19 @@ def found(warm_python: WarmPython, package: str, call: str) -> dict[str, Any]:
 
 
 def figures(kind: str, results: dict[str, Any]) -> dict[str, Any]:
-    """One of the figures of each."""
+    """Return one of the numbers of each result, without results that have none."""
     return {name: each[kind] for name, each in results.items() if each[kind]}
 
 
 def test_bitsandbytes_layers_and_optimizers(warm_python: WarmPython) -> None:
-    """Frozen weights of few bits have one gradient to compute, the input's; trained ones two.
+    """Frozen quantized weights need only the gradient of the input, and trained weights need both.
 
-    Updates are by the optimizers' convention.
+    Updates cost what the convention for optimizers says.
     """
     results = found(warm_python, "bitsandbytes", "bitsandbytes()")
     tokens, inner, outer = real_packages.BITSANDBYTES
-    once, elements = tokens * inner * outer, outer * inner + outer
+    once = tokens * inner * outer
+    elements = outer * inner + outer
     assert {
         "4 bits": {"forward": once, "backward": once},
         "8 bits": {"forward": once, "backward": once},
@@ -46,8 +47,8 @@ def test_bitsandbytes_layers_and_optimizers(warm_python: WarmPython) -> None:
         name: sum(results[name]["others"].values())
         for name in ("AdamW", "Adam of 8 bits", "Lion", "SGD")
     }
-    # Adam's 10 operations and the decay; with states of 8 bits each of the two is unpacked (1) and
-    # packed (2).
+    # Adam costs 10 FLOPs, and its decay 1. Each of two states in 8 bits costs 1 more to unpack and
+    # 2 more to pack.
     assert {
         "AdamW": 11 * elements,
         "Adam of 8 bits": 17 * elements,
@@ -60,9 +61,9 @@ def test_bitsandbytes_layers_and_optimizers(warm_python: WarmPython) -> None:
 def test_a_training_over_weights_of_four_bits_holds_what_is_estimated(
     warm_python: WarmPython,
 ) -> None:
-    """Bitsandbytes' layers, whose unpacked weight of 1 MiB is there at the peak.
+    """The estimate for four layers of bitsandbytes is at most 4 KiB below the measured memory.
 
-    Within 1 KiB for each of four layers.
+    The peak includes an unpacked weight of 1 MiB.
     """
     for held, estimated in found(warm_python, "bitsandbytes", "adapters_over_four_bits()").values():
         assert 0 <= held - estimated < 4 * 1024
@@ -70,7 +71,10 @@ def test_a_training_over_weights_of_four_bits_holds_what_is_estimated(
 
 
 def test_torchao_layers_however_they_are_quantized(warm_python: WarmPython) -> None:
-    """Its products are ATen's. Weights that are quantized after training have no gradient."""
+    """Quantized layers of torchao call matmuls of ATen.
+
+    Weights that are quantized after training need no gradient.
+    """
     results = found(warm_python, "torchao", "torchao()")
     rows, inner, outer = real_packages.TORCHAO
     once = rows * inner * outer
@@ -85,21 +89,24 @@ def test_torchao_layers_however_they_are_quantized(warm_python: WarmPython) -> N
 
 
 def test_fbgemm_jagged_tensors_and_embedding_bags(warm_python: WarmPython) -> None:
-    """Sequences of 3, 5 and 2 rows; cut at 4 they have 9. A bag adds up the rows of its words."""
+    """Jagged tensors are counted by their real lengths, and bags by their number of words.
+
+    The sequences have 3, 5 and 2 rows, which are 9 if they are cut at 4. A bag adds up the rows of
+    its words.
+    """
     results = found(warm_python, "fbgemm_gpu", "fbgemm()")
     lengths, k, m, bags, width = real_packages.FBGEMM
-    tokens, cut, words = (
-        sum(lengths),
-        sum(min(each, max(lengths) - 1) for each in lengths),
-        sum(bags),
-    )
+    tokens = sum(lengths)
+    cut = sum(min(each, max(lengths) - 1) for each in lengths)
+    words = sum(bags)
     assert {
         "jagged by dense": {"forward": tokens * k * m, "backward": 2 * tokens * k * m},
         "jagged by dense, cut": {"forward": cut * k * m, "backward": 2 * cut * k * m},
         "jagged by jagged": {"forward": tokens * k * m, "backward": 2 * tokens * k * m},
         "vectors by jagged": {"forward": tokens * 2 * k, "backward": 2 * tokens * 2 * k},
     } == figures("macs", results)
-    elements, added = tokens * k, words * width
+    elements = tokens * k
+    added = words * width
     assert {
         "softmax": {
             "fbgemm::jagged_softmax_forward forward": 5 * elements,
@@ -114,15 +121,15 @@ def test_fbgemm_jagged_tensors_and_embedding_bags(warm_python: WarmPython) -> No
             "fbgemm::split_embedding_codegen_forward_unweighted_pt2_wrapper forward": added
         },
     } == figures("others", results)
-    # Its backward is the optimizer's step too, of which there are many kinds.
+    # The backward operator also runs the optimizer step, and there are many optimizers.
     update = "fbgemm::split_embedding_backward_codegen_sgd_unweighted_pt2_wrapper"
     assert {"split bags": [update]} == figures("unsupported", results)
 
 
 def test_liger_losses_under_tritons_interpreter(warm_python: WarmPython) -> None:
-    """The head's three products run in forward, which makes the gradients as well.
+    """Liger's fused head runs its three matmuls in forward, together with the gradients.
 
-    9 operations a logit, 3 an element that is rotated.
+    Cross entropy costs 9 FLOPs per logit, and a rotary embedding 3 per element.
     """
     pytest.importorskip("triton", exc_type=ImportError)
     results = found(warm_python, "liger_kernel", "liger()")
@@ -162,6 +169,7 @@ def test_liger_losses_under_tritons_interpreter(warm_python: WarmPython) -> None
 def test_stand_ins_have_the_schemas_of_the_packages(
     package: str, modules: list[str], there: int, warm_python: WarmPython
 ) -> None:
-    """Of the operators that the installed release has."""
+    """The stand-ins have the schemas of those operators that the installed release contains."""
     results = found(warm_python, package, f"schemas(*{modules})")
-    assert (there, {}) == (results["there"], results["others"])
+    assert there == results["there"]
+    assert {} == results["others"]

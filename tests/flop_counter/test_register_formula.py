@@ -1,6 +1,7 @@
-"""Formulas of the user's own.
+"""Test formulas that users register.
 
-They are called as the operator was, the last one counts, and one that fails breaks nothing.
+A formula gets the operator's arguments, the last registered formula counts, and a formula that
+fails does not end the run.
 """
 
 import re
@@ -19,7 +20,7 @@ x = torch.ones(3, 4)
 
 
 class Calls(nn.Module):
-    """A module that calls an operator."""
+    """A module that calls an operator with fixed further arguments."""
 
     def __init__(self, operator: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -33,41 +34,45 @@ class Calls(nn.Module):
 
 @torch.library.custom_op("tests::blur", mutates_args=())
 def blur(x: Tensor, kernels: list[Tensor], *, width: int = 3) -> Tensor:
-    """An operator that nobody knows."""
+    """An operator for which lflops has no formula."""
     return x.clone()
 
 
 @pytest.fixture
 def operator(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A user's operator; the formulas that a test registers are gone after it."""
+    """Return a user's operator; formulas that a test registers are removed after it."""
     monkeypatch.setattr(operator_costs, "_USERS", {})
     return torch.ops.tests.blur
 
 
 def test_an_operator_without_a_formula_is_in_the_ledger(operator: Any) -> None:
-    """One call, that read 3 * 4 floats and wrote as many, and is in no total."""
+    """An operator without a formula is listed with its calls and bytes, and is in no total.
+
+    It reads 3 * 4 floats and writes as many.
+    """
     profile = lflops.count(Calls(operator, []), x)
     (entry,) = profile.unsupported
-    assert ("tests::blur", "forward", 1, 2 * 4 * 12) == (
-        entry.operator,
-        entry.phase,
-        entry.calls,
-        entry.bytes,
-    )
+    assert "tests::blur" == entry.operator
+    assert "forward" == entry.phase
+    assert 1 == entry.calls
+    assert 2 * 4 * 12 == entry.bytes
     assert profile.total() == 0
 
 
 def test_an_operator_without_a_formula_in_an_ignored_module_is_not_in_the_ledger(
     operator: Any,
 ) -> None:
-    """The ledger lists what is missing from the totals; what was to be left out is not missed."""
+    """An ignored module adds no unsupported operators.
+
+    They are the operators that are missing from the totals, and an ignored module is not missing.
+    """
     model = nn.Sequential(Calls(operator, []))
     assert ["tests::blur"] == [each.operator for each in lflops.count(model, x).unsupported]
     assert () == lflops.count(model, x, ignore=["0"]).unsupported
 
 
 def test_a_registered_formula_counts_an_operator_of_the_users(operator: Any) -> None:
-    """It is called as the operator was, with shapes for tensors and the result's shape."""
+    """A formula gets the operator's arguments and its result, with shapes instead of tensors."""
     seen = []
 
     def formula(*args: Any, out: Any, **kwargs: Any) -> int:
@@ -91,23 +96,23 @@ def test_a_registered_formula_counts_an_operator_of_the_users(operator: Any) -> 
 def test_the_last_formula_that_was_registered_counts(
     first: Callable[[Any], Any], last: Callable[[Any], Any], operator: Any
 ) -> None:
-    """Whether the operator or its only overload was named."""
+    """The last formula counts, whether the operator or its only overload was passed."""
     lflops.register_formula(first(operator), lambda *_, out: 1)
     lflops.register_formula(last(operator), lambda *_, out: 2)
     assert lflops.count(Calls(operator, []), x).total() == 2
 
 
 def test_a_registered_formula_stands_above_the_tables_own(operator: Any) -> None:
-    """The user knows better, also about an operator of torch's.
+    """A user's formula replaces the built-in one, also for an operator of torch.
 
-    By the table the layer has 3 * 4 * 8 MACs.
+    The built-in formula would count 3 * 4 * 8 MACs.
     """
     lflops.register_formula(torch.ops.aten.addmm, lambda bias, x, weight, out: 1000)
     assert lflops.count(nn.Linear(4, 8), x).total() == 1000
 
 
 def test_a_formula_registered_for_one_overload_is_for_that_one(operator: Any) -> None:
-    """`add.Tensor` multiplies something here, `add.Scalar` still does not."""
+    """A formula for `add.Tensor` does not apply to `add.Scalar`."""
     lflops.register_formula(torch.ops.aten.add.Tensor, lambda x, y, out: 5)
     assert lflops.count(Calls(torch.ops.aten.add.Tensor, x), x).total() == 5
     assert lflops.count(Calls(torch.ops.aten.add.Scalar, 1), x).total() == 0
@@ -116,26 +121,28 @@ def test_a_formula_registered_for_one_overload_is_for_that_one(operator: Any) ->
 def test_the_formula_of_an_operator_takes_the_place_of_those_of_its_overloads(
     operator: Any,
 ) -> None:
-    """It was the last to be given."""
+    """A formula for an operator replaces earlier formulas for its overloads."""
     lflops.register_formula(torch.ops.aten.add.Tensor, lambda x, y, out: 5)
     lflops.register_formula(torch.ops.aten.add, lambda x, y, out: 6)
-    assert [6, 6] == [
-        lflops.count(Calls(add, y), x).total()
-        for add, y in ((torch.ops.aten.add.Tensor, x), (torch.ops.aten.add.Scalar, 1))
-    ]
+    assert 6 == lflops.count(Calls(torch.ops.aten.add.Tensor, x), x).total()
+    assert 6 == lflops.count(Calls(torch.ops.aten.add.Scalar, 1), x).total()
 
 
 def test_what_made_a_custom_operator_stands_for_it(operator: Any) -> None:
-    """`torch.library.custom_op` gives no operator of torch.ops, but has one."""
+    """The object that `torch.library.custom_op` returns can be passed instead of the operator.
+
+    It is no operator of `torch.ops`, but it has one.
+    """
     lflops.register_formula(blur, lambda *_, out: 7)
     assert lflops.count(Calls(blur, []), x).total() == 7
 
 
 def test_a_formula_can_tell_of_work_that_is_no_multiply_accumulate(operator: Any) -> None:
-    """7 MACs of two operations, and 5 more."""
+    """A `Cost` has MACs, of two FLOPs each, and other FLOPs."""
     lflops.register_formula(operator, lambda *_, out: lflops.Cost(macs=7, other_flops=5))
     work = lflops.count(Calls(operator, []), x).modules[""].forward
-    assert (7, 2 * 7 + 5) == (work.macs, work.flops)
+    assert 7 == work.macs
+    assert 2 * 7 + 5 == work.flops
 
 
 aten = torch.ops.aten
@@ -147,7 +154,11 @@ aten = torch.ops.aten
     ids=str,
 )
 def test_what_is_taken_apart_takes_no_formula(whole: Any, operator: Any) -> None:
-    """It would never be asked for; under grad, the operator does not arrive."""
+    """Registering a formula for a decomposed operator is an error.
+
+    With gradients enabled, torch decomposes these operators before the dispatch mode receives them,
+    so the formula would never be used.
+    """
     with pytest.raises(
         lflops.CountError, match=f"{whole} is decomposed before it is counted: register formulas"
     ):
@@ -161,13 +172,13 @@ def test_what_is_taken_apart_takes_no_formula(whole: Any, operator: Any) -> None
 def test_what_arrives_whole_if_only_here_and_there_takes_a_formula(
     some: Any, operator: Any
 ) -> None:
-    """One of its overloads does, or it does on another device."""
+    """A formula is accepted if any overload of the operator is dispatched whole, on any device."""
     lflops.register_formula(some, lambda *_, out: 1)
     assert 1 == len(operator_costs._USERS)
 
 
 def test_a_custom_operator_takes_a_formula_even_if_it_is_made_of_others(operator: Any) -> None:
-    """Under inference mode it arrives whole."""
+    """A composite custom operator accepts a formula, because inference mode dispatches it whole."""
     library = torch.library.Library("lflops_composite", "DEF")
     library.define("halves(Tensor x) -> Tensor")
     library.impl("halves", lambda x: x.mul(0.5), "CompositeImplicitAutograd")
@@ -178,7 +189,7 @@ def test_a_custom_operator_takes_a_formula_even_if_it_is_made_of_others(operator
 
 
 def fail(*_: Any, **__: Any) -> int:
-    """A formula that has a bug."""
+    """A formula that raises an error."""
     raise KeyError("kernel")
 
 
@@ -216,7 +227,10 @@ NONSENSE: dict[str, tuple[Callable[..., Any], str]] = {
 def test_a_formula_that_fails_puts_its_operator_in_the_ledger(
     formula: Callable[..., Any], error: str, operator: Any
 ) -> None:
-    """The run goes on, the other operators are counted, and a note and one warning say what was wrong."""
+    """If a formula fails, its operator is unsupported and the other operators are counted.
+
+    The run continues; a note and one warning contain the error.
+    """
     lflops.register_formula(operator, formula)
     with pytest.warns(
         UserWarning, match=re.escape(f"no call is counted: tests::blur ({error}")
@@ -235,7 +249,7 @@ def test_a_formula_that_fails_puts_its_operator_in_the_ledger(
 
 
 def test_torchs_own_formulas_are_not_touched(operator: Any) -> None:
-    """Its registry belongs to the whole process."""
+    """Registering a formula does not change torch's registry, which the whole process shares."""
     before = dict(flop_registry)
     lflops.register_formula(operator, lambda *_, out: 1)
     lflops.count(Calls(operator, []), x)

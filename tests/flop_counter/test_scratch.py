@@ -1,4 +1,4 @@
-"""Scratch memory of kernels: by hand, and by the CPU's allocator."""
+"""Test the scratch memory of kernels, by hand and against the CPU allocator."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,30 +12,30 @@ import lflops
 from lflops.flop_counter.cpu_kernels import SCRATCH
 from tests.support.cpu_allocator import allocated
 
-FLOAT, PAGE = 4, 4096
+FLOAT = 4
+PAGE = 4096
 
 
 def test_the_scratchpad_of_an_lstm_by_hand() -> None:
-    """64 steps of 48 samples, 128 wide, of 256 cells.
+    """The scratch memory of an LSTM layer is as large as worked out by hand.
 
-    Rows of 1024 gates take 1040 numbers, of 256 cells 272, of 128 numbers 128.
-
-    Sums of the gates are 3120 pages, and two gradients of a state 13 pages each. A page and 568
-    bytes are oneDNN's own.
+    It has 256 cells, and 64 steps of 48 samples of width 128. oneDNN pads rows: 1024 gates to 1040
+    numbers, 256 cells to 272, and 128 numbers not at all. The sums of the gates need 3120 pages,
+    and each of two gradients of a state needs 13 pages. oneDNN itself needs a page and 568 bytes.
     """
-    x, weight = torch.empty(64, 48, 128), torch.empty(1024, 128)
+    x = torch.empty(64, 48, 128)
+    weight = torch.empty(1024, 128)
     scratchpad = (3120 + 2 * 13 + 1) * PAGE + 568
     forward = scratchpad + 1024 * FLOAT + (128 + 256) * 1040 * FLOAT
     assert forward == SCRATCH["mkldnn_rnn_layer"]((x, weight))
     gradient = torch.empty(48, 64, 256).transpose(0, 1)
     backward: list[Any] = [x, weight, *[None] * 8, gradient]
-    assert forward + 1024 * 272 * FLOAT + gradient.numel() * FLOAT == SCRATCH[
-        "mkldnn_rnn_layer_backward"
-    ](backward)
+    in_backward = SCRATCH["mkldnn_rnn_layer_backward"](backward)
+    assert forward + 1024 * 272 * FLOAT + gradient.numel() * FLOAT == in_backward
 
 
 class Recurrent(nn.Module):
-    """An LSTM, of which the last step's result is used."""
+    """An LSTM that returns the result of the last step."""
 
     def __init__(self, wide: int, cells: int, layers: int) -> None:
         super().__init__()
@@ -49,9 +49,10 @@ class Recurrent(nn.Module):
 def test_the_peak_of_an_lstm_is_the_allocators(
     wide: int, cells: int, layers: int, tmp_path: Path
 ) -> None:
-    """Within 1 %, of which a part are the states that backward begins from.
+    """The estimated peak is within 1 % of the memory that the CPU allocator handed out.
 
-    17 % are missing without the scratchpad.
+    Part of the difference are the states with which backward begins. Without the scratch memory, 17
+    % would be missing.
     """
     x = torch.ones(24, 32, wide)
 

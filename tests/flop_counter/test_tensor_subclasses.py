@@ -1,6 +1,6 @@
-"""Classes of tensors, and transforms of functions, that a run may use.
+"""Test runs that use tensor subclasses or function transforms.
 
-It ends as it does without lflops, and its counts are exact.
+A monitored run must end exactly as it does without lflops, and the counts must be exact.
 """
 
 from collections.abc import Callable
@@ -33,13 +33,13 @@ Loss = Callable[[nn.Module, Tensor], Tensor]
 
 
 def a_model() -> nn.Module:
-    """Two layers, with the same weights each time."""
+    """Build two layers, with the same weights each time."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
 
 def facts(losses: list[str], model: nn.Module) -> dict[str, Any]:
-    """Everything in which two runs may differ."""
+    """Return everything in which two runs may differ."""
     weights = {name: each.detach().numpy().tobytes() for name, each in model.named_parameters()}
     return {
         "losses": losses,
@@ -50,7 +50,7 @@ def facts(losses: list[str], model: nn.Module) -> dict[str, Any]:
 
 
 def own_loop(loss_of: Loss, folder: Path | None) -> dict[str, Any]:
-    """Train in a loop, watched if there is a folder for what lflops writes."""
+    """Train in a custom loop; with a folder, monitor it."""
     OverriddenTensor.seen.clear()
     model = a_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -79,7 +79,7 @@ def own_loop(loss_of: Loss, folder: Path | None) -> dict[str, Any]:
 
 
 class Solver(LightningModule):
-    """Trains a model with a loss."""
+    """A module that trains a model with a loss."""
 
     def __init__(self, loss_of: Loss) -> None:
         super().__init__()
@@ -97,14 +97,12 @@ class Solver(LightningModule):
 
 
 def lightning(loss_of: Loss, folder: Path | None) -> dict[str, Any]:
-    """Train in a Trainer, watched and traced if there is a folder for what lflops writes."""
+    """Train with a Trainer; with a folder, monitor and trace it."""
     OverriddenTensor.seen.clear()
     solver = Solver(loss_of)
-    watcher = (
-        None
-        if folder is None
-        else lflops.FlopsMonitor(dirpath=folder, schedule=SCHEDULE, on_error="raise")
-    )
+    watcher = None
+    if folder is not None:
+        watcher = lflops.FlopsMonitor(dirpath=folder, schedule=SCHEDULE, on_error="raise")
     trainer = Trainer(
         accelerator="cpu",
         max_epochs=1,
@@ -121,36 +119,37 @@ def lightning(loss_of: Loss, folder: Path | None) -> dict[str, Any]:
     return facts(solver.losses, solver)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*torch.jit.script"
-)  # torch's own, as it loads its rules for `jvp`
+# torch warns about `torch.jit.script` when it loads its rules for `jvp`.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 @pytest.mark.filterwarnings("ignore:.*torch.quantize_per_tensor")
 @pytest.mark.parametrize("run", [own_loop, lightning])
 @pytest.mark.parametrize("loss_of", LOSSES.values(), ids=LOSSES)
 def test_a_watched_run_is_the_same_to_the_bit(
     run: Callable[..., dict[str, Any]], loss_of: Loss, tmp_path: Path
 ) -> None:
-    """Losses, weights, random numbers, and the calls of the subclass's own code."""
+    """A monitored run has the same losses, weights, random numbers and calls of the subclass."""
     assert run(loss_of, None) == run(loss_of, tmp_path)
 
 
 @pytest.mark.parametrize("kind", [Plain, OverriddenTensor, RefusingTensor])
 def test_a_product_of_a_subclass_is_counted_as_that_of_a_tensor(kind: type[Tensor]) -> None:
-    """3 rows by 4x4 weights are 48 MACs forward, and as many backward for the weights.
+    """3 rows by 4 x 4 weights are 48 MACs in forward, and 48 in backward for the weights.
 
-    Backward for the input is not needed.
+    The input needs no gradient.
     """
     layer = nn.Linear(WIDTH, WIDTH, bias=False)
     with lflops.counting(layer) as counted:
         layer(kind(torch.randn(ROWS, WIDTH))).as_subclass(Tensor).sum().backward()
     root = counted.profile.modules[""]
-    assert (48, 48) == (root.forward.macs, root.backward.macs)
+    assert 48 == root.forward.macs
+    assert 48 == root.backward.macs
 
 
 def test_a_derivative_that_is_differentiated_again_is_counted_once() -> None:
-    """`u = x W` is 12 MACs, as is `u' = 1 W` in the first backward pass.
+    """Each of the three matmuls of a gradient of a gradient costs 12 MACs.
 
-    Of the second, `dW = 1' du'` is 12. `u` has no part in it.
+    They are `u = x W`, `u' = 1 W` in the first backward pass, and `dW = 1' du'` in the second. `u`
+    itself is not part of the second.
     """
     layer = nn.Linear(WIDTH, 1, bias=False)
     with lflops.counting(layer) as counted:
@@ -162,7 +161,7 @@ def test_a_derivative_that_is_differentiated_again_is_counted_once() -> None:
 
 
 def test_memory_that_a_subclass_constructor_allocates_is_live_memory() -> None:
-    """6 floats of 4 bytes. An alias has no memory."""
+    """A constructor that allocates 6 floats adds 24 bytes; an alias adds none."""
     layer = nn.Linear(1, 1)
     with lflops.counting(layer) as without:
         torch.empty(1)
@@ -176,7 +175,10 @@ def test_memory_that_a_subclass_constructor_allocates_is_live_memory() -> None:
 
 
 def test_the_constructor_of_tensors_is_as_before_after_the_counted_step() -> None:
-    """The attribute is the same object, and `torch.Tensor` has none of its own."""
+    """`Tensor.__new__` is replaced only during the count.
+
+    Afterwards `torch.Tensor` inherits it again, without an attribute of its own.
+    """
     before = Tensor.__new__
     with lflops.counting(nn.Linear(1, 1)):
         assert Tensor.__new__ is not before
@@ -185,7 +187,10 @@ def test_the_constructor_of_tensors_is_as_before_after_the_counted_step() -> Non
 
 
 def test_other_modes_stay_on_the_stack_in_a_constructor() -> None:
-    """A user's mode sees the alias, on both sides of ours, and the order of the stack is kept."""
+    """The user's modes receive the alias, and the order of the mode stack is kept.
+
+    One mode is outside the mode of lflops, and one is inside.
+    """
     from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
     class Mode(TorchDispatchMode):
@@ -202,17 +207,16 @@ def test_other_modes_stay_on_the_stack_in_a_constructor() -> None:
         stack = _get_current_dispatch_mode_stack()
         Tensor([1.0])
         seen = outer.seen
+        # With the user's modes, torch itself refuses this call.
         with pytest.raises(RuntimeError, match="already associated"):
-            Plain(
-                torch.ones(2).as_subclass(Tensor)
-            )  # torch itself refuses it under the user's modes
+            Plain(torch.ones(2).as_subclass(Tensor))
         assert _get_current_dispatch_mode_stack() == stack
     assert outer.seen > seen
 
 
 @pytest.mark.parametrize("kind", [Plain, Alias])
 def test_a_compiled_function_that_constructs_a_subclass_is_compiled_whole(kind: Any) -> None:
-    """`fullgraph` raises where dynamo does not know the constructor."""
+    """`fullgraph=True` raises no error, so dynamo can trace the constructor."""
     torch.compiler.reset()
     double = torch.compile(lambda x: kind(x) * 2, backend="eager", fullgraph=True)
     with lflops.counting(nn.Linear(1, 1)):

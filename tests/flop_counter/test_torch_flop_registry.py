@@ -1,4 +1,7 @@
-"""Whatever torch's own counter has a formula for has one here too, in every torch that lflops supports."""
+"""Test that every operator in torch's `flop_registry` has a formula in lflops.
+
+This includes all torch releases that lflops supports.
+"""
 
 import contextlib
 
@@ -6,17 +9,21 @@ import pytest
 import torch
 from torch.utils.flop_counter import flop_registry
 
-import lflops.flop_counter.operators  # noqa: F401 - by it the families enter themselves in the table
+import lflops.flop_counter.operators  # noqa: F401 - the import registers all formulas
 from lflops.flop_counter.operator_costs import all_formulas
 
-with contextlib.suppress(ImportError):  # which enters its operators
+# The import adds the operators of variable-length attention to torch's registry.
+with contextlib.suppress(ImportError):
     import torch.nn.attention.varlen
 
 OURS = {name for name, _ in all_formulas()}
 
 ATTENTION = [f"_scaled_dot_product_{kind}_attention" for kind in ("efficient", "flash", "cudnn")]
 KERNELS = [
-    f"_{kind}_attention_{way}" for kind in ("flash", "efficient") for way in ("forward", "backward")
+    "_flash_attention_forward",
+    "_flash_attention_backward",
+    "_efficient_attention_forward",
+    "_efficient_attention_backward",
 ]
 PRODUCTS = [
     "mm",
@@ -46,27 +53,27 @@ OF_2_15 = OF_2_13 | {
 }
 
 BY_HAND = {"2.8": OF_2_8, "2.11": OF_2_11, "2.13": OF_2_13, "2.15": OF_2_15}
-"""The keys, read from the source of each release."""
+"""The keys of each release's registry, read from its source code."""
 
 
 def keys_here() -> set[str]:
-    """The registry's keys in the torch that runs."""
+    """Return the keys of the registry in the running torch."""
     return {str(getattr(key, "_qualified_op_name", None) or key.name()) for key in flop_registry}
 
 
 def test_every_key_of_the_registry_has_a_formula() -> None:
-    """In the torch at hand."""
+    """Every operator in the registry of the running torch has a formula."""
     assert set() == keys_here() - OURS
 
 
 @pytest.mark.parametrize("version", BY_HAND)
 def test_every_key_of_other_releases_has_a_formula(version: str) -> None:
-    """Of those that are not installed here as well."""
+    """Every operator in the registry of another release has a formula, too."""
     assert set() == BY_HAND[version] - OURS
 
 
 def test_the_lists_by_hand_are_what_torch_has() -> None:
-    """For the release at hand, if it is one of them."""
+    """The list for the running release equals the registry, if there is a list for it."""
     version = ".".join(torch.__version__.split(".")[:2])
     if version not in BY_HAND:
         pytest.skip(f"there is no list for torch {version}")

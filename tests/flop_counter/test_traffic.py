@@ -1,4 +1,7 @@
-"""Bytes moved: what goes in once, what comes out once, and no more than an operator has to touch."""
+"""Test bytes moved: inputs are read once and results are written once.
+
+Operators that use only a part of an input read only this part.
+"""
 
 import operator
 from collections.abc import Callable
@@ -19,21 +22,21 @@ from tests.support.count_function import count, fixed, of, the_cell
 ROWS, COLUMNS = 4, 6
 n = ROWS * COLUMNS
 FLOAT, INDEX = 4, 8
-"""Bytes of a number, and of a place."""
+"""Bytes of a number and of an index."""
 
 
 def x() -> Tensor:
-    """A matrix of ROWS by COLUMNS numbers."""
+    """Return a matrix of ROWS by COLUMNS numbers."""
     return fixed(ROWS, COLUMNS)
 
 
 def moved(function: Callable[..., Any], *args: Any) -> int:
-    """Bytes of everything that one call does."""
+    """Return the bytes of all operators in a call."""
     return count(function, *args).modules[""].forward.bytes_moved
 
 
 def moved_by(name: str, function: Callable[..., Any], *args: Any, phase: Phase = "forward") -> int:
-    """Bytes of one operator among those of a call."""
+    """Return the bytes of one operator in a call."""
     return the_cell(count(function, *args, backward=phase == "backward"), name, phase).bytes_moved
 
 
@@ -64,7 +67,7 @@ PLAIN: dict[str, tuple[Callable[[], int], int]] = {
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_everything_that_goes_in_is_read_and_everything_that_comes_out_written(name: str) -> None:
-    """Once each."""
+    """Each input is read once, and each result is written once."""
     measure, expected = PLAIN[name]
     assert expected == measure()
 
@@ -95,13 +98,16 @@ FREE: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", FREE)
 def test_views_and_allocations_move_nothing(name: str) -> None:
-    """Nor are they calls of anything; only what makes their arguments is."""
+    """Views and allocations are not even calls of an operator.
+
+    Only the operators that make their arguments are counted.
+    """
     cells = {cell.operator for cell in count(FREE[name], x()).op_counts}
     assert cells <= {"clone", "sum"}
 
 
 def test_what_is_only_repeated_is_read_once() -> None:
-    """A stride of 0 is one element in memory, however often it is looked at."""
+    """With a stride of 0 an expanded dimension is one element in memory, so it is read once."""
     assert (COLUMNS + n) * FLOAT + n * FLOAT == moved(
         lambda a, b: a + b, fixed(1, COLUMNS).expand(ROWS, COLUMNS), x()
     )
@@ -109,7 +115,7 @@ def test_what_is_only_repeated_is_read_once() -> None:
 
 
 def test_of_a_strided_view_its_own_elements_are_read() -> None:
-    """Not what lies between them."""
+    """Only the elements of a strided view are read, not the elements between them."""
     assert n // 2 * FLOAT + FLOAT == moved(lambda a: a[:, ::2].sum(), x())
 
 
@@ -136,7 +142,8 @@ GATHERED: dict[str, tuple[Callable[[], int], int]] = {
         n + 2 * 3 * FLOAT,
     ),
     "targets": (
-        # The targets' elements; the targets; the mean and the number of targets that it is over.
+        # It reads the targets and the elements they select; it writes the mean and the number of
+        # targets.
         lambda: moved(F.nll_loss, x(), torch.tensor([0, 1, 2, 3])),
         ROWS * FLOAT + ROWS * INDEX + 2 * FLOAT,
     ),
@@ -145,21 +152,29 @@ GATHERED: dict[str, tuple[Callable[[], int], int]] = {
 
 @pytest.mark.parametrize("name", GATHERED)
 def test_a_gather_reads_what_it_takes_and_not_the_table(name: str) -> None:
-    """The places, and each row that they name; and what is taken is written."""
+    """A gather reads the indices and the selected elements, and writes the result.
+
+    It does not read the whole table.
+    """
     measure, expected = GATHERED[name]
     assert expected == measure()
 
 
 def test_a_bag_reads_the_rows_that_it_adds_up() -> None:
-    """3 bags of 5 vectors: 15 rows and their places are read, 3 rows written, beside what the backward wants to know of each bag."""
-    function = lambda i, w: F.embedding_bag(i, w, mode="sum")  # noqa: E731
-    alone = moved_by(
-        "_embedding_bag_forward_only", function, torch.zeros(3, 5).long(), fixed(100, 8)
-    )
-    wider = moved_by(
-        "_embedding_bag_forward_only", function, torch.zeros(3, 5).long(), fixed(100, 16)
-    )
-    assert (15 + 3) * 8 * FLOAT == wider - alone
+    """Three bags of five vectors read 15 rows and write 3.
+
+    The difference between two widths removes the indices and the data that backward needs.
+    """
+
+    def moved_with(width: int) -> int:
+        return moved_by(
+            "_embedding_bag_forward_only",
+            lambda i, w: F.embedding_bag(i, w, mode="sum"),
+            torch.zeros(3, 5).long(),
+            fixed(100, width),
+        )
+
+    assert (15 + 3) * 8 * FLOAT == moved_with(16) - moved_with(8)
 
 
 places = torch.tensor([1, 2])
@@ -226,7 +241,10 @@ SCATTERED: dict[str, tuple[str, Callable[[Tensor], Any], int]] = {
 
 @pytest.mark.parametrize("name", SCATTERED)
 def test_a_scatter_in_place_touches_what_it_sets(name: str) -> None:
-    """Where, what, and the elements set, which are read too where something is added to them."""
+    """A scatter reads the indices and the source, and writes the selected elements.
+
+    If it adds to these elements, it reads them too.
+    """
     packet, function, expected = SCATTERED[name]
     assert expected == moved_by(packet, function, x())
 
@@ -262,7 +280,10 @@ IN_PLACE: dict[str, tuple[str, Callable[[Tensor], Any], int]] = {
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_in_place_what_is_changed_is_read_and_what_is_overwritten_is_not(name: str) -> None:
-    """A list is all of its tensors, though nothing is returned."""
+    """An in-place operator reads its tensor only if the result depends on the old values.
+
+    For a list of tensors all tensors count, although the operator returns nothing.
+    """
     packet, function, expected = IN_PLACE[name]
     assert expected == moved_by(packet, function, x())
 
@@ -281,13 +302,13 @@ MADE: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", MADE)
 def test_what_is_made_is_written_and_the_likeness_not_read(name: str) -> None:
-    """Only its shape is asked for."""
+    """A factory such as `zeros_like` writes its result and reads only the shape of its argument."""
     assert n * FLOAT == moved(MADE[name], x())
 
 
 UNREAD: dict[str, tuple[str, Callable[..., Tensor], int]] = {
-    # The gradient of the sum is one number, looked at everywhere. What follows it: places of the
-    # largest; nothing.
+    # The gradient of the sum is one expanded number. Max pooling also reads the indices of the
+    # largest elements; mean pooling and padding read nothing else.
     "max pooling": (
         "max_pool2d_with_indices_backward",
         lambda a: F.max_pool2d(a, 2),
@@ -304,7 +325,7 @@ UNREAD: dict[str, tuple[str, Callable[..., Tensor], int]] = {
         lambda a: F.pad(a, (1, 1, 1, 1), mode="reflect"),
         FLOAT + 64 * FLOAT,
     ),
-    # The target, and the number of targets, which is all that is left of the class weights.
+    # The loss also reads the targets and their number, the total of the class weights.
     "a likelihood": (
         "nll_loss2d_backward",
         lambda a: F.nll_loss(a, torch.zeros(1, 8, 8).long()),
@@ -315,31 +336,32 @@ UNREAD: dict[str, tuple[str, Callable[..., Tensor], int]] = {
 
 @pytest.mark.parametrize("name", UNREAD)
 def test_a_gradient_that_asks_only_for_the_inputs_shape_does_not_read_it(name: str) -> None:
-    """An input of 8 by 8, of which torch passes more than the kernel looks at."""
+    """A backward operator that needs only the shape of the 8 x 8 input does not read the input."""
     packet, function, expected = UNREAD[name]
     assert expected == moved_by(packet, function, of(1, 1, 8, 8), phase="backward")
 
 
 def test_a_fused_update_reads_the_gradient_and_does_not_write_it() -> None:
-    """Parameter, gradient and two averages in.
+    """Fused Adam reads parameter, gradient and two averages, and writes all but the gradient.
 
-    Parameter and averages out; and the step's number, in and out.
+    It also reads and writes the number of the step.
     """
     model = torch.nn.Linear(100, 50, bias=False)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     model(fixed(3, 100)).sum().backward()
     with lflops.counting(model) as counted:
         optimizer.step()
-    assert (4 + 3) * 100 * 50 * FLOAT + FLOAT == the_cell(
-        counted.profile, "_fused_adam_", "optimizer"
-    ).bytes_moved
+    update = the_cell(counted.profile, "_fused_adam_", "optimizer")
+    assert (4 + 3) * 100 * 50 * FLOAT + FLOAT == update.bytes_moved
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Sparse invariant checks"
-)  # torch 2.11 says it though it is told to check
+# torch 2.11 warns although the test passes `check_invariants`.
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_a_sparse_tensor_is_its_places_and_its_values() -> None:
-    """3 of 100 by 100 elements are two places and a number each, in and out."""
+    """A sparse tensor moves its indices and values only.
+
+    Each of 3 elements of a 100 x 100 matrix has two indices and a value, read and written.
+    """
     filled = torch.tensor([[0, 5, 9], [1, 5, 7]])
     sparse = torch.sparse_coo_tensor(
         filled, torch.ones(3), (100, 100), check_invariants=True, is_coalesced=True
@@ -351,8 +373,9 @@ def test_a_sparse_tensor_is_its_places_and_its_values() -> None:
 
 
 def test_a_count_without_bytes_leaves_none_to_the_next() -> None:
-    """What a call costs is kept for the next count, with bytes and without them."""
-    model, counted = nn.ReLU(), []
+    """Cached costs of calls are correct for later counts, with and without bytes."""
+    model = nn.ReLU()
+    counted = []
     for traffic in (True, False, True):
         with Counting({"": model}, options=CountOptions(traffic=traffic, memory=False)) as counting:
             model(x())
@@ -361,7 +384,7 @@ def test_a_count_without_bytes_leaves_none_to_the_next() -> None:
 
 
 def test_ever_new_shapes_do_not_fill_the_memory() -> None:
-    """A training may have them, and each is right."""
+    """With ever new shapes, the cache of costs stays limited, and each cost is right."""
     model, lengths = nn.ReLU(), range(1, 1101)
     batches = [torch.zeros(length) for length in lengths]
     with Counting({"": model}) as counting:

@@ -1,4 +1,4 @@
-"""Where formulas find their arguments in a trace, against torch's own schemas."""
+"""Test the positions of formulas' arguments in a trace against torch's own schemas."""
 
 import contextlib
 import importlib
@@ -13,19 +13,18 @@ import torch
 from lflops.flop_counter import operators
 from lflops.formulas.table import FORMULAS, PLACES
 
-assert operators, "importing them registers every formula"
+assert operators, "the import registers every formula"
+# The import registers the operators of variable-length attention, which not every torch has.
 with contextlib.suppress(ModuleNotFoundError):
-    importlib.import_module(
-        "torch.nn.attention.varlen"
-    )  # which registers its operators when it is loaded; not every torch has it
+    importlib.import_module("torch.nn.attention.varlen")
 
 
 GEOMETRY = ("stride", "padding", "dilation", "output_padding", "groups")
-"""Arguments of convolutions that decide the shape of the result."""
+"""Arguments of a convolution that determine the shape of the result."""
 
 
 def schema(operator: str) -> list[str] | None:
-    """The names of an operator's arguments; `None` where this torch does not have it."""
+    """Return the names of an operator's arguments, or `None` if this torch lacks the operator."""
     namespace, _, name = operator.partition("::")
     packet: Any = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None:
@@ -35,17 +34,17 @@ def schema(operator: str) -> list[str] | None:
 
 
 def asked_for(operator: str) -> list[str]:
-    """The arguments that a trace's reader needs by name."""
+    """Return the arguments that the reader of a trace needs by name."""
     parameters = inspect.signature(FORMULAS[operator]).parameters.values()
-    names = [
-        each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "out"
-    ]
-    return [*names, *GEOMETRY] if "conv" in operator and "backward" not in operator else names
+    keywords = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    names = [name for name in keywords if name != "out"]
+    is_convolution = "conv" in operator and "backward" not in operator
+    return [*names, *GEOMETRY] if is_convolution else names
 
 
 @pytest.mark.parametrize("operator", sorted(FORMULAS))
 def test_places_are_those_of_the_schema(operator: str) -> None:
-    """All arguments that are asked for and that the schema has, and no others."""
+    """The table has the positions of all needed arguments in the schema, and no others."""
     names = schema(operator)
     if names is None:
         pytest.skip(f"torch {torch.__version__} has no {operator}")
@@ -56,14 +55,14 @@ def test_places_are_those_of_the_schema(operator: str) -> None:
 
 
 def test_no_place_is_of_an_operator_without_a_formula() -> None:
-    """What is left over when a formula goes."""
+    """No position remains in the table after its formula is removed."""
     assert set() == PLACES.keys() - FORMULAS.keys()
 
 
 def test_traces_are_counted_by_every_formula_that_live_calls_are() -> None:
-    """A family that one of the two does not import would be unknown to it.
+    """Traces and running steps are counted with the same formulas.
 
-    A process without torch has what the trace's reader imports.
+    A process that imports only the reader of traces has every formula that this process has.
     """
     code = "import lflops.trace.analysis.operator_cost; from lflops.formulas.table import FORMULAS; print(*FORMULAS)"
     registered = subprocess.run(

@@ -1,4 +1,4 @@
-"""The table of formulas has every family, also one that was added today."""
+"""Test that the table of formulas contains the formulas of every file."""
 
 import ast
 import subprocess
@@ -16,7 +16,7 @@ IMPORTER = ROOT / "lflops/flop_counter/operators.py"
 
 
 def test_a_new_file_in_formulas_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file names it: the folder is searched."""
+    """The folder is searched, so a new file is found without an import."""
     (tmp_path / "acme.py").write_text(
         "from lflops.formulas.table import formula\n\n@formula('acme::spin')\ndef spin(x):\n    return 7 * x[0]\n",
         "utf-8",
@@ -33,7 +33,7 @@ def test_a_new_file_in_formulas_is_found(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_reader_of_traces_alone_has_all_of_the_table() -> None:
-    """In a fresh Python that has imported nothing else."""
+    """A new process that imports only the reader of traces has the whole table."""
     load_families()
     code = "import lflops.trace.analysis.operator_cost\nfrom lflops.formulas.table import FORMULAS\nprint(*FORMULAS)"
     alone = subprocess.run(
@@ -43,37 +43,36 @@ def test_the_reader_of_traces_alone_has_all_of_the_table() -> None:
 
 
 def calls(source: str, name: str) -> bool:
-    """Whether a file calls a function of this name."""
+    """Return whether a file calls a function of this name."""
     called = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     return any(isinstance(function, ast.Name) and function.id == name for function in called)
 
 
 def test_whoever_counts_calls_loads_all_families() -> None:
-    """As the reader of traces does.
+    """The file that counts calls also calls `load_families`.
 
-    The file imports torch, so its text is read in place of starting one more Python.
+    It imports torch, so the test reads its source instead of starting another process.
     """
     assert calls(IMPORTER.read_text("utf-8"), "load_families")
     assert not calls("from lflops.formulas.table import load_families", "load_families")
 
 
 def unimported(files: dict[str, str], importer: str) -> list[str]:
-    """Files with costs of calls that the importer does not import."""
-    imported = {
-        f"{node.module}.{alias.name}".removeprefix("lflops.flop_counter.").partition(".")[0]
-        for node in ast.walk(ast.parse(importer))
-        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("lflops.flop_counter.")
-        for alias in node.names
-    }
-    return [
-        name
-        for name, source in files.items()
-        if calls(source, "cost_of_call") and name not in imported
-    ]
+    """Return the files that define costs of calls and that the importer does not import."""
+    folder = "lflops.flop_counter."
+    imported = set()
+    for node in ast.walk(ast.parse(importer)):
+        if not isinstance(node, ast.ImportFrom) or not f"{node.module}.".startswith(folder):
+            continue
+        for alias in node.names:
+            path = f"{node.module}.{alias.name}".removeprefix(folder)
+            imported.add(path.partition(".")[0])
+    with_costs = [name for name, source in files.items() if calls(source, "cost_of_call")]
+    return [name for name in with_costs if name not in imported]
 
 
 def test_every_file_with_costs_of_calls_is_imported() -> None:
-    """By the file that looks operators up."""
+    """`operators.py` imports every file that defines costs of calls."""
     files = {path.stem: path.read_text("utf-8") for path in OPERATOR_COSTS.glob("*.py")}
     missing = unimported(files, IMPORTER.read_text("utf-8"))
     assert not missing, (
@@ -82,7 +81,7 @@ def test_every_file_with_costs_of_calls_is_imported() -> None:
 
 
 def test_a_file_with_costs_that_nobody_imports_would_be_seen() -> None:
-    """The check above can fail."""
+    """A file that is not imported would make the test above fail."""
     files = {
         "acme": "@cost_of_call('acme::spin')\ndef spin(args, kwargs, out):\n    return Cost(1)\n",
         "flex": "",

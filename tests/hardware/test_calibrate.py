@@ -1,3 +1,5 @@
+"""Test `lflops.calibrate` on fake machines and clocks, and on this CPU."""
+
 import contextlib
 import json
 import os
@@ -34,9 +36,10 @@ MIB = 1 << 20
 
 
 class FakeClock:
-    """Moved by what runs, a power of two at a time, so that no digit is lost.
+    """A clock that is moved by the work that runs.
 
-    A block can be made to last longer.
+    All durations are powers of two, so that no digit is lost. `slow` returns how many times longer
+    a block appears.
     """
 
     def __init__(self, slow: Callable[[int], float] = lambda block: 1.0) -> None:
@@ -57,7 +60,10 @@ class FakeClock:
 
 
 class FakeMachine:
-    """A device whose products run at the rates given by dtype and size, and whose copies run at 2**33 bytes/s."""
+    """A device with a given rate of matmuls by dtype and size.
+
+    Its copies run at 2**33 bytes/s.
+    """
 
     name = "fake"
     copies = 2.0**33
@@ -70,8 +76,10 @@ class FakeMachine:
         cache: int = MIB,
         free: int = 1 << 40,
     ) -> None:
-        self.cache_bytes, self._free = cache, free
-        self.clock, self.rate = clock, rate
+        self.cache_bytes = cache
+        self._free = free
+        self.clock = clock
+        self.rate = rate
         self.products: list[tuple[str, int]] = []
         self.copied: list[int] = []
         self.runs: list[str] = []
@@ -102,14 +110,15 @@ class FakeMachine:
 
 
 def growing(top: int) -> Callable[[str, int], float]:
-    """2**40 FLOP/s at a size of 256, twice as many at each size up to `top`, and from there on no more."""
+    """Return a rate of 2**40 FLOP/s at size 256, which doubles with each size up to `top`."""
     return lambda dtype, size: 2.0**40 * min(size, top) / 256
 
 
 def test_the_peak_is_the_fastest_products_rate() -> None:
-    """2**40 FLOP/s at 256, 2**42 at 1024.
+    """The peak is the rate of the fastest matmul.
 
-    8192 takes 1/4 s and brings no more, and for a larger one there is no time.
+    It is 2**40 FLOP/s at size 256 and 2**42 at 1024. Size 8192 takes 1/4 s and is not faster, and
+    there is no time for a larger one.
     """
     clock = FakeClock()
     machine = FakeMachine(clock, growing(1024))
@@ -118,9 +127,10 @@ def test_the_peak_is_the_fastest_products_rate() -> None:
 
 
 def test_a_size_that_was_slow_by_chance_does_not_end_the_search() -> None:
-    """1024 takes 1/32 s and not 1/128.
+    """A size that is slow once does not end the search.
 
-    Twice as fast as that should have been, 2048 is found nonetheless, and 4096 is slower.
+    Size 1024 takes 1/32 s instead of 1/128 s. Size 2048 is the fastest and is still found; 4096 is
+    slower.
     """
     clock = FakeClock()
     slow = {1024: 4, 4096: 2}
@@ -133,9 +143,11 @@ def test_a_size_that_was_slow_by_chance_does_not_end_the_search() -> None:
 
 @pytest.mark.parametrize("seconds", [1 / 4, 5 / 32])
 def test_no_product_is_tried_that_would_take_too_long(seconds: float) -> None:
-    """Three of eight times the size.
+    """The next size is not tried if its three blocks would need more than the remaining time.
 
-    6 s more, and there are 4; or 15/4 s, after five times 5/32 s were used up.
+    There are 4 s, and each of these blocks is eight times as long. With blocks of 1/4 s they would
+    need 6 s. With blocks of 5/32 s they would need 15/4 s, but five blocks of 5/32 s were already
+    used.
     """
     clock = FakeClock()
     machine = FakeMachine(clock, lambda dtype, size: 2.0**25 / seconds)
@@ -144,9 +156,10 @@ def test_no_product_is_tried_that_would_take_too_long(seconds: float) -> None:
 
 
 def test_products_take_a_32nd_of_the_free_memory_at_most() -> None:
-    """Three matrices of 512 x 512 doubles.
+    """A matmul uses at most a 32nd of the free memory.
 
-    One byte less, and there is only room for those of 256 x 256.
+    Three matrices of 512 x 512 doubles fit exactly. With one byte less, only those of 256 x 256
+    fit.
     """
     needed = 32 * 3 * 512 * 512 * 8
     for free, largest in ((needed, 512), (needed - 1, 256)):
@@ -159,31 +172,39 @@ def test_products_take_a_32nd_of_the_free_memory_at_most() -> None:
 @pytest.mark.parametrize(
     ("free", "half"),
     [
-        (1 << 40, 4 * MIB),  # source and destination are 8 times the cache of 1 MiB
-        (24 * MIB, 3 * MIB),  # a quarter of what is free
-        (16 * MIB, 2 * MIB),  # 4 times the cache are still some
+        # Source and destination together are 8 times the cache of 1 MiB.
+        (1 << 40, 4 * MIB),
+        # They are a quarter of the free memory.
+        (24 * MIB, 3 * MIB),
+        # 4 times the cache is still enough.
+        (16 * MIB, 2 * MIB),
         (16 * MIB - 8, None),
     ],
 )
 def test_a_copy_is_several_times_the_cache_or_not_made(free: int, half: int | None) -> None:
-    """What the caches hold is not the memory's bandwidth: it is unknown then."""
+    """If a copy cannot be several times the cache, the bandwidth is unknown.
+
+    A smaller copy would measure the cache instead of the memory.
+    """
     clock = FakeClock()
     machine = FakeMachine(clock, growing(256), free=free)
-    assert ({"bf16": 2.0**40}, None if half is None else 2.0**33) == measure(
-        machine, clock, ["bf16"]
-    )
-    assert ([] if half is None else [half]) == machine.copied
+    peaks, bandwidth = measure(machine, clock, ["bf16"])
+    assert {"bf16": 2.0**40} == peaks
+    if half is None:
+        assert bandwidth is None
+        assert [] == machine.copied
+    else:
+        assert 2.0**33 == bandwidth
+        assert [half] == machine.copied
 
 
 @pytest.mark.parametrize(
     ("slow", "peak"), [((0, 3, 5, 6, 9), 2.0**40), ((0, 1, 3, 5, 6, 9), 2.0**39)]
 )
 def test_the_median_of_the_rounds_is_taken(slow: tuple[int, ...], peak: float) -> None:
-    """Of eleven rounds five may be of half the speed.
-
-    With six, half the speed is what the machine has.
-    """
-    free = 32 * 3 * 256 * 256 * 2  # for one size, which is probed in 5 blocks
+    """The result is the median of eleven rounds: five slow rounds do not change it, but six do."""
+    # There is only memory for one size. Five blocks probe it before the rounds begin.
+    free = 32 * 3 * 256 * 256 * 2
     clock = FakeClock(lambda block: 2.0 if block - 5 in slow else 1.0)
     machine = FakeMachine(clock, growing(256), cache=1 << 60, free=free)
     assert ({"fp16": peak}, None) == measure(machine, clock, ["fp16"])
@@ -191,7 +212,7 @@ def test_the_median_of_the_rounds_is_taken(slow: tuple[int, ...], peak: float) -
 
 
 def test_all_take_turns_in_blocks_of_some_tenths_of_a_second() -> None:
-    """Eleven rounds, of 0.2 s for each and at most one call more."""
+    """Dtypes and copy alternate in eleven rounds of blocks of 0.2 s, and at most one call more."""
     clock = FakeClock()
     machine = FakeMachine(clock, growing(256))
     measure(machine, clock, ["fp32", "bf16"])
@@ -200,9 +221,9 @@ def test_all_take_turns_in_blocks_of_some_tenths_of_a_second() -> None:
 
 
 def test_a_slow_machine_is_given_three_rounds() -> None:
-    """A product that takes 4 s.
+    """If a matmul takes 4 s, there are only three rounds.
 
-    More than three of them would take longer than the time that there is.
+    More rounds would exceed the available time.
     """
     clock = FakeClock()
     machine = FakeMachine(clock, lambda dtype, size: 2.0**23, cache=1 << 60)
@@ -211,7 +232,7 @@ def test_a_slow_machine_is_given_three_rounds() -> None:
 
 
 def test_a_dtype_without_products_is_left_out() -> None:
-    """Asked for one, torch says so; with none at all there is nothing to measure."""
+    """A dtype for which torch raises an error is left out; without any dtype there is an error."""
     clock = FakeClock()
 
     def rate(dtype: str, size: int) -> float:
@@ -227,7 +248,10 @@ def test_a_dtype_without_products_is_left_out() -> None:
 
 
 class Second:
-    """A clock by which every block takes a second, so that the smallest product is the only one that there is time for."""
+    """A clock on which every block takes a second.
+
+    So there is only time for the smallest matmul.
+    """
 
     def mark(self) -> None:
         pass
@@ -240,16 +264,16 @@ class Second:
 
 
 class Forbidden:
-    """A clock that must not be looked at."""
+    """A clock that must not be read."""
 
     def mark(self) -> None:
         raise AssertionError
 
 
 class Watch:
-    """What other processes take of the CPU in one measurement after the other, as a share.
+    """A stand-in for `CpuWatch`: each measurement loses the next share of the CPU in the list.
 
-    Then again nothing.
+    The last share is used again.
     """
 
     def __init__(self, shares: list[float]) -> None:
@@ -262,7 +286,7 @@ class Watch:
 
 @pytest.fixture(autouse=True)
 def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This CPU with a last-level cache of 1 MiB, and a file of measurements of its own."""
+    """Pretend that the last-level cache has 1 MiB; return the path of a new calibration file."""
     monkeypatch.setattr(page, "last_level_cache", lambda root: MIB)
     monkeypatch.setattr(page, "CpuWatch", partial(Watch, [0.0]))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -270,12 +294,12 @@ def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def on_the_cpu(**options: Any) -> Hardware:
-    """A measurement in which every block takes a second."""
+    """Calibrate this CPU with a clock on which every block takes a second."""
     return calibrate("cpu", **{"clock": Second(), **options})
 
 
 def test_the_cpu_is_measured_with_real_products() -> None:
-    """2 * 256**3 FLOPs and 8 MiB in a second each."""
+    """A matmul has 2 * 256**3 FLOPs and a copy moves 8 MiB, in a second each."""
     hardware = on_the_cpu(dtypes=["fp64", "fp32", "bf16"])
     assert dict.fromkeys(["fp64", "fp32", "bf16"], 2.0 * 256**3) == hardware.peak_flops_per_second
     assert 8.0 * MIB == hardware.bandwidth_bytes_per_second
@@ -287,7 +311,7 @@ def test_the_cpu_is_measured_with_real_products() -> None:
 
 
 def test_all_dtypes_that_run_are_measured_unless_some_are_named() -> None:
-    """TF32 is something of CUDA's."""
+    """By default every dtype is measured that runs on the CPU, where TF32 does not exist."""
     assert (
         {"fp64", "fp32", "bf16"}
         <= set(on_the_cpu().peak_flops_per_second)
@@ -296,30 +320,29 @@ def test_all_dtypes_that_run_are_measured_unless_some_are_named() -> None:
 
 
 def test_what_was_measured_is_remembered(small_machine: Path) -> None:
-    """By device, torch, number of threads and dtypes; `fresh` measures again."""
+    """A measurement is stored by device, torch version, number of threads and dtypes.
+
+    `fresh=True` measures again.
+    """
     first = on_the_cpu(dtypes=["fp32"])
     assert first == on_the_cpu(dtypes=["fp32"], clock=Forbidden())
     for other in ({"dtypes": ["fp64"]}, {"dtypes": ["fp32"], "fresh": True}):
         with pytest.raises(AssertionError):
             on_the_cpu(**other, clock=Forbidden())
     (key,) = json.loads(small_machine.read_text())
-    assert all(
-        part in key
-        for part in (
-            first.name,
-            f"torch {torch.__version__}",
-            f"{torch.get_num_threads()} threads",
-            "fp32",
-        )
-    )
+    assert first.name in key
+    assert f"torch {torch.__version__}" in key
+    assert f"{torch.get_num_threads()} threads" in key
+    assert "fp32" in key
 
 
 def test_a_busy_machine_is_measured_twice_and_marked_if_it_stays_busy(
     small_machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the CPU was somebody else's.
+    """If other processes use half of the CPU, it is measured a second time.
 
-    If that is over the second time, its figures count; if not, the next run measures again.
+    If the CPU is free then, the result counts. If not, the result is marked, and the next run
+    measures again.
     """
     monkeypatch.setattr(page, "CpuWatch", partial(Watch, [0.5, 0.0]))
     once = on_the_cpu(dtypes=["fp32"])
@@ -328,24 +351,29 @@ def test_a_busy_machine_is_measured_twice_and_marked_if_it_stays_busy(
     monkeypatch.setattr(page, "CpuWatch", partial(Watch, [0.5]))
     busy = on_the_cpu(dtypes=["fp32"], fresh=True)
     assert busy.source.endswith(", while other processes used the CPU")
-    assert busy.source in small_machine.read_text()  # for the other ranks of this run
+    # It is stored nevertheless, for the other ranks of this run.
+    assert busy.source in small_machine.read_text()
     with pytest.raises(AssertionError):
         on_the_cpu(dtypes=["fp32"], clock=Forbidden())
 
 
 def test_a_peak_that_a_step_exceeded_is_forgotten(small_machine: Path) -> None:
-    """Others stay. What was given by hand was never remembered."""
-    first, other = on_the_cpu(dtypes=["fp32"]), on_the_cpu(dtypes=["fp64"])
-    assert [True, False, False] == [
-        forget(each) for each in (first, first, Hardware("by hand", {"fp32": 1.0}))
-    ]
+    """`forget` removes one measurement and returns whether it was stored.
+
+    Other measurements stay. Numbers that a user passed are not stored.
+    """
+    first = on_the_cpu(dtypes=["fp32"])
+    other = on_the_cpu(dtypes=["fp64"])
+    assert forget(first) is True
+    assert forget(first) is False
+    assert forget(Hardware("by hand", {"fp32": 1.0})) is False
     assert other == on_the_cpu(dtypes=["fp64"], clock=Forbidden())
     with pytest.raises(AssertionError):
         on_the_cpu(dtypes=["fp32"], clock=Forbidden())
 
 
 def test_another_number_of_threads_is_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So is another torch."""
+    """Another number of threads or another version of torch needs a new measurement."""
     on_the_cpu(dtypes=["fp32"])
     for owner, name, value in (
         (torch, "get_num_threads", lambda: 77),
@@ -372,7 +400,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_broken_file_is_ignored_and_written_anew(small_machine: Path, damage: str) -> None:
-    """Whatever is in it."""
+    """A damaged file is ignored, and replaced after a new measurement."""
     first = on_the_cpu(dtypes=["fp32"])
     small_machine.write_bytes(DAMAGES[damage](small_machine.read_bytes()))
     with pytest.raises(AssertionError):
@@ -381,7 +409,7 @@ def test_a_broken_file_is_ignored_and_written_anew(small_machine: Path, damage: 
 
 
 def test_the_other_entries_of_the_file_stay(small_machine: Path) -> None:
-    """Also those that a later lflops wrote."""
+    """Other entries of the file are kept, also those of a later lflops."""
     small_machine.parent.mkdir()
     small_machine.write_text('{"another": {"from": "later"}}')
     on_the_cpu(dtypes=["fp32"])
@@ -390,9 +418,9 @@ def test_the_other_entries_of_the_file_stay(small_machine: Path) -> None:
 
 
 def test_without_a_place_to_remember_it_is_measured_each_time(small_machine: Path) -> None:
-    """A folder where the file would be, and a file where its folder would be.
+    """If the file cannot be written, each call measures, and no temporary file is left.
 
-    Nothing lies about afterwards.
+    There is a folder in place of the file, and then a file in place of its folder.
     """
     small_machine.mkdir(parents=True)
     assert on_the_cpu(dtypes=["fp32"]) == on_the_cpu(dtypes=["fp32"])
@@ -414,7 +442,7 @@ print(page.calibrate("cpu", dtypes=["fp32"], clock=None).source)
 
 
 def waits_for_a_lock(pid: int) -> bool:
-    """Whether a process has the file open that the first one has locked."""
+    """Return whether a process has opened the lock file, which this process has locked."""
     with contextlib.suppress(FileNotFoundError):
         opened = [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
         return any(each.endswith(".lock") for each in opened)
@@ -425,10 +453,10 @@ def waits_for_a_lock(pid: int) -> bool:
 def test_the_ranks_of_a_machine_measure_one_after_another_and_all_but_the_first_read(
     small_machine: Path,
 ) -> None:
-    """While one measures, the next one waits; then it has the first one's figures, to the digit."""
+    """While one rank measures, the next one waits; then it reads exactly the same numbers."""
 
     class Waiting(Second):
-        """A clock in the first process, that starts the other one and goes on when that waits, or has ended."""
+        """A clock that starts a second process, and continues when that process waits or ends."""
 
         other: subprocess.Popen[str] | None = None
 
@@ -446,22 +474,24 @@ def test_the_ranks_of_a_machine_measure_one_after_another_and_all_but_the_first_
             while self.other.poll() is None and not waits_for_a_lock(self.other.pid):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.other.wait(0.05)
-            assert self.other.returncode is None, "it did not wait"
+            assert self.other.returncode is None, "the second process did not wait"
 
     clock = Waiting()
     first = on_the_cpu(dtypes=["fp32"], clock=clock)
     assert clock.other is not None
     assert (f"{first.source}\n", None) == clock.other.communicate(timeout=600)
     (entry,) = json.loads(small_machine.read_text()).values()
-    assert 2.0 * 256**3 == entry["peak_flops_per_second"]["fp32"], (
-        "the first one's figure, by whose clock a block takes a second"
-    )
+    # The number is that of the first process: on its clock a block takes a second.
+    assert 2.0 * 256**3 == entry["peak_flops_per_second"]["fp32"]
 
 
 def test_without_a_place_for_a_lock_it_is_measured_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file is where the folder would be."""
+    """If the folder of the lock cannot be created, the measurement runs without a lock.
+
+    Here a file is in place of the folder.
+    """
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert {"fp32": 2.0 * 256**3} == on_the_cpu(dtypes=["fp32"]).peak_flops_per_second
@@ -469,11 +499,15 @@ def test_without_a_place_for_a_lock_it_is_measured_all_the_same(
 
 @pytest.mark.skipif(os.name != "posix", reason="nothing is locked here")
 def test_a_lock_that_is_never_released_is_waited_for_two_minutes(tmp_path: Path) -> None:
-    """By a clock on which each wait takes ten seconds. Then it is measured all the same."""
+    """After two minutes without the lock, the measurement runs anyway.
+
+    Each wait takes ten seconds on the test's clock.
+    """
     slept: list[float] = []
     path = tmp_path / "lock"
     with _locked(path) as first, _locked(path, lambda: 10.0 * len(slept), slept.append) as second:
-        assert (True, False) == (first, second)
+        assert first is True
+        assert second is False
     assert 12 == len(slept)
     with _locked(path) as free:
         assert free
@@ -481,8 +515,9 @@ def test_a_lock_that_is_never_released_is_waited_for_two_minutes(tmp_path: Path)
 
 @pytest.mark.skipif(os.name != "posix", reason="nothing is locked here")
 def test_a_lock_through_a_planted_link_creates_no_file(tmp_path: Path) -> None:
-    """Its name can be guessed."""
-    (path := tmp_path / "lock").symlink_to(tmp_path / "target")
+    """A symbolic link in place of the lock is an error, because its name can be guessed."""
+    path = tmp_path / "lock"
+    path.symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match="symbolic links"), _locked(path):
         pass
     assert not (tmp_path / "target").exists()
@@ -492,7 +527,7 @@ def test_a_lock_through_a_planted_link_creates_no_file(tmp_path: Path) -> None:
 def test_without_a_cache_home_it_is_in_the_home(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the XDG base directories are defined: one that is not absolute is none."""
+    """If `XDG_CACHE_HOME` is empty or relative, the file is in `~/.cache`, as XDG requires."""
     monkeypatch.setenv("XDG_CACHE_HOME", home)
     monkeypatch.setenv("HOME", str(tmp_path))
     on_the_cpu(dtypes=["fp32"])
@@ -514,23 +549,24 @@ def test_without_a_cache_home_it_is_in_the_home(
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments: dict[str, Any], message: str) -> None:
-    """With the argument, its value and what is taken."""
+    """The error contains the argument, its value and the accepted values."""
     with pytest.raises(HardwareError, match=re.escape(message)):
         calibrate(**arguments, clock=Forbidden())
 
 
 def state() -> dict[str, object]:
-    """What of torch a measurement could change."""
+    """Return the settings of torch that a measurement could change."""
     backends = {
         "cuda": torch.backends.cuda.matmul,
         "mkldnn": getattr(torch.backends.mkldnn, "matmul", None),
     }
+    precision = {}
+    for name, backend in backends.items():
+        default = torch.get_float32_matmul_precision()
+        precision[name] = getattr(backend, "fp32_precision", default)
     return {
         "threads": torch.get_num_threads(),
-        "precision": {
-            name: getattr(backend, "fp32_precision", torch.get_float32_matmul_precision())
-            for name, backend in backends.items()
-        },
+        "precision": precision,
         "random numbers": (torch.get_rng_state().tolist(), random.getstate()),
         "dtype": torch.get_default_dtype(),
         "device": torch.get_default_device(),
@@ -542,8 +578,9 @@ def state() -> dict[str, object]:
 
 @pytest.fixture
 def torch_as_it_was() -> Iterator[None]:
-    """CleanupStack what a culprit did."""
-    threads, numbers = torch.get_num_threads(), torch.get_rng_state()
+    """Restore torch's settings after a test that changes them."""
+    threads = torch.get_num_threads()
+    numbers = torch.get_rng_state()
     yield
     torch.set_num_threads(threads)
     torch.set_rng_state(numbers)
@@ -557,9 +594,8 @@ def torch_as_it_was() -> Iterator[None]:
             backend.fp32_precision = "none"
     torch.set_default_dtype(torch.float32)
     torch.set_default_device(None)
-    vars(torch._GLOBAL_DEVICE_CONTEXT).pop(
-        "device_context", None
-    )  # torch 2.8 cannot say which device is the default one if it is `None`
+    # torch 2.8 cannot return the default device if it is `None`.
+    vars(torch._GLOBAL_DEVICE_CONTEXT).pop("device_context", None)
     torch.set_grad_enabled(True)
     torch.set_autocast_enabled("cpu", False)
     torch.use_deterministic_algorithms(False)
@@ -577,7 +613,7 @@ CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("precision", ["highest", "medium"])
 def test_torch_is_left_as_it_was(context: str, precision: str, torch_as_it_was: None) -> None:
-    """Wherever it is measured; also when it fails halfway."""
+    """A measurement leaves torch's settings unchanged in every context, also if it fails."""
     torch.set_float32_matmul_precision(precision)
     torch.set_default_dtype(torch.float64)
     with CONTEXTS[context]():
@@ -603,7 +639,10 @@ CULPRITS: dict[str, Callable[[], object]] = {
 def test_a_measurement_that_changed_torch_would_be_seen(
     part: str, monkeypatch: pytest.MonkeyPatch, torch_as_it_was: None
 ) -> None:
-    """Each part of the state has a culprit, planted in the making of a product."""
+    """A measurement that changes one part of the state changes exactly this part of `state()`.
+
+    So the test above would fail. The change happens where a matmul is prepared.
+    """
     product = TorchMachine.product
 
     def planted(self: TorchMachine, dtype: str, size: int) -> Callable[[], object]:
@@ -619,7 +658,7 @@ def test_a_measurement_that_changed_torch_would_be_seen(
 
 
 def test_nobody_who_watches_sees_it() -> None:
-    """A counter that is on has counted nothing."""
+    """An active `FlopCounterMode` counts nothing of a measurement."""
     with FlopCounterMode(display=False) as counter:
         on_the_cpu(dtypes=["fp32"])
     assert 0 == counter.get_total_flops()
@@ -630,7 +669,10 @@ def test_nobody_who_watches_sees_it() -> None:
 def test_fp32_is_measured_in_full_precision_whatever_the_user_chose(
     precision: str, autocast: bool, torch_as_it_was: None
 ) -> None:
-    """A product in bf16 or TF32, whose significands have 8 and 11 bits, is further from the one of doubles."""
+    """The result of an fp32 matmul is close to that in doubles, with every setting of precision.
+
+    The significands of bf16 and TF32 have only 8 and 11 bits, so their results would differ more.
+    """
     machine = TorchMachine(torch.device("cpu"))
     torch.set_float32_matmul_precision(precision)
     with (
@@ -641,9 +683,9 @@ def test_fp32_is_measured_in_full_precision_whatever_the_user_chose(
         run = machine.product("fp32", 64)
         product = run()
     assert isinstance(run, partial)
-    left, right = (operand.double() for operand in run.args)
+    left, right = run.args
     assert isinstance(product, torch.Tensor)
-    assert (product - left @ right).abs().max() < 2**-16
+    assert (product - left.double() @ right.double()).abs().max() < 2**-16
 
 
 @pytest.mark.skipif(
@@ -651,7 +693,10 @@ def test_fp32_is_measured_in_full_precision_whatever_the_user_chose(
     reason="torch 2.9 is the first with a precision for all backends",
 )
 def test_a_precision_for_all_backends_still_is_one_afterwards(torch_as_it_was: None) -> None:
-    """What the user sets for all of them reaches the products: no setting of ours stands before it."""
+    """After a measurement, the user's precision for all backends still reaches matmuls.
+
+    lflops leaves no setting of a single backend that would override it.
+    """
     torch.backends.fp32_precision = "ieee"
     on_the_cpu(dtypes=["fp32"])
     torch.backends.fp32_precision = "tf32"
@@ -660,26 +705,27 @@ def test_a_precision_for_all_backends_still_is_one_afterwards(torch_as_it_was: N
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
 def test_the_operands_are_random_numbers_that_are_always_the_same(dtype: str) -> None:
-    """In the dtype that is measured."""
-    first, second = (TorchMachine(torch.device("cpu")).product(dtype, 32)() for _ in range(2))
+    """The operands have the measured dtype, and the same random numbers in each call."""
+    first = TorchMachine(torch.device("cpu")).product(dtype, 32)()
+    second = TorchMachine(torch.device("cpu")).product(dtype, 32)()
     assert isinstance(first, torch.Tensor)
     assert isinstance(second, torch.Tensor)
     assert torch.equal(first, second)
     assert first.std() > 1
-    assert {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[
-        dtype
-    ] == first.dtype
+    dtypes = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+    assert dtypes[dtype] == first.dtype
 
 
 def test_a_copy_copies() -> None:
-    """The bytes that were asked for."""
+    """The copy has the requested number of bytes and the content of its source."""
     copied = TorchMachine(torch.device("cpu")).copy(4096)()
     assert isinstance(copied, torch.Tensor)
-    assert (4096, 1.0) == (copied.nbytes, copied.mean().item())
+    assert 4096 == copied.nbytes
+    assert 1.0 == copied.mean().item()
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
-    """A file system of a few files."""
+    """Write files below a folder that represents the root of a file system."""
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content)
@@ -687,7 +733,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 
 
 def cache(cpu: int, index: int, level: int, size: str, sharers: str) -> dict[str, str]:
-    """One of a CPU's caches, as the kernel tells of it."""
+    """Return the files by which the kernel describes one cache of a CPU."""
     folder = f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
     return {
         f"{folder}/level": f"{level}\n",
@@ -697,17 +743,20 @@ def cache(cpu: int, index: int, level: int, size: str, sharers: str) -> dict[str
 
 
 def test_the_last_level_cache_is_all_of_the_last_level(tmp_path: Path) -> None:
-    """Two groups of CPUs with 32 MiB each; the two L2 caches are not of the last level."""
+    """The last-level cache is the sum over groups of CPUs: two groups with 32 MiB each.
+
+    The L2 caches of the CPUs are not the last level.
+    """
     files = {f"sys/devices/system/cpu/cpu{cpu}/cpufreq": "" for cpu in range(4)}
     for cpu in range(4):
-        files |= cache(cpu, 2, 2, "1024K", str(cpu)) | cache(
-            cpu, 3, 3, "32768K", "0-1" if cpu < 2 else "2-3"
-        )
+        group = "0-1" if cpu < 2 else "2-3"
+        files |= cache(cpu, index=2, level=2, size="1024K", sharers=str(cpu))
+        files |= cache(cpu, index=3, level=3, size="32768K", sharers=group)
     assert 64 * MIB == last_level_cache(tree(tmp_path, files))
 
 
 def test_an_unknown_cache_is_taken_to_be_large(tmp_path: Path) -> None:
-    """Also where the kernel tells only a part."""
+    """Without complete information from the kernel, a cache of 64 MiB is assumed."""
     assert 64 * MIB == last_level_cache(tmp_path)
     assert 64 * MIB == last_level_cache(
         tree(tmp_path, {"sys/devices/system/cpu/cpu0/cache/index0/level": "3"})
@@ -758,12 +807,15 @@ STAT = "inactive_file 512\ntotal_inactive_file 1024\n"
 def test_free_memory_is_what_system_and_control_groups_leave(
     tmp_path: Path, files: dict[str, str], free: int
 ) -> None:
-    """The tightest limit counts; files that are only kept in memory are free."""
+    """The tightest limit of the system and the control groups counts.
+
+    Memory of cached files counts as free.
+    """
     assert free == available_memory(tree(tmp_path, {"proc/meminfo": MEMINFO} | files))
 
 
 def test_unknown_memory_is_taken_to_be_little(tmp_path: Path) -> None:
-    """A GiB, where there is no Linux to ask."""
+    """Without Linux's files, one GiB of free memory is assumed."""
     assert 1 << 30 == available_memory(tmp_path)
 
 
@@ -783,9 +835,9 @@ def test_the_shell_measures_beside_the_table(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """This machine's chip where the table has it, also where it is named.
+    """The measurement is shown next to the peaks of this machine's chip, also if the chip is named.
 
-    Three quarters of its bf16 are reached.
+    The measured bf16 is three quarters of the peak.
     """
     monkeypatch.setattr(page, "calibrate", lambda fresh: MEASURED)
     assert 0 == main(["hardware", *arguments, "--measure"])
@@ -795,16 +847,14 @@ def test_the_shell_measures_beside_the_table(
     assert re.search(r"fp8 +1\.98 PFLOP/s +– +–", out)
     assert 0 == main(["hardware", *arguments, "--measure", "--json"])
     shown = json.loads(capsys.readouterr().out)
-    assert ([chip], "NVIDIA H200") == (
-        [each["name"] for each in shown["chips"]],
-        shown["measured"]["name"],
-    )
+    assert [chip] == [each["name"] for each in shown["chips"]]
+    assert "NVIDIA H200" == shown["measured"]["name"]
 
 
 def test_the_shell_measures_a_machine_that_is_not_in_the_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is nothing to compare it with then."""
+    """Without a chip in the table, there is no column with a share of a peak."""
     monkeypatch.setattr(
         page,
         "calibrate",
@@ -818,5 +868,5 @@ def test_the_shell_measures_a_machine_that_is_not_in_the_table(
 
 
 def test_it_is_one_of_the_package() -> None:
-    """`lflops.calibrate` is the function, though a file has the same name."""
+    """`lflops.calibrate` is the function, although a file has the same name."""
     assert lflops.calibrate is calibrate

@@ -1,3 +1,5 @@
+"""Test the table of chips against a second list of numbers from the vendors' data sheets."""
+
 import dataclasses
 import json
 import math
@@ -22,9 +24,9 @@ from lflops.hardware.chips import DTYPES, Hardware, chips, hint, lookup, names
 from lflops.report.terminal.hardware import figures
 from tests.support.terminal import printed
 
-# What drivers say of a chip, and figures of it as its sheet has them: halved where they are with
-# sparsity, or cores, operations a clock and clock. Bandwidth in GB/s, None where boards of one name
-# differ.
+# The names that drivers report, the name in the table, peaks, and the bandwidth in GB/s. Peaks are
+# written as in the data sheet: halved if the sheet has them with sparsity, or as cores × operations
+# per clock × clock. The bandwidth is None if boards of one name differ.
 CHIPS: list[tuple[list[str], str, dict[str, float], float | None]] = [
     (
         ["Tesla V100-SXM2-16GB"],
@@ -143,8 +145,8 @@ CHIPS: list[tuple[list[str], str, dict[str, float], float | None]] = [
     (["NVIDIA RTX A5000"], "RTX A5000", {"bf16": 222.2e12 / 2, "fp32": 27.8e12}, 768),
     (["NVIDIA RTX A4500"], "RTX A4500", {"bf16": 189.2e12 / 2, "fp32": 23.7e12}, 640),
     (["NVIDIA RTX A4000"], "RTX A4000", {"bf16": 153.4e12 / 2, "fp32": 19.2e12}, 448),
-    # GeForce: cores, a product and a sum each, twice that with bf16 on the tensor cores; on the AI
-    # TOPS of the newer ones two checks.
+    # GeForce: cores × 2 operations, a product and a sum, × 2 for bf16 on tensor cores. For newer
+    # chips a second peak is derived from the published AI TOPS.
     (["NVIDIA GeForce RTX 3060"], "RTX 3060", {"bf16": 3584 * 4 * 1.78e9}, None),
     (["NVIDIA GeForce RTX 3060 Ti"], "RTX 3060 Ti", {"bf16": 4864 * 4 * 1.67e9}, None),
     (["NVIDIA GeForce RTX 3070"], "RTX 3070", {"bf16": 81.3e12 / 2}, 448),
@@ -233,8 +235,8 @@ CHIPS: list[tuple[list[str], str, dict[str, float], float | None]] = [
         {"bf16": 419e12 / 2, "fp8": 838e12 / 2, "fp4": 3352e12 / 2},
         1792,
     ),
-    # Compute units, operations a clock and clock; one device of MI250 and MI250X is one of two
-    # dies.
+    # AMD: compute units × operations per clock × clock. A device of an MI250 or MI250X is one of
+    # two dies.
     (
         ["AMD Instinct MI210"],
         "MI210",
@@ -278,7 +280,7 @@ CHIPS: list[tuple[list[str], str, dict[str, float], float | None]] = [
         {"bf16": 256 * 4096 * 2.4e9, "fp4": 256 * 16384 * 2.4e9},
         8000,
     ),
-    # Other vendors: cores of a chip and what each has, where the vendor says it.
+    # Other vendors: the number of cores × the peak of each, if the vendor publishes it.
     (["Gaudi2", "GAUDI2"], "Gaudi2", {"bf16": 432e12}, 2460),
     (["Gaudi3", "GAUDI3"], "Gaudi3", {"bf16": 1835e12, "fp8": 1835e12}, 3670),
     (["Trainium"], "Trainium", {"bf16": 2 * 95e12, "fp32": 2 * 23.75e12}, 820),
@@ -297,20 +299,20 @@ BY_NAME = [(driver, ours) for drivers, ours, _, _ in CHIPS for driver in drivers
 def test_a_chip_is_found_by_what_drivers_call_it(
     drivers: list[str], ours: str, peaks: dict[str, float], bandwidth: float | None
 ) -> None:
-    """Its own row, with the figures of its sheet.
+    """Each name that a driver reports finds the chip, with the numbers of its data sheet.
 
-    Without sparsity, accumulated in fp32, of one device.
+    They are peaks of one device, without sparsity and accumulated in fp32.
     """
     for name in [*drivers, ours, ours.lower()]:
         chip = lookup(name)
         assert chip is not None
         assert ours == chip.name
-        assert pytest.approx(peaks, rel=5e-3) == {
-            dtype: chip.peak_flops_per_second.get(dtype) for dtype in peaks
-        }
-        assert chip.bandwidth_bytes_per_second == (
-            None if bandwidth is None else pytest.approx(bandwidth * 1e9)
-        )
+        found = {dtype: chip.peak_flops_per_second.get(dtype) for dtype in peaks}
+        assert pytest.approx(peaks, rel=5e-3) == found
+        if bandwidth is None:
+            assert chip.bandwidth_bytes_per_second is None
+        else:
+            assert chip.bandwidth_bytes_per_second == pytest.approx(bandwidth * 1e9)
 
 
 @pytest.mark.parametrize(
@@ -324,25 +326,30 @@ def test_a_chip_is_found_by_what_drivers_call_it(
     ],
 )
 def test_the_link_is_that_of_all_nvlinks_in_one_direction(name: str, links: int, each: int) -> None:
-    """Links of a chip, and GB/s of each.
+    """The link bandwidth is the number of NVLinks of a chip times the GB/s of each.
 
-    A card to which a bridge can be bought has none in the table.
+    A card for which a bridge can be bought has no link in the table.
     """
-    chip, card = lookup(name), lookup("H100 PCIe")
+    chip = lookup(name)
+    card = lookup("H100 PCIe")
     assert chip is not None
     assert card is not None
-    assert (links * each * 1e9, None) == (chip.link_bytes_per_second, card.link_bytes_per_second)
+    assert links * each * 1e9 == chip.link_bytes_per_second
+    assert card.link_bytes_per_second is None
 
 
 def test_every_chip_of_the_table_is_tested() -> None:
-    """By the list above: a second person's figures beside those of the table."""
+    """Every chip of the table is in `CHIPS`, so each number was entered twice, independently."""
     tested = {ours for _, ours, _, _ in CHIPS}
-    untested, gone = set(names()) - tested, tested - set(names())
+    untested = set(names()) - tested
+    gone = tested - set(names())
     assert not untested, (
-        f"add {sorted(untested)} to CHIPS in tests/hardware/test_chips.py, with figures of the vendor's sheet"
+        f"add {sorted(untested)} to CHIPS in tests/hardware/test_chips.py, with the numbers of the "
+        "vendor's data sheet"
     )
     assert not gone, (
-        f"{sorted(gone)} of CHIPS in tests/hardware/test_chips.py are not in lflops/hardware/chips.toml"
+        f"{sorted(gone)} of CHIPS in tests/hardware/test_chips.py are not in "
+        "lflops/hardware/chips.toml"
     )
     assert len(CHIPS) == len(tested) == len(names())
 
@@ -357,7 +364,8 @@ UNKNOWN = [
     "Intel(R) Xeon(R) Processor",
     "NVIDIA L4000",
     "NVIDIA H2000",
-    "NVIDIA H100",  # a board with 64 GB
+    # A board with 64 GB.
+    "NVIDIA H100",
     "NVIDIA H100 NVL2",
     "NVIDIA A100",
     "NVIDIA A100-SXM-64GB",
@@ -391,21 +399,27 @@ UNKNOWN = [
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_chip_that_is_not_in_the_table_is_unknown(name: str) -> None:
-    """Never the one that it sounds like."""
+    """A similar name never finds a chip, and the hint is one line."""
     assert lookup(name) is None
     assert 1 == len(hint(name).splitlines())
 
 
 @pytest.mark.parametrize(("driver", "ours"), BY_NAME)
 def test_a_part_of_a_chip_is_not_the_chip(driver: str, ours: str) -> None:
-    """A MIG slice, a laptop's chip and a part of a shared one bear the name of the whole."""
+    """A part of a chip is not found, although its name contains the name of the chip.
+
+    Examples are a MIG slice, a laptop chip and a share of a virtual GPU.
+    """
     for part in ("MIG 1g.10gb", "MIG 7g.80gb", "Laptop GPU", "Embedded GPU", "-48Q"):
         assert lookup(f"{driver} {part}") is None
 
 
 @pytest.mark.parametrize(("driver", "ours"), BY_NAME)
 def test_no_chip_is_found_by_the_beginning_of_anothers_name(driver: str, ours: str) -> None:
-    """Unless that is a chip's whole name, as NVIDIA H200 is in NVIDIA H200 NVL."""
+    """The first words of a name find no other chip.
+
+    The only exception is a whole name, as NVIDIA H200 is in NVIDIA H200 NVL.
+    """
     words = re.split(r"[ -]", driver)
     for end in range(1, len(words)):
         beginning = " ".join(words[:end])
@@ -414,75 +428,75 @@ def test_no_chip_is_found_by_the_beginning_of_anothers_name(driver: str, ours: s
 
 
 def test_no_two_chips_share_a_name() -> None:
-    """Not even with the words in another order."""
-    rows = msgspec.toml.decode(Path(lflops.hardware.__file__).with_name("chips.toml").read_bytes())
-    said: dict[frozenset[str], str] = {}
-    for row in (row for of_vendor in rows.values() for row in of_vendor):
-        for name in (row["name"], *row["names"]):
-            words = frozenset(re.findall(r"[a-z0-9]+", name.lower())) - {
-                "nvidia",
-                "tesla",
-                "geforce",
-                "amd",
-                "instinct",
-            }
-            assert row["name"] == said.setdefault(words, row["name"])
+    """No two chips have the same name, even with the words in another order."""
+    path = Path(lflops.hardware.__file__).with_name("chips.toml")
+    vendors = msgspec.toml.decode(path.read_bytes())
+    brands = {"nvidia", "tesla", "geforce", "amd", "instinct"}
+    chip_of: dict[frozenset[str], str] = {}
+    for rows in vendors.values():
+        for row in rows:
+            for name in (row["name"], *row["names"]):
+                words = frozenset(re.findall(r"[a-z0-9]+", name.lower())) - brands
+                assert row["name"] == chip_of.setdefault(words, row["name"])
 
 
 @pytest.mark.parametrize(
     "asked", ["nvidia h200", "H200", "  h200  ", "NVIDIA_H200", "h200-sxm", "SXM H200"]
 )
 def test_case_vendor_order_and_punctuation_do_not_matter(asked: str) -> None:
-    """A person types less than a driver says."""
+    """Users type less than a driver reports."""
     chip = lookup(asked)
     assert chip is not None
     assert "H200 SXM" == chip.name
 
 
 def every_chip() -> Iterator[Hardware]:
-    """The table."""
-    return (chip for of_vendor in chips().values() for chip in of_vendor)
+    """Return all chips of the table."""
+    for of_vendor in chips().values():
+        yield from of_vendor
 
 
 def test_every_chip_has_a_source_and_the_day_it_was_checked() -> None:
-    """An address, and the date behind it."""
+    """A source is an address followed by a date."""
     for chip in every_chip():
         assert re.fullmatch(r"https://\S+ \(20\d\d-\d\d-\d\d\)", chip.source), chip.name
 
 
 def test_narrower_numbers_are_never_slower() -> None:
-    """And the tensor cores' figures are in their proportions, which no mixture of figures with and without sparsity is in."""
-    assert [] == [line for chip in every_chip() for line in wrong_proportions(chip)]
+    """A narrower dtype is never slower, and the peaks of tensor cores have fixed ratios.
+
+    A mixture of numbers with and without sparsity would have other ratios.
+    """
+    for chip in every_chip():
+        assert [] == list(wrong_proportions(chip))
 
 
 def wrong_proportions(chip: Hardware) -> Iterator[str]:
-    """Each pair of a chip's peaks that is out of proportion."""
+    """Return a message for each pair of a chip's peaks with a wrong ratio."""
     peaks = chip.peak_flops_per_second
-    for wide, narrow in pairwise(
-        [dtype for dtype in ("fp32", "tf32", "bf16", "fp8", "fp4") if dtype in peaks]
-    ):
+    known = [dtype for dtype in ("fp32", "tf32", "bf16", "fp8", "fp4") if dtype in peaks]
+    for wide, narrow in pairwise(known):
         if peaks[wide] > peaks[narrow]:
             yield f"{chip.name}: {wide} is faster than {narrow}"
-    for wide, narrow, times in (
-        ("fp16", "bf16", {1}),
-        ("tf32", "bf16", {1, 2, 4}),
-        ("bf16", "fp8", {1, 2}),
-        ("fp8", "fp4", {2, 3, 4}),
+    for wide, narrow, ratios in (
+        ("fp16", "bf16", [1]),
+        ("tf32", "bf16", [1, 2, 4]),
+        ("bf16", "fp8", [1, 2]),
+        ("fp8", "fp4", [2, 3, 4]),
     ):
-        if (
-            wide in peaks
-            and narrow in peaks
-            and not any(
-                peaks[narrow] == pytest.approx(peaks[wide] * each, rel=0.03) for each in times
-            )
-        ):
-            yield f"{chip.name}: {narrow} is {peaks[narrow] / peaks[wide]:.2f} × {wide}, not one of {sorted(times)}"
+        if wide not in peaks or narrow not in peaks:
+            continue
+        ratio = peaks[narrow] / peaks[wide]
+        if not any(ratio == pytest.approx(each, rel=0.03) for each in ratios):
+            yield f"{chip.name}: {narrow} is {ratio:.2f} × {wide}, not one of {ratios}"
 
 
 def wrong_sizes(chip: Hardware) -> Iterator[str]:
-    """Each figure of a chip outside of what chips have."""
-    peaks, bandwidth = chip.peak_flops_per_second, chip.bandwidth_bytes_per_second
-    half = peaks.get("fp16", peaks.get("bf16"))  # the vendor may have no figure for either
+    """Return a message for each number of a chip outside of the usual range."""
+    peaks = chip.peak_flops_per_second
+    bandwidth = chip.bandwidth_bytes_per_second
+    # A vendor may publish neither of these.
+    half = peaks.get("fp16", peaks.get("bf16"))
     if half is not None and not 18e12 <= half <= 2.6e15:
         yield f"{chip.name}: {half:g} FLOP/s in 16 bits"
     if half is not None and bandwidth is not None and not 30 < half / bandwidth < 600:
@@ -492,15 +506,16 @@ def wrong_sizes(chip: Hardware) -> Iterator[str]:
 
 
 def test_the_figures_are_of_the_size_that_chips_have() -> None:
-    """A slip by a thousand, or of one unit for another, is seen.
+    """All numbers are in the range of real chips, so a wrong unit or a factor of 1,000 would fail.
 
-    FLOPs for each byte lie within bounds.
+    FLOPs per byte lie within bounds too.
     """
-    assert [] == [line for chip in every_chip() for line in wrong_sizes(chip)]
+    for chip in every_chip():
+        assert [] == list(wrong_sizes(chip))
 
 
 def test_a_chip_without_fp16_can_be_added() -> None:
-    """Figures that the vendor does not give are left out of the table, fp16 too."""
+    """The table omits numbers that a vendor does not publish, even fp16."""
     for peaks in ({"bf16": 400e12, "fp8": 800e12}, {"fp32": 20e12}):
         chip = Hardware("new", peaks, 2e12, 64 * 2**30)
         assert [] == [*wrong_proportions(chip), *wrong_sizes(chip)]
@@ -520,7 +535,7 @@ def test_a_chip_without_fp16_can_be_added() -> None:
 def test_a_slip_in_a_chip_s_figures_is_seen(
     peaks: dict[str, float], bandwidth: float, memory_gib: int, message: str
 ) -> None:
-    """The two checks above can fail; the message names the chip and the figure."""
+    """Wrong numbers make the two tests above fail, with the chip and the number in the message."""
     chip = Hardware("new", peaks, bandwidth, memory_gib * 2**30)
     assert [message] == [*wrong_proportions(chip), *wrong_sizes(chip)]
 
@@ -539,7 +554,7 @@ def test_a_slip_in_a_chip_s_figures_is_seen(
     ],
 )
 def test_the_hint_names_what_is_near(asked: str, near: str) -> None:
-    """And how to give figures of one's own."""
+    """The hint names similar chips, and shows how to pass the user's own numbers."""
     assert near in hint(asked)
     assert "lflops.Hardware(name=" in hint(asked)
 
@@ -574,15 +589,15 @@ GIVEN: dict[str, Any] = {"name": "mine", "peak_flops_per_second": {"bf16": 1e12}
     ],
 )
 def test_figures_that_cannot_be_are_refused(argument: dict[str, Any], message: str) -> None:
-    """With the argument, its value and what is taken."""
+    """The error contains the argument, its value and the accepted values."""
     with pytest.raises(HardwareError, match=re.escape(message)):
         Hardware(**GIVEN | argument)
 
 
 def test_a_device_of_ones_own_is_a_frozen_value() -> None:
-    """What it was made from may change afterwards.
+    """A `Hardware` is immutable, compares by value, and can be pickled.
 
-    It is equal to its like, and can be sent to another process.
+    A later change of the dict it was made from has no effect.
     """
     peaks = {"bf16": 1e12}
     mine = Hardware("mine", peaks)
@@ -597,13 +612,13 @@ def test_a_device_of_ones_own_is_a_frozen_value() -> None:
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What the command prints."""
+    """Return the output of `lflops hardware`."""
     assert 0 == main(["hardware", *arguments])
     return capsys.readouterr().out
 
 
 def test_the_shell_lists_every_chip(capsys: pytest.CaptureFixture[str]) -> None:
-    """Under its vendor, in 120 columns."""
+    """Every chip is listed under its vendor, in 120 columns."""
     lines = shown(capsys).splitlines()
     assert [] == [name for name in names() if not any(line.startswith(name) for line in lines)]
     assert lines.index("NVIDIA") < lines.index("AMD")
@@ -611,7 +626,7 @@ def test_the_shell_lists_every_chip(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_shell_shows_one_chip_with_units_and_source(capsys: pytest.CaptureFixture[str]) -> None:
-    """Only the figures that it has."""
+    """Only the numbers that the chip has are shown."""
     out = shown(capsys, "NVIDIA A100-SXM4-80GB")
     assert re.search(r"bf16 +312\.00 TFLOP/s", out)
     assert re.search(r"int8 +624\.00 TOP/s", out)
@@ -621,7 +636,7 @@ def test_the_shell_shows_one_chip_with_units_and_source(capsys: pytest.CaptureFi
 
 
 def test_the_shell_gives_si_units_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """All the chips, or the one that is named."""
+    """The JSON contains all chips, or the named chip."""
     everything = json.loads(shown(capsys, "--json"))
     assert list(names()) == [chip["name"] for chip in everything["chips"]]
     assert everything["measured"] is None
@@ -631,7 +646,7 @@ def test_the_shell_gives_si_units_as_json(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_shell_refuses_an_unknown_chip_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """With what is near, and exit status 2."""
+    """The error line contains similar chips, and the exit status is 2."""
     assert 2 == main(["hardware", "H100"])
     out, err = capsys.readouterr()
     assert "" == out
@@ -645,25 +660,36 @@ def test_the_shell_refuses_an_unknown_chip_in_one_line(capsys: pytest.CaptureFix
 def test_a_narrow_list_says_where_the_rest_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The columns are left out of the list, not out of the table of chips."""
+    """A narrow terminal hides columns, and a line says how to show them."""
     monkeypatch.setenv("COLUMNS", "90")
     assert re.search(r"too narrow for .*int8.* \(COLUMNS=200 shows them\)", shown(capsys))
 
 
 def test_another_chip_has_no_share_of_what_is_measured() -> None:
-    """What a CPU reaches is no part of an H100, what an H200 reaches is one of an H200."""
-    drawn = []
-    for chip, device in (("H100 SXM", "some CPU"), ("H200", "NVIDIA H200")):
+    """The share of the peak is shown only if the measured device is the shown chip.
+
+    A measurement of a CPU has no share of an H100's peak.
+    """
+
+    def drawn(chip: str, device: str) -> str:
         console = Console(file=StringIO(), width=100, color_system=None)
         with console.capture() as captured:
             console.print(figures(lookup(chip), Hardware(device, {"bf16": 400e12})))
-        drawn.append(captured.get())
-    assert [False, True] == ["reached" in each for each in drawn]
-    assert [False, True] == ["40.4 %" in each for each in drawn]
+        return captured.get()
+
+    of_a_cpu = drawn("H100 SXM", "some CPU")
+    of_the_chip = drawn("H200", "NVIDIA H200")
+    assert "reached" not in of_a_cpu
+    assert "40.4 %" not in of_a_cpu
+    assert "reached" in of_the_chip
+    assert "40.4 %" in of_the_chip
 
 
 def test_a_chip_s_name_is_no_markup_and_is_shortened() -> None:
-    """A name of 100,000 backslashes took rich 20 seconds as markup."""
+    """A chip's name is printed without markup, and is shortened.
+
+    With markup, rich needed 20 seconds for a name of 100,000 backslashes.
+    """
     lines = printed(figures(Hardware("[red]My[/red] chip", {"bf16": 400e12})))
     assert "[red]My[/red] chip" in lines[0]
     lines = printed(figures(Hardware("\\" * 100_000, {"bf16": 400e12})))
@@ -671,12 +697,15 @@ def test_a_chip_s_name_is_no_markup_and_is_shortened() -> None:
 
 
 def test_the_table_needs_no_torch() -> None:
-    """Neither to be read in the shell nor through the package."""
+    """Neither a lookup nor `lflops.Hardware` imports torch."""
     code = "import sys, lflops; lflops.hardware.lookup('H200'); lflops.Hardware; print('torch' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert "False" == ended.stdout.strip()
 
 
 def test_every_dtype_of_the_table_is_one_that_is_taken() -> None:
-    """And each of them is some chip's."""
-    assert set(DTYPES) == {dtype for chip in every_chip() for dtype in chip.peak_flops_per_second}
+    """The accepted dtypes are exactly the dtypes in the table."""
+    dtypes: set[str] = set()
+    for chip in every_chip():
+        dtypes.update(chip.peak_flops_per_second)
+    assert set(DTYPES) == dtypes

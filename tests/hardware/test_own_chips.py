@@ -1,4 +1,4 @@
-"""Chips in a file of the user's own."""
+"""Test chips in the user's own TOML file."""
 
 import json
 import re
@@ -30,7 +30,7 @@ peaks = { bf16 = 3e12 }
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's table, in the folder of settings."""
+    """Write the user's table into the folder of settings, and return its path."""
     monkeypatch.delenv("LFLOPS_CHIPS")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     path = tmp_path / "lflops" / "chips.toml"
@@ -40,7 +40,10 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_chip_of_the_user_s_table_is_found_by_each_of_its_names(own: Path) -> None:
-    """With the figures of the file, in bytes; it is listed with its vendor."""
+    """A chip of the user's table is found by each name, with the numbers of the file.
+
+    The memory is in bytes, and the chip is listed with its vendor.
+    """
     mine = Hardware(
         "Blue 9",
         {"bf16": 500e12, "fp32": 50e12},
@@ -54,15 +57,18 @@ def test_a_chip_of_the_user_s_table_is_found_by_each_of_its_names(own: Path) -> 
     assert Hardware("Green", {"bf16": 3e12}, None, None, str(own)) == lookup("green")
     assert {"Blue 9", "Green", "H200 SXM"} < set(names())
     assert mine in chips()["NVIDIA"]
-    assert ["NVIDIA", "ours"] == [vendor_of(name) for name in ("Blue 9", "Green")]
-    assert [True, False] == [is_gpu(lookup(name)) for name in ("Blue 9", "Green")]
+    assert "NVIDIA" == vendor_of("Blue 9")
+    assert "ours" == vendor_of("Green")
+    assert is_gpu(lookup("Blue 9"))
+    assert not is_gpu(lookup("Green"))
 
 
 def test_without_a_file_there_is_the_shipped_table(own: Path) -> None:
-    """And the file is read again when it has changed."""
+    """The file is read again after a change, and without it only the shipped table is used."""
     assert lookup("Green") is not None
     own.write_text(MINE.replace("Green", "Yellow"))
-    assert [None, True] == [lookup("Green"), lookup("Yellow") is not None]
+    assert lookup("Green") is None
+    assert lookup("Yellow") is not None
     own.unlink()
     assert lookup("Yellow") is None
     assert lookup("H200") is not None
@@ -71,7 +77,7 @@ def test_without_a_file_there_is_the_shipped_table(own: Path) -> None:
 def test_the_variable_names_another_file(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In place of the one in the folder of settings. That it is missing is an error."""
+    """`LFLOPS_CHIPS` replaces the file in the folder of settings; a missing file is an error."""
     other = tmp_path / "other.toml"
     monkeypatch.setenv("LFLOPS_CHIPS", str(other))
     with pytest.raises(
@@ -80,11 +86,12 @@ def test_the_variable_names_another_file(
     ):
         lookup("Green")
     other.write_text('[[x]]\nname = "Red"\npeaks = { fp32 = 1e12 }\n')
-    assert [True, False] == [lookup(name) is not None for name in ("Red", "Green")]
+    assert lookup("Red") is not None
+    assert lookup("Green") is None
 
 
 def test_a_chip_of_the_user_s_table_replaces_the_shipped_one(own: Path) -> None:
-    """Their figures of an L4 are what every look-up gives, and the list has one L4."""
+    """Each lookup of an L4 returns the user's numbers, and the list has one L4."""
     own.write_text('[[NVIDIA]]\nname = "L4"\npeaks = { bf16 = 1e12 }\n')
     chip = lookup("NVIDIA L4")
     assert chip is not None
@@ -95,7 +102,7 @@ def test_a_chip_of_the_user_s_table_replaces_the_shipped_one(own: Path) -> None:
 def test_a_file_with_one_chip_is_taken_in_place_of_a_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In Python and in the shell."""
+    """A TOML file with one chip can be passed instead of a name, in Python and in the shell."""
     path = tmp_path / "one.toml"
     path.write_text('[[NVIDIA]]\nname = "Only 1"\npeaks = { bf16 = 7e12 }\n')
     assert {"bf16": 7e12} == named(str(path)).peak_flops_per_second
@@ -167,7 +174,7 @@ WRONG = [
 def test_a_wrong_file_is_refused_by_file_chip_key_and_value(
     text: str, message: str, own: Path
 ) -> None:
-    """By every look-up, whichever chip it asks for, and when a monitor is made."""
+    """Every lookup of any chip, and the constructor of a monitor, names the error in the file."""
     own.write_text(text)
     for asked in (lambda: lookup("H200"), lambda: lflops.FlopsMonitor(hardware="auto")):
         with pytest.raises(HardwareError) as raised:
@@ -177,9 +184,9 @@ def test_a_wrong_file_is_refused_by_file_chip_key_and_value(
 
 
 def test_measured_figures_are_saved_under_a_name(own: Path) -> None:
-    """Exactly, behind what the file has.
+    """Measured numbers are saved exactly, after the existing content of the file.
 
-    A device that no table has is then found by its own name too.
+    A device that is in no table is then also found by its own name.
     """
     measured = Hardware(
         "Some CPU @ 2 GHz",
@@ -191,12 +198,9 @@ def test_measured_figures_are_saved_under_a_name(own: Path) -> None:
     )
     assert own == save("desk-1", measured)
     assert own.read_text().startswith(MINE.rstrip())
-    found = lookup("desk-1")
-    assert (
-        found
-        == lookup("Some CPU @ 2 GHz")
-        == Hardware("desk-1", *[getattr(measured, name) for name in FIGURES])
-    )
+    saved = Hardware("desk-1", *[getattr(measured, name) for name in FIGURES])
+    assert saved == lookup("desk-1")
+    assert saved == lookup("Some CPU @ 2 GHz")
     assert "measured" == vendor_of("desk-1")
     assert ["NVIDIA", "ours", "measured"] == list(tomllib.loads(own.read_text()))
 
@@ -211,16 +215,18 @@ FIGURES = (
 
 
 def test_a_listed_chip_keeps_its_figures_when_this_machine_is_measured(own: Path) -> None:
-    """The vendor's peak stays what MFU is a share of; the measured one has the new name alone."""
+    """A listed chip keeps the vendor's peak, on which MFU is based.
+
+    The measured peak only belongs to the new name.
+    """
     save("our h200", Hardware("NVIDIA H200", {"bf16": 700e12}))
-    assert ["H200 SXM", "our h200"] == [
-        each.name for each in map(named, ("NVIDIA H200", "our h200"))
-    ]
+    assert "H200 SXM" == named("NVIDIA H200").name
+    assert "our h200" == named("our h200").name
     assert "NVIDIA" == vendor_of("our h200")
 
 
 def test_a_name_is_saved_once(own: Path) -> None:
-    """Nothing is replaced, of the user's table or of the shipped one."""
+    """A name that exists in the user's or the shipped table is an error; nothing is replaced."""
     before = own.read_text()
     for name in ("Green", "blue 9", "H200"):
         with pytest.raises(
@@ -236,10 +242,7 @@ def test_a_name_is_saved_once(own: Path) -> None:
 def test_the_shell_measures_and_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder of settings that is not there is made.
-
-    The name is judged before anything is measured.
-    """
+    """`--measure --save` creates a missing folder of settings, and checks the name first."""
     monkeypatch.delenv("LFLOPS_CHIPS")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "new"))
     monkeypatch.setattr(
@@ -252,7 +255,8 @@ def test_the_shell_measures_and_saves(
     assert f"{tmp_path}/new/lflops/chips.toml" == err.strip()
     assert lookup("desk") is not None
 
-    monkeypatch.setattr("lflops.hardware.calibrate.calibrate", None)  # calling it would fail
+    # The name is checked before the measurement, so `calibrate` is not called.
+    monkeypatch.setattr("lflops.hardware.calibrate.calibrate", None)
     assert 2 == main(["hardware", "--measure", "--save", "desk"])
     assert "a chip with this name already exists" in capsys.readouterr().err
     assert 2 == main(["hardware", "--save", "other"])
@@ -260,7 +264,7 @@ def test_the_shell_measures_and_saves(
 
 
 def test_a_folder_that_cannot_be_written_is_named(own: Path) -> None:
-    """With what was not saved."""
+    """The error contains the path and the chip that was not saved."""
     path = own
     path.unlink()
     path.parent.rmdir()

@@ -1,4 +1,4 @@
-"""One training that is run with and without a monitor, and its name."""
+"""Describe a training run that runs with and without a monitor, and the verdict on it."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -8,19 +8,19 @@ from typing import Any
 __all__ = ["Case", "Facts", "Run", "Verdict", "Watch", "crossed"]
 
 Facts = dict[str, Any]
-"""What became of a training, by name.
+"""The results of a training run, by name.
 
-Values are compared and pickled, so they are texts, numbers, and lists of them.
+The values are compared and pickled, so they are strings, numbers, and lists of them.
 """
 
 
 @dataclass(frozen=True)
 class Watch:
-    """How a training is watched.
+    """The monitor of a training run.
 
     Attributes:
-        by: "nobody", "lflops", or the name of a planted culprit.
-        settings: Of lflops' monitor.
+        by: "lflops", the name of a planted culprit, or "nobody" for a run without a monitor.
+        settings: Settings of the lflops monitor.
     """
 
     by: str = "nobody"
@@ -29,13 +29,13 @@ class Watch:
 
 @dataclass(frozen=True)
 class Case:
-    """A training.
+    """A training run.
 
     Attributes:
-        driver: The loop that runs it.
-        ranks: Processes.
-        traits: What is special about it: names of the driver's traits, applied in this order.
-        settings: Of the monitor, where they are not the usual ones.
+        driver: Name of the driver, which has the loop.
+        ranks: Number of processes.
+        traits: Names of the driver's traits that change the run, in the order of their application.
+        settings: Settings of the lflops monitor that differ from the usual ones.
     """
 
     driver: str
@@ -45,41 +45,42 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Its driver, its ranks, its traits."""
-        settings = [f"{key}={value}" for key, value in self.settings]
-        return f"{self.driver} {self.ranks}: {', '.join((*(self.traits or ('plain',)), *settings))}"
+        """The name of the case: its driver, its ranks, its traits and its settings."""
+        parts = list(self.traits) or ["plain"]
+        parts += [f"{key}={value}" for key, value in self.settings]
+        return f"{self.driver} {self.ranks}: {', '.join(parts)}"
 
 
 def crossed(
     driver: str, ranks: Iterable[int], *axes: Iterable[str], **settings: Any
 ) -> Iterator[Case]:
-    """A case for each combination of the axes.
+    """Yield a case for each number of ranks and each combination of traits.
 
-    An axis is names of traits; the empty name is none.
+    An axis is a list of trait names, of which each case has one. The empty name means no trait.
     """
     for count, *traits in product(ranks, *axes):
         yield Case(driver, count, tuple(filter(None, traits)), tuple(settings.items()))
 
 
 Run = Callable[[Case, Watch], Facts]
-"""Runs a case in this process, which is one of its ranks."""
+"""A function that runs a case in the current process, which is one of the case's ranks."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one pair.
+    """The comparison of a monitored run with the same run without a monitor.
 
     Attributes:
-        case: Its name.
-        by: Who watched.
-        outcome: "equal", "different", "hung", or "unsteady" where two runs that nobody watched
-            differ as well.
-        difference: The first one, with both values.
-        off: What the monitor warned of as it gave up, if it did.
-        windows: How many profiles it has written.
-        alone: How the training ends where nobody watches, if not orderly.
-        seconds: That both runs took.
-        differing: The names of all facts that differ.
+        case: Name of the case.
+        by: The monitor: "lflops" or the name of a culprit.
+        outcome: "equal", "different", "hung", "broken" if the run fails without a monitor, or
+            "unsteady" if two runs without a monitor also differ.
+        difference: The first difference, with both values.
+        off: The warning of lflops if it turned itself off.
+        windows: Number of profiles that lflops wrote.
+        alone: The error with which the run ends without a monitor. Empty if there is none.
+        seconds: Duration of both runs.
+        differing: Names of all facts that differ.
     """
 
     case: str

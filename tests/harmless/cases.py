@@ -1,4 +1,4 @@
-"""The matrix: axes that are crossed, and what is tried alone."""
+"""The matrix of all cases: some traits are combined with each other, others are tried alone."""
 
 from collections.abc import Iterator
 
@@ -7,15 +7,14 @@ from tests.harmless.case import Case, crossed
 
 __all__ = ["AXES", "CASES"]
 
-LOOP, LIGHTNING, TRANSFORMERS, ACCELERATE, FABRIC = (
-    "your own loop",
-    "Lightning",
-    "transformers",
-    "Accelerate",
-    "Fabric",
-)
+# The names of the drivers.
+LOOP = "your own loop"
+LIGHTNING = "Lightning"
+TRANSFORMERS = "transformers"
+ACCELERATE = "Accelerate"
+FABRIC = "Fabric"
 
-# Axes. Names are those of traits in the drivers.
+# Axes: lists of names of traits, which the drivers define.
 LOGS = [
     "log",
     "log on_step",
@@ -35,12 +34,14 @@ MORE_LOGS = [
     "log twice",
     "log to the logger",
 ]
-HOOKS_THAT_LOG = ["on_train_epoch_end", "on_before_optimizer_step", "on_validation_epoch_end"]
-HOOKS_THAT_LOG += [
-    f"callback's {hook}"
-    for hook in ("on_train_batch_end", "on_train_epoch_end", "on_validation_epoch_end")
+PLACES = [
+    "in on_train_epoch_end",
+    "in on_before_optimizer_step",
+    "in on_validation_epoch_end",
+    "in callback's on_train_batch_end",
+    "in callback's on_train_epoch_end",
+    "in callback's on_validation_epoch_end",
 ]
-PLACES = [f"in {hook}" for hook in HOOKS_THAT_LOG]
 LOGGED = [
     "logs each step",
     "logs each 3 steps",
@@ -227,7 +228,7 @@ STRATEGIES = ["own strategy", "FSDP2", "tensor parallel", "static graph", "unuse
 
 EVERY_STAGE = {"stages": ("train", "validate", "test", "predict")}
 TRACED = {"trace": True, "html": True}
-"""As the monitor is where nobody says otherwise."""
+"""The default settings of the monitor, which are not the usual ones of a case."""
 
 
 def _loops() -> Iterator[Case]:
@@ -290,7 +291,7 @@ def _lightning() -> Iterator[Case]:
     yield from crossed(
         LIGHTNING, (2,), ["log sync_dist"], ["in on_train_epoch_end", "in on_validation_epoch_end"]
     )
-    # Validation and checkpoints, alone and with what changes the steps.
+    # Validation and checkpoints, alone and with traits that change the steps.
     yield from crossed(LIGHTNING, (1, 2), VALIDATED, ["log sync_dist"])
     yield from crossed(LIGHTNING, (1,), VALIDATED[:2], ["accumulated", "manual", "stream"])
     yield from crossed(LIGHTNING, (1, 2), [*SAVED, "resumed"])
@@ -322,23 +323,15 @@ def _lightning() -> Iterator[Case]:
         (1,),
         ["cond", "scan", "map", "while_loop", "recomputed", "attention", "LSTM", "parametrized"],
     )
-    yield from crossed(
-        LIGHTNING,
-        (1,),
-        [
-            f"output {name}"
-            for name in ("opaque object", "generator", "dict subclass", "list that holds itself")
-        ],
-    )
-    yield from crossed(
-        LIGHTNING,
-        (1,),
-        [
-            name
-            for name in BATCHES
-            if name not in {"batch recursive", "batch opaque", "batch lazy", "batch meta"}
-        ],
-    )
+    outputs = [
+        "output opaque object",
+        "output generator",
+        "output dict subclass",
+        "output list that holds itself",
+    ]
+    yield from crossed(LIGHTNING, (1,), outputs)
+    not_moved = {"batch recursive", "batch opaque", "batch lazy", "batch meta"}
+    yield from crossed(LIGHTNING, (1,), [name for name in BATCHES if name not in not_moved])
     # Endings and stages.
     yield from crossed(LIGHTNING, (1,), [name for name in ENDINGS if name != "left early"])
     yield from crossed(LIGHTNING, (2,), ["should_stop", "StopIteration"], ["log"])
@@ -350,7 +343,7 @@ def _lightning() -> Iterator[Case]:
     yield from crossed(LIGHTNING, (2,), ["FSDP2", "tensor parallel"], ["", "log sync_dist"])
     yield from crossed(LIGHTNING, (2,), ["static graph", "unused parameters"])
     yield from crossed(LIGHTNING, (4,), ["log", "log sync_dist", "validated"])
-    # All that the monitor does where nobody says otherwise.
+    # The default settings of the monitor.
     yield from crossed(LIGHTNING, (1, 2), ["", "log", "validated", "two epochs"], **TRACED)
     yield from crossed(
         LIGHTNING,
@@ -415,12 +408,8 @@ def _engines() -> Iterator[Case]:
     yield from crossed(FABRIC, (4,), [""])
 
 
-CASES = {
-    case.name: case
-    for cases in (_loops(), _lightning(), _transformers(), _engines())
-    for case in cases
-}
-"""All of them, by name."""
+CASES = {case.name: case for case in (*_loops(), *_lightning(), *_transformers(), *_engines())}
+"""All cases, by name."""
 
 AXES: dict[str, frozenset[str]] = {
     "what is logged, and where": frozenset({*LOGS, *MORE_LOGS, *PLACES, *LOGGED, *LOGGERS}),
@@ -448,4 +437,4 @@ AXES: dict[str, frozenset[str]] = {
     "strategies and shards": frozenset(STRATEGIES),
     "profilers": frozenset({*PROFILERS, "trace"}),
 }
-"""What a case tries, for a summary; a case can try several."""
+"""Groups of traits, for a summary. A case can belong to several groups."""

@@ -1,4 +1,4 @@
-"""Monitors that harm a training, each in one way: the comparison has to find every one."""
+"""Culprits: monitors that harm a training run, each in one way that the comparison must find."""
 
 import atexit
 import os
@@ -13,14 +13,14 @@ from torch import nn
 __all__ = ["CULPRITS", "HANGING", "Culprit"]
 
 STEP = 4
-"""In which they do it: in the middle of the run."""
+"""Number of the step, in the middle of the run, in which a culprit acts. The first step is 1."""
 
 
 class Culprit:
-    """Does something in one step.
+    """A monitor that does something harmful in one step.
 
     Args:
-        name: What it does.
+        name: The name of the deed in `CULPRITS`.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,21 +28,21 @@ class Culprit:
         self.steps = 0
 
     def step(self, model: nn.Module, loop: Any = None) -> None:
-        """A step begins. The loop is a Trainer, or the control of one."""
+        """Act if this is the step to act in. `loop` is a Trainer, or the control of a Trainer."""
         self.steps += 1
         if self.steps == STEP:
             self.deed(model, loop)
 
 
 def draws(model: nn.Module, loop: Any) -> None:
-    """Draws a random number."""
+    """Draw a random number."""
     torch.rand(1)
 
 
 def moves(model: nn.Module, loop: Any) -> None:
-    """Moves the first weights by the least that there is.
+    """Change each value of the first weight to the next floating-point number.
 
-    Of a single one the next update may round that off again.
+    All values change, because the next update may undo the change of a single one by rounding.
     """
     with torch.no_grad():
         weight = next(model.parameters())
@@ -50,33 +50,34 @@ def moves(model: nn.Module, loop: Any) -> None:
 
 
 def leaves_a_hook(model: nn.Module, loop: Any) -> None:
-    """On all modules."""
+    """Register a hook on all modules, and do not remove it."""
     nn.modules.module.register_module_forward_hook(lambda *_: None)
 
 
 def calls_the_model(model: nn.Module, loop: Any) -> None:
-    """Runs one of its layers for itself."""
+    """Call a layer of the model."""
+    layer = next(each for each in model.modules() if isinstance(each, nn.Linear))
     with torch.no_grad():
-        next(each for each in model.modules() if isinstance(each, nn.Linear))(torch.zeros(1, 8))
+        layer(torch.zeros(1, 8))
 
 
 def leaves_an_attribute(model: nn.Module, loop: Any) -> None:
-    """On a module."""
+    """Set an attribute of the model."""
     model.watched = True  # type: ignore[assignment]
 
 
 def leaves_a_mode(model: nn.Module, loop: Any) -> None:
-    """Never leaves it."""
+    """Enter a dispatch mode, and never leave it."""
     torch.utils._python_dispatch.TorchDispatchMode().__enter__()
 
 
 def clears_a_flag(model: nn.Module, loop: Any) -> None:
-    """Of a Trainer of transformers, as logging does."""
+    """Clear a flag in the control of a transformers Trainer, as logging does."""
     loop.should_log = False
 
 
 def replaces_reduce(model: nn.Module, loop: Any) -> None:
-    """As a wrapper does that is put on or taken off in the middle of an epoch; here for each batch."""
+    """Replace a method of the strategy, as wrappers do that are installed within an epoch."""
     method = type(loop.strategy).reduce.__get__(loop.strategy)
 
     def replaced(*args: Any, **kwargs: Any) -> Any:
@@ -86,42 +87,39 @@ def replaces_reduce(model: nn.Module, loop: Any) -> None:
 
 
 def waits_for_others(model: nn.Module, loop: Any) -> None:
-    """On one rank alone: a collective that the others never call."""
+    """Call a collective on only one rank, which then waits for the other ranks forever."""
     if os.environ["RANK"] == "0":
         torch.distributed.barrier()
 
 
 def sleeps(model: nn.Module, loop: Any) -> None:
-    """For much longer than anybody waits."""
+    """Sleep for much longer than the judge waits."""
     time.sleep(10_000)
 
 
 def raises(model: nn.Module, loop: Any) -> None:
-    """An error of its own."""
+    """Raise an error."""
     raise RuntimeError("a monitor's own")
 
 
 def changes_the_exit(model: nn.Module, loop: Any) -> None:
-    """The program's status."""
+    """Change the exit status of the program."""
     atexit.register(os._exit, 7)
 
 
 CULPRITS: dict[str, Callable[[nn.Module, Any], None]] = {
-    each.__name__.replace("_", " "): each
-    for each in (
-        draws,
-        moves,
-        leaves_a_hook,
-        calls_the_model,
-        leaves_an_attribute,
-        leaves_a_mode,
-        clears_a_flag,
-        replaces_reduce,
-        waits_for_others,
-        sleeps,
-        raises,
-        changes_the_exit,
-    )
+    "draws": draws,
+    "moves": moves,
+    "leaves a hook": leaves_a_hook,
+    "calls the model": calls_the_model,
+    "leaves an attribute": leaves_an_attribute,
+    "leaves a mode": leaves_a_mode,
+    "clears a flag": clears_a_flag,
+    "replaces reduce": replaces_reduce,
+    "waits for others": waits_for_others,
+    "sleeps": sleeps,
+    "raises": raises,
+    "changes the exit": changes_the_exit,
 }
 HANGING = {"waits for others", "sleeps"}
-"""Those that never come back."""
+"""Names of the culprits that never return."""

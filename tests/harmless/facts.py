@@ -1,4 +1,4 @@
-"""What is compared: a training's results to the bit, and what is left in the process behind it."""
+"""Collect the facts to compare: a run's results to the bit, and what it leaves in the process."""
 
 import contextlib
 import gc
@@ -40,75 +40,76 @@ __all__ = [
 MEASURED = re.compile(
     r"runtime$|_per_second$|_per_sec$|train/time|validate/time|^DeviceStatsMonitor"
 )
-"""Metrics that differ from run to run."""
+"""Names of metrics that are measured, so their values differ from run to run."""
 SECONDS = 20
-"""That threads of the monitor may take to end, before they count as left behind."""
+"""Seconds in which threads of the monitor must end. After that, they count as left behind."""
 
 
 def digest(value: Any) -> str:
-    """A short text for a value: equal for values that are equal to the bit."""
+    """Return a short text that is equal for values that are equal to the bit."""
     return hashlib.sha256(repr(_plain(value)).encode()).hexdigest()[:12]
 
 
 def _plain(value: Any) -> Any:
+    """Return a copy in which tensors are their bits, and other objects the names of their types."""
     if isinstance(value, Tensor):
-        return bits(getattr(value, "to_local", lambda: value)())
+        # A DTensor has `to_local`.
+        local = value.to_local() if hasattr(value, "to_local") else value
+        return bits(local)
     if isinstance(value, Mapping):
         return {repr(_plain(key)): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    return (
-        value
-        if isinstance(value, str | int | float | bool | bytes | None)
-        else type(value).__name__
-    )
+    if isinstance(value, str | int | float | bool | bytes | None):
+        return value
+    return type(value).__name__
 
 
 def own(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """The user's metrics, without those of the monitor.
+    """Return the user's metrics, without the monitor's metrics.
 
-    Of what is measured on this machine only that it is there.
+    The value of a measured metric is replaced by "measured".
     """
-    return {
-        name: "measured"
-        if MEASURED.search(name)
-        else repr(value.item() if isinstance(value, Tensor) and value.numel() == 1 else value)
-        for name, value in metrics.items()
-        if "lflops" not in name
-    }
+    kept = {}
+    for name, value in metrics.items():
+        if "lflops" in name:
+            continue
+        if MEASURED.search(name):
+            kept[name] = "measured"
+        elif isinstance(value, Tensor) and value.numel() == 1:
+            kept[name] = repr(value.item())
+        else:
+            kept[name] = repr(value)
+    return kept
 
 
 def says(text: str) -> None:
-    """Print as the user's program; the judge compares these lines."""
+    """Print a line as the user's program does. The judge compares these lines."""
     print(f"user: {text}", flush=True)  # noqa: T201 - it is what a user does
 
 
 def random_state() -> Facts:
-    """The generators of torch, Python and NumPy."""
+    """Return the states of the random number generators of torch, Python and NumPy."""
     return {name: digest(value) for name, value in random_numbers().items()}
 
 
 def of_modules(model: nn.Module) -> Facts:
-    """Weights and gradients to the bit, and what hangs on the modules.
-
-    Names of attributes, hooks, flags.
-    """
-    facts = {
-        f"weights: {name}": digest(tensor)
-        for name, tensor in model.state_dict().items()
-        if isinstance(tensor, Tensor)
-    }
-    facts |= {f"gradient: {name}": digest(each.grad) for name, each in model.named_parameters()}
+    """Return weights and gradients to the bit, and the attributes, hooks and flags of modules."""
+    facts: Facts = {}
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, Tensor):
+            facts[f"weights: {name}"] = digest(tensor)
+    for name, parameter in model.named_parameters():
+        facts[f"gradient: {name}"] = digest(parameter.grad)
     for name, module in model.named_modules():
-        hooks = {
-            key: len(value)
-            for key, value in vars(module).items()
-            if "hooks" in key and isinstance(value, dict) and value
-        }
+        hooks = []
+        for key, value in sorted(vars(module).items()):
+            if "hooks" in key and isinstance(value, dict) and value:
+                hooks.append((key, len(value)))
         facts[f"module: {name}"] = (
             type(module).__name__,
             sorted(vars(module)),
-            sorted(hooks.items()),
+            hooks,
             module.training,
         )
     for name, each in model.named_parameters():
@@ -121,7 +122,7 @@ def of_modules(model: nn.Module) -> Facts:
 
 
 def of_optimizers(optimizers: Any) -> Facts:
-    """Their states to the bit, their hooks, and their names of attributes."""
+    """Return the states of optimizers to the bit, their hooks, and their attributes' names."""
     facts: Facts = {}
     for number, optimizer in enumerate(optimizers):
         facts[f"optimizer {number}"] = digest(optimizer.state_dict())
@@ -134,106 +135,110 @@ def of_optimizers(optimizers: Any) -> Facts:
 
 
 def attributes(**objects: Any) -> Facts:
-    """The names of the attributes of objects.
+    """Return the names of the attributes of objects.
 
-    Methods that are wrapped are attributes of the instance.
+    A wrapped method shows, because it is an attribute of the instance.
     """
     return {f"attributes of the {name}": sorted(vars(each)) for name, each in objects.items()}
 
 
 def checkpoints(folder: Path) -> Facts:
-    """The user's files, and what is in those that torch has written."""
-    paths = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and "lflops" not in str(path.relative_to(folder))
-    ]
-    facts: Facts = {
-        "files": [str(path.relative_to(folder)) for path in paths if "tfevents" not in path.name]
-    }
-    for path in paths:
+    """Return the names of the user's files, and the contents of checkpoints and CSV logs.
+
+    Files of lflops are left out.
+    """
+    files: list[str] = []
+    facts: Facts = {"files": files}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if not path.is_file() or "lflops" in name:
+            continue
+        if "tfevents" not in path.name:
+            files.append(name)
         if path.suffix in {".ckpt", ".pt", ".bin"} and path.name != "training_args.bin":
             loaded = torch.load(path, weights_only=False)
-            facts[f"in {path.relative_to(folder)}"] = {
-                key: digest(value)
-                for key, value in loaded.items()
-                if key not in {"callbacks", "loops"}
-            } | {"callbacks": sorted(loaded.get("callbacks", ()))}
+            contents: Facts = {}
+            for key, value in loaded.items():
+                if key not in {"callbacks", "loops"}:
+                    contents[key] = digest(value)
+            contents["callbacks"] = sorted(loaded.get("callbacks", ()))
+            facts[f"in {name}"] = contents
         elif path.suffix == ".csv":
-            facts[f"in {path.relative_to(folder)}"] = _columns(path.read_text("utf-8"))
+            facts[f"in {name}"] = _rows(path.read_text("utf-8"))
     return facts
 
 
-def _columns(text: str) -> list[dict[str, str]]:
-    header, *rows = [line.split(",") for line in text.splitlines()]
-    kept = [
-        {
-            name: value
-            for name, value in zip(header, row, strict=True)
-            if value and "lflops" not in name
-        }
-        for row in rows
-    ]
-    return [row for row in kept if row.keys() - {"step", "epoch"}]
+def _rows(text: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV log that have metrics of the user."""
+    header, *lines = [line.split(",") for line in text.splitlines()]
+    rows = []
+    for line in lines:
+        pairs = zip(header, line, strict=True)
+        row = {name: value for name, value in pairs if value and "lflops" not in name}
+        if row.keys() - {"step", "epoch"}:
+            rows.append(row)
+    return rows
 
 
 class Recorder:
-    """What a logger is given, without what is the monitor's."""
+    """Records the calls of a logger, without the metrics of the monitor."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[Any, dict[str, str]]] = []
 
     def add(self, metrics: Mapping[str, Any], step: Any) -> None:
-        """Note one call.
+        """Record one call.
 
-        Some loggers are given the epoch with all else, so that alone is nobody's.
+        A call that has metrics of the monitor, and otherwise only the epoch and the step, is not
+        recorded. Some loggers add the epoch to all calls.
         """
         kept = own(metrics)
-        if kept.keys() - {"epoch", "step"} or not any("lflops" in name for name in metrics):
+        has_user_metrics = bool(kept.keys() - {"epoch", "step"})
+        has_lflops_metrics = any("lflops" in name for name in metrics)
+        if has_user_metrics or not has_lflops_metrics:
             self.entries.append((step, kept))
 
 
 @contextlib.contextmanager
 def around(facts: Facts) -> Iterator[None]:
-    """Note how a training ends, and what it leaves in the process; an exception goes no further."""
+    """Add to `facts` how a training run ends, and what it leaves in the process.
+
+    An exception of the run is recorded and not raised.
+    """
     before = _process()
     facts["outcome"] = "ended"
     try:
         yield
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is what is compared
+    except BaseException as error:  # noqa: BLE001 - any error is compared
         facts["outcome"] = f"{type(error).__name__}: {error}"
     facts |= random_state()
     for thread in threading.enumerate():
         if thread.name.startswith("lflops"):
             thread.join(SECONDS)
-    gc.collect()  # what is in cycles is not kept
+    # Objects in reference cycles do not count as left behind.
+    gc.collect()
     after = _process()
     facts["left in the process"] = [
         name for name in differences(before, after) if name not in IGNORED
     ]
-    # matplotlib keeps the fonts open that it has drawn with; which file that is, depends on what
-    # the system has installed.
-    facts["left open"] = _kinds(
-        *(
-            [file for file in state["files"] if not file.endswith(".ttf")]
-            for state in (after, before)
-        )
-    )
+    facts["left open"] = _opened(before["files"], after["files"])
     facts["hooks on every module"] = {name: len(value) for name, value in global_hooks().items()}
 
 
-def _kinds(after: list[str], before: list[str]) -> dict[str, int]:
-    """Files that are open and were not, without numbers that differ from run to run.
+def _opened(before: list[str], after: list[str]) -> dict[str, int]:
+    """Count the files that were opened and not closed, by their names.
 
-    Connections to other ranks last as long as the monitor, and matplotlib keeps its fonts open:
-    neither is looked at.
+    Numbers and temporary folders differ from run to run, so they are removed from the names.
+    Connections to other ranks last as long as the monitor, and matplotlib keeps the fonts open that
+    it has used. Both are left out.
     """
-    opened = Counter(
-        each for each in after if not re.search("^socket:|/site-packages/", each)
-    ) - Counter(before)
-    return dict(
-        sorted(Counter(re.sub(r"\d+|/tmp\S*/", "", each) for each in opened.elements()).items())
-    )
+    opened = Counter(file for file in after if not re.search(KEPT_OPEN, file)) - Counter(before)
+    kinds = Counter(re.sub(r"\d+|/tmp\S*/", "", file) for file in opened.elements())
+    return dict(sorted(kinds.items()))
+
+
+KEPT_OPEN = r"^socket:|/site-packages/|\.ttf$"
+"""Names of files that may stay open. The folder of a font depends on the system."""
 
 
 def _process() -> Facts:
@@ -241,4 +246,4 @@ def _process() -> Facts:
 
 
 IGNORED = {"files"}
-"""What `left open` tells."""
+"""Differences that are left out, because the fact "left open" has them."""

@@ -1,10 +1,11 @@
-"""Runs trainings with and without a monitor, each in processes of its own, and compares what became of them.
+"""Run cases with and without a monitor, each in separate processes, and compare the results.
 
-`python -m tests.harmless.judge NAME... CULPRIT=NAME...` prints a line of JSON for each case,
-watched by lflops or by a culprit.
+`python -m tests.harmless.judge NAME... CULPRIT=NAME...` prints a line of JSON for each case. The
+monitor is lflops, or the named culprit.
 
-This process imports what takes long and runs nothing itself. Each run is a fork of it for each
-rank, so both begin in the same state. A run that takes too long is killed with all its processes.
+This process only imports the modules that take long to import. Each rank of a run is a fork of this
+process, so all runs begin in the same state. A run that takes too long is killed with all its
+processes.
 """
 
 import argparse
@@ -46,13 +47,17 @@ from tests.support.ports import free_port
 __all__ = ["judge", "prepare"]
 
 SECONDS = 120.0
-"""That a run may take that nobody watches."""
-LEAST, TIMES = 25.0, 6.0
-"""Seconds that a watched run has at least, and how many times as long as the other one."""
+"""Maximum seconds of a run without a monitor."""
+LEAST = 25.0
+TIMES = 6.0
+"""A monitored run may take `TIMES` times as long as the run without a monitor.
+
+It may always take `LEAST` seconds.
+"""
 SOON = 8.0
-"""For culprits that never come back."""
+"""Maximum seconds of a run with a culprit that never returns."""
 LONG = {"measured peaks": 240.0}
-"""Traits with which lflops computes for long before the first step."""
+"""Maximum seconds for traits with which lflops computes for long before the first step."""
 RUNS: dict[str, Run] = {
     "Lightning": lightning_driver.run,
     "transformers": transformers_driver.run,
@@ -62,19 +67,20 @@ RUNS: dict[str, Run] = {
 }
 TRAITS = {"Lightning": lightning_driver.TRAITS, "transformers": transformers_driver.TRAITS}
 USUAL = {"trace": False, "html": False}
+"""Settings of the lflops monitor, unless the case has others."""
 LATE = (
     "torch._dynamo",
     "torch._higher_order_ops",
     "torch.utils.tensorboard",
     "lflops.monitoring.window_publisher",
 )
-"""What trainings import while they run, and what takes long."""
+"""Modules that runs import late and that take long to import."""
 SHORT = {"wait": 1, "warmup": 1, "active": 1, "repeat": 3}
-"""Windows that open and close several times in a dozen batches."""
+"""A schedule with windows that open and close several times in a dozen batches."""
 
 
 class _Ranks:
-    """The processes of one run."""
+    """The processes of one run, one for each rank."""
 
     def __init__(self, case: Case, watch: Watch, folder: Path, seconds: float) -> None:
         self.folder = folder
@@ -90,16 +96,15 @@ class _Ranks:
         self.statuses: dict[int, int] = {}
 
     def _fork(self, case: Case, watch: Watch, rank: int, port: int) -> int:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # Python 3.12 warns of threads; those of torch's libraries wait for work
+        # Python 3.12 warns of threads, but the threads of torch's libraries only wait for work.
+        with warnings.catch_warnings(action="ignore"):
             child = os.fork()
         if not child:
             _child(case, watch, rank, port, self.folder / str(rank))
         return child
 
     def over(self) -> bool:
-        """Whether all have ended, or were killed."""
+        """Return whether all processes have ended. Kill them if they take too long."""
         for child in list(self.waiting):
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
@@ -107,7 +112,8 @@ class _Ranks:
         if self.waiting and time.monotonic() > self.deadline:
             self.hung = True
             for child in self.waiting:
-                os.kill(child, signal.SIGUSR1)  # which prints where it is
+                # The signal makes the process print its stack.
+                os.kill(child, signal.SIGUSR1)
             time.sleep(0.2)
             for child, rank in self.waiting.items():
                 _kill(child)
@@ -116,35 +122,35 @@ class _Ranks:
             self.waiting.clear()
         if not self.waiting:
             self.seconds = time.monotonic() - self.started
+            # The ranks may have started other processes and left them behind.
             for group in self.groups:
-                _kill(group)  # what they have started and left
+                _kill(group)
         return not self.waiting
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill all processes at once."""
         self.deadline = 0.0
         self.over()
 
     def facts(self) -> Facts:
-        """Of all ranks, by name and rank."""
+        """Return the facts of all ranks. With several ranks, the names end with the rank."""
         facts: Facts = {}
         for rank in sorted(self.statuses):
             place = self.folder / str(rank)
             path = place / "facts"
-            of_rank = pickle.loads(path.read_bytes()) if path.exists() else {}  # noqa: S301 - our own process's
+            of_rank: Facts = {}
+            if path.exists():
+                of_rank = pickle.loads(path.read_bytes())  # noqa: S301 - written by our own process
             printed = (place / "stdout").read_text("utf-8", "replace")
-            of_rank |= {
-                "status": self.statuses[rank],
-                "printed": [line for line in printed.splitlines() if line.startswith("user:")],
-            }
-            facts |= {
-                f"{name} (rank {rank})" if len(self.statuses) > 1 else name: value
-                for name, value in of_rank.items()
-            }
+            of_rank["status"] = self.statuses[rank]
+            of_rank["printed"] = [line for line in printed.splitlines() if line.startswith("user:")]
+            suffix = f" (rank {rank})" if len(self.statuses) > 1 else ""
+            for name, value in of_rank.items():
+                facts[f"{name}{suffix}"] = value
         return facts
 
     def said(self) -> list[str]:
-        """What each wrote to stderr."""
+        """Return the text that each rank wrote to stderr."""
         return [
             (self.folder / str(rank) / "stderr").read_text("utf-8", "replace")
             for rank in sorted(self.statuses)
@@ -157,14 +163,15 @@ def _kill(group: int) -> None:
 
 
 def _child(case: Case, watch: Watch, rank: int, port: int, folder: Path) -> None:
-    """Run one rank in a fork of the judge, and end as a program does. Never returns."""
+    """Run one rank in a fork of the judge, and exit as a program does. Never returns."""
     status = 1
     try:
         os.setsid()
         folder.mkdir(parents=True)
         for name, target in (("stdout", 1), ("stderr", 2)):
             os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), target)
-        faulthandler.enable()  # says where a crash was
+        # The handler prints the stack of a crash, and the stack of a run that hangs.
+        faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         os.chdir(folder)
         (folder / "work").mkdir()
@@ -184,27 +191,26 @@ def _child(case: Case, watch: Watch, rank: int, port: int, folder: Path) -> None
                 "NODE_RANK": 0,
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port,
-            }
-            place |= {
                 "WORLD_SIZE": case.ranks,
                 "LOCAL_WORLD_SIZE": case.ranks,
                 "ACCELERATE_USE_CPU": "true",
             }
             os.environ.update({name: str(value) for name, value in place.items()})
         if case.ranks > 1 and case.driver == "Lightning":
-            del os.environ["RANK"]  # Lightning counts by the others
+            # Lightning computes it from the other variables.
+            del os.environ["RANK"]
         random.seed(0)
-        np.random.seed(0)  # noqa: NPY002 - the global one is what models draw from
+        np.random.seed(0)  # noqa: NPY002 - models draw from the global generator
         torch.manual_seed(0)
         facts = RUNS[case.driver](case, watch)
-        if (
-            "never left" in case.traits
-        ):  # a monitor that is on at the process's end has its hooks; how the process ends is compared
+        if "never left" in case.traits:
+            # The monitor is still on and has its hooks. Only the end of the run is compared.
             facts = {name: value for name, value in facts.items() if name in {"outcome", "losses"}}
+        # The file is renamed, so a rank that is killed while it writes has no incomplete facts.
         (folder / "part").write_bytes(pickle.dumps(facts))
-        (folder / "part").rename(folder / "facts")  # a rank that is killed as it writes has none
+        (folder / "part").rename(folder / "facts")
         status = 0
-    except BaseException:  # noqa: BLE001 - a process that was forked must not go on as the judge
+    except BaseException:  # noqa: BLE001 - a fork must not continue as the judge
         traceback.print_exc()
     try:
         threading._shutdown()  # type: ignore[attr-defined]
@@ -212,16 +218,17 @@ def _child(case: Case, watch: Watch, rank: int, port: int, folder: Path) -> None
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        ctypes.CDLL(None).exit(status)  # with the destructors of libraries, as a program ends
+        # This runs the destructors of libraries, as at the end of a program.
+        ctypes.CDLL(None).exit(status)
 
 
 class _Trial:
     """The runs of one case, one after the other.
 
-    One that nobody watches, and for each who watches it a watched one.
+    The first run has no monitor. Then there is one run for each monitor.
 
-    Where a watched one differs, nobody's is run again: what differs then as well is not the
-    watcher's doing.
+    If a monitored run differs, the case runs again without a monitor. Facts that also differ in
+    this run are unsteady, and the monitor is not their cause.
     """
 
     def __init__(
@@ -231,7 +238,9 @@ class _Trial:
         folder: Path,
         read: Callable[[Case, Path], None] | None,
     ) -> None:
-        self.case, self.folder, self.read = case, folder, read
+        self.case = case
+        self.folder = folder
+        self.read = read
         self.watchers = list(watchers)
         self.verdicts: list[Verdict] = []
         self._again: Facts | None = None
@@ -246,7 +255,7 @@ class _Trial:
         return _Ranks(self.case, watch, self.folder / str(next(self._numbers)), seconds)
 
     def over(self) -> bool:
-        """Begin the next run if one has ended; whether all have."""
+        """Start the next run if the current one has ended. Return whether all runs have ended."""
         if self.watchers and self._running.over():
             self._go_on()
         if not self.watchers:
@@ -254,13 +263,15 @@ class _Trial:
         return not self.watchers
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the current run at once."""
         self._running.kill()
 
     def _go_on(self) -> None:
+        """Use the results of the run that has ended, and start the next run."""
         ended = self._running
         if self._plain is None:
-            self._plain, self._facts = ended, ended.facts()
+            self._plain = ended
+            self._facts = ended.facts()
             if ended.hung or not any(name.startswith("outcome") for name in self._facts):
                 for by in list(self.watchers):
                     self._close(by, "broken", " / ".join(ended.said())[-1500:])
@@ -281,6 +292,7 @@ class _Trial:
             self._running = self._start(*self._next())
 
     def _next(self) -> tuple[Watch, float]:
+        """Return the monitor of the next run, and the maximum seconds of this run."""
         by = self.watchers[0]
         if by in HANGING:
             return Watch(by), SOON
@@ -290,16 +302,17 @@ class _Trial:
         return Watch(by, settings if by == "lflops" else {}), max(LEAST, TIMES * plain, longest)
 
     def _compare(self, differing: list[str]) -> None:
+        """Append the verdict on the current monitor, given the names of the differing facts."""
         assert self._watched is not None
-        by, watched = self.watchers[0], self._watched.facts()
+        by = self.watchers[0]
+        watched = self._watched.facts()
+        said = self._watched.said()
         unsteady = [] if self._again is None else _differing(self._facts, self._again)
         steady = [name for name in differing if name not in unsteady]
         if self._watched.hung:
-            self._close(by, "hung", "; ".join(map(_where, self._watched.said())), differing)
+            self._close(by, "hung", "; ".join(map(_where, said)), differing)
         elif steady:
-            self._close(
-                by, "different", _first(self._facts, watched, steady, self._watched.said()), steady
-            )
+            self._close(by, "different", _first(self._facts, watched, steady, said), steady)
         elif differing:
             self._close(by, "unsteady", _first(self._facts, watched, differing, [""]), differing)
         else:
@@ -308,86 +321,96 @@ class _Trial:
     def _close(
         self, by: str, outcome: str, difference: str = "", differing: Sequence[str] = ()
     ) -> None:
+        """Append a verdict on the monitor `by`, which is then done."""
         self.watchers.remove(by)
-        said = [] if self._watched is None else self._watched.said()
-        off = next(
-            (
-                match.group()
-                for text in said
-                if (match := re.search(r"FlopsMonitor has failed.*", text))
-            ),
-            "",
+        profiles: list[Path] = []
+        off = ""
+        if self._watched is not None:
+            profiles = sorted(self._watched.folder.rglob("*.profile.json"))
+            off = _warning(self._watched.said())
+        if self.read is not None:
+            for path in profiles:
+                self.read(self.case, path)
+        alone = ""
+        for name, value in self._facts.items():
+            if name.startswith("outcome") and value != "ended":
+                alone = _short(value)
+                break
+        verdict = Verdict(
+            case=self.case.name,
+            by=by,
+            outcome=outcome,
+            difference=difference,
+            off=off,
+            windows=len(profiles),
+            alone=alone,
+            seconds=round(time.monotonic() - self._begun, 1),
+            differing=tuple(differing),
         )
-        profiles = (
-            [] if self._watched is None else sorted(self._watched.folder.rglob("*.profile.json"))
-        )
-        for path in profiles if self.read is not None else ():
-            self.read(self.case, path)
-        ends = {
-            name: value
-            for name, value in self._facts.items()
-            if name.startswith("outcome") and value != "ended"
-        }
-        alone = _short(next(iter(ends.values()), ""))
-        seconds = round(time.monotonic() - self._begun, 1)
-        self.verdicts.append(
-            Verdict(
-                self.case.name,
-                by,
-                outcome,
-                difference,
-                off,
-                len(profiles),
-                alone,
-                seconds,
-                tuple(differing),
-            )
-        )
+        self.verdicts.append(verdict)
+
+
+def _warning(said: Sequence[str]) -> str:
+    """Return the warning of a monitor that turned itself off; empty if there is none."""
+    for text in said:
+        match = re.search(r"FlopsMonitor has failed.*", text)
+        if match is not None:
+            return match.group()
+    return ""
+
+
+FIRST = ("status", "outcome", "losses", "printed", "logged", "log_history", "callback_metrics")
+"""Beginnings of the names of facts that come first in a list of differences."""
 
 
 def _differing(plain: Facts, watched: Facts) -> list[str]:
+    """Return the names of the facts that differ, the most important facts first."""
     missing = object()
-    names = [
-        name
-        for name in {**plain, **watched}
-        if plain.get(name, missing) != watched.get(name, missing)
-    ]
-    first = ("status", "outcome", "losses", "printed", "logged", "log_history", "callback_metrics")
-    return sorted(
-        names,
-        key=lambda name: next(
-            (i for i, each in enumerate(first) if name.startswith(each)), len(first)
-        ),
-    )
+    names = []
+    for name in {**plain, **watched}:
+        if plain.get(name, missing) != watched.get(name, missing):
+            names.append(name)
+    return sorted(names, key=_place)
+
+
+def _place(name: str) -> int:
+    for place, beginning in enumerate(FIRST):
+        if name.startswith(beginning):
+            return place
+    return len(FIRST)
 
 
 def _first(plain: Facts, watched: Facts, differing: Sequence[str], said: Sequence[str]) -> str:
-    """The first difference in words; within lists, the first entry that differs.
+    """Describe the first difference. For a crash, add where it was.
 
-    Of a crash, where it was.
+    For lists and dicts, only the first entry that differs is described.
     """
     name = differing[0]
-    before, after = plain.get(name, "nothing"), watched.get(name, "nothing")
+    before = plain.get(name, "nothing")
+    after = watched.get(name, "nothing")
     if isinstance(before, list) and isinstance(after, list):
         for number, pair in enumerate(zip(before, after, strict=False)):
             if pair[0] != pair[1]:
                 return f"{name}[{number}]: {_short(pair[0])} became {_short(pair[1])}"
         longer = max(before, after, key=len)
-        return f"{name}: {len(before)} entries became {len(after)}: {_short(longer[min(len(before), len(after)) :])}"
+        rest = longer[min(len(before), len(after)) :]
+        return f"{name}: {len(before)} entries became {len(after)}: {_short(rest)}"
     if isinstance(before, dict) and isinstance(after, dict):
         key = next(key for key in {**before, **after} if before.get(key) != after.get(key))
         return f"{name}[{key!r}]: {_short(before.get(key))} became {_short(after.get(key))}"
-    crashed = next((each for each in said if "Fatal Python error" in each), None)
-    told = (
-        []
-        if not name.startswith("status")
-        else said[0].strip().splitlines()[-1:]
-        if crashed is None
-        else [_where(crashed), crashed]
-    )
-    return f"{name}: {_short(before)} became {_short(after)}" + "".join(
-        f" ({line})" for line in told
-    )
+    text = f"{name}: {_short(before)} became {_short(after)}"
+    if name.startswith("status"):
+        for line in _why(said):
+            text += f" ({line})"
+    return text
+
+
+def _why(said: Sequence[str]) -> list[str]:
+    """Return the reason for an exit status: the place of a crash, or the last line on stderr."""
+    for text in said:
+        if "Fatal Python error" in text:
+            return [_where(text), text]
+    return said[0].strip().splitlines()[-1:]
 
 
 def _short(value: Any) -> str:
@@ -396,20 +419,19 @@ def _short(value: Any) -> str:
 
 
 def _where(said: str) -> str:
-    """Where a killed run was.
-
-    The innermost frames of the main thread, and who of lflops is among them.
-    """
-    frames = re.findall(
-        r'File "([^"]+)", line (\d+) in (\S+)', said.rpartition("Current thread")[2] or said
-    )
-    named = [f"{'/'.join(path.split('/')[-2:])}:{line} {name}" for path, line, name in frames]
-    ours = [
-        f"{path.partition('/lflops/')[2]}:{line} {name}"
-        for path, line, name in frames
-        if "/lflops/" in path
-    ]
-    return "in " + " < ".join(named[:4]) + (f"; of lflops: {' < '.join(ours[:3])}" if ours else "")
+    """Return the innermost frames of the main thread of a killed run, and the frames of lflops."""
+    stack = said.rpartition("Current thread")[2] or said
+    named = []
+    ours = []
+    for path, line, name in re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack):
+        end_of_path = "/".join(path.split("/")[-2:])
+        named.append(f"{end_of_path}:{line} {name}")
+        if "/lflops/" in path:
+            ours.append(f"{path.partition('/lflops/')[2]}:{line} {name}")
+    place = "in " + " < ".join(named[:4])
+    if ours:
+        place += f"; of lflops: {' < '.join(ours[:3])}"
+    return place
 
 
 def judge(
@@ -418,34 +440,36 @@ def judge(
     processes: int = 2,
     read: Callable[[Case, Path], None] | None = None,
 ) -> Iterator[Verdict]:
-    """Run and compare them, so many busy processes at a time.
+    """Run cases with and without their monitors, and yield a verdict for each monitor.
 
     Args:
-        cases: What to run, and who watches: "lflops", or a culprit.
-        processes: Of all runs together; a run with more ranks has the machine for itself.
-        read: Called with each profile's file before it is deleted.
+        cases: The cases, each with the name of its monitor: "lflops" or a culprit.
+        processes: Maximum number of ranks of all runs at a time. A run with more ranks runs alone.
+        read: Called with the path of each profile before the file is deleted.
 
     Raises:
-        ValueError: A case names a trait that its driver does not know.
+        ValueError: A case has a trait that its driver does not have.
     """
     for case, _ in cases:
-        if unknown := set(case.traits) - set(TRAITS.get(case.driver, loop_driver.TRAITS)):
+        unknown = set(case.traits) - set(TRAITS.get(case.driver, loop_driver.TRAITS))
+        if unknown:
             raise ValueError(f"{case.name}: no driver knows {', '.join(unknown)}")
     watchers: dict[Case, list[str]] = {}
     for case, by in cases:
         watchers.setdefault(case, []).append(by)
-    waiting, running, number = list(watchers), list[_Trial](), itertools.count()
-    directory = tempfile.mkdtemp()  # which no fork takes away as it ends
+    waiting = list(watchers)
+    running: list[_Trial] = []
+    number = itertools.count()
+    # Not a `TemporaryDirectory`: each fork would delete it when it exits.
+    directory = tempfile.mkdtemp()
     try:
         while waiting or running:
-            while waiting and (
-                not running
-                or sum(each.case.ranks for each in running) + waiting[0].ranks <= processes
-            ):
+            busy = sum(each.case.ranks for each in running)
+            while waiting and (not running or busy + waiting[0].ranks <= processes):
                 case = waiting.pop(0)
-                running.append(
-                    _Trial(case, watchers[case], Path(directory, str(next(number))), read)
-                )
+                folder = Path(directory, str(next(number)))
+                running.append(_Trial(case, watchers[case], folder, read))
+                busy += case.ranks
             for trial in [each for each in running if each.over()]:
                 running.remove(trial)
                 yield from trial.verdicts
@@ -457,9 +481,10 @@ def judge(
 
 
 def prepare() -> None:
-    """Before anything is forked.
+    """Prepare this process for forks.
 
-    One thread, what is imported late is here, and nothing of it is looked through for garbage.
+    It has one thread, and has imported the modules in `LATE`. The garbage collector ignores all
+    existing objects.
     """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -471,24 +496,27 @@ def prepare() -> None:
 
 
 def main() -> None:
-    """Judge the cases that are named, in their order."""
+    """Judge the cases that the command line names, and print a line of JSON for each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--matching", help="all cases whose name this regular expression finds")
+    parser.add_argument("--matching", help="all cases with a name that matches this expression")
     parser.add_argument(
-        "names", nargs="*", help="of cases, with `CULPRIT=` before them where no lflops watches"
+        "names", nargs="*", help="names of cases; `CULPRIT=NAME` runs a culprit instead of lflops"
     )
     asked = parser.parse_args()
-    chosen = [
-        (CASES[name], "lflops")
-        for name in CASES
-        if asked.matching is not None and re.search(asked.matching, name)
-    ]
+    chosen = []
+    if asked.matching is not None:
+        for name, case in CASES.items():
+            if re.search(asked.matching, name):
+                chosen.append((case, "lflops"))
     for given in asked.names:
         by, equals, name = given.partition("=")
-        chosen.append((CASES[name], by) if equals and by in CULPRITS else (CASES[given], "lflops"))
+        if equals and by in CULPRITS:
+            chosen.append((CASES[name], by))
+        else:
+            chosen.append((CASES[given], "lflops"))
     prepare()
     for verdict in judge(chosen):
-        print(json.dumps(asdict(verdict)), flush=True)  # noqa: T201 - who asked reads it
+        print(json.dumps(asdict(verdict)), flush=True)  # noqa: T201 - the output of a script
 
 
 if __name__ == "__main__":

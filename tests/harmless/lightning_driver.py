@@ -1,4 +1,4 @@
-"""Lightning's Trainer, with `FlopsMonitor`."""
+"""Run cases with Lightning's Trainer and `FlopsMonitor`."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -53,10 +53,11 @@ BATCHES = 12
 
 
 class Batches(Dataset[Any]):
-    """A task's batches, each a sample of the loader's."""
+    """The batches of a task. Each batch is a sample for the loader."""
 
     def __init__(self, task: str, length: int) -> None:
-        self.task, self.length = TASKS[task], length
+        self.task = TASKS[task]
+        self.length = length
 
     def __len__(self) -> int:
         return self.length
@@ -66,22 +67,24 @@ class Batches(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """The same without a length."""
+    """The batches of a task, as a data set without a length."""
 
     def __init__(self, task: str, length: int) -> None:
-        self.task, self.length = TASKS[task], length
+        self.task = TASKS[task]
+        self.length = length
 
     def __iter__(self) -> Iterator[Any]:
         return (self.task.batch(index) for index in range(self.length))
 
 
 class Module(LightningModule):
-    """Trains a task. Traits add to it."""
+    """A LightningModule that trains a task. Traits add base classes to it."""
 
     def __init__(self, plan: "Plan") -> None:
         super().__init__()
         self.plan = plan
-        self.batch_size = 1  # of a finder's
+        # `BatchSizeFinder` changes this attribute.
+        self.batch_size = 1
         self.lr = 0.01
         self.net = TASKS[plan.task].model()
         self.losses: list[str] = []
@@ -90,11 +93,11 @@ class Module(LightningModule):
         self.accuracy = torchmetrics.classification.MulticlassAccuracy(3)
 
     def note(self, what: str) -> None:
-        """Count something."""
+        """Count a call."""
         self.calls[what] = self.calls.get(what, 0) + 1
 
     def record(self, loss: Tensor, place: str) -> None:
-        """Log it as the case says, if this is the place."""
+        """Log the loss as the case says, if this is the case's place for logging."""
         if self.plan.log is not None and self.plan.place == place:
             self.plan.log(self, loss.detach(), place)
 
@@ -126,10 +129,8 @@ class Module(LightningModule):
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         self.note("on_before_optimizer_step")
-        self.record(
-            next(each.grad.sum() for each in self.parameters() if each.grad is not None),
-            "on_before_optimizer_step",
-        )
+        gradient = next(each.grad for each in self.parameters() if each.grad is not None)
+        self.record(gradient.sum(), "on_before_optimizer_step")
 
     def on_validation_epoch_end(self) -> None:
         self.record(torch.tensor(1.5), "on_validation_epoch_end")
@@ -145,7 +146,7 @@ class Module(LightningModule):
 
 
 class Plan:
-    """What a case trains, and how; traits change it."""
+    """The model, the data and the options of a case. Traits change them."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -167,28 +168,29 @@ class Plan:
         self.outputs: list[Any] = []
 
     def loss(self, module: Module, batch: Any, index: int) -> Tensor:
-        """Of one batch; or what comes to grief in the middle."""
+        """Return the loss of a batch. If the case ends at this batch, end it."""
         if self.ending is not None and index == self.ending[0]:
             self.ending[1](module)
         return TASKS[self.task].loss(module.net, batch)
 
     def optimizers(self, module: Module) -> Any:
-        """AdamW, unless a trait says otherwise."""
+        """Return AdamW. Traits replace this method."""
         return torch.optim.AdamW(module.parameters(), lr=module.lr)
 
 
 def loader(plan: Plan, length: int) -> DataLoader[Any]:
-    """Of a plan's task."""
-    kind = Stream if plan.stream else Batches
-    return DataLoader(
-        kind(plan.task, length * (1 if plan.stream else plan.case.ranks)),
-        batch_size=None,
-        num_workers=plan.workers,
-    )
+    """Return a data loader of the plan's task, with `length` batches for each rank."""
+    data: Any
+    if plan.stream:
+        data = Stream(plan.task, length)
+    else:
+        # A sampler divides these batches among the ranks.
+        data = Batches(plan.task, length * plan.case.ranks)
+    return DataLoader(data, batch_size=None, num_workers=plan.workers)
 
 
 class Recording(Logger):
-    """A logger of the user's, which keeps what it is given."""
+    """A logger of the user, which records its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,8 +206,8 @@ class Recording(Logger):
         self.recorder.add(metrics, step)
 
 
-class Lives(Callback):
-    """Counts the hooks that a callback of the user's hears, and logs where a case says so."""
+class UserCallback(Callback):
+    """A callback of the user, which counts the calls of its hooks, and logs if the case says so."""
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -233,7 +235,7 @@ class Lives(Callback):
 
 
 class Harming(Callback):
-    """A culprit as a callback."""
+    """A callback that runs a culprit."""
 
     def __init__(self, name: str) -> None:
         self.culprit = Culprit(name)
@@ -244,7 +246,7 @@ class Harming(Callback):
         self.culprit.step(pl_module, trainer)
 
 
-# What is logged, and how: each form calls `self.log` as users do.
+# The forms of logging: each calls `self.log` in another way.
 
 LOGS: dict[str, Callable[[Any, Tensor, str], None]] = {
     "log": lambda module, value, place: module.log("loss", value),
@@ -276,20 +278,10 @@ LOGS: dict[str, Callable[[Any, Tensor, str], None]] = {
         {"a": value, "b": value * 2}, on_epoch=True, on_step=False, sync_dist=True
     ),
     "log number": lambda module, value, place: module.log("number", 3.5),
-    "log metric object": lambda module, value, place: (
-        module.mean.update(value),
-        module.log("mean", module.mean, on_epoch=True),
-    ),  # type: ignore[func-returns-value]
+    "log metric object": lambda module, value, place: _log_metric(module, value),
     "log metric collection": lambda module, value, place: _log_collection(module, value),
-    "log twice": lambda module, value, place: (
-        module.log("first", value),
-        module.log("second", value * 2, on_epoch=True),
-    ),  # type: ignore[func-returns-value]
-    "log to the logger": lambda module, value, place: (
-        module.logger.log_metrics({"direct": float(value)}, step=module.global_step)
-        if module.logger
-        else None
-    ),
+    "log twice": lambda module, value, place: _log_twice(module, value),
+    "log to the logger": lambda module, value, place: _log_to_logger(module, value),
 }
 
 PLACES = (
@@ -304,13 +296,28 @@ PLACES = (
 )
 
 
+def _log_metric(module: Any, value: Tensor) -> None:
+    module.mean.update(value)
+    module.log("mean", module.mean, on_epoch=True)
+
+
+def _log_twice(module: Any, value: Tensor) -> None:
+    module.log("first", value)
+    module.log("second", value * 2, on_epoch=True)
+
+
+def _log_to_logger(module: Any, value: Tensor) -> None:
+    if module.logger:
+        module.logger.log_metrics({"direct": float(value)}, step=module.global_step)
+
+
 def _log_collection(module: Any, value: Tensor) -> None:
     scores = value.reshape(1, 1).expand(1, 3) * torch.tensor([1.0, 2.0, 3.0])
     module.accuracy(scores, torch.tensor([2]))
     module.log("accuracy", module.accuracy, on_step=False, on_epoch=True)
 
 
-# What is run.
+# Stages: the calls of the Trainer in a case.
 
 
 def fit(trainer: Trainer, module: Module, plan: Plan) -> None:
@@ -319,13 +326,13 @@ def fit(trainer: Trainer, module: Module, plan: Plan) -> None:
 
 
 def fit_again(trainer: Trainer, module: Module, plan: Plan) -> None:
-    """Train on, with the same Trainer."""
+    """Train for one more epoch with the same Trainer."""
     trainer.fit_loop.max_epochs = (trainer.fit_loop.max_epochs or 0) + 1
     trainer.fit(module)
 
 
 def validate(trainer: Trainer, module: Module, plan: Plan) -> None:
-    """Validate by itself."""
+    """Validate outside of fit."""
     plan.outputs.append(own(trainer.validate(module, loader(plan, 6), verbose=False)[0]))
 
 
@@ -340,49 +347,62 @@ def predict(trainer: Trainer, module: Module, plan: Plan) -> None:
 
 
 def resume(trainer: Trainer, module: Module, plan: Plan) -> None:
-    """Train on from the last checkpoint, with a new Trainer that has no monitor of its own."""
-    path = Path.cwd().parents[1] / "last.ckpt"  # the same one on all ranks
+    """Save a checkpoint, and train for one more epoch from this checkpoint."""
+    # The working directories of all ranks have this parent, so all ranks use the same file.
+    path = Path.cwd().parents[1] / "last.ckpt"
     trainer.save_checkpoint(path)
     trainer.fit_loop.max_epochs = (trainer.fit_loop.max_epochs or 0) + 1
     trainer.fit(module, ckpt_path=path, weights_only=False)
 
 
-# Traits.
+# Traits: functions that change the plan of a case.
 
 Trait = Callable[[Plan], None]
 
 
 def _options(**options: Any) -> Trait:
+    """Return a trait with options of the Trainer."""
     return lambda plan: plan.options.update(options)
 
 
 def _validated(**options: Any) -> Trait:
+    """Return a trait with validation that logs its loss, and options of the Trainer."""
+
     def change(plan: Plan) -> None:
-        plan.validated = plan.monitored = True
+        plan.validated = True
+        plan.monitored = True
         plan.options.update(options)
 
     return change
 
 
 def _with(*make: Callable[[], Any], validated: bool = False, **options: Any) -> Trait:
+    """Return a trait with callbacks, which the functions in `make` create."""
+
     def change(plan: Plan) -> None:
         plan.callbacks += [each() for each in make]
         plan.options.update(options)
         if validated:
-            plan.validated = plan.monitored = True
+            plan.validated = True
+            plan.monitored = True
 
     return change
 
 
 def _then(*stages: Callable[[Trainer, Module, Plan], Any], validated: bool = False) -> Trait:
+    """Return a trait that runs these stages instead of fit."""
+
     def change(plan: Plan) -> None:
         plan.stages = list(stages)
-        plan.validated = plan.monitored = plan.validated or validated
+        plan.validated = plan.validated or validated
+        plan.monitored = plan.validated
 
     return change
 
 
 def _is(*kinds: type) -> Trait:
+    """Return a trait that adds base classes to the LightningModule."""
+
     def change(plan: Plan) -> None:
         plan.kind = type("Made", (*kinds, plan.kind), {})
 
@@ -390,10 +410,22 @@ def _is(*kinds: type) -> Trait:
 
 
 def _sets(**values: Any) -> Trait:
+    """Return a trait that sets attributes of the plan."""
     return lambda plan: vars(plan).update(values)
 
 
+def _several(*traits: Trait) -> Trait:
+    """Return a trait that applies several traits."""
+
+    def change(plan: Plan) -> None:
+        for trait in traits:
+            trait(plan)
+
+    return change
+
+
 def _ends(index: int, deed: Callable[[Module], Any]) -> Trait:
+    """Return a trait that does something at the batch with this index, such as raising an error."""
     return lambda plan: vars(plan).update(ending=(index, deed))
 
 
@@ -409,7 +441,7 @@ def _stop(module: Module) -> None:
 
 
 class Manual:
-    """Two optimizers by hand, as a GAN has."""
+    """Manual optimization with two optimizers, as for a GAN."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)  # type: ignore[call-arg]
@@ -420,7 +452,8 @@ class Manual:
         for optimizer, net in zip(self.optimizers(), (self.net, self.other), strict=True):
             self.toggle_optimizer(optimizer)
             loss = TASKS[self.plan.task].loss(net, batch)
-            self.record(loss, "training_step") if net is self.net else None
+            if net is self.net:
+                self.record(loss, "training_step")
             optimizer.zero_grad()
             self.manual_backward(loss)
             self.clip_gradients(optimizer, gradient_clip_val=0.5)
@@ -439,28 +472,31 @@ class Manual:
 
 
 class ReturnsDict:
-    """A dict with the loss, and more."""
+    """The training step returns a dict with the loss and other entries."""
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
-        return {"loss": super().training_step(batch, batch_idx), "more": [1, "text"]}  # type: ignore[misc]
+        loss = super().training_step(batch, batch_idx)  # type: ignore[misc]
+        return {"loss": loss, "more": [1, "text"]}
 
 
 class SkipsSome:
-    """Returns nothing for some batches."""
+    """The training step returns `None` for some batches."""
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
-        return super().training_step(batch, batch_idx) if batch_idx % 3 else None  # type: ignore[misc]
+        if batch_idx % 3 == 0:
+            return None
+        return super().training_step(batch, batch_idx)  # type: ignore[misc]
 
 
 class EndsEpochs:
-    """Leaves each epoch early."""
+    """A hook ends each epoch early."""
 
     def on_train_batch_start(self: Any, batch: Any, batch_idx: int) -> int | None:
         return -1 if batch_idx == 8 else None
 
 
 class Overrides:
-    """Overrides what may be overridden."""
+    """The module overrides hooks of Lightning, and counts their calls."""
 
     def backward(self: Any, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         self.note("backward")
@@ -488,10 +524,14 @@ class Overrides:
 
 
 class LooksAtItself:
-    """Compares its strategy's methods with those of the first step, as Lightning does with what `self.log` reduces by."""
+    """The training step checks that the strategy still has the methods of the first step.
+
+    Lightning itself compares the method with which `self.log` reduces values.
+    """
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
         strategy = self.trainer.strategy
+        seen = self.__dict__.setdefault("seen", {})
         for name in (
             "training_step",
             "backward",
@@ -502,14 +542,13 @@ class LooksAtItself:
             "batch_to_device",
         ):
             method = getattr(strategy, name)
-            self.note(
-                f"{name} is the first one: {self.__dict__.setdefault('seen', {}).setdefault(name, method) == method}"
-            )
+            is_first = seen.setdefault(name, method) == method
+            self.note(f"{name} is the first one: {is_first}")
         return super().training_step(batch, batch_idx)  # type: ignore[misc]
 
 
 class DrawsBatches:
-    """Takes the iterator instead of a batch."""
+    """The training step receives the iterator of the loader instead of a batch."""
 
     def training_step(self: Any, dataloader_iter: Any) -> Any:
         batch, batch_idx, _ = next(dataloader_iter)
@@ -517,7 +556,7 @@ class DrawsBatches:
 
 
 class Compiled:
-    """Has a part that is compiled."""
+    """A part of the model is compiled."""
 
     def configure_model(self: Any) -> None:
         if not hasattr(self.net.body, "_orig_mod"):
@@ -525,10 +564,11 @@ class Compiled:
 
 
 class Sharded:
-    """By FSDP2 and tensor parallelism, as the mesh says."""
+    """The model is distributed by FSDP2 and tensor parallelism, as the device mesh says."""
 
     def configure_model(self: Any) -> None:
-        data, tensor = self.device_mesh["data_parallel"], self.device_mesh["tensor_parallel"]
+        data = self.device_mesh["data_parallel"]
+        tensor = self.device_mesh["tensor_parallel"]
         if tensor.size() > 1:
             parallelize_module(
                 self.net, tensor, {"body.0": ColwiseParallel(), "head": RowwiseParallel()}
@@ -539,35 +579,46 @@ class Sharded:
 
 
 class Spy:
-    """A strategy of the user's that hears each of its methods."""
+    """A strategy of the user that counts the calls of two of its methods."""
 
     calls: dict[str, int]
 
+    def _count(self: Any, name: str) -> None:
+        calls = self.__dict__.setdefault("calls", {})
+        calls[name] = calls.get(name, 0) + 1
+
     def reduce(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.__dict__.setdefault("calls", {})["reduce"] = (
-            self.__dict__.setdefault("calls", {}).get("reduce", 0) + 1
-        )
+        self._count("reduce")
         return super().reduce(*args, **kwargs)  # type: ignore[misc]
 
     def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.__dict__.setdefault("calls", {})["step"] = (
-            self.__dict__.setdefault("calls", {}).get("step", 0) + 1
-        )
+        self._count("step")
         return super().training_step(*args, **kwargs)  # type: ignore[misc]
 
 
+class OwnStrategy(Spy, SingleDeviceStrategy):
+    """The strategy of the user for one rank."""
+
+
+class OwnDDPStrategy(Spy, DDPStrategy):
+    """The strategy of the user for several ranks."""
+
+
+def _own_strategy(plan: Plan) -> None:
+    if plan.case.ranks > 1:
+        plan.options["strategy"] = OwnDDPStrategy()
+    else:
+        plan.options["strategy"] = OwnStrategy(device="cpu")
+
+
 class Schedulers:
-    """What users give schedulers in."""
+    """Two forms in which a LightningModule can return its optimizers and schedulers."""
 
     @staticmethod
     def step(module: Module) -> Any:
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
-        return [optimizer], [
-            {
-                "scheduler": torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=60),
-                "interval": "step",
-            }
-        ]
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=60)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     @staticmethod
     def plateau(module: Module) -> Any:
@@ -580,7 +631,7 @@ class Schedulers:
 
 
 class Data(LightningDataModule):
-    """With what it is asked for."""
+    """A data module, with `prepare_data` on each node or only once."""
 
     def __init__(self, plan: Plan, *, per_node: bool) -> None:
         super().__init__()
@@ -598,17 +649,16 @@ class Data(LightningDataModule):
 
 
 def _with_data(*, per_node: bool) -> Trait:
-    def change(plan: Plan) -> None:
-        plan.stages = [
-            lambda trainer, module, plan: trainer.fit(
-                module, datamodule=Data(plan, per_node=per_node)
-            )
-        ]
+    """Return a trait that trains with a data module."""
 
-    return change
+    def fit_data(trainer: Trainer, module: Module, plan: Plan) -> None:
+        trainer.fit(module, datamodule=Data(plan, per_node=per_node))
+
+    return _sets(stages=[fit_data])
 
 
 def _global_hooks(plan: Plan) -> None:
+    """Register hooks on all modules. The number of their calls is one of the case's outputs."""
     calls = plan.outputs
     calls.append([0])
 
@@ -694,9 +744,7 @@ TRAITS: dict[str, Trait] = {
     "fast_dev_run": _options(fast_dev_run=3),
     "one batch": _options(limit_train_batches=1),
     "overfit": _options(overfit_batches=3, max_epochs=3),
-    "barebones": lambda plan: vars(plan).update(
-        recorded=False, options=plan.options | {"barebones": True}
-    ),
+    "barebones": _several(_sets(recorded=False), _options(barebones=True)),
     "deterministic": _options(deterministic=True),
     "anomaly": _options(detect_anomaly=True),
     "loaders reloaded": _options(reload_dataloaders_every_n_epochs=1, max_epochs=2),
@@ -715,21 +763,16 @@ TRAITS: dict[str, Trait] = {
     "tensorboard": lambda plan: plan.options.update(
         logger=[plan.recorder, TensorBoardLogger("board")]
     ),
-    "no logger": lambda plan: vars(plan).update(
-        recorded=False, options=plan.options | {"logger": False}
-    ),
+    "no logger": _several(_sets(recorded=False), _options(logger=False)),
     # Optimizers.
     "manual": _is(Manual),
-    "scheduler each step": lambda plan: vars(plan).update(optimizers=Schedulers.step),
-    "scheduler on a plateau": lambda plan: (
-        _validated(max_epochs=3)(plan),
-        vars(plan).update(optimizers=Schedulers.plateau),
-    )[0],
-    "LBFGS": lambda plan: vars(plan).update(
-        optimizers=lambda module: torch.optim.LBFGS(module.parameters(), max_iter=2)
+    "scheduler each step": _sets(optimizers=Schedulers.step),
+    "scheduler on a plateau": _several(
+        _validated(max_epochs=3), _sets(optimizers=Schedulers.plateau)
     ),
-    "no optimizer": lambda plan: vars(plan).update(optimizers=lambda module: None),
-    "fused optimizer": lambda plan: vars(plan).update(
+    "LBFGS": _sets(optimizers=lambda module: torch.optim.LBFGS(module.parameters(), max_iter=2)),
+    "no optimizer": _sets(optimizers=lambda module: None),
+    "fused optimizer": _sets(
         optimizers=lambda module: torch.optim.AdamW(module.parameters(), fused=True)
     ),
     # Modules.
@@ -761,26 +804,22 @@ TRAITS: dict[str, Trait] = {
     "predicts alone": _then(predict),
     "two monitors": _sets(monitors=2),
     # Strategies.
-    "own strategy": lambda plan: plan.options.update(
-        strategy=type("Own", (Spy, DDPStrategy), {})()
-        if plan.case.ranks > 1
-        else type("Own", (Spy, SingleDeviceStrategy), {})(device="cpu")
+    "own strategy": _own_strategy,
+    "FSDP2": _several(
+        _is(Sharded),
+        lambda plan: plan.options.update(strategy=ModelParallelStrategy(plan.case.ranks, 1)),
     ),
-    "FSDP2": lambda plan: (
-        _is(Sharded)(plan),
-        plan.options.update(strategy=ModelParallelStrategy(plan.case.ranks, 1)),
-    )[0],
-    "tensor parallel": lambda plan: (
-        _is(Sharded)(plan),
-        plan.options.update(strategy=ModelParallelStrategy(1, plan.case.ranks)),
-    )[0],
+    "tensor parallel": _several(
+        _is(Sharded),
+        lambda plan: plan.options.update(strategy=ModelParallelStrategy(1, plan.case.ranks)),
+    ),
     "static graph": lambda plan: plan.options.update(strategy=DDPStrategy(static_graph=True)),
     "unused parameters": _options(strategy="ddp_find_unused_parameters_true"),
 }
 
 
 def run(case: Case, watch: Watch) -> Facts:
-    """Run a case."""
+    """Run a case, and return its facts."""
     torch.manual_seed(0)
     plan = Plan(case)
     for trait in case.traits:
@@ -789,10 +828,9 @@ def run(case: Case, watch: Watch) -> Facts:
         raise ValueError(f"{case.name} logs nothing")
     monitors: list[Any] = []
     if watch.by == "lflops":
-        monitors = [
-            FlopsMonitor(**({"dirpath": f"lflops{number}"} | watch.settings))
-            for number in range(plan.monitors)
-        ]
+        for number in range(plan.monitors):
+            settings = {"dirpath": f"lflops{number}"} | watch.settings
+            monitors.append(FlopsMonitor(**settings))
     elif watch.by != "nobody":
         monitors = [Harming(watch.by)]
     options = {
@@ -816,7 +854,7 @@ def run(case: Case, watch: Watch) -> Facts:
     if "fast_dev_run" in options:
         options.pop("limit_val_batches")
     module = plan.kind(plan)
-    trainer = Trainer(callbacks=[Lives(), *plan.callbacks, *monitors], **options)
+    trainer = Trainer(callbacks=[UserCallback(), *plan.callbacks, *monitors], **options)
     facts: Facts = {}
     with around(facts):
         for stage in plan.stages:
@@ -861,5 +899,5 @@ def _results(trainer: Trainer, module: Module, plan: Plan) -> Facts:
 
 
 def every(count: int, names: Any) -> list[str]:
-    """Each so-many-th of them."""
+    """Return the first of the names and every `count`-th name after it."""
     return list(itertools.islice(names, 0, None, count))

@@ -1,4 +1,4 @@
-"""Your own loop, with `lflops.monitor`: alone, with Accelerate, with Fabric."""
+"""Run cases with `lflops.monitor` in a custom loop: alone, with Accelerate, or with Fabric."""
 
 import contextlib
 import copy
@@ -96,16 +96,18 @@ TRAITS = {
     "curves",
     "measured peaks",
 }
-"""What a case may say of its loop."""
+"""The names of all traits of this driver."""
 
 
 class _Loop:
     """One run of a case."""
 
     def __init__(self, case: Case, watch: Watch) -> None:
-        self.case, self.watch = case, watch
+        self.case = case
+        self.watch = watch
         self.traits = set(case.traits)
-        self.task = TASKS[next((trait for trait in case.traits if trait in TASKS), "net")]
+        task = next((trait for trait in case.traits if trait in TASKS), "net")
+        self.task = TASKS[task]
         self.losses: list[str] = []
         self.hook_calls = 0
         self.folder = Path.cwd()
@@ -113,32 +115,27 @@ class _Loop:
         torch.manual_seed(0)
         self.own = self.task.model()
         self.engine, self.model, self.optimizer, self.backward = self._made()
-        self.scheduler = (
-            torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
-            if "scheduled" in self.traits
-            else None
-        )
-        self.average = (
-            torch.optim.swa_utils.AveragedModel(self.own)
-            if "moving average" in self.traits
-            else None
-        )
+        self.scheduler: torch.optim.lr_scheduler.StepLR | None = None
+        if "scheduled" in self.traits:
+            self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
+        self.average: torch.optim.swa_utils.AveragedModel | None = None
+        if "moving average" in self.traits:
+            self.average = torch.optim.swa_utils.AveragedModel(self.own)
         self.second = nn.Linear(1, 1)
         self.scaler = torch.amp.GradScaler("cpu", enabled="scaled gradients" in self.traits)
 
     def _made(self) -> tuple[Any, Any, Any, Callable[[Tensor], None]]:
-        make = OPTIMIZERS[
-            next((trait for trait in self.case.traits if trait in OPTIMIZERS), "AdamW")
-        ]
+        """Return the engine, the prepared model and optimizer, and the function for backward."""
+        name = next((trait for trait in self.case.traits if trait in OPTIMIZERS), "AdamW")
+        make = OPTIMIZERS[name]
         own = self.own
         if "compiled module: eager" in self.traits:
             own.body = torch.compile(own.body, backend="eager")
         if self.case.driver == "Accelerate":
             from accelerate import Accelerator
 
-            engine = Accelerator(
-                cpu=True, gradient_accumulation_steps=2 if "accumulated" in self.traits else 1
-            )
+            accumulation = 2 if "accumulated" in self.traits else 1
+            engine = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
             return engine, *engine.prepare(own, make(own.parameters())), engine.backward
         if self.case.driver == "Fabric":
             from lightning.fabric import Fabric
@@ -161,6 +158,7 @@ class _Loop:
         return None, model, make(model.parameters()), lambda loss: loss.backward()
 
     def _spread(self, own: nn.Module) -> nn.Module:
+        """Distribute the model over the ranks."""
         distributed.init_process_group("gloo")
         if "FSDP2" in self.traits:
             for each in (own.body[0], own.head, own):
@@ -171,22 +169,27 @@ class _Loop:
             return parallelize_module(
                 own, mesh, {"body.0": ColwiseParallel(), "head": RowwiseParallel()}
             )
-        static, unused = "static graph" in self.traits, "unused parameters" in self.traits
-        return DistributedDataParallel(own, static_graph=static, find_unused_parameters=unused)
+        return DistributedDataParallel(
+            own,
+            static_graph="static graph" in self.traits,
+            find_unused_parameters="unused parameters" in self.traits,
+        )
 
     # The steps.
 
     def train(self) -> None:
-        """All of them, watched or not."""
+        """Train for all steps, with or without a monitor."""
         times = 2 if "watched twice" in self.traits else 1
         for _ in range(times):
             with contextlib.ExitStack() as stack:
                 for context in self._contexts():
                     stack.enter_context(context)
-                monitors = [
-                    each.__enter__() if "never left" in self.traits else stack.enter_context(each)
-                    for each in self._monitors()
-                ]
+                monitors = []
+                for each in self._monitors():
+                    if "never left" in self.traits:
+                        monitors.append(each.__enter__())
+                    else:
+                        monitors.append(stack.enter_context(each))
                 if "on a thread" in self.traits:
                     thread = threading.Thread(target=self._steps, args=(monitors,))
                     thread.start()
@@ -197,15 +200,16 @@ class _Loop:
     def _monitors(self) -> Iterator[Any]:
         if self.watch.by != "lflops":
             return
-        several = "two monitors" in self.traits
-        models = (
-            {"one": self.model, "two": self.second} if "two models" in self.traits else self.model
-        )
-        for number in range(2 if several else 1):
-            settings = {
+        count = 2 if "two monitors" in self.traits else 1
+        models: Any = self.model
+        if "two models" in self.traits:
+            models = {"one": self.model, "two": self.second}
+        for number in range(count):
+            settings: dict[str, Any] = {
                 "dirpath": self.folder / f"lflops{number}",
                 "log": lambda text: None,
-            } | self.watch.settings
+            }
+            settings |= self.watch.settings
             if "measured peaks" in self.traits:
                 settings["hardware"] = "measure"
             logger = self if "curves" in self.traits else None
@@ -221,10 +225,11 @@ class _Loop:
             )
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """As a logger of the user's."""
+        """Record metrics, as a logger of the user."""
         self.recorder.add(metrics, step)
 
     def _contexts(self) -> Iterator[Any]:
+        """Yield the contexts of the user in which the steps run."""
         traits = self.traits
         if "own dispatch mode" in traits:
             yield _Counting(self)
@@ -237,18 +242,20 @@ class _Loop:
         yield _hooks(self)
 
     def called(self, value: Any) -> Any:
-        """A hook that gives back what it is given."""
+        """Count a call of a hook that returns its argument."""
         self.hook_calls += 1
         return value
 
     def count(self, *_: Any) -> None:
-        """A hook that gives nothing."""
+        """Count a call of a hook that returns nothing."""
         self.hook_calls += 1
 
     def _batches(self) -> Iterator[Any]:
         rank = int(os.environ.get("RANK", "0"))
         made = (self.task.batch(index * self.case.ranks + rank) for index in range(BATCHES))
-        return made if "generator of batches" in self.traits else iter(list(made))
+        if "generator of batches" in self.traits:
+            return made
+        return iter(list(made))
 
     def _steps(self, monitors: list[Any]) -> None:
         culprit = Culprit(self.watch.by) if self.watch.by not in {"nobody", "lflops"} else None
@@ -260,9 +267,8 @@ class _Loop:
                 culprit.step(self.own)
             with contextlib.ExitStack() as stack:
                 for monitor in monitors:
-                    stack.enter_context(
-                        monitor.step() if "no batch given" in self.traits else monitor.step(batch)
-                    )
+                    given = () if "no batch given" in self.traits else (batch,)
+                    stack.enter_context(monitor.step(*given))
                 self._step(index, batch)
             self._between(index, monitors)
             if "left early" in self.traits and index == 5:
@@ -280,7 +286,10 @@ class _Loop:
             return
         if "clipped" in self.traits:
             self._clip()
-        self.scaler.step(self.optimizer) if self.scaler.is_enabled() else self.optimizer.step()
+        if self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+        else:
+            self.optimizer.step()
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none="gradient kept in place" not in self.traits)
         if self.scheduler is not None:
@@ -314,7 +323,7 @@ class _Loop:
         with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
             loss = self.task.loss(self.model, batch)
         if index == 6:
-            self._come_to_grief()
+            self._fail()
         if "tensor hooks" in self.traits:
             loss.register_hook(self.called)
         self.backward(self.scaler.scale(loss))
@@ -326,16 +335,17 @@ class _Loop:
         says(f"step {index} loss {loss.item()!r}")
         return loss
 
-    def _come_to_grief(self) -> None:
-        for trait, error in {
-            "raises": ValueError,
-            "KeyboardInterrupt": KeyboardInterrupt,
-            "SystemExit": SystemExit,
-        }.items():
-            if trait in self.traits:
-                raise error("planted")
+    def _fail(self) -> None:
+        """Raise the error that a trait asks for, if any."""
+        if "raises" in self.traits:
+            raise ValueError("planted")
+        if "KeyboardInterrupt" in self.traits:
+            raise KeyboardInterrupt("planted")
+        if "SystemExit" in self.traits:
+            raise SystemExit("planted")
 
     def _between(self, index: int, monitors: list[Any]) -> None:
+        """Do what the user does between two steps."""
         traits = self.traits
         if "validated" in traits and index % 4 == 3:
             with contextlib.ExitStack() as stack:
@@ -346,7 +356,8 @@ class _Loop:
             if "copied on the way" in traits:
                 self.losses.append(digest(copy.deepcopy(self.own).state_dict()))
             if "pickled on the way" in traits:
-                self.losses.append(digest(pickle.loads(pickle.dumps(self.own)).state_dict()))  # noqa: S301 - our own
+                copied = pickle.loads(pickle.dumps(self.own))  # noqa: S301 - our own data
+                self.losses.append(digest(copied.state_dict()))
             if "saved on the way" in traits:
                 torch.save(
                     {"model": self.own.state_dict(), "optimizer": self.optimizer.state_dict()},
@@ -358,9 +369,9 @@ class _Loop:
                 self.own.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
 
     def _validate(self, monitors: list[Any]) -> None:
-        context = (
-            torch.inference_mode if "evaluated in inference mode" in self.traits else torch.no_grad
-        )
+        context: Any = torch.no_grad
+        if "evaluated in inference mode" in self.traits:
+            context = torch.inference_mode
         self.model.eval()
         with context():
             for index in range(100, 104):
@@ -372,32 +383,30 @@ class _Loop:
         self.model.train()
 
     def facts(self) -> Facts:
-        """What became of it."""
-        objects = {} if self.engine is None else {"engine": self.engine}
-        averaged = {} if self.average is None else {"average": digest(self.average.state_dict())}
-        scheduled = (
-            {} if self.scheduler is None else {"scheduler": digest(self.scheduler.state_dict())}
-        )
+        """Return the results of the run."""
         calls = {
             name: each.calls for name, each in self.own.named_modules() if isinstance(each, Net)
         }
-        return {
+        facts: Facts = {
             "losses": self.losses,
             "logged": self.recorder.entries,
             "calls of the model": calls,
             "calls of hooks": self.hook_calls,
             "looks into the batch": Loads.looks,
-            **averaged,
-            **scheduled,
-            **of_modules(self.own),
-            **of_optimizers([getattr(self.optimizer, "optimizer", self.optimizer)]),
-            **attributes(**objects),
-            **checkpoints(self.folder),
         }
+        if self.average is not None:
+            facts["average"] = digest(self.average.state_dict())
+        if self.scheduler is not None:
+            facts["scheduler"] = digest(self.scheduler.state_dict())
+        facts |= of_modules(self.own)
+        facts |= of_optimizers([getattr(self.optimizer, "optimizer", self.optimizer)])
+        if self.engine is not None:
+            facts |= attributes(engine=self.engine)
+        return facts | checkpoints(self.folder)
 
 
 class _Counting(TorchDispatchMode):
-    """A dispatch mode of the user's."""
+    """A dispatch mode of the user, which counts operators."""
 
     def __init__(self, loop: _Loop) -> None:
         super().__init__()
@@ -410,13 +419,11 @@ class _Counting(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _hooks(loop: _Loop) -> Iterator[None]:
-    """Those of the user's, as long as the loop runs. Each call is counted."""
-    handles = [
-        handle
-        for trait, register in HOOKS.items()
-        if trait in loop.traits
-        for handle in register(loop)
-    ]
+    """Install the user's hooks, which count their calls, while the loop runs."""
+    handles = []
+    for trait, register in HOOKS.items():
+        if trait in loop.traits:
+            handles += register(loop)
     try:
         yield
     finally:
@@ -443,24 +450,20 @@ def _that_replaces(loop: _Loop) -> list[Any]:
 
 
 def _on_modules(loop: _Loop) -> list[Any]:
-    places = list(loop.own.modules())
-    handles = [each.register_forward_pre_hook(loop.count) for each in places]
-    return (
-        handles
-        + [each.register_forward_hook(loop.count) for each in places]
-        + [each.register_full_backward_hook(loop.count) for each in places]
-    )
+    handles: list[Any] = []
+    for module in loop.own.modules():
+        handles.append(module.register_forward_pre_hook(loop.count))
+        handles.append(module.register_forward_hook(loop.count))
+        handles.append(module.register_full_backward_hook(loop.count))
+    return handles
 
 
 def _with_kwargs(loop: _Loop) -> list[Any]:
-    places = list(loop.own.modules())
-    handles = [
-        each.register_forward_hook(loop.count, with_kwargs=True, always_call=True)
-        for each in places
-    ]
-    return handles + [
-        each.register_forward_pre_hook(loop.count, with_kwargs=True) for each in places
-    ]
+    handles: list[Any] = []
+    for module in loop.own.modules():
+        handles.append(module.register_forward_hook(loop.count, with_kwargs=True, always_call=True))
+        handles.append(module.register_forward_pre_hook(loop.count, with_kwargs=True))
+    return handles
 
 
 def _that_raises(loop: _Loop) -> list[Any]:
@@ -473,9 +476,11 @@ def _that_raises(loop: _Loop) -> list[Any]:
 
 
 def _on_tensors(loop: _Loop) -> list[Any]:
-    parameters = list(loop.own.parameters())
-    handles = [each.register_post_accumulate_grad_hook(loop.count) for each in parameters]
-    return handles + [each.register_hook(loop.called) for each in parameters]
+    handles: list[Any] = []
+    for parameter in loop.own.parameters():
+        handles.append(parameter.register_post_accumulate_grad_hook(loop.count))
+        handles.append(parameter.register_hook(loop.called))
+    return handles
 
 
 def _on_optimizers(loop: _Loop) -> list[Any]:
@@ -493,11 +498,11 @@ HOOKS: dict[str, Callable[[_Loop], list[Any]]] = {
     "tensor hooks": _on_tensors,
     "optimizer hooks": _on_optimizers,
 }
-"""What registers them, and gives their handles."""
+"""For each trait: a function that registers the user's hooks and returns their handles."""
 
 
 def run(case: Case, watch: Watch) -> Facts:
-    """Run a case."""
+    """Run a case, and return its facts."""
     loop = _Loop(case, watch)
     facts: Facts = {}
     with around(facts):

@@ -1,4 +1,4 @@
-"""Models, batches and losses, ordinary and odd, that any loop can train."""
+"""Small models, batches and losses, ordinary and unusual ones, that any loop can train."""
 
 import collections
 import copy
@@ -14,25 +14,27 @@ from torch.utils.checkpoint import checkpoint
 
 __all__ = ["TASKS", "Task"]
 
-ROWS, WIDTH, CLASSES = 4, 8, 3
+ROWS = 4
+WIDTH = 8
+CLASSES = 3
 
 
 def tensors(index: int) -> tuple[Tensor, Tensor]:
-    """Batch number so much, the same in each run."""
+    """Return the inputs and classes of the batch with this number, the same in each run."""
     generator = torch.Generator().manual_seed(index)
-    return torch.randn(ROWS, WIDTH, generator=generator), torch.randint(
-        CLASSES, (ROWS,), generator=generator
-    )
+    x = torch.randn(ROWS, WIDTH, generator=generator)
+    y = torch.randint(CLASSES, (ROWS,), generator=generator)
+    return x, y
 
 
 def crossentropy(model: nn.Module, batch: Any) -> Tensor:
-    """Of a batch that is a pair."""
+    """Return the loss of a batch that is a pair of inputs and classes."""
     x, y = batch
     return F.cross_entropy(model(x), y)
 
 
 class Task(NamedTuple):
-    """A model, a function that makes batch number so much, and the loss of a batch."""
+    """Functions that make a model, make the batch with a number, and compute a batch's loss."""
 
     model: Callable[[], nn.Module]
     batch: Callable[[int], Any] = tensors
@@ -40,7 +42,7 @@ class Task(NamedTuple):
 
 
 class Net(nn.Module):
-    """Two layers with dropout. It counts its calls."""
+    """A model of two layers with dropout, which counts its calls. Subclasses override `middle`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,12 +55,12 @@ class Net(nn.Module):
         return self.head(self.middle(self.body(x)))
 
     def middle(self, x: Tensor) -> Tensor:
-        """What is special of a model."""
+        """Compute the features between body and head."""
         return x
 
 
 class Normed(Net):
-    """Has buffers that each call moves."""
+    """Batch norm, which has buffers that change in each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,14 +71,14 @@ class Normed(Net):
 
 
 class Cond(Net):
-    """Branches as torch.compile can follow them."""
+    """`torch.cond`, a branch that torch.compile supports."""
 
     def middle(self, x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
 
 
 class Scan(Net):
-    """A recurrence."""
+    """A recurrence with `scan`."""
 
     def middle(self, x: Tensor) -> Tensor:
         from torch._higher_order_ops import scan
@@ -85,7 +87,7 @@ class Scan(Net):
 
 
 class Map(Net):
-    """The same of each row."""
+    """The same function of each row, with `map`."""
 
     def middle(self, x: Tensor) -> Tensor:
         from torch._higher_order_ops import map as each_row
@@ -94,7 +96,7 @@ class Map(Net):
 
 
 class While(Net):
-    """A loop whose length depends on data; without gradients, as torch wants it."""
+    """A loop with a condition on data. torch supports it only without gradients."""
 
     def middle(self, x: Tensor) -> Tensor:
         from torch._higher_order_ops import while_loop
@@ -107,14 +109,14 @@ class While(Net):
 
 
 class Recomputed(Net):
-    """Activation checkpointing."""
+    """Activation checkpointing without reentrant autograd."""
 
     def middle(self, x: Tensor) -> Tensor:
         return checkpoint(lambda y: F.dropout(y.sin()), x, use_reentrant=False)
 
 
 class RecomputedReentrant(Net):
-    """The older kind."""
+    """Activation checkpointing with reentrant autograd, the older kind."""
 
     def middle(self, x: Tensor) -> Tensor:
         return checkpoint(lambda y: F.dropout(y.sin()), x, use_reentrant=True)
@@ -133,21 +135,21 @@ class Doubled(torch.autograd.Function):
 
 
 class Custom(Net):
-    """Uses it."""
+    """A call of an autograd function with its own backward."""
 
     def middle(self, x: Tensor) -> Tensor:
         return Doubled.apply(x)
 
 
 class Vmapped(Net):
-    """functorch within forward."""
+    """`torch.func` inside forward."""
 
     def middle(self, x: Tensor) -> Tensor:
         return torch.func.vmap(torch.func.grad(lambda row: row.sin().sum()))(x) + x
 
 
 class Penalised(Net):
-    """A gradient within forward."""
+    """A gradient that is computed inside forward, as for a gradient penalty."""
 
     def middle(self, x: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -168,7 +170,7 @@ class Recurrent(Net):
 
 
 class Attention(Net):
-    """A layer of an encoder."""
+    """A layer of a transformer encoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +181,7 @@ class Attention(Net):
 
 
 class Twice(Net):
-    """Calls a module twice, and ties a weight."""
+    """A module that is called twice, and a tied weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +194,7 @@ class Twice(Net):
 
 
 class Parametrised(Net):
-    """Spectral and weight norm: buffers that move with each call."""
+    """Spectral norm and weight norm, which have buffers that change in each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,21 +206,21 @@ class Parametrised(Net):
 
 
 class Copied(Net):
-    """Copies itself in forward, as some averaging does."""
+    """A copy of a module in forward, as some averaging does."""
 
     def middle(self, x: Tensor) -> Tensor:
         return x + copy.deepcopy(self.head)(x).mean().detach()
 
 
 class InPlace(Net):
-    """Changes its input's copy."""
+    """In-place operators on a copy of the input."""
 
     def middle(self, x: Tensor) -> Tensor:
         return x.clone().mul_(2).add_(1)
 
 
 class Odd(nn.Module):
-    """Gives something odd along with a tensor."""
+    """A layer that returns its result in an unusual object, which `make` creates."""
 
     def __init__(self, make: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -230,7 +232,7 @@ class Odd(nn.Module):
 
 
 class Ordered(collections.OrderedDict[str, Any]):
-    """A dict that cannot be made of one argument, as some libraries have."""
+    """A dict that cannot be created from one argument, as some libraries have."""
 
     def __init__(self, first: Any, second: Any) -> None:
         super().__init__(first=first, second=second)
@@ -238,21 +240,21 @@ class Ordered(collections.OrderedDict[str, Any]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Output:
-    """A frozen value."""
+    """A frozen dataclass with slots."""
 
     hidden: Any
     name: str
 
 
 class Pair(NamedTuple):
-    """Its fields have names."""
+    """A named tuple."""
 
     hidden: Any
     name: str
 
 
 class Opaque:
-    """Has no attributes for anybody but its model."""
+    """An object that fails if anything but its model reads, compares or iterates over it."""
 
     __slots__ = ("hidden",)
 
@@ -260,25 +262,25 @@ class Opaque:
         self.hidden = hidden
 
     def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(f"nobody asks for {name}")
+        raise RuntimeError(f"the attribute {name} was read")
 
     def __bool__(self) -> bool:
-        raise RuntimeError("neither true nor false")
+        raise RuntimeError("the truth value was read")
 
     def __len__(self) -> int:
-        raise RuntimeError("no length")
+        raise RuntimeError("the length was read")
 
     def __iter__(self) -> Iterator[Any]:
-        raise RuntimeError("no contents")
+        raise RuntimeError("the contents were read")
 
     def __eq__(self, other: object) -> bool:
-        raise RuntimeError("not to be compared")
+        raise RuntimeError("the object was compared")
 
     __hash__ = None  # type: ignore[assignment]
 
 
 class WithOdd(Net):
-    """A part whose output is odd."""
+    """A layer with an unusual output, from which `unmake` returns the tensor."""
 
     def __init__(self, make: Callable[[Tensor], Any], unmake: Callable[[Any], Tensor]) -> None:
         super().__init__()
@@ -290,7 +292,7 @@ class WithOdd(Net):
 
 
 class Forgetful(Net):
-    """A part that gives nothing and keeps what it made."""
+    """A layer that returns `None` and keeps its result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,12 +307,13 @@ class Forgetful(Net):
 
 
 def recursive(x: Tensor) -> list[Any]:
-    """A list that holds itself."""
+    """Return a list that contains itself."""
     made: list[Any] = [x]
     made.append(made)
     return made
 
 
+# Each output has a function that makes it from a tensor, and one that returns the tensor.
 ODD_OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
     "string": (lambda x: ("text", x), lambda made: made[1]),
     "dict": (lambda x: {"a": x, 3: None, None: "b"}, lambda made: made["a"]),
@@ -332,7 +335,7 @@ ODD_OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] 
 
 @dataclasses.dataclass
 class Batch:
-    """As many write one."""
+    """A dataclass with two tensors and a name."""
 
     x: Tensor
     y: Tensor
@@ -340,7 +343,7 @@ class Batch:
 
 
 class Loads:
-    """A batch that reads from its data set when somebody looks into it. Who looks is counted."""
+    """A lazy batch, which reads from its data set when it is accessed. Accesses are counted."""
 
     looks = 0
 
@@ -349,11 +352,11 @@ class Loads:
         self.dataset = [tensors(each) for each in range(3)]
 
     def to(self, *_: Any, **__: Any) -> "Loads":
-        """Moves nothing."""
+        """Return the batch unchanged."""
         return self
 
     def load(self) -> tuple[Tensor, Tensor]:
-        """Read it."""
+        """Return the tensors. The loss calls this, and it is not counted."""
         return tensors(self.index)
 
     def __iter__(self) -> Iterator[Any]:
@@ -374,7 +377,7 @@ class Loads:
 
 
 def with_parts(**parts: Callable[[Tensor, Tensor], Any]) -> Callable[[int], Any]:
-    """A function that makes batches which have these parts besides."""
+    """Return a function that makes batches with these additional entries."""
 
     def make(index: int) -> dict[str, Any]:
         x, y = tensors(index)
@@ -384,16 +387,17 @@ def with_parts(**parts: Callable[[Tensor, Tensor], Any]) -> Callable[[int], Any]
 
 
 def of_dict(model: nn.Module, batch: Any) -> Tensor:
-    """Of a batch that is a dict."""
+    """Return the loss of a batch that is a dict."""
     return F.cross_entropy(model(batch["x"]), batch["y"])
 
 
 def integers(x: Tensor, layout: str) -> Tensor:
-    """A sparse tensor of whole numbers."""
+    """Return a sparse tensor of integers."""
     whole = (x * 3).to(torch.int64)
     return whole.to_sparse() if layout == "COO" else whole.to_sparse_csr()
 
 
+# Each kind of batch has a function that makes the batch with a number, and its loss.
 ODD_BATCHES: dict[str, tuple[Callable[[int], Any], Callable[[Any, Any], Tensor]]] = {
     "dict": (with_parts(), of_dict),
     "nested": (
@@ -469,11 +473,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "output None": Forgetful,
 }
 
-TASKS: dict[str, Task] = {
-    **{name: Task(model) for name, model in MODELS.items()},
-    **{
-        f"output {name}": Task(functools.partial(WithOdd, *both))
-        for name, both in ODD_OUTPUTS.items()
-    },
-    **{f"batch {name}": Task(Net, batch, loss) for name, (batch, loss) in ODD_BATCHES.items()},
-}
+TASKS: dict[str, Task] = {name: Task(model) for name, model in MODELS.items()}
+for name, (make, unmake) in ODD_OUTPUTS.items():
+    TASKS[f"output {name}"] = Task(functools.partial(WithOdd, make, unmake))
+for name, (batch, loss) in ODD_BATCHES.items():
+    TASKS[f"batch {name}"] = Task(Net, batch, loss)

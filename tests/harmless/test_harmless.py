@@ -1,6 +1,6 @@
-"""A training does not notice that it is watched.
+"""Test that a training run with a monitor has the same results as without a monitor.
 
-These are some of the cases of the whole matrix, which `make harmless` runs.
+These are some of the cases in `tests/harmless/cases.py`. `make harmless` runs all of them.
 """
 
 import json
@@ -15,28 +15,28 @@ from tests.support.repository import ROOT
 SECONDS = 300
 
 CHOSEN = (
-    # Ranks of Lightning log, while wrappers of the strategy's methods come and go.
+    # Lightning ranks log while wrappers of the strategy's methods are installed and removed.
     "Lightning 2: log sync_dist, in validation_step",
     "Lightning 2: log, two epochs, track=False",
     "Lightning 1: looks at the strategy, two epochs, track=False",
-    # transformers: its control's flags, its history, its ranks.
+    # transformers: the flags of its control, its log history, its ranks.
     "transformers 1: logs each step",
     "transformers 2: plain",
-    # Control flow in the counted step.
+    # Control flow operators in the counting step.
     "your own loop 1: cond",
     "your own loop 1: map",
-    # Batches and outputs that nobody expects.
+    # Unusual batches and outputs.
     "Lightning 1: batch integer COO",
     "Lightning 1: batch integer CSR",
     "Lightning 1: batch 0-d attention_mask",
     "your own loop 1: batch lazy",
     "your own loop 1: output opaque object",
     "your own loop 1: output dict subclass",
-    # What the user has on the modules, and does between the steps.
+    # The user's hooks on modules, and the user's code between steps.
     "your own loop 1: global module hooks",
     "your own loop 1: saved tensors hooks",
     "your own loop 1: pickled on the way",
-    # A spread.
+    # Other kinds of cases.
     "your own loop 1: raises",
     "Lightning 1: checkpoint of the best",
     "Lightning 1: manual",
@@ -56,17 +56,20 @@ FOUND = {
     "raises": ("your own loop 1: raises", "outcome"),
     "changes the exit": ("your own loop 1: raises", "status"),
 }
-"""What harms a training, in which case, and a fact that shows it."""
+"""For each culprit (a monitor that harms the run): a case, and a fact that must then differ."""
 
 HANGS = {"sleeps": "your own loop 1: raises", "waits for others": "Accelerate 2: accumulated"}
+"""For each culprit that never returns: a case."""
 
 
 @pytest.fixture(scope="module")
 def verdicts() -> dict[tuple[str, str], Verdict]:
-    """What the judge, a process that loads all drivers once, finds of all of them."""
-    culprits = [f"{by}={name}" for by, name in HANGS.items()] + [
-        f"{by}={name}" for by, (name, _) in FOUND.items()
-    ]
+    """The verdicts of all cases, by the name of the monitor or culprit and of the case.
+
+    One process, the judge, runs all cases, because it takes long to import all drivers.
+    """
+    culprits = [f"{by}={name}" for by, name in HANGS.items()]
+    culprits += [f"{by}={name}" for by, (name, _) in FOUND.items()]
     command = [sys.executable, "-m", "tests.harmless.judge", *culprits, *CHOSEN]
     ended = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
@@ -80,7 +83,10 @@ def verdicts() -> dict[tuple[str, str], Verdict]:
 def test_a_watched_training_is_the_same_one(
     name: str, verdicts: dict[tuple[str, str], Verdict]
 ) -> None:
-    """In each of them a window was closed, so the monitor has really watched."""
+    """No fact differs, and lflops did not turn itself off.
+
+    At least one window was closed, so lflops really profiled the run.
+    """
     verdict = verdicts["lflops", name]
     assert ("equal", "", "") == (verdict.outcome, verdict.difference, verdict.off)
     assert verdict.windows
@@ -88,7 +94,7 @@ def test_a_watched_training_is_the_same_one(
 
 @pytest.mark.parametrize("by", FOUND)
 def test_what_harms_a_training_is_found(by: str, verdicts: dict[tuple[str, str], Verdict]) -> None:
-    """The check above can fail: of each of these, a fact that it must show differs."""
+    """The test above can fail: for each culprit, the expected fact differs."""
     name, fact = FOUND[by]
     verdict = verdicts[by, name]
     assert "different" == verdict.outcome
@@ -97,7 +103,7 @@ def test_what_harms_a_training_is_found(by: str, verdicts: dict[tuple[str, str],
 
 @pytest.mark.parametrize("by", HANGS)
 def test_what_hangs_is_ended(by: str, verdicts: dict[tuple[str, str], Verdict]) -> None:
-    """With all its processes; and the report names the line that it waits in."""
+    """A run that hangs is killed, and the report names the file in which it waits."""
     verdict = verdicts[by, HANGS[by]]
     assert "hung" == verdict.outcome
     assert "culprits.py" in verdict.difference

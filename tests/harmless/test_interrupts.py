@@ -1,6 +1,6 @@
-"""Ctrl-C at lines all over lflops: the same exception arrives, and nothing is left.
+"""Test Ctrl-C at many lines of lflops: the user gets the exception, and nothing is left behind.
 
-`benchmarks/interrupts.py` takes every line.
+`benchmarks/interrupts.py` interrupts every line.
 """
 
 import os
@@ -31,15 +31,16 @@ CULPRIT = """
 from lflops.attribution import hooks
 hooks.remove_hook = lambda *_: None
 """
-"""Global hooks that an undo forgets."""
+"""Code that makes lflops leave its global hooks behind."""
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "fork"), reason="trainings are interrupted in forks"
-)
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="runs are interrupted in forks")
 
 
 def outcomes(first: int, every: int, culprit: str = "") -> Counter[str]:
-    """What came out and what was left, of every so-manieth line from the first."""
+    """Interrupt each line with the index `first + n * every`, and count the outcomes.
+
+    An outcome is the exception that the user got, and the names of things that were left behind.
+    """
     program = PROGRAM.format(first=first, every=every, culprit=culprit)
     ran = subprocess.run(
         [sys.executable, "-c", program],
@@ -53,12 +54,15 @@ def outcomes(first: int, every: int, culprit: str = "") -> Counter[str]:
 
 
 def test_an_interrupt_at_any_line_arrives_and_leaves_nothing() -> None:
-    """One of ninety lines, in the rooms where something is installed."""
+    """The user gets `KeyboardInterrupt`, and nothing is left behind.
+
+    One of ninety lines is interrupted, in the files of lflops that install something.
+    """
     found = outcomes(7, 90)
     assert {"KeyboardInterrupt"} == found.keys()
     assert found.total() >= 15
 
 
 def test_a_hook_that_is_left_is_found() -> None:
-    """The check above can fail."""
+    """The test above can fail: a hook that is not removed is found."""
     assert any("hooks on every module" in each for each in outcomes(0, 1300, CULPRIT))

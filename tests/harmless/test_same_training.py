@@ -1,4 +1,4 @@
-"""A training that is counted or measured is the training that it would have been, to the bit."""
+"""Test that a training run with a counted or measured step has the same results, to the bit."""
 
 import contextlib
 import copy
@@ -24,7 +24,7 @@ Step = Callable[[nn.Module, torch.optim.Optimizer, Tensor], Tensor]
 
 
 class TensorState(torch.optim.Optimizer):
-    """Momentum as one writes it by hand: what is kept for a parameter is a tensor, not a dict."""
+    """A handwritten momentum optimizer. Its state for each parameter is a tensor, not a dict."""
 
     def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
         super().__init__(parameters, {})
@@ -34,16 +34,16 @@ class TensorState(torch.optim.Optimizer):
         for parameter in self.param_groups[0]["params"]:
             if parameter.grad is not None:
                 momentum = self.state.get(parameter)
-                momentum = self.state[parameter] = (
-                    parameter.grad.clone()
-                    if momentum is None
-                    else momentum.mul_(0.9).add_(parameter.grad)
-                )
+                if momentum is None:
+                    momentum = parameter.grad.clone()
+                else:
+                    momentum.mul_(0.9).add_(parameter.grad)
+                self.state[parameter] = momentum
                 parameter.sub_(0.1 * momentum)
 
 
 class NamedState(torch.optim.SGD):
-    """Keeps something that belongs to no parameter beside what does."""
+    """An optimizer with a state that belongs to no parameter, in addition to the usual states."""
 
     def step(self, closure: None = None) -> None:
         self.state["steps"] = self.state.get("steps", 0) + 1
@@ -51,7 +51,7 @@ class NamedState(torch.optim.SGD):
 
 
 def plain(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
-    """The step of the tutorials."""
+    """Run a step as in torch's tutorials."""
     loss = model(x).square().mean()
     loss.backward()
     optimizer.step()
@@ -60,7 +60,7 @@ def plain(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tens
 
 
 def closure(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
-    """A step that is given a closure, and runs it as often as it likes."""
+    """Run a step of an optimizer that receives a closure, which it may call several times."""
 
     def run() -> Tensor:
         optimizer.zero_grad()
@@ -72,7 +72,7 @@ def closure(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Te
 
 
 def accumulated(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
-    """Two batches for one step, clipped, and the gradients set to zero in place."""
+    """Run a step of two batches with clipped gradients, which are set to zero in place."""
     loss = sum(model(part).square().mean() for part in x.chunk(2))
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
@@ -82,7 +82,7 @@ def accumulated(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -
 
 
 def mixed(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
-    """Under autocast."""
+    """Run a step under autocast."""
     with torch.autocast("cpu", torch.bfloat16):
         return plain(model, optimizer, x)
 
@@ -90,27 +90,30 @@ def mixed(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tens
 def recomputed(
     model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *, reentrant: bool
 ) -> Tensor:
-    """Under activation checkpointing, which draws the random numbers of the forward again."""
-    return plain(
-        lambda x: checkpoint(model, x, use_reentrant=reentrant), optimizer, x.requires_grad_()
-    )  # type: ignore[arg-type]
+    """Run a step with activation checkpointing, which draws the random numbers of forward again."""
+
+    def checkpointed(x: Tensor) -> Tensor:
+        return checkpoint(model, x, use_reentrant=reentrant)
+
+    return plain(checkpointed, optimizer, x.requires_grad_())  # type: ignore[arg-type]
 
 
 def offloaded(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
-    """What backward needs is kept elsewhere meanwhile."""
+    """Run a step that offloads saved tensors to the CPU."""
     with torch.autograd.graph.save_on_cpu():
         return plain(model, optimizer, x)
 
 
 def penalised(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
-    """A gradient that is itself differentiated."""
+    """Run a step with a gradient penalty: the gradient is differentiated as well."""
     x.requires_grad_()
     (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
-    return plain(lambda x: model(x) + gradient.square().sum(), optimizer, x)  # type: ignore[arg-type]
+    penalty = gradient.square().sum()
+    return plain(lambda x: model(x) + penalty, optimizer, x)  # type: ignore[arg-type]
 
 
 def averaged(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
-    """A copy of the model is made and moved along."""
+    """Run a step, and average a copy of the model."""
     loss = plain(model, optimizer, x)
     average = torch.optim.swa_utils.AveragedModel(copy.deepcopy(model))
     average.update_parameters(model)
@@ -166,7 +169,10 @@ TRAININGS = {
 
 
 def train(training: Training, around: Around, counted_step: int = 1) -> Facts:
-    """Three steps, the second of them within something: its losses, and all that it ends with."""
+    """Train for three steps, and return the losses and the final state of everything.
+
+    The step with the index `counted_step` runs inside the context that `around` makes.
+    """
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - the global one is what models draw from
@@ -189,33 +195,33 @@ def train(training: Training, around: Around, counted_step: int = 1) -> Facts:
 
 
 def tensors_of(state: Any) -> list[Tensor]:
-    """What an optimizer keeps for one parameter."""
+    """Return the tensors in the state that an optimizer has for one parameter."""
     values = list(state.values()) if isinstance(state, dict) else [state]
     return [each for each in values if isinstance(each, Tensor)]
 
 
 def nothing(_model: nn.Module, _x: Tensor) -> contextlib.AbstractContextManager[None]:
-    """A step as it is."""
+    """Return a context that does nothing."""
     return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def counted_before(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """A pass is counted before the step, on a batch like the step's."""
+    """Count a pass before the step, on the step's batch."""
     assert lflops.count(model, x.detach(), backward=True).total()
     yield
 
 
 @contextlib.contextmanager
 def measured_before(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Passes are counted and timed before the step, on a batch like the step's."""
+    """Count and time passes before the step, on the step's batch."""
     assert lflops.measure(model, x.detach(), backward=True, warmup=1, repeats=2).total()
     yield
 
 
 @contextlib.contextmanager
 def watched(model: nn.Module, _x: Tensor) -> Iterator[None]:
-    """The step is counted and timed at once."""
+    """Count and time the step itself."""
     with CountAndTime(model, overhead=NO_OVERHEAD) as watching:
         yield
     assert watching.profile.total()
@@ -223,7 +229,7 @@ def watched(model: nn.Module, _x: Tensor) -> Iterator[None]:
 
 @contextlib.contextmanager
 def twice(model: nn.Module, _x: Tensor) -> Iterator[None]:
-    """Two counts at once, the first of which ends first."""
+    """Count the step twice at once. The count that began first ends first."""
     counts = [lflops.counting(model) for _ in range(2)]
     for count in counts:
         count.__enter__()
@@ -235,7 +241,10 @@ def twice(model: nn.Module, _x: Tensor) -> Iterator[None]:
 
 @pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS)
 def test_a_training_with_a_counted_step_is_the_same_training(training: Training) -> None:
-    """Losses, weights, gradients, buffers, the optimizer's state and the random numbers that come next."""
+    """A counted step does not change losses, weights, gradients, buffers or optimizer states.
+
+    The next random numbers are the same as well.
+    """
     assert [] == differences(
         train(training, nothing), train(training, lambda model, x: lflops.counting(model))
     )
@@ -246,7 +255,7 @@ def test_a_training_with_a_counted_step_is_the_same_training(training: Training)
 def test_a_training_that_is_counted_in_another_way_is_the_same_training(
     around: Around, name: str
 ) -> None:
-    """Passes between two steps, a count that takes the time as well, and two counts at once."""
+    """Counting between two steps, counting with timing, and two counts at once change nothing."""
     assert [] == differences(train(TRAININGS[name], nothing), train(TRAININGS[name], around))
 
 
@@ -255,7 +264,10 @@ CULPRITS: dict[str, tuple[Callable[[Any], object], set[str]]] = {
         lambda model: torch.rand(1),
         {"losses", "random numbers: torch", "head.weight", "state 0"},
     ),
-    "draws from Python": (lambda model: random.random(), {"losses", "random numbers: python"}),  # noqa: S311
+    "draws from Python": (
+        lambda model: random.random(),  # noqa: S311
+        {"losses", "random numbers: python"},
+    ),
     "runs the model": (
         lambda model: model(torch.ones(3, 4)),
         {"losses", "steps", "norm.running_mean", "random numbers: torch"},
@@ -278,7 +290,7 @@ CULPRITS: dict[str, tuple[Callable[[Any], object], set[str]]] = {
 def test_a_training_that_was_meddled_with_is_another_one(
     culprit: Callable[[Any], object], expected: set[str]
 ) -> None:
-    """The comparison names what became of it."""
+    """The tests above can fail: if a step is disturbed, the comparison names the changes."""
 
     @contextlib.contextmanager
     def around(model: nn.Module, _x: Tensor) -> Iterator[None]:

@@ -1,6 +1,6 @@
-"""A compiled model runs compiled in a counted step and when it is timed, and is never compiled again.
+"""Test that a compiled model stays compiled when its steps are counted or timed.
 
-A pass of our own counts eagerly.
+It is never compiled again. Only the passes that lflops itself runs to count work are eager.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from lflops.torch_private import self_check
 from tests.support.compilers import ENTERED_MODES_END_COMPILATION, Backend
 from tests.support.leaky_profilers import PlainMode
 
-# torch warns of hooks on all modules: tests/attribution/test_compile.py holds that a user does not
-# hear of it.
+# torch warns of hooks on all modules. tests/attribution/test_compile.py tests that users do not get
+# this warning.
 pytestmark = pytest.mark.filterwarnings("ignore:Using `torch.compile")
 
 
@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 class Around(nn.Module):
-    """A model of which a part is compiled."""
+    """A model with an inner part, which may be compiled."""
 
     def __init__(self, inner: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -51,27 +51,27 @@ class Around(nn.Module):
 
 
 def in_place(backend: Backend) -> nn.Module:
-    """`model.compile()`."""
+    """Return a model that was compiled by `model.compile()`."""
     model = Net()
     model.compile(backend=backend)
     return model
 
 
 def function(backend: Backend) -> nn.Module:
-    """A compiled function in a model that is not compiled."""
+    """Return a model that is not compiled but calls a compiled function."""
     weight = torch.ones(4, 4)
     return Around(torch.compile(lambda x: F.gelu(x @ weight), backend=backend))
 
 
 def part_in_place(backend: Backend) -> nn.Module:
-    """`model.part.compile()`."""
+    """Return a model with a part that was compiled by `model.inner.compile()`."""
     model = Around(Net())
     model.inner.compile(backend=backend)
     return model
 
 
 def with_modules(backend: Backend) -> nn.Module:
-    """A compiled function that calls modules of the model's."""
+    """Return a model with a compiled function that calls modules of the model."""
     model = Around(Net())
     inner = model.inner
     model.forward = lambda x: model.head(compiled(x))
@@ -91,7 +91,7 @@ COMPILED: dict[str, Callable[[Backend], nn.Module]] = {
 
 @pytest.fixture
 def backend() -> Iterator[Backend]:
-    """One that compiles everything anew."""
+    """A backend that counts compilations and runs. No code is compiled at the start of the test."""
     torch.compiler.reset()
     yield Backend()
     torch.compiler.reset()
@@ -104,12 +104,12 @@ def x() -> Tensor:
 
 
 def counted(model: nn.Module, x: Tensor) -> None:
-    """One pass, forward and backward."""
+    """Count a forward and a backward pass, which lflops runs itself."""
     assert lflops.count(model, x, backward=True).total()
 
 
 def counted_step(model: nn.Module, x: Tensor) -> None:
-    """A step of a loop."""
+    """Count a step of a user's loop."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with lflops.counting(model) as count:
         model(x).sum().backward()
@@ -118,7 +118,7 @@ def counted_step(model: nn.Module, x: Tensor) -> None:
 
 
 def counted_twice(model: nn.Module, x: Tensor) -> None:
-    """Two counts at once, the first of which ends first."""
+    """Run two counts at once. The count that began first ends first."""
     with contextlib.ExitStack() as second_to_end:
         with contextlib.ExitStack() as first_to_end:
             first = first_to_end.enter_context(lflops.counting(model))
@@ -129,13 +129,13 @@ def counted_twice(model: nn.Module, x: Tensor) -> None:
 
 
 def counted_until_an_error(model: nn.Module, x: Tensor) -> None:
-    """A pass that fails: the input has another size than the model takes."""
+    """Count a pass that fails, because the input has a wrong size."""
     with pytest.raises(RuntimeError, match="shapes"):
         lflops.count(model, torch.ones(2, 5))
 
 
 def counted_in_no_grad(model: nn.Module, x: Tensor) -> None:
-    """A pass in another grad mode than the model was compiled in."""
+    """Count a pass in another grad mode than the one in which the model was compiled."""
     with torch.no_grad():
         lflops.count(model, x)
 
@@ -147,9 +147,9 @@ WAYS = {
     counted_until_an_error: 0,
     counted_in_no_grad: 0,
 }
-"""How often the compiled graph runs in each.
+"""How often the compiled graph runs in each of these functions.
 
-In a step of the user's as it would anyway, in a pass of our own never.
+It runs in a step of the user, but not in a pass that lflops itself runs to count.
 """
 
 
@@ -161,7 +161,10 @@ def test_a_warm_model_stays_compiled(
     backend: Backend,
     x: Tensor,
 ) -> None:
-    """Its graph runs in a counted step, runs afterwards, and is the same."""
+    """The graph of a compiled model runs in the user's counted steps, and also afterwards.
+
+    The model is compiled only once.
+    """
     model = compile_(backend)
     for _ in range(2):
         model(x)
@@ -178,7 +181,7 @@ def test_a_warm_model_stays_compiled(
 def test_a_cold_model_is_compiled_when_it_is_first_called_after_the_count(
     compile_: Callable[[Backend], nn.Module], backend: Backend, x: Tensor
 ) -> None:
-    """The count compiles nothing, and stands in the way of nothing."""
+    """Counting a model before its first call compiles nothing, and does not prevent compilation."""
     model = compile_(backend)
     counted(model, x)
     assert (0, 0) == (backend.compilations, backend.runs)
@@ -187,12 +190,14 @@ def test_a_cold_model_is_compiled_when_it_is_first_called_after_the_count(
     assert (1, 3) == (backend.compilations, backend.runs)
 
 
-@pytest.mark.skipif(not ENTERED_MODES_END_COMPILATION, reason="the culprit is none on this torch")
+@pytest.mark.skipif(
+    not ENTERED_MODES_END_COMPILATION, reason="modes do not end compilation in this torch"
+)
 @pytest.mark.parametrize("compile_", COMPILED.values(), ids=COMPILED)
 def test_a_mode_that_is_entered_in_the_ordinary_way_is_seen_to_end_the_compilation(
     compile_: Callable[[Backend], nn.Module], backend: Backend, x: Tensor
 ) -> None:
-    """The checks above can fail: the graph of a model that ran under such a mode never runs again."""
+    """The tests above can fail: after a run in an ordinary mode, the graph never runs again."""
     model = compile_(backend)
     for _ in range(2):
         model(x)
@@ -204,22 +209,26 @@ def test_a_mode_that_is_entered_in_the_ordinary_way_is_seen_to_end_the_compilati
 
 
 def measured(model: nn.Module, x: Tensor) -> None:
-    """Forward and backward.
+    """Measure forward and backward.
 
-    1 pass is counted, 1 warms up, 2 are clean, 2 hooked, and 1 is thrown away.
+    One pass is counted, one is a warm-up, two are timed, two are timed by module, and the result of
+    one is dropped.
     """
     assert lflops.measure(model, x, backward=True, warmup=1, repeats=2).total()
 
 
 MEASURED = 1 + 2 + 2 + 1
-"""So many passes run compiled."""
+"""Number of compiled passes in `measured`: all but the counted one."""
 
 
 @pytest.mark.parametrize("compile_", COMPILED.values(), ids=COMPILED)
 def test_a_warm_model_is_measured_compiled_and_never_compiled_again(
     compile_: Callable[[Backend], nn.Module], backend: Backend, x: Tensor
 ) -> None:
-    """Neither it nor what watches it: the graph is one, and runs in every pass but the counted one."""
+    """Neither the model nor the hooks of lflops are compiled while the model is measured.
+
+    The compiled graph runs in every pass except the counted one.
+    """
     model = compile_(backend)
     for _ in range(2):
         model(x)
@@ -236,7 +245,7 @@ def test_a_warm_model_is_measured_compiled_and_never_compiled_again(
 def test_a_cold_model_is_compiled_once_without_hooks(
     compile_: Callable[[Backend], nn.Module], warmup: int, backend: Backend, x: Tensor
 ) -> None:
-    """By the first pass that is timed or warms up; after it nothing is left to be compiled."""
+    """The first warm-up or timed pass compiles the model. Later calls need no compilation."""
     model = compile_(backend)
     lflops.measure(model, x, warmup=warmup, repeats=1)
     assert (1, warmup + 2) == (backend.compilations, backend.runs)
@@ -245,30 +254,25 @@ def test_a_cold_model_is_compiled_once_without_hooks(
     assert (1, warmup + 3) == (backend.compilations, backend.runs)
 
 
-@pytest.mark.skipif(not ENTERED_MODES_END_COMPILATION, reason="the culprit is none on this torch")
+@pytest.mark.skipif(
+    not ENTERED_MODES_END_COMPILATION, reason="modes do not end compilation in this torch"
+)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["wrapped", "in place", "part", "part in place"])
 def test_a_hook_that_is_compiled_as_well_is_seen(
     name: str, backend: Backend, x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checks above can fail.
-
-    Whatever runs on the way into a compiled module is compiled, if nobody prevents it.
-    """
-    self_check.check()  # before what it tries is planted: it runs once in a process
-    for name_of_hook in (
-        "enter_module",
-        "leave_module",
-    ):  # anew, because a function is marked once for the whole process
+    """The tests above can fail: hooks that lflops does not exclude are compiled with the module."""
+    # The self-check runs once in a process. It must run before the functions it tries are replaced.
+    self_check.check()
+    # Hooks are marked as never compiled for the whole process, so copies without the mark are used.
+    for name_of_hook in ("enter_module", "leave_module"):
         hook = getattr(ModuleTimer, name_of_hook)
-        monkeypatch.setattr(
-            ModuleTimer,
-            name_of_hook,
-            FunctionType(hook.__code__.replace(), hook.__globals__, closure=hook.__closure__),
-        )
+        copied = FunctionType(hook.__code__.replace(), hook.__globals__, closure=hook.__closure__)
+        monkeypatch.setattr(ModuleTimer, name_of_hook, copied)
     monkeypatch.setattr("lflops.attribution.hooks.never_compiled", lambda hook: None)
     monkeypatch.setattr("lflops.attribution.hooks.HiddenHooks.start", lambda _: None)
-    # Dynamo compiles no code that reads a clock in nanoseconds.
+    # Dynamo does not compile code that reads a clock in nanoseconds.
     monkeypatch.setattr(HostClock, "mark", staticmethod(perf_counter))
     model = COMPILED[name](backend)
     for _ in range(2):
@@ -278,7 +282,7 @@ def test_a_hook_that_is_compiled_as_well_is_seen(
 
 
 class Writer(nn.Module):
-    """Calls itself."""
+    """A model with `generate`, which calls the model twice."""
 
     def __init__(self, inner: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -293,13 +297,16 @@ class Writer(nn.Module):
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_model_that_writes_stays_compiled(in_place: bool, backend: Backend, x: Tensor) -> None:
-    """Told that it has been called once by a hook of ours on it.
+    """A compiled model that generates text is measured compiled, and is not compiled again.
 
-    2 clean passes and 2 hooked ones, 1 each to warm up and to throw away.
+    The graph runs twice in each `generate`: before and after the measurement, and in each of its
+    `MEASURED` passes.
     """
-    model = Writer(Net()) if in_place else Writer(torch.compile(Net(), backend=backend))
     if in_place:
+        model = Writer(Net())
         model.compile(backend=backend)
+    else:
+        model = Writer(torch.compile(Net(), backend=backend))
     with torch.no_grad():
         model.generate(x)
         with torch.compiler.set_stance("fail_on_recompile"):
@@ -312,7 +319,7 @@ def test_a_model_that_writes_stays_compiled(in_place: bool, backend: Backend, x:
     "stance", ["default", "force_eager", "eager_on_recompile", "fail_on_recompile"]
 )
 def test_the_users_own_stance_is_put_back(stance: str, backend: Backend, x: Tensor) -> None:
-    """Whatever the user told the compiler holds again afterwards."""
+    """After a count or a measurement, the compiler has the user's stance again."""
     model = torch.compile(Net(), backend=backend)
     model(x)
     with torch.compiler.set_stance(stance):
@@ -324,7 +331,10 @@ def test_the_users_own_stance_is_put_back(stance: str, backend: Backend, x: Tens
 
 
 def test_what_is_compiled_within_a_count_is_compiled_in_it_and_after_it() -> None:
-    """Also where the count began before the compiler was loaded."""
+    """A function that is compiled inside a count runs compiled in the count and after it.
+
+    The count begins before torch's compiler is loaded.
+    """
     code = """
 import torch, lflops
 runs = []

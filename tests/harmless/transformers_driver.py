@@ -1,4 +1,4 @@
-"""The Trainer of transformers, with `lflops.huggingface.FlopsCallback`."""
+"""Run cases with the Trainer of transformers and `FlopsCallback`."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ ROWS = 96
 
 
 class Model(nn.Module):
-    """What a Trainer takes: its output has a loss."""
+    """A model for the Trainer, which returns the loss if it receives labels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,15 +39,13 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor | None = None, **more: Any) -> dict[str, Tensor]:
         logits = self.net(x)
-        return (
-            {"logits": logits}
-            if labels is None
-            else {"loss": F.cross_entropy(logits, labels), "logits": logits}
-        )
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
 class Rows(Dataset[Any]):
-    """Single rows."""
+    """A data set of single rows."""
 
     def __len__(self) -> int:
         return ROWS
@@ -58,14 +56,14 @@ class Rows(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """The same without a length."""
+    """A data set of single rows, without a length."""
 
     def __iter__(self) -> Iterator[Any]:
         return (Rows()[index] for index in range(ROWS))
 
 
 class Tokens(Dataset[Any]):
-    """For a language model."""
+    """A data set for a language model."""
 
     def __len__(self) -> int:
         return ROWS
@@ -75,25 +73,21 @@ class Tokens(Dataset[Any]):
         return {"input_ids": tokens, "labels": tokens}
 
 
-class Hears(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """What a user's callback hears: each event with the flags of the control."""
+class UserCallback(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """A callback of the user, which records each event with the flags of the control."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()
         self.events: list[tuple[str, int, str]] = []
 
     def on_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note one."""
+        """Record an event. Logs that have only values of lflops are left out."""
         flags = "".join(str(int(value)) for value in vars(control).values())
-        logs = kwargs.get("logs")
-        if (
-            event == "on_log"
-            and logs is not None
-            and all("lflops" in name or name == "epoch" for name in logs)
-        ):
+        logs = kwargs.get("logs") if event == "on_log" else None
+        if logs is not None and _is_of_lflops(logs):
             return
         self.events.append((event, state.global_step, flags))
-        if event == "on_log" and logs is not None:
+        if logs is not None:
             self.recorder.add(logs, state.global_step)
 
     def on_step_begin(self, *given: Any, **kwargs: Any) -> None:
@@ -118,8 +112,13 @@ class Hears(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
         self.on_event("on_train_end", *given, **kwargs)
 
 
+def _is_of_lflops(logs: Any) -> bool:
+    """Return whether logs have only values of lflops. The Trainer adds the epoch to all logs."""
+    return all("lflops" in name or name == "epoch" for name in logs)
+
+
 class Harming(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """A culprit as a callback."""
+    """A callback that runs a culprit."""
 
     def __init__(self, name: str) -> None:
         self.culprit = Culprit(name)
@@ -131,7 +130,7 @@ class Harming(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore
 
 
 class Decides(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Sets the control's flags itself."""
+    """A callback of the user that sets flags of the control."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         control.should_log = state.global_step % 3 == 0
@@ -141,7 +140,7 @@ class Decides(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore
 
 
 class OwnLoss(transformers.Trainer):  # type: ignore[misc, unused-ignore]
-    """Overrides what is often overridden."""
+    """A Trainer that overrides methods which users often override, and counts their calls."""
 
     calls = 0
 
@@ -154,12 +153,12 @@ class OwnLoss(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         return super().training_step(*args, **kwargs)
 
     def log(self, logs: Any, *args: Any, **kwargs: Any) -> None:
-        OwnLoss.calls += not all("lflops" in name or name == "epoch" for name in logs)
+        OwnLoss.calls += not _is_of_lflops(logs)
         super().log(logs, *args, **kwargs)
 
 
 class Raises(transformers.Trainer):  # type: ignore[misc, unused-ignore]
-    """Comes to grief in the middle."""
+    """A Trainer that fails in the middle of the run."""
 
     error: BaseException = ValueError("planted")
 
@@ -170,13 +169,14 @@ class Raises(transformers.Trainer):  # type: ignore[misc, unused-ignore]
 
 
 class Interrupted(Raises):
-    """By Ctrl-C."""
+    """A Trainer that is interrupted by Ctrl-C in the middle of the run."""
 
     error = KeyboardInterrupt("planted")
 
 
 def _metrics(prediction: Any) -> dict[str, float]:
-    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+    is_right = prediction.predictions.argmax(-1) == prediction.label_ids
+    return {"accuracy": float(is_right.mean())}
 
 
 def _gpt2() -> nn.Module:
@@ -186,7 +186,7 @@ def _gpt2() -> nn.Module:
 
 
 class Plan:
-    """What a case trains, and how; traits change it."""
+    """The model, the data and the arguments of a case. Traits change them."""
 
     def __init__(self) -> None:
         self.arguments: dict[str, Any] = {}
@@ -305,18 +305,17 @@ TRAITS: dict[str, Callable[[Plan], None]] = {
 
 
 def run(case: Case, watch: Watch) -> Facts:
-    """Run a case."""
+    """Run a case, and return its facts."""
     torch.manual_seed(0)
-    plan, hears = Plan(), Hears()
+    plan = Plan()
+    user_callback = UserCallback()
     for trait in case.traits:
         TRAITS[trait](plan)
-    callbacks = [hears, *plan.callbacks]
+    callbacks = [user_callback, *plan.callbacks]
     if watch.by == "lflops":
-        made = [
-            {"dirpath": f"lflops{number}", "log": lambda text: None} | watch.settings
-            for number in range(plan.monitors)
-        ]
-        callbacks += [FlopsCallback(**settings) for settings in made]
+        for number in range(plan.monitors):
+            settings: dict[str, Any] = {"dirpath": f"lflops{number}", "log": lambda text: None}
+            callbacks.append(FlopsCallback(**(settings | watch.settings)))
     elif watch.by != "nobody":
         callbacks.append(Harming(watch.by))
     arguments = {
@@ -351,11 +350,17 @@ def run(case: Case, watch: Watch) -> Facts:
     for entry in trainer.state.log_history:
         history.add(entry, entry.get("step"))
     state = trainer.state
+    scheduler = None
+    if trainer.lr_scheduler is not None:
+        scheduler = digest(trainer.lr_scheduler.state_dict())
+    optimizers = []
+    if trainer.optimizer is not None:
+        optimizers.append(getattr(trainer.optimizer, "optimizer", trainer.optimizer))
     results = {
         "log_history": history.entries,
         "outputs": outputs,
-        "heard": hears.events,
-        "logs heard": hears.recorder.entries,
+        "heard": user_callback.events,
+        "logs heard": user_callback.recorder.entries,
         "calls of overrides": OwnLoss.calls,
         "calls of the model": {
             name: each.calls
@@ -369,15 +374,9 @@ def run(case: Case, watch: Watch) -> Facts:
             state.best_metric,
             str(state.best_model_checkpoint),
         ),
-        "scheduler": None
-        if trainer.lr_scheduler is None
-        else digest(trainer.lr_scheduler.state_dict()),
+        "scheduler": scheduler,
         **of_modules(trainer.model),
-        **of_optimizers(
-            []
-            if trainer.optimizer is None
-            else [getattr(trainer.optimizer, "optimizer", trainer.optimizer)]
-        ),
+        **of_optimizers(optimizers),
         **attributes(Trainer=trainer, accelerator=trainer.accelerator, control=trainer.control),
     }
     return facts | results | (_files() if args.process_index == 0 else {})

@@ -1,4 +1,8 @@
-"""What people give: wrong arguments get an error that names them, formulas of their own are used, and what is to be left out is."""
+"""Test the arguments of `lflops.count`, `counting`, `scope` and `register_formula`.
+
+Every accepted form works. A wrong argument raises an error that names it. Ignored modules are left
+out of all totals.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +19,7 @@ from tests.support.profile_checks import names_what_is_taken
 
 
 class Net(nn.Module):
-    """Two layers and an output that can be asked for twice as large: 4 * 8 and 8 * 2 MACs a sample."""
+    """Two layers with 4 * 8 and 8 * 2 MACs per sample; a keyword argument doubles the output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +36,7 @@ net = Net()
 
 
 def enter_scope(name: Any) -> None:
-    """A scope is checked when it is entered."""
+    """Enter a scope, which checks its name."""
     with lflops.scope(name):
         pass
 
@@ -63,8 +67,8 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         lflops.CountError,
         [
             (
-                "count: args is a list: pass (batch,) if the model takes the list, or tuple(batch) if "
-                "the list has its arguments"
+                "count: args is a list: pass (batch,) if the model takes the list, or tuple(batch) "
+                "if the list has its arguments"
             )
         ],
     ),
@@ -221,12 +225,15 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
 def test_a_wrong_argument_is_named_with_what_is_taken(
     call: Callable[[], object], error: type[Exception], said: list[str]
 ) -> None:
-    """Who asked, what was given, what is taken, in that order and on one line that can be read."""
+    """The message names the function, the wrong argument and the accepted values.
+
+    They come in this order, on one line of fewer than 250 characters.
+    """
     names_what_is_taken(call, error, said, shorter_than=250)
 
 
 def test_what_the_user_raises_is_let_through() -> None:
-    """An error of the model's or of the loss's own is not one of ours."""
+    """Errors raised by the model or by the loss function are not turned into a `CountError`."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'thrice'"):
         lflops.count(net, x, {"thrice": True})
     with pytest.raises(ZeroDivisionError):
@@ -245,19 +252,16 @@ FORMS: dict[str, Callable[[], Profile]] = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_arguments_are_taken_in_every_form(form: Callable[[], Profile]) -> None:
-    """3 samples of 4 * 8 + 8 * 2 MACs, however the samples are given.
-
-    The shapes of the batch are told.
-    """
+    """Each form counts 3 samples of 4 * 8 + 8 * 2 MACs, and the run records the input's shape."""
     profile = form()
     assert 3 * (4 * 8 + 8 * 2) == profile.total()
     assert [(3, 4)] == list(profile.run.shapes.values())
 
 
 def test_a_batch_whose_parts_refer_to_each_other_is_looked_through_once() -> None:
-    """Sixteen nodes that all know each other.
+    """The search for tensors visits each object once, not once for each path that leads to it.
 
-    Every tensor once, not once for each way that leads to it.
+    Sixteen nodes all refer to each other, so there are far too many paths to follow.
     """
 
     class Node:
@@ -265,7 +269,8 @@ def test_a_batch_whose_parts_refer_to_each_other_is_looked_through_once() -> Non
 
     nodes = [Node() for _ in range(16)]
     for node in nodes:
-        node.x, node.neighbours = x, nodes
+        node.x = x
+        node.neighbours = nodes
 
     class First(Net):
         def forward(self, graph: Any) -> Tensor:
@@ -275,12 +280,12 @@ def test_a_batch_whose_parts_refer_to_each_other_is_looked_through_once() -> Non
 
 
 def test_a_model_on_the_meta_device_is_counted() -> None:
-    """Nothing is computed, and the work is the same."""
+    """Meta tensors have no data, but the model has the same MACs as on a CPU."""
     assert 3 * 48 == lflops.count(Net().to("meta"), x.to("meta"), backward=True).total()
 
 
 def within(mode: Any, call: Callable[[], object]) -> object:
-    """A call inside of a mode."""
+    """Return the result of a call inside a mode."""
     with mode:
         return call()
 
@@ -299,7 +304,7 @@ PRETENDED: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("call", PRETENDED.values(), ids=PRETENDED)
 def test_fake_tensors_are_refused(call: Callable[[], object]) -> None:
-    """No operator runs on them, so all figures would be zero."""
+    """No operator runs on fake tensors, so all counts would be zero."""
     with pytest.raises(
         lflops.CountError, match="fake, so nothing would be counted: put the model on device='meta'"
     ):
@@ -308,7 +313,10 @@ def test_fake_tensors_are_refused(call: Callable[[], object]) -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_script_is_noted_for_its_parts_never_show_as_called() -> None:
-    """Once, at the outermost; a script without parts needs no note."""
+    """Only the outermost script is noted. A script without submodules needs no note.
+
+    lflops cannot see the calls of submodules inside a script.
+    """
     scripted = torch.jit.trace(nn.Sequential(nn.Sequential(nn.Linear(4, 8)), nn.Linear(8, 2)), x)
     profile = lflops.count(nn.Sequential(scripted, torch.jit.trace(nn.ReLU(), x)), x)
     assert 3 * 48 == profile.total()
@@ -329,32 +337,37 @@ IGNORED: dict[str, tuple[Any, set[str]]] = {
 
 @pytest.mark.parametrize(("ignore", "rows"), IGNORED.values(), ids=IGNORED)
 def test_what_is_ignored_is_in_no_total_and_in_the_notes(ignore: Any, rows: set[str]) -> None:
-    """All figures of both phases are gone, from the rows above too, and each module is noted with what it would have had."""
+    """The counts of both phases exclude the ignored modules, also in the modules above them.
+
+    Each ignored module has a note with the MACs that it has in a count without `ignore`.
+    """
     arguments: dict[str, Any] = {"args": x, "kwargs": {"twice": True}, "backward": True}
-    whole, profile = lflops.count(net, **arguments), lflops.count(net, **arguments, ignore=ignore)
+    whole = lflops.count(net, **arguments)
+    profile = lflops.count(net, **arguments, ignore=ignore)
     for phase in ("forward", "backward"):
         for figure in ("macs", "executed_macs", "flops", "bytes_moved", "calls"):
-            taken = sum(getattr(whole.modules[row].work(phase), f"self_{figure}") for row in rows)
-            assert getattr(whole.modules[""].work(phase), figure) - taken == getattr(
-                profile.modules[""].work(phase), figure
-            )
-    assert (
-        whole.total()
-        - sum(
-            cell.macs for cell in whole.op_counts if cell.module in rows and cell.phase == "forward"
-        )
-        == profile.total()
-    )
+            ignored = sum(getattr(whole.modules[row].work(phase), f"self_{figure}") for row in rows)
+            before = getattr(whole.modules[""].work(phase), figure)
+            after = getattr(profile.modules[""].work(phase), figure)
+            assert before - ignored == after
+
+    ignored_macs = 0
+    for cell in whole.op_counts:
+        if cell.module in rows and cell.phase == "forward":
+            ignored_macs += cell.macs
+    assert whole.total() - ignored_macs == profile.total()
     assert [] == [cell for cell in profile.op_counts if cell.module in rows]
+
     noted = {note.subject: note.values["macs"] for note in profile.notes if note.code == "ignored"}
-    assert {
-        row: sum(whole.modules[row].work(phase).self_macs for phase in ("forward", "backward"))
-        for row in rows
-    } == noted
+    expected = {}
+    for row in rows:
+        module = whole.modules[row]
+        expected[row] = module.work("forward").self_macs + module.work("backward").self_macs
+    assert expected == noted
 
 
 def test_a_class_is_ignored_under_every_name_that_its_modules_run_under() -> None:
-    """A module that two others share is a row under each of them, and of the ignored class in both."""
+    """A module that two modules share runs under two names, and is ignored under both of them."""
 
     class Caller(nn.Module):
         def __init__(self, shared: nn.Module) -> None:
@@ -376,18 +389,17 @@ def test_a_class_is_ignored_under_every_name_that_its_modules_run_under() -> Non
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
 def test_what_counting_notes_is_said_in_sentences() -> None:
-    """The codes and values that a count notes are those that the report knows."""
+    """The report has a sentence for each note of a count: for a compiled and an ignored module."""
     torch.compiler.reset()
     model = torch.compile(nn.Linear(4, 2), backend="eager")
-    root, compiled = lflops.count(model, x, ignore=[""]).notes
-    assert "1 compiled module was counted eagerly" in sentence(
-        compiled if compiled.code == "compiled_ran_eager" else root
-    )
-    assert not sentence(root if root.code == "ignored" else compiled).startswith(" ")
+    first, second = lflops.count(model, x, ignore=[""]).notes
+    notes = {first.code: first, second.code: second}
+    assert "1 compiled module was counted eagerly" in sentence(notes["compiled_ran_eager"])
+    assert not sentence(notes["ignored"]).startswith(" ")
 
 
 def test_a_loop_that_fails_leaves_a_partial_profile() -> None:
-    """What ran until then is counted, the error goes on, and the profile says that it is not whole."""
+    """The profile has the work until the error and is marked as partial; the error is raised."""
 
     def loop() -> None:
         net(x)
@@ -403,7 +415,7 @@ def test_a_loop_that_fails_leaves_a_partial_profile() -> None:
 
 
 def test_there_is_no_profile_before_the_end() -> None:
-    """Neither before the `with` nor in it."""
+    """Reading the profile before or inside the `with` block raises an error."""
     counted = lflops.counting(net)
     for context in (None, counted):
         with (
@@ -418,7 +430,7 @@ def test_there_is_no_profile_before_the_end() -> None:
 
 
 def test_a_count_counts_once() -> None:
-    """To enter it again is an error: two loops are two counts."""
+    """Entering `counting` a second time is an error, because each loop needs a new count."""
     with lflops.counting(net) as counted:
         net(x)
     with pytest.raises(lflops.CountError, match="create a new one"), counted:

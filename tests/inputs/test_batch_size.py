@@ -1,7 +1,7 @@
-"""How many samples and tokens a batch has, from which tensor; unknown where nothing determines it.
+"""Test that the numbers of samples and tokens of a batch are found, or unknown if ambiguous.
 
-The batches are those of detection, graphs, sentence pairs, tables and sequences in packages that
-many use. The true numbers are written by hand.
+The batches look like batches of widely used packages for detection, graphs, sentence pairs, tables
+and sequences. The true numbers are written by hand.
 """
 
 from dataclasses import dataclass
@@ -19,19 +19,21 @@ from lflops.inputs.batch_size import BatchSize, BatchSizes, loader_batch_size, t
 
 
 def size_of(batch: Any, loader_size: int | None = None) -> BatchSize:
-    """As the step timer reads it."""
+    """Return the size of a batch, read in the same way as by the step timer."""
     found = BatchReader().read(batch)
-    names, tensors = ((), []) if found is None else found
-    return BatchSizes(lambda: loader_size).read(batch, names, tensors)
+    sizes = BatchSizes(lambda: loader_size)
+    if found is None:
+        return sizes.read(batch, (), [])
+    return sizes.read(batch, found.names, found.tensors)
 
 
 def integers(*sizes: int) -> Tensor:
-    """Random integers below 9."""
+    """Return random integers below 9."""
     return torch.randint(0, 9, sizes)
 
 
 def boxes(number: int) -> dict[str, Tensor]:
-    """The target of an image with so many objects."""
+    """Return the detection target of an image with this number of objects."""
     return {"boxes": torch.rand(number, 4), "labels": torch.ones(number, dtype=torch.long)}
 
 
@@ -40,7 +42,7 @@ SMALLER_IMAGES = [torch.rand(3, 40 + number, 64) for number in range(5)]
 
 
 class Molecules(NamedTuple):
-    """A batch of 4 molecules with 29 atoms and 54 bonds, which edges join in both directions."""
+    """A batch of molecules, with 29 atoms and 54 directed bonds in total."""
 
     atoms: Tensor
     bonds: Tensor
@@ -49,12 +51,12 @@ class Molecules(NamedTuple):
 
 
 def molecules(number: int = 4) -> Molecules:
-    """Of so many targets."""
+    """Return a batch with this number of targets, one for each molecule."""
     return Molecules(torch.rand(29, 72), torch.rand(54, 14), integers(2, 54), torch.rand(number, 1))
 
 
 class Graphs:
-    """A batch of a graph package: an object with attributes, and the number of its graphs."""
+    """A batch of a graph package: an object with tensors and the property `num_graphs`."""
 
     def __init__(self, number: int) -> None:
         self.x = torch.rand(500, 32)
@@ -63,13 +65,13 @@ class Graphs:
 
     @property
     def num_graphs(self) -> int:
-        """As the package computes it."""
+        """The number of graphs, which the package computes in a property."""
         return self._number
 
 
 @dataclass
 class OneGraph:
-    """A whole graph, which has no number of graphs."""
+    """A single graph, without the attribute `num_graphs`."""
 
     x: Tensor
     edge_index: Tensor
@@ -144,7 +146,7 @@ BATCHES: dict[str, tuple[Any, int | None, int | None]] = {
 def test_a_batch_has_its_true_size_or_none(
     batch: Any, samples: int | None, tokens: int | None
 ) -> None:
-    """Without a loader that says how many samples it takes."""
+    """No loader states the batch size here, so it follows from the batch alone."""
     size = size_of(batch)
     assert (samples, tokens) == (size.samples, size.tokens)
     assert (samples is None) == (size.samples_from is None)
@@ -163,19 +165,19 @@ def test_a_batch_has_its_true_size_or_none(
     ],
 )
 def test_a_number_of_samples_has_a_source(batch: Any, source: str) -> None:
-    """It is in the summary."""
+    """The summary states where the number of samples comes from."""
     assert source == size_of(batch).samples_from
 
 
 def test_tokens_name_all_of_their_tensors() -> None:
-    """Of both sentences of a pair."""
+    """The tokens of a sentence pair come from the ids of both sentences."""
     assert ("anchor_input_ids", "positive_input_ids") == size_of(PAIRS).tokens_from
 
 
 @pytest.mark.parametrize(
     ("batch", "loaded", "expected", "source"),
     [
-        # The 4 targets are the only ones that have a row for each molecule.
+        # Only the targets have 4 rows, one for each molecule.
         (molecules(), 4, 4, "dimension 0 of 3"),
         ((integers(35, 20), integers(700)), 20, 20, "dimension 1 of input 0"),
         # Two rows for each pair of answers.
@@ -189,7 +191,11 @@ def test_tokens_name_all_of_their_tensors() -> None:
     ],
 )
 def test_the_loader_knows_better(batch: Any, loaded: int, expected: int, source: str) -> None:
-    """Than the shapes of tensors."""
+    """The batch size of the loader decides which dimension holds the samples.
+
+    A batch may be smaller than that, such as the last one of a data set. Its lists, tensors or
+    `num_graphs` then show the true number.
+    """
     size = size_of(batch, loaded)
     assert expected == size.samples
     assert size.samples_from is not None
@@ -197,14 +203,17 @@ def test_the_loader_knows_better(batch: Any, loaded: int, expected: int, source:
 
 
 def test_the_dimension_of_the_samples_is_remembered() -> None:
-    """The last of the batches has 3 molecules, and no other dimension tells so."""
+    """The dimension found in the first batch also gives the size of a smaller last batch.
+
+    The last batch has 3 molecules, and only the remembered dimension has this size.
+    """
     sizes = BatchSizes(lambda: 4)
     read = [sizes.read(batch, batch._fields, list(batch)) for batch in (molecules(), molecules(3))]
     assert [4, 3] == [size.samples for size in read]
 
 
 def test_the_batch_size_of_a_loader() -> None:
-    """Also by a sampler of batches; a loader without either has none."""
+    """The size comes from `batch_size` or from the batch sampler. Without either, it is unknown."""
     data = list(range(8))
     sampler = BatchSampler(SequentialSampler(data), 4, drop_last=False)
     assert 2 == loader_batch_size(DataLoader(data, batch_size=2))  # type: ignore[arg-type]
@@ -214,7 +223,7 @@ def test_the_batch_size_of_a_loader() -> None:
 
 
 def test_tokens_follow_from_shapes_once_their_input_is_known() -> None:
-    """Of batches as dictionaries, sequences and tensors."""
+    """The name of the input finds its shape in dictionaries, sequences and single tensors."""
     read = BatchReader().shapes
     assert 20 == tokens_of_shapes(read({"ids": integers(4, 5), "y": integers(4)}), ("ids",))
     assert 20 == tokens_of_shapes(read((integers(4, 5), integers(4))), ("0",))
@@ -224,7 +233,7 @@ def test_tokens_follow_from_shapes_once_their_input_is_known() -> None:
 
 
 class Language(nn.Module):
-    """Predicts the next token: each position has its features."""
+    """A language model: it predicts the next token from the features of each position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,12 +241,12 @@ class Language(nn.Module):
         self.head = nn.Linear(4, 9)
 
     def forward(self, ids: Tensor, *_: Tensor) -> Tensor:
-        """The scores of all positions."""
+        """Return the scores of all positions."""
         return self.head(self.table(ids))  # type: ignore[no-any-return]
 
 
 class Table(nn.Module):
-    """Joins the features of 5 columns with categories."""
+    """A model of a table: it joins the features of 5 categorical columns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,12 +254,12 @@ class Table(nn.Module):
         self.head = nn.Linear(20, 2)
 
     def forward(self, columns: Tensor, *_: Tensor) -> Tensor:
-        """The scores of a row."""
+        """Return the scores of each row."""
         return self.head(self.table(columns).flatten(1))  # type: ignore[no-any-return]
 
 
 class Columns(nn.Module):
-    """Features of one of several series over time, of which a slice is looked up."""
+    """A model of several time series: only a slice of the input is looked up in the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,12 +267,12 @@ class Columns(nn.Module):
         self.head = nn.Linear(4, 2)
 
     def forward(self, series: Tensor, *_: Tensor) -> Tensor:
-        """The scores of each moment."""
+        """Return the scores of each moment."""
         return self.head(self.table(series[..., 0]))  # type: ignore[no-any-return]
 
 
 class Recurrent(nn.Module):
-    """Reads sequences over time."""
+    """An LSTM over sequences, with time as the first dimension."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,7 +280,7 @@ class Recurrent(nn.Module):
         self.cells = nn.LSTM(4, 8)
 
     def forward(self, ids: Tensor, *_: Tensor) -> Tensor:
-        """The states."""
+        """Return the states of all moments."""
         return self.cells(self.table(ids))[0]  # type: ignore[no-any-return]
 
 
@@ -288,9 +297,10 @@ class Recurrent(nn.Module):
 def test_an_embedding_of_sequences_looks_up_tokens(
     model: Any, batch: tuple[Tensor, ...], tokens: int | None, tmp_path: Path
 ) -> None:
-    """In every step of a training run, also before the counting one; and of `lflops.count`.
+    """The ids that an embedding looks up are tokens, but table columns, slices and labels are not.
 
-    Columns of a table, slices and labels are no tokens.
+    The number is the same in `lflops.count` and in every step of a training run, also before the
+    counting step.
     """
     trained = model(4, 2) if model is nn.Linear else model()
     arguments = batch[:1] if model is nn.Linear else batch
@@ -305,7 +315,7 @@ def test_an_embedding_of_sequences_looks_up_tokens(
 def profiled(
     model: nn.Module, batch: Any, arguments: tuple[Any, ...], folder: Path, **settings: Any
 ) -> lflops.Profile:
-    """A short training run."""
+    """Train for 6 steps, and return the profile of the only window."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = lflops.Schedule(wait=2, warmup=1, active=1, repeat=1)
     asked = {"hardware": None, "trace": False, "ledger": False, "on_error": "raise"} | settings
@@ -321,14 +331,14 @@ def profiled(
 
 
 def test_a_function_of_the_user_is_asked_first(tmp_path: Path) -> None:
-    """The summary says so."""
+    """The samples come from the user's function, and the tokens still come from the batch."""
     batch = (integers(4, 32), integers(4, 32))
     run = profiled(Language(), batch, batch, tmp_path, units=lambda _: {"samples": 2}).run
     assert (2, "units=", 128) == (run.samples_per_step, run.samples_from, run.tokens_per_step)
 
 
 def test_a_batch_that_cannot_be_read_disturbs_one_step(tmp_path: Path) -> None:
-    """Its shapes are unknown in all steps, and new in the first."""
+    """If shapes cannot be read, only the first step is marked as having new shapes."""
     profile = profiled(nn.Linear(4, 2), Graphs(16), (torch.rand(4, 4),), tmp_path)
     assert {16} == {step.samples for step in profile.steps}
     assert [0] == [step.index for step in profile.steps if "new_shapes" in step.marks]

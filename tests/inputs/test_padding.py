@@ -1,4 +1,4 @@
-"""How much of a batch is padding: by its mask, or by what its rows end with."""
+"""Test that the padding share of a batch is found from its mask, or from the ends of its rows."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ from lflops.inputs.padding import padding_of
 
 
 def share(batch: Any, token_ids: tuple[str, ...] = ()) -> float | None:
-    """Of a batch as a loop gets it; an embedding looks up these tensors."""
+    """Return the padding share of a batch. The tensors named in `token_ids` hold tokens."""
     padding = padding_of(BatchReader().read(batch))
     return None if padding is None else padding.share(token_ids)
 
 
 def tokens(*lengths: int, to: int = 32, pad: int = 0) -> Tensor:
-    """Rows of so many different tokens, filled up."""
+    """Return one row for each length: the tokens 1, 2, ..., then `pad` up to the width `to`."""
     rows = torch.full((len(lengths), to), pad)
     for row, length in zip(rows, lengths, strict=True):
         row[:length] = torch.arange(1, length + 1)
@@ -27,11 +27,11 @@ def tokens(*lengths: int, to: int = 32, pad: int = 0) -> Tensor:
 
 
 HALF = (tokens(8, 16, 32, 8) > 0).long()
-"""Of 4 rows of 32 positions 8, 16, 32 and 8 are there: half of them is padding."""
+"""A mask of 4 rows with 8, 16, 32 and 8 tokens in 32 positions, so half of them are padding."""
 
 
 def ids(pad: int = 0) -> Tensor:
-    """Random tokens where there are some."""
+    """Return random tokens where `HALF` is 1, and `pad` elsewhere."""
     return torch.where(HALF == 1, torch.randint(1, 100, HALF.shape), pad)
 
 
@@ -41,25 +41,27 @@ def ids(pad: int = 0) -> Tensor:
         {"attention_mask": HALF},
         {"attention_mask": HALF.bool()},
         {"attention_mask": HALF.float()},
-        # Transformers keeps what is 1, torch's transformer masks what is true.
+        # In transformers, 1 marks the tokens to keep. In torch's transformer, true marks padding.
         {"attention_mask": HALF == 0},
         {"src_key_padding_mask": HALF == 0},
         {"padding_mask": HALF},
-        # padding on the left
+        # Padding on the left.
         {"attention_mask": HALF.flip(1)},
     ],
 )
 def test_a_padding_mask_says_it_in_either_polarity(masks: dict[str, Tensor]) -> None:
-    """The ids under the mask are all that of the padding token."""
+    """All masked ids are the id of the padding token, so the mask is recognized as padding."""
     input_ids = ids()
-    if masks.get("attention_mask", HALF)[0, 0] == 0 and "src_key_padding_mask" not in masks:
-        first_is_padded = torch.equal(masks["attention_mask"], HALF.flip(1))
-        input_ids = input_ids.flip(1) if first_is_padded else input_ids
+    pads_on_the_left = "attention_mask" in masks and torch.equal(
+        masks["attention_mask"], HALF.flip(1)
+    )
+    if pads_on_the_left:
+        input_ids = input_ids.flip(1)
     assert 0.5 == share({"input_ids": input_ids, **masks})
 
 
 def test_a_mask_of_features_agrees_with_their_zeros() -> None:
-    """Sound of 8, 16, 32 and 8 of 32 frames, and its raw samples."""
+    """The mask counts if the masked frames of sound, or its masked raw samples, are zero."""
     features = torch.rand(4, 32, 5) + 1
     assert 0.5 == share({"x": features * HALF[..., None], "padding_mask": HALF == 0})
     assert 0.5 == share(
@@ -68,9 +70,9 @@ def test_a_mask_of_features_agrees_with_their_zeros() -> None:
 
 
 def test_a_mask_that_agrees_with_nothing_says_nothing() -> None:
-    """What it masks is no padding token: the mask selects something else.
+    """If the masked ids differ from each other, the mask selects something other than padding.
 
-    Features that end with other values than zeros are not padded.
+    Without token ids, features that do not end with zeros show that there is no padding.
     """
     masks = {"attention_mask": HALF, "padding_mask": HALF}
     assert None is share({"x": torch.randint(1, 100, (4, 32)), **masks})
@@ -79,14 +81,14 @@ def test_a_mask_that_agrees_with_nothing_says_nothing() -> None:
 
 
 def half_masked() -> Tensor:
-    """The second half of 64 positions in 8 rows."""
+    """Return a mask that selects the second half of 64 positions in 8 rows."""
     mask = torch.zeros(8, 64, dtype=torch.long)
     mask[:, 32:] = 1
     return mask
 
 
 def first_masked() -> Tensor:
-    """The first of 64 positions, as that of a class token."""
+    """Return a mask that selects the first of 64 positions, such as a class token."""
     mask = torch.zeros(8, 64, dtype=torch.long)
     mask[:, 0] = 1
     return mask
@@ -104,7 +106,7 @@ OTHER_MASKS = {
 
 @pytest.mark.parametrize("name", OTHER_MASKS)
 def test_other_masks_are_no_padding(name: str) -> None:
-    """Nothing is padded, though the last half of the rows has one id and the mask."""
+    """Such a mask does not show padding, even if all ids that it selects are the same."""
     full = {"input_ids": torch.randint(1, 103, (8, 64)), "attention_mask": torch.ones(8, 64)}
     assert 0 == share(full | {name: OTHER_MASKS[name]()})
     constant = torch.where(OTHER_MASKS[name]() == 1, 7, torch.randint(8, 103, (8, 64)))
@@ -119,7 +121,7 @@ def test_beside_other_masks_padding_is_found(name: str) -> None:
 
 
 def test_two_masks_add_up() -> None:
-    """64 of 128 positions and none of 64: a third, and not the larger share."""
+    """64 of 128 and 0 of 64 positions are padding: a third in total, not the larger share."""
     batch = {
         "anchor_input_ids": ids(),
         "anchor_attention_mask": HALF,
@@ -130,9 +132,10 @@ def test_two_masks_add_up() -> None:
 
 
 def test_rows_of_tokens_that_end_alike_say_it() -> None:
-    """The same half; by another token for the padding as well, and beside labels whose padding is -100.
+    """Without a mask, the repeated id at the end of the rows is padding, whichever id it is.
 
-    Integers that are no tokens may end alike: the black ends of images in integers do.
+    This needs tensors that hold tokens. Other integers may also end with equal values, such as
+    the black margins of images.
     """
     for pad in (0, 50_256, -100):
         batch = (tokens(8, 16, 32, 8, pad=pad), torch.arange(4))
@@ -142,30 +145,41 @@ def test_rows_of_tokens_that_end_alike_say_it() -> None:
 
 
 def test_features_of_zero_say_it() -> None:
-    """Sound of 8 and 24 frames of 32, with 5 features."""
+    """Two recordings of 8 and 24 frames are padded with zeros to 32 frames each."""
     frames = torch.rand(2, 32, 5) + 1
-    frames[0, 8:], frames[1, 24:] = 0, 0
+    frames[0, 8:] = 0
+    frames[1, 24:] = 0
     assert 0.5 == share([frames])
 
 
 def test_a_black_margin_around_images_is_no_padding() -> None:
-    """Images of 32 rows and 32 columns, whose last 16 are black, as digits have them."""
+    """The last 16 rows and columns of each image are black, as in images of digits."""
     images = torch.zeros(8, 32, 32)
     images[:, :16, :16] = 1
     assert None is share((images, torch.arange(8)))
 
 
-@pytest.mark.parametrize("batch", [
-    {"token_type_ids": torch.ones(4, 32, dtype=torch.long)}, {"segments": (tokens(8, 16, 32, 8) > 0).long()},
-    torch.rand(4, 3, 32, 32), torch.rand(4, 32), torch.zeros(4, 3, 8), torch.arange(4), None, "text", torch.rand(4, 32).to_sparse(),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"token_type_ids": torch.ones(4, 32, dtype=torch.long)},
+        {"segments": (tokens(8, 16, 32, 8) > 0).long()},
+        torch.rand(4, 3, 32, 32),
+        torch.rand(4, 32),
+        torch.zeros(4, 3, 8),
+        torch.arange(4),
+        None,
+        "text",
+        torch.rand(4, 32).to_sparse(),
+    ],
+)
 def test_other_batches_say_nothing(batch: Any) -> None:
-    """Marks of segments, images, features without positions, and what can't be read."""
+    """Segment marks, images, features without positions and unreadable batches have no share."""
     assert None is share(batch)
 
 
 def test_full_rows_have_none() -> None:
-    """Two equal tokens at an end are two of 128."""
+    """Rows of different tokens have no padding, but two equal tokens at an end count as padding."""
     assert 0 == share(torch.arange(128).view(4, 32), ("0",))
     ids = torch.arange(128).view(4, 32)
     ids[0, -2] = ids[0, -1]
@@ -178,12 +192,10 @@ def test_full_rows_have_none() -> None:
 def test_a_training_says_it_in_a_note(
     lengths: tuple[int, ...], said: list[dict[str, float]], tmp_path: Path
 ) -> None:
-    """Where 2 of 128 positions are padding, there is no note."""
+    """Half of a batch is worth a note, but 2 of 128 positions are not."""
     model = nn.Sequential(nn.Embedding(40, 8), nn.Linear(8, 40))
-    optimizer, schedule = (
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        lflops.Schedule(wait=2, warmup=1, active=1, repeat=1),
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = lflops.Schedule(wait=2, warmup=1, active=1, repeat=1)
     asked: dict[str, Any] = {
         "schedule": schedule,
         "dirpath": tmp_path,

@@ -1,4 +1,4 @@
-"""Facts of a run that only a GPU has, by what torch would say there."""
+"""Test the allocator peaks of a GPU run, with stand-ins for functions of `torch.cuda`."""
 
 from collections.abc import Sequence
 
@@ -23,10 +23,10 @@ STATS = {
 def test_the_allocators_peaks_are_read_without_waiting_for_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its sums are the host's; whoever synchronises here stops the training."""
+    """The allocator's statistics are on the host, so a synchronization would only cost time."""
 
     def refuse(*_: object) -> None:
-        raise AssertionError("nothing may wait for the device")
+        raise AssertionError("reading the allocator's peaks synchronized the device")
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: STATS)
@@ -39,32 +39,32 @@ def test_the_allocators_peaks_are_read_without_waiting_for_the_device(
 def test_elsewhere_they_are_unknown(
     monkeypatch: pytest.MonkeyPatch, device: str, initialized: object
 ) -> None:
-    """On a CPU, and where nothing has used CUDA: asking would initialise it."""
+    """On a CPU, and if CUDA is not initialized: reading the statistics would initialize it."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
     found = with_allocator_peaks(run(), torch.device(device))
     assert (None, None) == (found.allocated_bytes, found.reserved_bytes)
 
 
 def ranks(peaks: Sequence[int | None]) -> list[Profile]:
-    """Profiles of ranks with such peaks."""
+    """Return one profile for each allocated peak; the reserved peak is twice as large."""
     given = replace(small_profile(), ranks=(), rank_stats=())
-    return [
-        replace(
-            given, run=replace(given.run, allocated_bytes=peak, reserved_bytes=peak and 2 * peak)
-        )
-        for peak in peaks
-    ]
+    profiles = []
+    for peak in peaks:
+        reserved = None if peak is None else 2 * peak
+        facts = replace(given.run, allocated_bytes=peak, reserved_bytes=reserved)
+        profiles.append(replace(given, run=facts))
+    return profiles
 
 
 def test_of_several_ranks_the_largest_is_kept() -> None:
-    """One of them does not know its own."""
+    """A rank with an unknown peak does not count."""
     found = merge(ranks([5, 7])).run
     assert (7, 14) == (found.allocated_bytes, found.reserved_bytes)
     assert 5 == merge(ranks([5, None])).run.allocated_bytes
 
 
 def test_the_report_has_them_where_they_are_known() -> None:
-    """Next to the peak of what was alive."""
+    """The remarks of the report state the peaks if they are known, and leave them out otherwise."""
     (given,) = ranks([3 << 30])
     remarks = {fact.label: fact.text for fact in report_of(analyze(given)).remarks}
     assert "3.00 GiB, reserved 6.00 GiB" == remarks["allocator's peak"]

@@ -1,7 +1,8 @@
-"""What an unprofiled step costs: Python calls into lflops, which are the same on every machine.
+"""Limit the overhead of an unprofiled step: the number of Python calls into lflops.
 
-A step is counted from one batch to the next. A call of a function is one, and so is each time that a
-generator goes on. Functions of torch, Lightning and Python themselves do not count.
+Unlike seconds, this number is the same on every machine. A step lasts from one batch to the next.
+Each call of a function of lflops counts, and so does each time that a generator of lflops resumes.
+Functions of torch, Lightning and Python do not count.
 """
 
 import gc
@@ -36,21 +37,22 @@ pytestmark = [
 ROOT = str(Path(lflops.__file__).parent)
 WIDTH, BATCH = 8, 4
 FIRST, LAST = 10, 30
-"""The steps that are counted: after the warm-up, in a wait that is longer than the run."""
+"""The steps whose calls are compared with the limit. `FIRST` leaves out the warm-up of the run."""
 
 WAIT = Schedule(wait=10_000, warmup=1, active=1)
+"""Opens no window: the wait is longer than the run, so every step is unprofiled."""
 SETTINGS: dict[str, Any] = {"schedule": WAIT, "hardware": None, "on_error": "raise"}
 
 
 class Over(Exception):  # noqa: N818 - ends a run
-    """So many steps are enough."""
+    """Ends the training run after enough steps."""
 
 
 class Calls:
-    """Counts the calls into lflops in each step of this thread.
+    """Counts the calls into lflops in each step, in this thread.
 
-    Not those that read the system's counters, which depend on how busy the machine is, and none of
-    garbage collections, which depend on what the process did before.
+    Two kinds of calls would vary and are left out. Reads of the system's scheduling counters depend
+    on how busy the machine is. Garbage collections depend on what the process did before.
     """
 
     def __init__(self) -> None:
@@ -68,8 +70,8 @@ class Calls:
 
     def _count(self, frame: FrameType, event: str, _value: object) -> None:
         code = frame.f_code
-        is_ours = event == "call" and code.co_filename.startswith(ROOT)
-        if is_ours and code is not ThreadSchedule.read.__code__:
+        is_call_into_lflops = event == "call" and code.co_filename.startswith(ROOT)
+        if is_call_into_lflops and code is not ThreadSchedule.read.__code__:
             self._calls[code.co_qualname] += 1
 
     def step_ends(self) -> None:
@@ -80,25 +82,25 @@ class Calls:
 
     @property
     def most(self) -> Counter[str]:
-        """The calls of the step with the most, by function."""
+        """The calls by function, in the step with the most calls."""
         return max(self.steps[FIRST:LAST], key=Counter.total)
 
 
 class Points:
-    """A logger, so that the curves are kept."""
+    """A logger that drops all values. With a logger, lflops also computes the curves."""
 
     def log_metrics(self, values: Any, step: int) -> None:
-        """Keep nothing."""
+        """Drop the values."""
 
 
 def batches() -> DataLoader[Any]:
-    """Pairs of inputs and targets, without end as far as this test goes."""
+    """Return batches of inputs and targets, more than the steps that run before `Over`."""
     data = [(torch.ones(WIDTH), torch.ones(WIDTH)) for _ in range(BATCH * 2 * LAST)]
     return DataLoader(data, batch_size=BATCH)
 
 
 class Model(LightningModule):
-    """One product."""
+    """One linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +117,7 @@ class Model(LightningModule):
 
 
 def in_lightning(calls: Calls, folder: Path) -> None:
-    """Train with a Trainer of Lightning."""
+    """Train with a Lightning Trainer."""
 
     class Ends(Callback):
         def on_train_batch_start(self, *_: Any) -> None:
@@ -145,7 +147,7 @@ def in_a_loop(calls: Calls, folder: Path) -> None:
 
 
 def with_engine(calls: Calls, folder: Path, engine: Any, prepared: Any, clip: Any) -> None:
-    """Train in a loop with an engine, which clips."""
+    """Train in a custom loop that runs backward and clipping through an engine."""
     model, optimizer = prepared
     settings = SETTINGS | {"engine": engine, "logger": Points(), "dirpath": folder}
     with lflops.monitor(model, optimizer, **settings) as monitor:
@@ -163,22 +165,28 @@ def in_fabric(calls: Calls, folder: Path) -> None:
     engine = Fabric(accelerator="cpu", devices=1)
     model = nn.Linear(WIDTH, WIDTH)
     prepared = engine.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    clip = lambda model, optimizer: engine.clip_gradients(model, optimizer, max_norm=1.0)  # noqa: E731
+
+    def clip(model: Any, optimizer: Any) -> None:
+        engine.clip_gradients(model, optimizer, max_norm=1.0)
+
     with_engine(calls, folder, engine, prepared, clip)
 
 
 def in_accelerate(calls: Calls, folder: Path) -> None:
-    """Train with an `Accelerator`."""
+    """Train with an `accelerate.Accelerator`."""
     accelerate = pytest.importorskip("accelerate")
     engine = accelerate.Accelerator(cpu=True)
     model = nn.Linear(WIDTH, WIDTH)
     prepared = engine.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    clip = lambda model, _: engine.clip_grad_norm_(model.parameters(), 1.0)  # noqa: E731
+
+    def clip(model: Any, _optimizer: Any) -> None:
+        engine.clip_grad_norm_(model.parameters(), 1.0)
+
     with_engine(calls, folder, engine, prepared, clip)
 
 
 def in_transformers(calls: Calls, folder: Path) -> None:
-    """Train with a Trainer of transformers."""
+    """Train with a transformers Trainer."""
     transformers = pytest.importorskip("transformers")
     from lflops.huggingface import FlopsCallback
 
@@ -219,10 +227,11 @@ LOOPS: dict[str, tuple[Callable[[Calls, Path], None], int]] = {
     "Accelerate": (in_accelerate, 40),
     "lflops.monitor": (in_a_loop, 25),
 }
+"""For each loop, the function that trains with it and the most calls that a step may make."""
 
 
 def counted(run: Callable[[Calls, Path], None], folder: Path) -> Counter[str]:
-    """The calls of the unprofiled step with the most, by function."""
+    """Return the calls by function, in the unprofiled step with the most calls."""
     with Calls() as calls, pytest.raises(Over):
         run(calls, folder)
     return calls.most
@@ -242,7 +251,10 @@ print(calls.total(), calls)
 def test_an_unprofiled_step_makes_few_calls(
     name: str, limit: int, tmp_path: Path, warm_python: WarmPython
 ) -> None:
-    """The curves and the ledger are kept. What other tests have left would be counted as well."""
+    """No unprofiled step exceeds the limit in `LOOPS`, with curves and the ledger enabled.
+
+    The run has a new process, because hooks that other tests have left would be counted as well.
+    """
     ended = warm_python.run(IN_A_NEW_PROCESS, name, tmp_path)
     assert 0 == ended.status, ended.err
     number, calls = ended.out.splitlines()[-1].split(maxsplit=1)
@@ -251,7 +263,7 @@ def test_an_unprofiled_step_makes_few_calls(
 
 @pytest.fixture
 def _wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrapper around each transition, and one around that."""
+    """Wrap each transition of a phase in two more guards."""
     for name in ("enter", "leave"):
         method = getattr(Phases, name)
         guard = Phases().guard.guard
@@ -260,7 +272,7 @@ def _wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_wrapped")
 def test_a_wrapper_around_each_transition_is_noticed(tmp_path: Path) -> None:
-    """The check above can fail."""
+    """Two more calls for each transition exceed the limit, so the test above can fail."""
     assert counted(in_lightning, tmp_path).total() > LOOPS["Lightning"][1]
 
 
@@ -292,7 +304,7 @@ except Over:
 def test_a_step_of_an_auto_detected_loop_makes_few_calls(
     tmp_path: Path, warm_python: WarmPython
 ) -> None:
-    """After its window, when only the ledger reads the steps."""
+    """A step after the only window, which just the ledger reads, makes at most 20 calls."""
     ended = warm_python.run(AUTO_DETECTED, tmp_path)
     assert 0 == ended.status, ended.err
     number, calls = ended.out.splitlines()[0].split(maxsplit=1)

@@ -1,4 +1,7 @@
-"""A run over the starts of its process: the time between them, and the work that was lost."""
+"""Test the ledger of a run whose process was restarted.
+
+It has the time between the processes (each process is called a start) and the lost work.
+"""
 
 from pathlib import Path
 
@@ -13,7 +16,7 @@ SECOND = 10**9
 
 
 def start(begin: int, *rows: Row, pid: int = 1, rank: int = 0) -> Segment:
-    """One that began in that second of the clock."""
+    """Return the ledger of a process that began at second `begin` of the system clock."""
     return Segment(Head(begin=begin * SECOND, rank=rank, ranks=1, pid=pid), None, rows)
 
 
@@ -26,12 +29,14 @@ def row(
     first: int | None = 0,
     ended: str | None = None,
 ) -> Row:
-    """So many seconds of a category, to that second of the start."""
+    """Return a row with `seconds` of one category, which ends at second `end` of the process."""
+    if step is None:
+        first = None
     return Row(
         end=end * SECOND,
         spent={category: seconds * SECOND},
         step=step,
-        first=None if step is None else first,
+        first=first,
         ended=ended,
     )
 
@@ -52,11 +57,11 @@ RESUMED = start(
 
 
 def test_a_resumed_run_has_the_time_in_between_and_the_work_that_was_lost() -> None:
-    """Killed at second 130 of the clock in step 100, back at 160 from step 60.
+    """The account of a resumed run includes the time between the processes and the repeated work.
 
-    Of the steps 51 to 100, which took 10 s, 40 were lost.
-
-    From 100 to 177 are 77 s.
+    The first process was killed at second 130 of the clock, after step 100. The second one resumed
+    at second 160 from step 60. Steps 51 to 100 took 10 s; 40 of these 50 steps were lost, which is
+    8 s. The whole run took 77 s, from second 100 to second 177.
     """
     ledger = ledger_of([KILLED, RESUMED], now=1e9)
     assert {
@@ -77,14 +82,20 @@ def test_a_resumed_run_has_the_time_in_between_and_the_work_that_was_lost() -> N
 
 
 def test_a_start_that_did_no_step_loses_nothing_of_the_one_before() -> None:
-    """It was killed while it loaded the checkpoint, and the next one went on."""
+    """A process that was killed while it loaded the checkpoint does not change the lost steps.
+
+    The lost steps are those between the first process and the third one, which resumed.
+    """
     failed = start(140, row(3, "checkpoint_load", 3), pid=3)
     ledger = ledger_of([KILLED, failed, RESUMED], now=1e9)
     assert (8, 10 + 17) == (ledger.seconds["repeated"], ledger.seconds["down"])
 
 
 def test_a_start_from_step_0_after_a_kill_has_lost_all_steps() -> None:
-    """The start-up was no step."""
+    """If the second process begins at step 0, all 20 s of steps count as repeated.
+
+    The 10 s of start-up were no steps, so they do not.
+    """
     anew = start(160, row(10, "training/forward", 10, step=10), pid=2)
     assert {"start_up": 10, "repeated": 20, "down": 30, "training/forward": 10} == ledger_of(
         [KILLED, anew], now=1e9
@@ -92,7 +103,11 @@ def test_a_start_from_step_0_after_a_kill_has_lost_all_steps() -> None:
 
 
 def test_a_step_that_was_going_on_counts_once() -> None:
-    """In the last row alone; the rows before have it in `open`, and later in what was spent."""
+    """The time of a running step is counted once.
+
+    It is in `open` of each row until the step ends, and then in `spent`. So only the `open` of the
+    last row counts.
+    """
     rows = [
         Row(end=2 * SECOND, spent={}, open={"training/data": 2 * SECOND}),
         Row(end=4 * SECOND, spent={}, open={"training/data": 4 * SECOND}),
@@ -109,13 +124,19 @@ def test_a_step_that_was_going_on_counts_once() -> None:
 
 
 def test_a_process_that_wrote_a_moment_ago_may_be_running() -> None:
-    """Without an end in its file."""
+    """A process without a recorded end counts as running shortly after its last row.
+
+    Its last row was written at second 130. At second 140 it may be running; at 200 it was killed.
+    """
     assert ["running"] == [each.ended for each in ledger_of([KILLED], now=140.0).starts]
     assert ["killed"] == [each.ended for each in ledger_of([KILLED], now=200.0).starts]
 
 
 def test_a_run_that_finished_is_followed_by_another_run() -> None:
-    """From step 0 in another process; with a test in the same process it goes on."""
+    """After a finished run, another process that begins at step 0 is another run.
+
+    A test stage in the same process continues the run.
+    """
     finished = start(100, row(10, "training/forward", 10, step=5, ended="finished"))
     tested = start(110, row(3, "test", 3), pid=1)
     again = start(200, row(10, "training/forward", 10, step=5), pid=4)
@@ -124,7 +145,10 @@ def test_a_run_that_finished_is_followed_by_another_run() -> None:
 
 
 def test_a_folder_with_other_runs_says_so(tmp_path: Path) -> None:
-    """Two that have finished, one after the other: the account is the second's."""
+    """If a folder has two finished runs, the ledger is that of the second run.
+
+    The headline says that the file of the other run is not included.
+    """
     for number in range(2):
         head = Head(begin=(number + 1) * 1_000_000_000_000, rank=0, ranks=1, pid=number + 1)
         segment = Segment(head)
@@ -151,9 +175,9 @@ def test_a_folder_with_other_runs_says_so(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_was_set_back_a_little_makes_no_other_run() -> None:
-    """The next start began half a second before the end of the one before, so it seems.
+    """Two processes belong to one run even if they seem to overlap by half a second.
 
-    Then it was not down at all.
+    They seem to overlap because the system clock was set back. The time between them is then 0.
     """
     killed = start(100, row(10, "training/forward", 10, step=5))
     resumed = Segment(
@@ -166,13 +190,13 @@ def test_a_clock_that_was_set_back_a_little_makes_no_other_run() -> None:
 
 
 def test_two_runs_at_once_are_two() -> None:
-    """The second began while the first was running."""
+    """A process that began 10 s before the end of another process belongs to another run."""
     other = start(120, row(40, "training/forward", 40, step=70, first=60), pid=2)
     assert [other] == starts_of_a_run([KILLED, other])
 
 
 def test_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
-    """By rank, however deep its files are."""
+    """`load_run` reads all files of one rank in a folder and below it, or a single file."""
     for segment, name in (
         (KILLED, "a"),
         (RESUMED, "b/c"),

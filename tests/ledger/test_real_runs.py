@@ -1,4 +1,7 @@
-"""The ledgers of real trainings: they add up, agree with a clock outside, and survive a kill."""
+"""Test the ledgers of real training runs.
+
+They must add up, agree with the system clock, and be readable after the process was killed.
+"""
 
 import gc
 import json
@@ -28,28 +31,32 @@ from tests.support.warm_python import WarmPython
 pytestmark = LIGHTNINGS_WARNINGS
 
 CLOCKS_DIFFER = 0.05
-"""Seconds between the system's clock and ours, at the most.
+"""Maximum difference in seconds between the ledger and the system clock.
 
-The process's begin is known to a hundredth.
+The begin of the process is known to a hundredth of a second.
 """
 
 
 def adds_up(ledger: Ledger | None) -> Ledger:
-    """The ledger, whose categories are known, are not negative, and add up to its total, as its spans do."""
+    """Check a ledger, and return it.
+
+    All categories must be known, no time may be negative, and both the categories and the spans
+    must add up to the total.
+    """
     assert ledger is not None
     assert ledger.total == pytest.approx(sum(ledger.seconds.values()), abs=1e-6)
     assert ledger.total == pytest.approx(sum(each.seconds for each in ledger.spans), abs=1e-6)
-    groups = {name.partition("/")[0] for name in ledger.seconds}
-    assert groups <= CATEGORIES.keys()
-    assert {
-        name.partition("/")[2] for name in ledger.seconds if name.startswith("slow/")
-    } <= CAUSES.keys()
+    for name in ledger.seconds:
+        group, _, cause = name.partition("/")
+        assert group in CATEGORIES
+        if name.startswith("slow/"):
+            assert cause in CAUSES
     assert all(value >= 0 for value in ledger.seconds.values())
     return ledger
 
 
 def loop(monitor: Any, model: nn.Module, optimizer: torch.optim.Optimizer, batches: int) -> None:
-    """An epoch of a plain loop."""
+    """Train one epoch in a custom loop."""
     for batch in monitor.data([torch.ones(4, 8)] * batches):
         with monitor.step(batch):
             model(batch).sum().backward()
@@ -58,7 +65,11 @@ def loop(monitor: Any, model: nn.Module, optimizer: torch.optim.Optimizer, batch
 
 
 def test_a_plain_loop_has_every_second_until_now() -> None:
-    """While it runs its account ends between two looks at the system's clock."""
+    """The ledger of a custom loop covers every second from the begin of the process.
+
+    While the loop runs, the ledger is read between two readings of the system clock, so its end
+    must lie between these two times.
+    """
     model = nn.Linear(8, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with lflops.monitor(
@@ -77,21 +88,16 @@ def test_a_plain_loop_has_every_second_until_now() -> None:
         assert before - CLOCKS_DIFFER <= start.begin + running.total <= after + CLOCKS_DIFFER
         assert "running" == start.ended
     ledger = adds_up(monitor.ledger)
-    assert (24, 0, 24, "finished") == (
-        ledger.steps,
-        ledger.starts[0].first_step,
-        ledger.starts[0].last_step,
-        ledger.starts[0].ended,
-    )
+    start = ledger.starts[0]
+    assert 24 == ledger.steps
+    assert (0, 24, "finished") == (start.first_step, start.last_step, start.ended)
     phases = {f"training/{name}" for name in ("data", "forward", "backward", "optimizer", "other")}
-    assert (
-        phases | {"warm_up", "validation", "checkpoint_save", "between_epochs", "lflops"}
-        <= ledger.seconds.keys()
-    )
+    others = {"warm_up", "validation", "checkpoint_save", "between_epochs", "lflops"}
+    assert phases | others <= ledger.seconds.keys()
 
 
 def test_nothing_is_left_when_the_run_is_over() -> None:
-    """No thread, and no callback of the garbage collector's."""
+    """After the run, neither the ledger's thread nor its callback in `gc.callbacks` remains."""
     before = list(gc.callbacks)
     model = nn.Linear(8, 2)
     with lflops.monitor(model, trace=False, hardware=None, log=lambda _: None) as monitor:
@@ -104,7 +110,7 @@ def test_nothing_is_left_when_the_run_is_over() -> None:
 
 
 def test_a_ledger_can_be_left_out(tmp_path: Path) -> None:
-    """Then there is no file, and nothing to ask for."""
+    """With `ledger=False`, there is no file, and `monitor.ledger` is `None`."""
     with lflops.monitor(
         nn.Linear(8, 2), ledger=False, dirpath=tmp_path, count=False, log=lambda _: None
     ) as monitor:
@@ -117,7 +123,7 @@ def test_a_ledger_can_be_left_out(tmp_path: Path) -> None:
 def trainer(
     folder: Path, monitor: lflops.FlopsMonitor, **options: Any
 ) -> lightning.pytorch.Trainer:
-    """One that logs, validates and saves."""
+    """Return a trainer that logs, validates and saves checkpoints in `folder`."""
     quiet = {**QUIET, "enable_checkpointing": True}
     checkpoint = ModelCheckpoint(folder, save_last=True, save_top_k=1)
     logger = TensorBoardLogger(folder, version=0)
@@ -128,10 +134,10 @@ def trainer(
 
 @pytest.mark.parametrize(("every", "is_validated"), [(4, True), (1000, False)])
 def test_a_sanity_check_is_no_validation(every: int, is_validated: bool, tmp_path: Path) -> None:
-    """It is a part of the start.
+    """The sanity check before the first step belongs to the start-up, not to validation.
 
-    Two batches before the first of ten steps, and none after them, or all of them after each
-    fourth.
+    It has two batches. In one of the cases, the ten steps are also validated after every fourth
+    step.
     """
     monitor = watching(ledger=True)
     how: dict[str, Any] = {
@@ -145,7 +151,7 @@ def test_a_sanity_check_is_no_validation(every: int, is_validated: bool, tmp_pat
 
 
 class Failing(Validated):
-    """Raises in its second epoch."""
+    """A module that raises an exception in its second epoch."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if self.current_epoch == 1 and batch_idx == 7:
@@ -154,17 +160,21 @@ class Failing(Validated):
 
 
 def test_a_trainer_that_fails_and_goes_on_is_one_run(tmp_path: Path) -> None:
-    """An epoch of ten steps, seven steps of the next, and from the checkpoint these again, and three more."""
-    first, second = watching(ledger=True), watching(ledger=True)
+    """A training run that fails and is resumed by another trainer is one run with two starts.
+
+    The first trainer does an epoch of ten steps and seven steps of the next epoch. The second
+    trainer resumes from the checkpoint after step 10, repeats the seven steps, and does three more.
+    """
+    first = watching(ledger=True)
+    second = watching(ledger=True)
     with pytest.raises(RuntimeError, match="planted"):
         trainer(tmp_path, first, max_epochs=2).fit(Failing(), loader(10))
     trainer(tmp_path, second, max_epochs=2).fit(
         Validated(), loader(10), ckpt_path=tmp_path / "last.ckpt"
     )
+    expected = {"validation", "checkpoint_save", "logging", "lflops", "warm_up"}
     for monitor in (first, second):
-        assert {"validation", "checkpoint_save", "logging", "lflops", "warm_up"} <= adds_up(
-            monitor.ledger
-        ).seconds.keys()
+        assert expected <= adds_up(monitor.ledger).seconds.keys()
     ledger = adds_up(load_run(tmp_path))
     assert [(0, 17, "RuntimeError"), (10, 20, "finished")] == [
         (each.first_step, each.last_step, each.ended) for each in ledger.starts
@@ -175,7 +185,10 @@ def test_a_trainer_that_fails_and_goes_on_is_one_run(tmp_path: Path) -> None:
 
 
 def test_transformers_has_one_too(tmp_path: Path) -> None:
-    """With an evaluation and a checkpoint in every fourth of eight steps."""
+    """A run of transformers' `Trainer` has the same ledger in memory and in its file.
+
+    The run has eight steps. It evaluates and saves a checkpoint after every fourth step.
+    """
     config = transformers.BertConfig(
         hidden_size=8,
         num_attention_heads=2,
@@ -233,7 +246,10 @@ with lflops.monitor(model, dirpath=folder, trace=False, count=False, hardware=No
 
 
 def test_a_killed_process_leaves_its_ledger(warm_python: WarmPython, tmp_path: Path) -> None:
-    """Killed after forty steps, it goes on from the thirtieth: what is read adds up, over both."""
+    """The ledger of a process that was killed can be read, and continues when the run is resumed.
+
+    The first process is killed after step 40. The second resumes from step 30 and ends normally.
+    """
     assert -9 == warm_python.run(TRAINING, 0, 40, tmp_path, "deadly").status
     killed = adds_up(load_run(tmp_path))
     assert 0 < killed.steps <= 40
@@ -243,14 +259,18 @@ def test_a_killed_process_leaves_its_ledger(warm_python: WarmPython, tmp_path: P
     assert [(0, "killed"), (30, "finished")] == [
         (each.first_step, each.ended) for each in ledger.starts
     ]
-    assert ledger.seconds["after_run"] > 0  # what the process did until its end
+    # The time of the process after the run has ended.
+    assert ledger.seconds["after_run"] > 0
     assert ledger.starts[0].seconds == pytest.approx(killed.total, abs=1e-6)
 
 
 def test_work_lost_by_a_restart_is_unknown_if_the_loop_counts_from_0_again(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:
-    """A loop that loads its own checkpoint tells nobody its step: nothing counts as lost."""
+    """If a custom loop does not report the step from which it resumes, no work counts as lost.
+
+    The scripts are the same as above, but without the call of `resume_from`.
+    """
     plain = TRAINING.replace("    monitor.resume_from(first)\n", "")
     assert -9 == warm_python.run(plain, 0, 40, tmp_path, "deadly").status
     assert 0 == warm_python.run(plain, 30, 60, tmp_path).status
@@ -260,7 +280,10 @@ def test_work_lost_by_a_restart_is_unknown_if_the_loop_counts_from_0_again(
 
 
 def test_a_file_is_lines_of_json(tmp_path: Path) -> None:
-    """For other programs: nanoseconds by category add up to the last row's end."""
+    """Other programs can read the file: each line is JSON.
+
+    The nanoseconds by category in all rows add up to the end of the last row.
+    """
     with (
         lflops.monitor(
             nn.Linear(8, 2), dirpath=tmp_path, count=False, log=lambda _: None
@@ -276,7 +299,10 @@ def test_a_file_is_lines_of_json(tmp_path: Path) -> None:
 
 
 def test_a_monitor_that_has_failed_marks_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The training goes on, and what no one reads any more does not fill the memory."""
+    """After an error of lflops, the training run continues and logs no events.
+
+    Otherwise events that no thread reads would fill the memory.
+    """
 
     def fail(*_: object) -> None:
         raise RuntimeError("planted")
@@ -293,7 +319,8 @@ def test_a_monitor_that_has_failed_marks_nothing_more(monkeypatch: pytest.Monkey
         log = monitor._phases.log
         loop(monitor, model, torch.optim.SGD(model.parameters(), lr=0.1), 5)
         assert [] == log.events
-    assert 4 == adds_up(monitor.ledger).steps  # the last one is that in which it failed
+    # Step 4 is the step in which the monitor failed.
+    assert 4 == adds_up(monitor.ledger).steps
 
 
 UNCLOSED = """
@@ -312,40 +339,47 @@ os.wait()
 def test_a_program_that_ends_without_closing_its_run_has_a_ledger(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:
-    """Until its exit; a process that it has forked writes nothing."""
+    """If a program never closes its monitor, the ledger ends when the process exits.
+
+    A forked child of the program writes no ledger, so only one line has this end.
+    """
     assert 0 == warm_python.run(UNCLOSED, tmp_path).status
     ledger = adds_up(load_run(tmp_path))
     assert ["exit"] == [each.ended for each in ledger.starts]
-    assert 1 == sum(
-        '"ended":"exit"' in line
-        for path in tmp_path.rglob("*.ledger.jsonl")
-        for line in path.read_text("utf-8").splitlines()
-    )
+    assert 1 == count_of_exits(tmp_path)
+
+
+def count_of_exits(folder: Path) -> int:
+    """Return how many lines of all ledger files say that the run ended with the process."""
+    count = 0
+    for path in folder.rglob("*.ledger.jsonl"):
+        count += sum('"ended":"exit"' in line for line in path.read_text("utf-8").splitlines())
+    return count
 
 
 def test_the_thread_ends_with_the_account(tmp_path: Path) -> None:
-    """A process that takes long to exit has no second last row."""
+    """The ledger's thread ends with the account, and writes no second last row.
+
+    It could write one if the process takes long to exit.
+    """
     ended = writer.LedgerWriter()
     ended.start(tmp_path)
     ended.end()
     ended._thread.join(60)
     assert not ended._thread.is_alive()
-    assert 1 == sum(
-        '"ended":"exit"' in line
-        for path in tmp_path.iterdir()
-        for line in path.read_text("utf-8").splitlines()
-    )
+    assert 1 == count_of_exits(tmp_path)
 
 
 def test_a_file_system_that_hangs_holds_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that never gives the lock back stands for it.
+    """If writing the file hangs, the run ends after `PATIENCE` seconds and records the reason.
 
-    The run ends after the patience, and says why.
+    In this test, a thread that holds the lock takes the place of the hanging file system.
     """
     monkeypatch.setattr(writer, "PATIENCE", 0.01)
     hanging = writer.LedgerWriter()
     hanging.start(None)
-    is_held, may_go = threading.Event(), threading.Event()
+    is_held = threading.Event()
+    may_go = threading.Event()
 
     def hold() -> None:
         with hanging._lock:
@@ -362,7 +396,7 @@ def test_a_file_system_that_hangs_holds_no_program(monkeypatch: pytest.MonkeyPat
 
 
 class Logger:
-    """Keeps what it is given."""
+    """A logger that keeps the values of each step in `given`."""
 
     def __init__(self) -> None:
         self.given: dict[int, dict[str, float]] = {}
@@ -372,11 +406,13 @@ class Logger:
 
 
 def test_loggers_get_curves_of_it(tmp_path: Path) -> None:
-    """From its first row on, with each point of the training's curves.
+    """Loggers receive the share of lost time and the number of slow steps.
 
-    Here all but nothing of the time is start-up.
+    After the first row of the ledger, each point of the training curves has these values. In this
+    test, almost all of the time is start-up.
     """
-    model, logger = nn.Linear(8, 2), Logger()
+    model = nn.Linear(8, 2)
+    logger = Logger()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with lflops.monitor(
         model,
@@ -389,10 +425,11 @@ def test_loggers_get_curves_of_it(tmp_path: Path) -> None:
         log=lambda _: None,
     ) as monitor:
         loop(monitor, model, optimizer, 20)
-        monitor.ledger  # noqa: B018 - the account has a row now
+        # Reading the ledger writes a row.
+        monitor.ledger  # noqa: B018
         loop(monitor, model, optimizer, 20)
     last = logger.given[39]
     assert 0 < last["lflops/train/lost_share"] < 1
-    # a curve of zeros is not logged
+    # A curve that has only zeros is not logged.
     slow = last.get("lflops/train/slow_steps", 0)
     assert slow == int(slow) >= 0

@@ -1,6 +1,7 @@
-"""The file of one start.
+"""Test the ledger file of one process.
 
-Readable wherever the process died, bounded, and exact after it was shortened.
+The file is readable wherever the process was killed, its size is bounded, and a shortened file has
+the same sums.
 """
 
 from pathlib import Path
@@ -17,19 +18,20 @@ HEAD = Head(begin=1_000 * SECOND, rank=0, ranks=1, pid=1)
 
 
 def row(end: int, **more: object) -> Row:
-    """Two seconds of forward, to that second."""
-    return Row(end=end * SECOND, spent={"training/forward": 2 * SECOND}, **more)  # type: ignore[arg-type]
+    """Return a row with two seconds of forward that ends at second `end`."""
+    spent = {"training/forward": 2 * SECOND}
+    return Row(end=end * SECOND, spent=spent, **more)  # type: ignore[arg-type]
 
 
 def slow(step: int, cost: float) -> SlowStep:
-    """One that cost so many seconds."""
+    """Return a slow step that took `cost` seconds longer than usual."""
     return SlowStep(
         step=step, end=1.0, seconds=cost + 1, usual=1.0, cost=cost, cause="loader", phase="data"
     )
 
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
-    """Also after the file was closed and gone on with."""
+    """A file contains what was written, also if it was closed and opened again in between."""
     written = Segment(HEAD, tmp_path / "a.ledger.jsonl")
     for end in (2, 4):
         written.open()
@@ -41,9 +43,10 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_at_any_byte_has_all_whole_lines(tmp_path: Path) -> None:
-    """The last line is torn where the process was killed in it.
+    """Every complete line of a truncated file is read.
 
-    Without a first line there is nothing.
+    The last line may be incomplete, because the process was killed while it wrote. Without a
+    complete first line, there is nothing to read.
     """
     path = tmp_path / "a.ledger.jsonl"
     written = Segment(HEAD, path)
@@ -52,15 +55,20 @@ def test_a_file_cut_at_any_byte_has_all_whole_lines(tmp_path: Path) -> None:
         written.add(row(end), [])
     written.close()
     whole = path.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    ends = [
-        sum(map(len, lines[: count + 1])) - 1 for count in range(len(lines))
-    ]  # without the newline a line is whole, too
+    # The position at which each line is complete. A line is complete even without its newline.
+    ends = []
+    position = 0
+    for line in whole.splitlines(keepends=True):
+        position += len(line)
+        ends.append(position - 1)
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
         read = read_segment(path)
+        read_lines = 0
+        if read is not None:
+            read_lines = 1 + len(read.rows)
         whole_lines = sum(end <= length for end in ends)
-        assert whole_lines == (0 if read is None else 1 + len(read.rows))
+        assert whole_lines == read_lines
 
 
 @pytest.mark.parametrize(
@@ -77,7 +85,7 @@ def test_a_file_cut_at_any_byte_has_all_whole_lines(tmp_path: Path) -> None:
     ],
 )
 def test_another_file_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
-    """The message says why."""
+    """A file without a header, or of another version, is rejected with the reason."""
     path = tmp_path / "a.ledger.jsonl"
     path.write_bytes(content)
     with pytest.raises(ProfileError, match=message):
@@ -85,7 +93,11 @@ def test_another_file_is_refused(content: bytes, message: str, tmp_path: Path) -
 
 
 def test_a_file_of_damaged_lines_is_refused(tmp_path: Path) -> None:
-    """Empty lines cost nothing, and a killed process leaves one damaged line."""
+    """A file with more than 10,000 damaged lines is rejected.
+
+    Some damaged lines are accepted, because each killed process leaves one. Empty lines do not
+    count.
+    """
     path = tmp_path / "a.ledger.jsonl"
     head = b'{"kind":"head","begin":1,"rank":0,"ranks":1,"pid":1,"version":1}\n'
     path.write_bytes(head + b"\n" * 1_000_000 + b"{\n" * 10_000)
@@ -96,7 +108,10 @@ def test_a_file_of_damaged_lines_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_row_with_countless_categories_is_left_out(tmp_path: Path) -> None:
-    """A row has some dozens; the twin has a thousand."""
+    """A row with more than 1,000 categories is skipped; a row with 1,000 is read.
+
+    A real row has a few dozen categories.
+    """
     path = tmp_path / "a.ledger.jsonl"
     head = b'{"kind":"head","begin":1,"rank":0,"ranks":1,"pid":1,"version":1}\n'
     for categories in (1_000, 1_001):
@@ -109,32 +124,34 @@ def test_a_row_with_countless_categories_is_left_out(tmp_path: Path) -> None:
 
 
 def test_rows_of_long_ago_become_one() -> None:
-    """A day of rows of two seconds.
+    """Old rows are joined, and no second is lost.
 
-    The last minutes as they were, none longer than a fiftieth of its age, and no second is lost.
+    A day has 43,200 rows of two seconds. The last 50 rows stay as they are. A joined row is at most
+    a fiftieth as long as it is old (`SHARE_OF_AGE`). Joining a second time changes nothing.
     """
     day = 24 * 3600
     rows = coarser([row(end) for end in range(2, day + 1, 2)])
-    lengths = [
-        after.end - before.end
-        for before, after in zip([Row(end=0, spent={}), *rows], rows, strict=False)
-    ]
-    assert day * SECOND == sum(sum(each.spent.values()) for each in rows) == sum(lengths)
+    lengths = []
+    begin = 0
+    for each in rows:
+        lengths.append(each.end - begin)
+        begin = each.end
+    spent = sum(sum(each.spent.values()) for each in rows)
+    assert day * SECOND == spent == sum(lengths)
     assert [2 * SECOND] * 50 == lengths[-50:]
     assert len(rows) < 500
-    ages = [day * SECOND - each.end for each in rows]
-    assert all(
-        length <= max(age / 50, 2 * SECOND) for length, age in zip(lengths, ages, strict=True)
-    )
+    for each, length in zip(rows, lengths, strict=True):
+        age = day * SECOND - each.end
+        assert length <= max(age / 50, 2 * SECOND)
     assert rows == coarser(rows)
 
 
 def test_a_long_file_is_replaced_by_a_shorter_one_with_the_same_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three hundred lines at most.
+    """A file with more than 300 lines is shortened, and its sums stay the same.
 
-    Of the slow steps the costliest ten stay, and they stay in their order.
+    Only the ten most expensive slow steps are kept, in their order. No temporary file remains.
     """
     monkeypatch.setattr(segment_file, "MOST_LINES", 300)
     monkeypatch.setattr(segment_file, "MOST_SLOW", 10)
@@ -142,7 +159,10 @@ def test_a_long_file_is_replaced_by_a_shorter_one_with_the_same_account(
     written = Segment(HEAD, path)
     written.open()
     for end in range(2, 2002, 2):
-        written.add(row(end, step=end), [slow(end, 200 - end)] if end < 200 else [])
+        slow_steps = []
+        if end < 200:
+            slow_steps.append(slow(end, 200 - end))
+        written.add(row(end, step=end), slow_steps)
         assert len(path.read_bytes().splitlines()) <= 303
     written.close()
     read = read_segment(path)
@@ -154,7 +174,7 @@ def test_a_long_file_is_replaced_by_a_shorter_one_with_the_same_account(
 
 
 def test_a_file_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
-    """Nor its folder: the user did that."""
+    """If the user has removed the file and its folder, neither is created again."""
     written = Segment(HEAD, tmp_path / "below" / "a.ledger.jsonl")
     written.open()
     written.add(row(2), [])
@@ -167,12 +187,18 @@ def test_a_file_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
 
 
 def group(step: int, mode: str = "unprofiled") -> StepGroup:
-    """A step of one second."""
-    return StepGroup(first=step, last=step, spent={"forward": 1.0}, longest=1.0, mode=mode)  # type: ignore[arg-type]
+    """Return a group that consists of one step of one second."""
+    return StepGroup(
+        first=step,
+        last=step,
+        spent={"forward": 1.0},
+        longest=1.0,
+        mode=mode,  # type: ignore[arg-type]
+    )
 
 
 def test_neighbours_of_one_mode_are_joined() -> None:
-    """A profiled step is not mixed with the steps around it."""
+    """Groups are joined in pairs, but a profiled step is not joined with its neighbours."""
     joined = in_pairs([group(1), group(2), group(3), group(4, "profiled"), group(5)])
     assert [(1, 2, 2), (3, 3, 1), (4, 4, 1), (5, 5, 1)] == [
         (each.first, each.last, each.steps) for each in joined
@@ -182,7 +208,10 @@ def test_neighbours_of_one_mode_are_joined() -> None:
 def test_a_file_has_a_bounded_number_of_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All seconds of 5,000 steps stay, in at most 100 lines."""
+    """A file keeps all seconds of 5,000 steps in at most 100 groups.
+
+    Nine of ten steps take 0.5 s and one takes 2 s, so these are the median and the 95th percentile.
+    """
     monkeypatch.setattr(segment_file, "MOST_GROUPS", 100)
     path = tmp_path / "a.ledger.jsonl"
     written = Segment(HEAD, path)
@@ -200,7 +229,8 @@ def test_a_file_has_a_bounded_number_of_steps(
     )
     counted = ledger_of([read]).durations
     assert 5000 == sum(counted.values())
-    median, largest = percentile(counted, 0.5), percentile(counted, 0.95)
+    median = percentile(counted, 0.5)
+    largest = percentile(counted, 0.95)
     assert median == pytest.approx(0.5, rel=0.005)
     assert largest == pytest.approx(2.0, rel=0.005)
     assert percentile({}, 0.5) is None

@@ -1,6 +1,7 @@
-"""Calls that a training notes.
+"""Test `DeferredCalls`: calls that the training thread records and another thread makes later.
 
-Made in their order, each at its moment, and what becomes of an error in one.
+The calls must run in the order in which they were recorded, and see the clock of that moment. The
+tests also cover a call that raises an exception.
 """
 
 import gc
@@ -24,7 +25,7 @@ MS = 1_000_000
 
 
 class Clock:
-    """It shows what it is set to."""
+    """A clock that returns `now`, which the test sets."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -34,12 +35,14 @@ class Clock:
 
 
 def test_calls_wait_while_it_runs_and_have_their_moments() -> None:
-    """By hand: three notes at 5, 7 and 7.
+    """Recorded calls run later, and see the moment at which they were recorded.
 
-    What is called at once, before and after, sees the clock itself.
+    Three calls are recorded at the moments 5, 7 and 7. Calls before `start` and after `stop` run
+    immediately and see the current moment.
     """
     clock = Clock()
-    tape, heard = DeferredCalls(PhaseLog(clock)), list[tuple[str, int]]()
+    tape = DeferredCalls(PhaseLog(clock))
+    heard = list[tuple[str, int]]()
 
     def hear(name: str) -> None:
         heard.append((name, tape.now()))
@@ -61,9 +64,10 @@ def test_calls_wait_while_it_runs_and_have_their_moments() -> None:
 
 
 def test_the_account_of_what_was_noted_is_that_of_what_was_marked() -> None:
-    """By hand: data from 10 to 30, forward from 30 to 70, and 30 of neither until the row at 100.
+    """The time account is the same, whether events are deferred or logged immediately.
 
-    10 before of the start-up.
+    The expected times follow from the moments: start-up until 10, data from 10 to 30, forward from
+    30 to 70, and no phase from 70 until the account is read at 100.
     """
     for runs in (False, True):
         clock = Clock()
@@ -90,8 +94,10 @@ def test_the_account_of_what_was_noted_is_that_of_what_was_marked() -> None:
 
 
 def test_another_thread_plays_in_the_same_order_while_notes_come() -> None:
-    """Ten thousand notes, which a thread plays meanwhile."""
-    tape, heard, is_over = DeferredCalls(PhaseLog()), list[int](), threading.Event()
+    """Another thread makes 10,000 calls in their order while this thread still records them."""
+    tape = DeferredCalls(PhaseLog())
+    heard = list[int]()
+    is_over = threading.Event()
     tape.start()
 
     def play() -> None:
@@ -109,11 +115,15 @@ def test_another_thread_plays_in_the_same_order_while_notes_come() -> None:
 
 
 def test_an_error_ends_it_and_goes_to_no_boundary() -> None:
-    """Whoever plays is not the training: nothing may be taken off there.
+    """An error in a recorded call stops the recording and is kept for the training thread.
 
-    The training asks for the error.
+    The error guard must not handle the error while `play` runs, because its handler removes hooks,
+    and that must happen only in the training thread. The training thread gets the error from
+    `raise_error`. The following call in the queue is dropped.
     """
-    tape, taken_off, heard = DeferredCalls(PhaseLog()), list[Any](), list[int]()
+    tape = DeferredCalls(PhaseLog())
+    taken_off = list[Any]()
+    heard = list[int]()
     boundary = ErrorGuard(taken_off.append)
     boundary.passes = tape.plays_here
 
@@ -128,17 +138,22 @@ def test_an_error_ends_it_and_goes_to_no_boundary() -> None:
     assert (False, [], []) == (tape.runs, taken_off, heard)
     with pytest.raises(RuntimeError, match="planted"):
         tape.raise_error()
-    tape.raise_error()  # no more
-    fail()  # the same in the training is the boundary's
+    # The error is raised only once.
+    tape.raise_error()
+    # Outside `play`, the error guard handles the same error.
+    fail()
     assert ["planted"] == [str(each) for each in taken_off]
 
 
 def test_notes_that_no_one_plays_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many are dropped, as where a file system hangs; and what was played is kept by nothing."""
-    monkeypatch.setattr(
-        "lflops.ledger.deferred.LONGEST", 9
-    )  # a note of one value takes four places
-    tape, heard = DeferredCalls(PhaseLog()), list[int]()
+    """If too many values wait, all waiting notes are dropped, for example if a file system hangs.
+
+    A call with one argument is stored as four values, so with a limit of nine values the fourth
+    note drops the first three. After a call has run, its arguments can be freed.
+    """
+    monkeypatch.setattr("lflops.ledger.deferred.LONGEST", 9)
+    tape = DeferredCalls(PhaseLog())
+    heard = list[int]()
     tape.start()
     for number in range(5):
         tape.note(heard.append, number)
@@ -154,8 +169,9 @@ def test_notes_that_no_one_plays_do_not_fill_the_memory(monkeypatch: pytest.Monk
 
 
 def test_so_many_are_played_at_once() -> None:
-    """By hand: of five notes two, two and one."""
-    tape, heard = DeferredCalls(PhaseLog()), list[int]()
+    """`play(2)` makes at most two calls, so five notes need three calls of `play`."""
+    tape = DeferredCalls(PhaseLog())
+    heard = list[int]()
     tape.start()
     for number in range(5):
         tape.note(heard.append, number)
@@ -167,9 +183,11 @@ def test_so_many_are_played_at_once() -> None:
 
 
 def test_what_is_played_in_parts_is_charged_until_the_next_note_alone() -> None:
-    """By hand: 100 steps of 4 ms of forward and 6 of no phase, two of them the warm-up.
+    """The account is exact if the ledger's thread makes the recorded calls in several parts.
 
-    The collector has 60 ms more in the 81st.
+    Each of 100 steps has 4 ms of forward and 6 ms outside all phases; the first two are the
+    warm-up. In step 81, the garbage collector takes 60 ms more. After a part of the calls, time may
+    be assigned only up to the next waiting note.
     """
     clock = Clock()
     phases = Events(clock)
@@ -191,5 +209,6 @@ def test_what_is_played_in_parts_is_charged_until_the_next_note_alone() -> None:
     watched._read()
     steps = {"warm_up": 20, "training/forward": 392, "training/other": 588, "slow/gc": 60}
     spent, slow = book.take()
-    assert steps == {name: each / MS for name, each in spent.items() if name != "start_up"}
+    del spent["start_up"]
+    assert steps == {name: each / MS for name, each in spent.items()}
     assert [("gc", 80, 0.06)] == [(each.cause, each.step, each.cost) for each in slow]

@@ -1,4 +1,4 @@
-"""When the thread of the ledger notices that the process did not run."""
+"""Test when the ledger's thread records that the process did not run for some time (a freeze)."""
 
 from types import SimpleNamespace
 
@@ -19,12 +19,13 @@ MS = 1_000_000
 def test_a_freeze_is_a_wait_that_ends_late(
     late: int, hearing: int, freezes: list[tuple[int, int]]
 ) -> None:
-    """The thread waits for 100 ms.
+    """A freeze is recorded if a wait of 100 ms ends much too late.
 
-    To look whether a window was asked for may take as long as it likes.
+    The check for a requested window runs between two waits. However long it takes, it is no freeze:
+    it takes `hearing` milliseconds. In the case with a freeze, the wait begins at 10 ms, should end
+    at 110 ms, and ends at 410 ms.
     """
-    clock = SimpleNamespace(now=0)
-    clock.now = 10 * MS
+    clock = SimpleNamespace(now=10 * MS)
     watched = LedgerWriter(
         PhaseLog(lambda: clock.now),
         look_for_request=lambda: setattr(clock, "now", clock.now + hearing * MS),
@@ -33,9 +34,13 @@ def test_a_freeze_is_a_wait_that_ends_late(
 
     def wait(seconds: float) -> bool:
         assert seconds == writer.REQUEST_PERIOD
-        clock.now += (took := next(waits) or 0) * MS
-        return not took
+        took = next(waits)
+        if took is None:
+            return True
+        clock.now += took * MS
+        return False
 
-    watched._is_over = SimpleNamespace(wait=wait, set=lambda: None)  # type: ignore[assignment] - of the event only this is asked
+    # The thread uses only these two methods of the event.
+    watched._is_over = SimpleNamespace(wait=wait, set=lambda: None)  # type: ignore[assignment]
     watched._run()
     assert [(begin * MS, end * MS) for begin, end in freezes] == list(watched._accountant.freezes)

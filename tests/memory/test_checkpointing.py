@@ -1,6 +1,6 @@
-"""What checkpointing would leave.
+"""Test how much memory checkpointing each block would save.
 
-A model of two blocks and a head, with round figures; and a real one.
+The tests use a model of two blocks and a head with round numbers, and a real model.
 """
 
 from typing import Any
@@ -31,9 +31,9 @@ CELLS = (*FORWARD, product("layers.1", "mm", "backward", macs=180, bytes_moved=1
 
 
 def planned() -> Profile:
-    """Of what is alive 5,000 bytes are activations.
+    """Return a profile in which 5,000 of the live bytes are activations.
 
-    Of the first block 1,000, of its part 500, of the second 3,000, of the head 500.
+    The first block has 1,000 of them, its part 500, the second block 3,000 and the head 500.
     """
     memory = replace(
         small_memory(),
@@ -51,7 +51,10 @@ def planned() -> Profile:
 
 
 def test_a_block_saves_what_was_made_in_it_and_costs_its_forward() -> None:
-    """All below it too; a part of a block is no block of its own, and the head is none."""
+    """A checkpointed block saves the activations in it and below it, and costs its forward.
+
+    A part of a block and the head are not blocks.
+    """
     assert (
         Checkpointed(module="layers.1", saved_bytes=3000, macs=90, flops=180),
         Checkpointed(module="layers.0", saved_bytes=1500, macs=70, flops=140),
@@ -59,17 +62,17 @@ def test_a_block_saves_what_was_made_in_it_and_costs_its_forward() -> None:
 
 
 def test_without_a_backward_nothing_is_kept_for_it() -> None:
-    """What a forward has alive is no saving."""
+    """Without a backward pass checkpointing saves nothing."""
     assert () == checkpointed(profile(ROWS, FORWARD, memory=planned().memory))
 
 
 def test_without_memory_nothing_is_known() -> None:
-    """Empty, which is not a saving of 0."""
+    """Without counted memory the result is empty, which does not mean a saving of 0."""
     assert () == checkpointed(profile(ROWS, CELLS))
 
 
 class Deep(nn.Module):
-    """Blocks that make much more than they return."""
+    """Blocks whose activations are much larger than their results."""
 
     def __init__(self, *, again: bool) -> None:
         super().__init__()
@@ -85,20 +88,20 @@ class Deep(nn.Module):
 
 
 def test_checkpointing_every_block_comes_to_what_was_foretold() -> None:
-    """But for the blocks' results, which stay, and two gradients within the one that runs again.
+    """The real saving with every block checkpointed is close to the predicted one.
 
-    Its last product does not run again.
+    The blocks' results stay in memory, and so do two gradients inside the recomputed block. Its
+    last matmul is not recomputed.
     """
-    plain, again = (
-        lflops.estimate(Deep(again=again), torch.zeros(64, 8), backward=True)
-        for again in (False, True)
-    )
+    plain = lflops.estimate(Deep(again=False), torch.zeros(64, 8), backward=True)
+    again = lflops.estimate(Deep(again=True), torch.zeros(64, 8), backward=True)
     assert plain.memory is not None
     assert again.memory is not None
     blocks = checkpointed(plain)
     assert [f"blocks.{place}" for place in range(6)] == sorted(each.module for each in blocks)
     most = sum(each.saved_bytes for each in blocks[1:])
-    results, wide = 6 * 64 * 8 * 4, 64 * 512 * 4
+    results = 6 * 64 * 8 * 4
+    wide = 64 * 512 * 4
     saved = plain.memory.peak_bytes - again.memory.peak_bytes
     assert most - results - 2 * wide <= saved <= most
     assert sum(each.macs for each in blocks) == plain.total()

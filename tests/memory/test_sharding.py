@@ -1,6 +1,7 @@
-"""What each rank needs under ZeRO.
+"""Test the memory that each rank needs under ZeRO.
 
-A model of two blocks and a head by hand, and a real one under `fully_shard`, as stage 3 is.
+The tests use a model of two blocks and a head by hand, and a real model under `fully_shard`, which
+corresponds to stage 3.
 """
 
 from collections.abc import Iterator
@@ -22,9 +23,8 @@ from lflops.profile.records import ByCategory
 from tests.support.profile_builders import module_profile, profile, small_memory, weights
 
 RANKS = 4
-ROWS: dict[
-    str, dict[str, Any]
-] = {  # parameters in float32: 1000 in all, of which 200 are the head's
+# 1000 parameters in float32, 200 of them in the head.
+ROWS: dict[str, dict[str, Any]] = {
     "": weights(0, 1000),
     "layers": weights(0, 800),
     "layers.0": weights(300),
@@ -33,10 +33,21 @@ ROWS: dict[
 }
 SIZES = ("parameter_bytes", "trainable_parameter_bytes", "local_parameter_bytes")
 
-ALL, STATE, BLOCK, HEAD = 4000, 8000, 2000, 800
-"""Bytes: parameters, AdamW's state of two floats each, the larger block, the head."""
+ALL = 4000
+"""Bytes of all parameters."""
 
-TIMELINE = (  # parameters, gradients, state, activations, temporary, other; and the most until the next
+STATE = 8000
+"""Bytes of AdamW's state, two floats for each parameter."""
+
+BLOCK = 2000
+"""Bytes of the larger block's parameters."""
+
+HEAD = 800
+"""Bytes of the head's parameters."""
+
+# The numbers of a `ByCategory` are parameters, gradients, state, activations, temporary and other.
+# The last number of a `Moment` is the highest live memory until the next moment.
+TIMELINE = (
     Moment(
         "mm",
         "layers.1",
@@ -77,15 +88,15 @@ TIMELINE = (  # parameters, gradients, state, activations, temporary, other; and
 
 
 def trained() -> Profile:
-    """A step of that model."""
-    rows = {
-        name: {**row, **dict.fromkeys(SIZES, 4 * row["parameters"])} for name, row in ROWS.items()
-    }
+    """Return the profile of a training step of the model."""
+    rows = {}
+    for name, row in ROWS.items():
+        rows[name] = {**row, **dict.fromkeys(SIZES, 4 * row["parameters"])}
     return profile(rows, (), memory=replace(small_memory(), timeline=TIMELINE))
 
 
 def parts(peak: Sharded) -> tuple[int, ...]:
-    """Parameters, gradients, state, gathered and the rest."""
+    """Return the bytes of parameters, gradients, state, gathered parameters and the rest."""
     return (
         peak.parameter_bytes,
         peak.gradient_bytes,
@@ -96,16 +107,18 @@ def parts(peak: Sharded) -> tuple[int, ...]:
 
 
 def test_each_strategy_has_the_peak_of_its_own_moment() -> None:
-    """Worked out by hand, each the highest of the four moments."""
+    """Each strategy's peak is the highest of the four moments of `TIMELINE`, worked out by hand."""
     peaks = {peak.strategy: peak for peak in sharded(trained(), RANKS)}
     expected = {
-        # The optimizer's state and its temporary tensors in quarters, and 10 bytes of others.
+        # State and temporary tensors of the optimizer are divided by four. The rest is a quarter of
+        # 4000 temporary bytes, and 10 other bytes.
         "ZeRO-1": ("optimizer", (ALL, ALL, STATE // 4, 0, 1010)),
-        # Gradients in quarters. In backward of the first block they are fewer, but the larger
-        # block's are whole, which tips it.
+        # Gradients are divided by four. The peak is in backward, where the gradients of the larger
+        # block are whole.
         "ZeRO-2": ("backward", (ALL, 0, STATE // 4, BLOCK, 1740)),
-        # Parameters in quarters. In backward of a block: the head and its gradient, two blocks, and
-        # the blocks' gradients so far, which are less than two blocks'.
+        # Parameters are divided by four. The peak is in backward of a block. The head and its
+        # gradient, two blocks, and the blocks' gradients so far are gathered; these gradients are
+        # smaller than two blocks.
         "ZeRO-3": (
             "backward",
             (ALL // 4, 3520 // 4, STATE // 4, HEAD + HEAD + 2 * BLOCK + 3520 - HEAD, 110),
@@ -116,27 +129,32 @@ def test_each_strategy_has_the_peak_of_its_own_moment() -> None:
 
 
 def test_one_rank_gathers_nothing() -> None:
-    """And divides nothing: all strategies are the step as it is."""
+    """With one rank nothing is divided or gathered, so all strategies equal the real step."""
     assert {(ALL, ALL, STATE, 0, 4010)} == {parts(peak) for peak in sharded(trained(), 1)}
 
 
 def test_each_strategy_fits_or_does_not() -> None:
-    """A MiB is less than the driver's context; 8 GiB are plenty. Without a chip nothing is said."""
+    """With a chip each strategy has a verdict.
+
+    1 MiB is less than the CUDA context, and 8 GiB are enough. Without a chip there is no verdict.
+    """
     nothing = Hardware("none", {"bf16": 1.0}, memory_bytes=2**20)
     plenty = Hardware("plenty", {"bf16": 1.0}, memory_bytes=2**33)
-    assert [{"does not fit"}, {"fits"}] == [
-        {
-            peak.memory_fit.verdict
-            for peak in sharded(trained(), RANKS, chip)
-            if peak.memory_fit is not None
-        }
-        for chip in (nothing, plenty)
-    ]
+
+    def verdicts(chip: Hardware) -> set[str]:
+        fits = [peak.memory_fit for peak in sharded(trained(), RANKS, chip)]
+        return {fit.verdict for fit in fits if fit is not None}
+
+    assert {"does not fit"} == verdicts(nothing)
+    assert {"fits"} == verdicts(plenty)
     assert {None} == {peak.memory_fit for peak in sharded(trained(), RANKS)}
 
 
 def test_without_memory_nothing_is_known_and_no_ranks_are_an_error() -> None:
-    """A model that is sharded already is one too: its memory is a rank's."""
+    """Without counted memory the result is empty; 0 ranks are an error.
+
+    A model that is already sharded is an error too, because its memory is that of one rank.
+    """
     assert () == sharded(profile(ROWS, ()), RANKS)
     with pytest.raises(ValueError, match="ranks=0: pass at least 1"):
         sharded(trained(), 0)
@@ -148,7 +166,7 @@ def test_without_memory_nothing_is_known_and_no_ranks_are_an_error() -> None:
 
 
 class Blocks(nn.Module):
-    """Blocks of layers, and a head."""
+    """Blocks of two layers, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +183,7 @@ class Blocks(nn.Module):
 
 @pytest.fixture
 def one_of_four() -> Iterator[None]:
-    """A rank whose collectives do nothing."""
+    """Open a process group of four ranks whose collectives do nothing."""
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     yield
     distributed.destroy_process_group()
@@ -174,13 +192,18 @@ def one_of_four() -> Iterator[None]:
 @pytest.mark.usefixtures("one_of_four")
 @pytest.mark.parametrize("samples", [8, 64, 512])
 def test_zero_3_by_arithmetic_is_near_a_model_that_is_sharded_for_real(samples: int) -> None:
-    """At most one block's parameters above it, and never below by more than 1 %, whatever the largest part is."""
+    """The computed peak of ZeRO-3 is near an estimate of the model under `fully_shard`.
+
+    It is at most one block's parameters above it, and at most 1 % below, whichever part of the
+    memory is the largest.
+    """
 
     def whole_model() -> nn.Module:
         return Blocks()
 
     def in_shards() -> nn.Module:
-        mesh, model = init_device_mesh("cpu", (RANKS,)), Blocks()
+        mesh = init_device_mesh("cpu", (RANKS,))
+        model = Blocks()
         for part in (*model.blocks, model):
             fully_shard(part, mesh=mesh)
         return model
@@ -190,10 +213,8 @@ def test_zero_3_by_arithmetic_is_near_a_model_that_is_sharded_for_real(samples: 
         "loss": lambda out: out.sum(),
         "optimizer": torch.optim.AdamW,
     }
-    whole, real = (
-        lflops.estimate(build, torch.zeros(samples, 64), **how)
-        for build in (whole_model, in_shards)
-    )
+    whole = lflops.estimate(whole_model, torch.zeros(samples, 64), **how)
+    real = lflops.estimate(in_shards, torch.zeros(samples, 64), **how)
     assert real.memory is not None
     found = sharded(whole, RANKS)[-1].total_bytes
     block = whole.modules["blocks.0"].parameter_bytes

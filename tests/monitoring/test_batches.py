@@ -1,4 +1,7 @@
-"""A training is not disturbed by what its batches hold, and a batch is looked at in a bounded time, without running the user's code."""
+"""Test that reading a batch disturbs no training run, whatever the batch contains.
+
+Reading takes a bounded time, and does not run the user's code.
+"""
 
 import itertools
 from collections import OrderedDict, UserDict, namedtuple
@@ -21,11 +24,11 @@ from lflops.inputs.tensors import named_tensors_in, nodes_of, tensors_in
 
 
 class UserError(Exception):
-    """Raised by a user's code that nobody but the user may run."""
+    """Raised by the user's code that lflops must not run."""
 
 
 class Raises(Tensor):
-    """Every function of torch raises on it."""
+    """A tensor for which every torch function raises an exception."""
 
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> Any:
@@ -34,7 +37,7 @@ class Raises(Tensor):
 
 
 class RaisesShape(Tensor):
-    """Its shape is a property that raises."""
+    """A tensor whose `shape` is a property that raises an exception."""
 
     @property
     def shape(self) -> Any:
@@ -43,12 +46,13 @@ class RaisesShape(Tensor):
 
 
 class RaisesSizes(Tensor):
-    """Asks its class for its sizes, which raises."""
+    """A tensor that calls `__torch_dispatch__` for its sizes, which raises an exception."""
 
     @staticmethod
     def __new__(cls: Any) -> Any:
-        """Make one without a storage."""
-        return Tensor._make_wrapper_subclass(cls, (2, 3), dispatch_sizes_strides_policy="sizes")  # type: ignore[attr-defined]
+        """Create a tensor without a storage."""
+        make: Any = Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+        return make(cls, (2, 3), dispatch_sizes_strides_policy="sizes")
 
     @classmethod
     def __torch_dispatch__(cls, *_: Any, **__: Any) -> Any:
@@ -57,7 +61,7 @@ class RaisesSizes(Tensor):
 
 
 def of_integers() -> Tensor:
-    """Two sequences of 2 and 1."""
+    """Return an attention mask for two sequences with the lengths 2 and 1."""
     return torch.tensor([[1, 1, 0], [1, 0, 0]])
 
 
@@ -81,10 +85,14 @@ TENSORS: dict[str, tuple[Callable[[], Tensor], Any]] = {
     "a class whose shape raises": (lambda: of_integers().as_subclass(RaisesShape), (2, 3)),
     "a class whose sizes raise": (RaisesSizes, None),
 }
-"""Tensors of every kind, and what is known of their shapes."""
+"""A tensor of every kind, and the shape that is read from it. `None` means that it is unknown."""
 
 NAMES = ("attention_mask", "position_ids", "cu_seqlens", "lengths", "seq_idx", "x", "0")
-"""Names under which a batch's integers may mean the lengths of sequences, and two under which they need not."""
+"""Names of entries of a batch.
+
+Under the first five names, integers may describe the lengths of sequences; under the last two, they
+need not.
+"""
 
 
 @pytest.mark.filterwarnings(
@@ -92,17 +100,19 @@ NAMES = ("attention_mask", "position_ids", "cu_seqlens", "lengths", "seq_idx", "
 )
 @pytest.mark.parametrize("kind", TENSORS)
 def test_a_tensor_of_any_kind_is_read_or_unknown(kind: str) -> None:
-    """Its shape is known, or it has none.
+    """The shape of a tensor is read. If it cannot be read, the shapes of the batch are unknown.
 
-    The shapes of the batch are unknown then, and nothing is raised.
+    No exception is raised.
     """
     make, shape = TENSORS[kind]
     for name in NAMES:
         reader = BatchReader()
-        shapes = [
-            reader.shapes({name: make(), "y": torch.zeros(2)}) for _ in range(2)
-        ]  # found, and found again where it was
-        assert shapes == [None if shape is None else ((name, "y"), (shape, (2,)))] * 2
+        # The first call searches the batch; the second reads only the remembered positions.
+        shapes = [reader.shapes({name: make(), "y": torch.zeros(2)}) for _ in range(2)]
+        expected = None
+        if shape is not None:
+            expected = ((name, "y"), (shape, (2,)))
+        assert shapes == [expected] * 2
         reader.read({name: make()})
 
 
@@ -111,20 +121,23 @@ def test_a_tensor_of_any_kind_is_read_or_unknown(kind: str) -> None:
 )
 @pytest.mark.parametrize("kind", TENSORS)
 def test_a_tensor_of_any_kind_ends_no_training(kind: str) -> None:
-    """It lies in the batches of a training in which an error of the monitor's own would be raised."""
+    """A training run continues whatever tensors its batches contain.
+
+    The run has `on_error="raise"`, so an error of lflops would end it.
+    """
     tensor = TENSORS[kind][0]()
     profiles = trained(
         [{"x": torch.zeros(2, 4), **dict.fromkeys(NAMES[:5], tensor)} for _ in range(6)]
     )
     samples = {step.samples for step in profiles[0].steps}
     assert samples <= {None, 0, 1, 2}
-    # An empty tensor has 0 rows, where another one has 2.
+    # An empty tensor has 0 rows, but the other tensor of the batch has 2 rows.
     is_unknown = kind in {"a class whose sizes raise", "empty"}
     assert is_unknown == (samples == {None})
 
 
 def trained(batches: list[Any]) -> list[Profile]:
-    """Train on the entry `x` of each batch."""
+    """Train on the entry `x` of each batch, raise errors of lflops, and return the profiles."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters())
     schedule = Schedule(wait=1, warmup=1, active=2, repeat=1)
@@ -146,14 +159,14 @@ def trained(batches: list[Any]) -> list[Profile]:
 
 
 class Points:
-    """A logger, so that the curves need the work of each batch."""
+    """A logger that keeps nothing. With a logger, the work of each batch is needed for curves."""
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
 
 class Graph:
-    """A plain object, as the batches of PyTorch Geometric are."""
+    """A plain object, like the batches of PyTorch Geometric."""
 
     def __init__(self, **stored: Any) -> None:
         """Store attributes."""
@@ -161,48 +174,47 @@ class Graph:
 
     @property
     def loaded(self) -> Any:
-        """Raise: nobody may ask."""
+        """Raise an exception, because lflops must not read this property."""
         raise UserError
 
 
 class Lazy(dict[str, Any]):
-    """A dictionary that loads what is asked for."""
+    """A dictionary that loads an entry when it is read, which lflops must not do."""
 
     def __getitem__(self, key: str) -> Any:
-        """Raise: nobody may load."""
         raise UserError
 
-    items = values = __iter__ = get = __getitem__  # type: ignore[assignment]
+    items = __getitem__  # type: ignore[assignment]
+    values = __getitem__  # type: ignore[assignment]
+    __iter__ = __getitem__  # type: ignore[assignment]
+    get = __getitem__  # type: ignore[assignment]
 
 
 class LazyMapping(Mapping[str, Any]):
-    """The same, without being a dictionary."""
+    """A mapping that is no `dict`, and loads an entry when it is read."""
 
     def __getitem__(self, key: str) -> Any:
-        """Raise."""
         raise UserError
 
     def __iter__(self) -> Iterator[str]:
-        """Raise."""
         raise UserError
 
     def __len__(self) -> int:
-        """Raise."""
         raise UserError
 
 
 class LazyList(list[Any]):
-    """A list that loads what is asked for."""
+    """A list that loads an entry when it is read."""
 
     def __getitem__(self, index: Any) -> Any:
-        """Raise."""
         raise UserError
 
-    __iter__ = __len__ = __getitem__  # type: ignore[assignment]
+    __iter__ = __getitem__  # type: ignore[assignment]
+    __len__ = __getitem__  # type: ignore[assignment]
 
 
 class Proxy:
-    """Claims the class of an object that it would have to load."""
+    """An object that would have to load another object to return its `__class__`."""
 
     @property
     def __class__(self) -> Any:
@@ -212,7 +224,7 @@ class Proxy:
 
 @dataclass
 class Sample:
-    """Two tensors, and what they were made from."""
+    """Two tensors, and the data that they were made from."""
 
     x: Tensor
     y: Tensor
@@ -221,7 +233,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Slotted:
-    """Its attributes are in no `__dict__`."""
+    """A dataclass without a `__dict__`."""
 
     x: Tensor
     y: Tensor
@@ -229,7 +241,8 @@ class Slotted:
 
 Pair = namedtuple("Pair", ["x", "y"])  # noqa: PYI024 - as users write it
 
-X, Y = torch.zeros(2, 4), torch.zeros(2)
+X = torch.zeros(2, 4)
+Y = torch.zeros(2)
 READ = {
     "tuple": ((X, Y), ("0", "1")),
     "namedtuple": (Pair(X, Y), ("0", "1")),
@@ -260,7 +273,10 @@ NOT_READ = {
 
 @pytest.mark.parametrize("kind", READ)
 def test_batches_are_read_through_mappings_sequences_and_dataclasses(kind: str) -> None:
-    """By what these store: no method or property of the user's is called, the first time or later."""
+    """The tensors of a batch are found in its stored values.
+
+    No method or property of the user is called, neither in the first call nor later.
+    """
     batch, names = READ[kind]
     reader = BatchReader()
     assert [reader.shapes(batch) for _ in range(2)] == [(names, ((2, 4), (2,)))] * 2
@@ -268,17 +284,22 @@ def test_batches_are_read_through_mappings_sequences_and_dataclasses(kind: str) 
 
 @pytest.mark.parametrize("kind", {**NOT_READ})
 def test_other_batches_are_unknown(kind: str) -> None:
-    """An iterator holds no tensor that anybody could see.
+    """The shapes of other batches are unknown, and none of their code is run.
 
-    Of all the others the shapes are unknown, and no code of theirs is run.
+    An iterator stores no tensors, so its shapes are empty instead.
     """
     reader = BatchReader()
-    expected = ((), ()) if kind == "an iterator" else None
+    expected = None
+    if kind == "an iterator":
+        expected = ((), ())
     assert [reader.shapes(NOT_READ[kind]) for _ in range(2)] == [expected] * 2
 
 
 def test_a_batch_of_unknown_shapes_has_no_samples_and_no_work() -> None:
-    """Rather than those of another one."""
+    """For batches of unknown shapes, the number of samples is unknown in every step.
+
+    Only the counting step has work: 2 samples with 4 x 4 MACs each.
+    """
     graphs = [
         {"x": torch.zeros(2, 4), "graph": Graph(y=torch.zeros(number))} for number in range(6)
     ]
@@ -299,7 +320,10 @@ def test_a_batch_of_unknown_shapes_has_no_samples_and_no_work() -> None:
     ],
 )
 def test_another_structure_is_read_anew(before: Any, after: Any, names: tuple[str, ...]) -> None:
-    """What is remembered of the last batch is true of those alone that have the same types at the same places."""
+    """A batch with another structure than the last batch is searched again.
+
+    The remembered positions are valid only for batches with the same types at the same positions.
+    """
     reader = BatchReader()
     assert names != reader.shapes(before)[0]  # type: ignore[index]
     assert names == reader.shapes(after)[0]  # type: ignore[index]
@@ -311,10 +335,15 @@ class Visited(int):
 
 @pytest.fixture
 def visits(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Every value that is searched for tensors, and not passed over."""
+    """Return a list of all values that are searched for tensors from now on."""
     seen: list[object] = []
     real = batch_file.storage_of
-    monkeypatch.setattr(batch_file, "storage_of", lambda value: seen.append(value) or real(value))  # type: ignore[func-returns-value]
+
+    def recorded(value: Any) -> Any:
+        seen.append(value)
+        return real(value)
+
+    monkeypatch.setattr(batch_file, "storage_of", recorded)
     return seen
 
 
@@ -332,7 +361,10 @@ ITEMS = [(number, str(number)) for number in range(20_000)]
     ],
 )
 def test_a_look_at_a_batch_is_bounded(batch: Any, shapes: Any, visits: list[object]) -> None:
-    """The first at so many values; after it only the containers that have tensors are opened."""
+    """The first read of a batch searches a bounded number of values.
+
+    A later read opens only the containers that have tensors; here, this is the batch itself.
+    """
     reader = BatchReader()
     assert shapes == reader.shapes(batch)
     assert len(visits) <= 2 * batch_file.MOST_VALUES
@@ -344,7 +376,10 @@ def test_a_look_at_a_batch_is_bounded(batch: Any, shapes: Any, visits: list[obje
 def test_without_a_bound_a_data_set_is_searched(
     visits: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The planted culprit of the test above."""
+    """Without the limits, a large data set in a batch is searched completely.
+
+    This shows that the test above would fail if the limits had no effect.
+    """
     monkeypatch.setattr(batch_file, "MOST_VALUES", 10**6)
     monkeypatch.setattr(batch_file, "LONG", 10**6)
     BatchReader().shapes(Sample(X, Y, ITEMS))
@@ -352,7 +387,10 @@ def test_without_a_bound_a_data_set_is_searched(
 
 
 def test_no_function_mode_of_the_users_sees_a_look_at_a_batch() -> None:
-    """`torch.set_default_device` is such a mode, and is on for the whole training."""
+    """Reading a batch calls no torch function that a function mode of the user could see.
+
+    `torch.set_default_device` is such a mode. It may be active during the whole run.
+    """
     called: list[Any] = []
 
     class Watch(TorchFunctionMode):
@@ -369,15 +407,18 @@ def test_no_function_mode_of_the_users_sees_a_look_at_a_batch() -> None:
         reader.read(batch)
         list(nodes_of(batch))
         assert not called
-        assert Tensor.size(X) == X.shape  # the planted culprit
+        # This call is seen, which shows that the mode is active.
+        assert Tensor.size(X) == X.shape
     assert called
 
 
 def test_outputs_are_searched_in_a_bounded_time_and_run_no_property() -> None:
-    """Of a plain object that refers to a data set, the tensors are found that it has itself."""
-    output = Graph(
-        x=X, source=Lazy(y=Y), dataset=[Graph(number=number) for number in range(20_000)], z=Y
-    )
+    """The tensors of a plain object are found although the object refers to a large data set.
+
+    The data set is not searched completely, and no method or property of the user is called.
+    """
+    data_set = [Graph(number=number) for number in range(20_000)]
+    output = Graph(x=X, source=Lazy(y=Y), dataset=data_set, z=Y)
     assert [X, Y] == list(tensors_in(output))[:2]
     assert ["x", "source.y"] == [name for name, _ in named_tensors_in(output)]
     assert [X] * 3_000 == list(tensors_in([X] * 3_000))
@@ -385,7 +426,7 @@ def test_outputs_are_searched_in_a_bounded_time_and_run_no_property() -> None:
 
 
 def test_a_node_is_found_without_the_users_code() -> None:
-    """Of a tensor whose functions raise."""
+    """The autograd node of a tensor is found even if all functions of the tensor raise."""
     computed = (torch.ones(2, requires_grad=True) * 2).as_subclass(Raises)
     (node,) = nodes_of([computed])
     assert node is not None

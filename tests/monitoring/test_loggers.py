@@ -1,4 +1,4 @@
-"""What Weights & Biases and MLflow are given, read back by their own means."""
+"""Test the data that Weights & Biases and MLflow receive, read back with their own tools."""
 
 import json
 from collections.abc import Iterator
@@ -17,12 +17,13 @@ pytestmark = [*LIGHTNINGS_WARNINGS, pytest.mark.filterwarnings("ignore")]
 
 SHORT = Schedule(wait=1, warmup=1, active=2, repeat=1)
 FORWARD = ROWS * (8 * 8 + 8 * 3)
-"""MACs by hand: 8 to 8, then 8 to 3."""
+"""MACs of the forward pass: each row goes through a layer from 8 to 8 and one from 8 to 3 features.
+"""
 
 
 @pytest.fixture
 def wandb_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A run that never leaves this machine."""
+    """Return a Weights & Biases run in offline mode, whose files are in `tmp_path`."""
     wandb = pytest.importorskip("wandb")
     for name, value in {
         "WANDB_MODE": "offline",
@@ -36,7 +37,10 @@ def wandb_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_wandb_has_a_table_pictures_the_page_and_totals(wandb_run: Any, tmp_path: Path) -> None:
-    """The profile and the trace are in artifacts."""
+    """Weights & Biases has a table of modules, pictures, the page and totals.
+
+    The profile and the trace are in artifacts.
+    """
     kept: dict[str, list[str]] = {}
     log_artifact = wandb_run.log_artifact
 
@@ -48,11 +52,9 @@ def test_wandb_has_a_table_pictures_the_page_and_totals(wandb_run: Any, tmp_path
     monitor = watching(schedule=SHORT, trace=True, html=True, dirpath=tmp_path / "profiles")
     fit(Classifier(), monitor, logger=WandbLogger(experiment=wandb_run))
     media = Path(wandb_run.dir) / "media"
-    (table,) = media.rglob("modules*.table.json")
-    rows = {
-        row[0]: dict(zip(json.loads(table.read_text())["columns"], row, strict=True))
-        for row in json.loads(table.read_text())["data"]
-    }
+    (file,) = media.rglob("modules*.table.json")
+    table = json.loads(file.read_text())
+    rows = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["data"]}
     assert FORWARD == rows["(model)"]["forward MACs"]
     assert 8 * 8 + 8 == rows["body.0"]["parameters"]
     assert list(media.rglob("memory*.png"))
@@ -60,15 +62,17 @@ def test_wandb_has_a_table_pictures_the_page_and_totals(wandb_run: Any, tmp_path
     assert any("<pre" in page for page in pages)
     assert any("<script" in page for page in pages)
     assert 99 == wandb_run.summary["lflops/train/parameters"]
-    assert {"profile", "trace"} <= kept.keys()  # and its own kind for the table
+    # There is also an artifact of another type, for the table.
+    assert {"profile", "trace"} <= kept.keys()
     assert [name for name in kept["profile"] if name.endswith(".profile.json")]
     assert [name for name in kept["trace"] if name.endswith(".pt.trace.json.gz")]
 
 
 def test_a_loop_of_ones_own_logs_to_a_run_of_wandb(wandb_run: Any) -> None:
-    """The run is given to `lflops.monitor` as it is.
+    """A custom loop can pass a Weights & Biases run to `lflops.monitor` without a wrapper.
 
-    Curves go over the training's steps; tables and totals are those of a WandbLogger.
+    The x-axis of the curves is the step of the training run. Tables and totals are the same as with
+    a `WandbLogger`.
     """
     model = Classifier()
     logged: list[dict[str, Any]] = []
@@ -84,31 +88,29 @@ def test_a_loop_of_ones_own_logs_to_a_run_of_wandb(wandb_run: Any) -> None:
                 model(batch).sum().backward()
                 optimizer.step()
     curves = {values["lflops_step"] for values in logged if "lflops/train/step_ms" in values}
-    assert 7 in curves  # the last of two clean steps
+    # Step 7 is the last of two unprofiled steps.
+    assert 7 in curves
     assert list(Path(wandb_run.dir).joinpath("media").rglob("modules*.table.json"))
     assert 99 == wandb_run.summary["lflops/train/parameters"]
     assert list(Path(wandb_run.dir).parent.joinpath("lflops").glob("train-0-*.profile.json"))
 
 
 def test_mlflow_has_artifacts_and_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a local store, read back by MLflow's client.
-
-    Its folder has no folder of ours in it that it would take for an experiment.
-    """
+    """MLflow's client reads artifacts, totals and curves back from a local store."""
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     logger = MLFlowLogger("lflops", save_dir=str(tmp_path / "store"))
     fit(Classifier(), watching(schedule=SHORT, trace=True, html=True), logger=logger)
-    client, run = logger.experiment, logger.run_id
+    client = logger.experiment
+    run = logger.run_id
     folder = "lflops/train-0"
     names = {Path(each.path).name for each in client.list_artifacts(run, folder)}
     assert {"summary.md", "modules.json", "memory.png"} <= names
     assert {"html", "json"} == {
         name.rpartition(".")[2] for name in names if name.startswith("train-0-")
     }
-    table = json.loads(
-        Path(client.download_artifacts(run, f"{folder}/modules.json", str(tmp_path))).read_text()
-    )
+    downloaded = client.download_artifacts(run, f"{folder}/modules.json", str(tmp_path))
+    table = json.loads(Path(downloaded).read_text())
     rows = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["data"]}
     assert FORWARD == rows["(model)"]["forward MACs"]
     assert "99" == client.get_run(run).data.params["lflops.train.parameters"].removesuffix(".0")

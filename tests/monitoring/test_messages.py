@@ -1,4 +1,4 @@
-"""Who has not set logging up sees the summary; who silences logging does not."""
+"""Test `say`: it prints if logging is not set up, logs if it is, and respects silenced logging."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -7,12 +7,13 @@ import pytest
 
 from lflops.monitoring.inputs.messages import say
 
-LOGGER, ROOT = logging.getLogger("lflops"), logging.getLogger()
+LOGGER = logging.getLogger("lflops")
+ROOT = logging.getLogger()
 
 
 @pytest.fixture(autouse=True)
 def fresh_logging() -> Iterator[None]:
-    """As in a script that has not set it up: no handler, and Python's levels."""
+    """Set the default levels of a script that has not set up logging; restore them afterwards."""
     levels = {logger: logger.level for logger in (LOGGER, ROOT)}
     LOGGER.setLevel(logging.NOTSET)
     ROOT.setLevel(logging.WARNING)
@@ -45,8 +46,9 @@ SHOWN: dict[str, Callable[[], object]] = {
 def test_who_silences_logging_sees_nothing(
     choice: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By whichever of logging's ways."""
-    monkeypatch.setattr(ROOT, "handlers", [])  # pytest has one there
+    """Nothing is printed if the user has silenced logging in any of these ways."""
+    # pytest adds a handler to the root logger.
+    monkeypatch.setattr(ROOT, "handlers", [])
     SILENCED[choice]()
     say("a summary")
     assert ("", "") == capsys.readouterr()
@@ -56,7 +58,7 @@ def test_who_silences_logging_sees_nothing(
 def test_who_does_not_sees_it(
     choice: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the standard output, once."""
+    """The message is printed once on the standard output if the user has not silenced it."""
     monkeypatch.setattr(ROOT, "handlers", [])
     monkeypatch.setattr(LOGGER, "handlers", [])
     SHOWN[choice]()
@@ -65,7 +67,7 @@ def test_who_does_not_sees_it(
 
 
 def test_who_has_set_logging_up_has_it_there(capsys: pytest.CaptureFixture[str]) -> None:
-    """In the log, and not printed as well."""
+    """If the user has set up logging, the message is logged and not printed."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]

@@ -1,6 +1,7 @@
-"""Plain steps are noted in a short way and made out later.
+"""Test `StepTimer`: steps on the fast path, which is the path of almost all steps.
 
-They are what the long way makes of them.
+A step on the fast path is converted to a timed step later. The result must be the same as on the
+slow path.
 """
 
 import itertools
@@ -23,20 +24,21 @@ from lflops.torch_private.modules import Compilations
 from tests.support.fake_clock import StillClock
 from tests.support.phase_events import Events
 
-BATCH, OTHER_BATCH = torch.zeros(4, 3), torch.zeros(2, 3)
+BATCH = torch.zeros(4, 3)
+OTHER_BATCH = torch.zeros(2, 3)
 COLD = 2
 
 
 class Run:
-    """A run of steps on a clock that stands still but for what the test lets pass.
+    """A run of steps on a clock that only the test advances.
 
     Args:
-        is_short: Whether plain steps take the short way.
+        is_short: Whether steps may take the fast path.
         on_ranks: Whether there are other ranks.
     """
 
     def __init__(self, *, is_short: bool = True, on_ranks: bool = False) -> None:
-        """Make the cold steps."""
+        """Run the warm-up steps."""
         self.clock = StillClock()
         self.events = Events(self.clock.mark)
         self.phases = LoggedPhases(self.events.log, "train", self.clock)
@@ -53,7 +55,12 @@ class Run:
             self.end(BATCH)
 
     def play(self, script: str) -> None:
-        """A letter enters its phase, `)` leaves the innermost, `!` by an exception, and a digit lets that many seconds pass."""
+        """Run a part of a step that the characters of `script` describe.
+
+        A letter enters the phase that begins with it: data, forward or backward. `)` leaves the
+        innermost phase, and `!` leaves it by an exception. A digit advances the clock by that many
+        seconds.
+        """
         for sign in script:
             if sign.isdigit():
                 self.clock.advance(int(sign))
@@ -61,40 +68,43 @@ class Run:
                 self.events.enter({"d": "data", "f": "forward", "b": "backward"}[sign])
                 self.depth += 1
             elif self.depth:
-                (self.events.leave if sign == ")" else self.events.drop)()
+                if sign == ")":
+                    self.events.leave()
+                else:
+                    self.events.drop()
                 self.depth -= 1
 
     def end(self, batch: Any) -> bool:
-        """A step of one batch ends. Returns whether it was taken for a plain one."""
-        plain = self.steps.fast_path
-        is_plain = len(plain.steps) < plain.limit and plain.note(self.reader.shapes(batch))
-        if not is_plain:
+        """End a step with one batch. Returns whether it took the fast path."""
+        fast_path = self.steps.fast_path
+        is_fast = len(fast_path.steps) < fast_path.limit
+        is_fast = is_fast and fast_path.note(self.reader.shapes(batch))
+        if not is_fast:
             self.steps.batch(batch)
             self.steps.end(self.logged)
             self.steps.allow_fast_path(math.inf if self._is_short else 0)
         self.logged += 1
-        return is_plain
+        return is_fast
 
     def read(self) -> Iterator[Step]:
-        """All steps but the cold ones."""
+        """Return all complete steps except the warm-up steps."""
         self.steps.flush_fast_path(self.logged)
-        return map(
-            self.steps.step,
-            [step for step in self.steps.read() if step.is_complete and step.ordinal >= COLD],
-        )
+        timed = [step for step in self.steps.read() if step.is_complete and step.ordinal >= COLD]
+        return map(self.steps.step, timed)
 
 
 def seen(run: Run) -> list[tuple[Any, ...]]:
-    """What a test compares of the steps."""
+    """Return the values of each step that the tests compare."""
     return [
         (step.index, step.seconds, step.phases, step.samples, step.marks) for step in run.read()
     ]
 
 
 def test_a_plain_step_has_its_phases() -> None:
-    """1 s of fetching, 2 of forward within 7 of something else.
+    """Each step on the fast path has its phases.
 
-    A phase that goes on over the step's end belongs to both.
+    The first step has 1 s of data, 2 s of forward, and 3 + 4 s outside all phases. A phase that
+    continues after the end of a step is divided between the two steps.
     """
     run = Run()
     run.play("d1)3f2)4")
@@ -111,9 +121,10 @@ def test_a_plain_step_has_its_phases() -> None:
 
 
 def test_a_phase_that_was_left_by_an_exception_is_over_in_the_next_step() -> None:
-    """Its end has no mark, so all until the step's end is its time.
+    """A phase that an exception ended is over in the next step.
 
-    The step behind that begins outside of it.
+    The exception leaves no mark at the end of the phase. So the phase lasts until the end of its
+    step: 2 + 3 s. The next step begins outside this phase.
     """
     run = Run()
     run.play("1f2!3")
@@ -127,11 +138,12 @@ def test_a_phase_that_was_left_by_an_exception_is_over_in_the_next_step() -> Non
     st.lists(st.tuples(st.text("dfb)!123", max_size=12), st.booleans(), st.booleans()), max_size=12)
 )
 def test_the_short_way_is_the_long_one(script: list[tuple[str, bool, bool]]) -> None:
-    """Whatever happens in the steps.
+    """Both paths give the same steps, whatever happens in the steps.
 
-    Phases that go on over several, other shapes, something that is marked.
+    Phases may continue over several steps, batches may have other shapes, and steps may be marked.
     """
-    short, long = Run(), Run(is_short=False)
+    short = Run()
+    long = Run(is_short=False)
     for run in (short, long):
         for within, is_other, is_marked in script:
             run.play(within)
@@ -142,7 +154,7 @@ def test_the_short_way_is_the_long_one(script: list[tuple[str, bool, bool]]) -> 
 
 
 def test_a_step_in_which_something_happens_is_not_plain() -> None:
-    """It has a mark, or shapes that were not seen before; the next one is plain again."""
+    """A step with a mark or with new shapes takes the slow path; the next one is fast again."""
     run = Run()
     assert run.end(BATCH)
     run.steps.mark("checkpoint")
@@ -152,9 +164,10 @@ def test_a_step_in_which_something_happens_is_not_plain() -> None:
 
 
 def test_an_event_in_every_step_is_part_of_a_typical_step() -> None:
-    """A checkpoint after each step, as where an epoch is one batch: from the fourth on, without a mark.
+    """An event that happens in each step, such as a checkpoint, is a mark only in the first three.
 
-    After a step without one, a checkpoint is an event again. New shapes stay a mark.
+    This occurs for example if an epoch is one batch. After a step without a checkpoint, a
+    checkpoint is a mark again. A compilation in every step stays a mark.
     """
     run = Run()
     for is_saved in (True,) * 5 + (False, True):
@@ -170,7 +183,10 @@ def test_an_event_in_every_step_is_part_of_a_typical_step() -> None:
 
 
 def test_a_step_whose_batch_was_left_is_not_plain() -> None:
-    """It began twice, so its time is no step's."""
+    """A step whose batch was abandoned takes the slow path, and its time is not reported.
+
+    Such a step began twice, so its time is not the time of one step.
+    """
     run = Run()
     run.play("1")
     run.end(BATCH)
@@ -184,7 +200,10 @@ def test_a_step_whose_batch_was_left_is_not_plain() -> None:
 
 
 def test_batches_that_turn_out_to_be_parts_of_steps_are_none() -> None:
-    """The loggers have counted fewer steps than there were batches: gradients were accumulated."""
+    """If batches turn out to be parts of steps, no step is reported for them.
+
+    The loggers have counted fewer steps than batches, because gradients were accumulated.
+    """
     run = Run()
     for _ in range(3):
         assert run.end(BATCH)
@@ -195,19 +214,22 @@ def test_batches_that_turn_out_to_be_parts_of_steps_are_none() -> None:
 
 
 def test_there_are_only_so_many_plain_steps_in_a_row() -> None:
-    """What is noted of them takes memory; the last ones are there for who asks."""
+    """After `MAX_PENDING_STEPS` steps on the fast path, one step takes the slow path.
+
+    The notes of the steps on the fast path need memory. The last steps can still be read.
+    """
     run = Run()
-    assert [*[True] * MAX_PENDING_STEPS, False, True] == [
-        run.end(BATCH) for _ in range(MAX_PENDING_STEPS + 2)
-    ]
+    were_fast = [run.end(BATCH) for _ in range(MAX_PENDING_STEPS + 2)]
+    assert [*[True] * MAX_PENDING_STEPS, False, True] == were_fast
     assert MAX_PENDING_STEPS + 2 == run.steps.ordinal - COLD
     assert [*range(4, MAX_PENDING_STEPS + 4)] == [step.index for step in run.read()]
 
 
 def test_the_cpu_time_of_some_plain_steps_is_read() -> None:
-    """Of the first three in each sixteen, so of all in a short row.
+    """The CPU time is known for the first three of every sixteen steps on the fast path.
 
-    The system's figures before and behind a step make it.
+    So it is known for all steps of a short sequence. The CPU time of a step is the difference
+    between the system's values before and after the step.
     """
     run = Run()
     for _ in range(2 * CPU_ROUND + 2):
@@ -224,9 +246,10 @@ def test_the_cpu_time_of_some_plain_steps_is_read() -> None:
 def test_on_ranks_the_system_is_asked_in_each_step(
     is_short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it did to the training's thread between two readings.
+    """With several ranks, the scheduler counters of the training thread are read in each step.
 
-    2 s on a core, 0.5 s of waiting for one.
+    Each step, the counters advance by 2 s on a core and 0.5 s of waiting for a core. With one rank,
+    these times are unknown.
     """
     readings = (
         f"{2_000_000_000 * number} {500_000_000 * number} {number}\n".encode()
@@ -245,7 +268,7 @@ def test_on_ranks_the_system_is_asked_in_each_step(
 
 
 def test_where_the_system_does_not_say_a_thread_s_time_is_unknown() -> None:
-    """Another system than Linux, or a thread that has ended."""
+    """The times of a thread are unknown if the system is not Linux or the thread has ended."""
     assert ThreadSchedule.between(None, b"1 2 3\n") is None
     assert ThreadSchedule.between(b"", b"") is None
     schedule = ThreadSchedule()
@@ -254,12 +277,23 @@ def test_where_the_system_does_not_say_a_thread_s_time_is_unknown() -> None:
 
 
 def test_what_is_made_out_is_in_no_step() -> None:
-    """The end of a step is marked before the notes on those before it are looked at, however long that takes."""
+    """The time for converting the steps of the fast path belongs to no step.
+
+    The end of a step on the slow path is marked before the earlier steps are converted. In this
+    test, the conversion takes 50 s.
+    """
     run = Run()
     for _ in range(3):
         run.play("2")
         run.end(BATCH)
-    steps, run.phases.steps = run.phases.steps, lambda: (steps(), run.clock.advance(50))[0]  # type: ignore[method-assign,return-value]
+    steps = run.phases.steps
+
+    def slow_steps() -> Any:
+        converted = steps()
+        run.clock.advance(50)
+        return converted
+
+    run.phases.steps = slow_steps  # type: ignore[method-assign]
     run.play("3")
     run.steps.mark("checkpoint")
     run.end(BATCH)
@@ -271,17 +305,18 @@ def test_what_is_made_out_is_in_no_step() -> None:
 
 
 def compiled() -> Any:
-    """A new function, compiled by a backend that only runs it."""
+    """Return a new function with `torch.compile` and a backend that only runs it."""
     return torch.compile(lambda x: x + 1, backend="eager", dynamic=False)
 
 
 def test_a_step_in_which_torch_compile_compiles_is_marked() -> None:
-    """The first call compiles, and so does one with another number of dimensions.
+    """A step in which `torch.compile` compiles has the mark `recompiled`.
 
-    In between it runs what there is.
+    The first call compiles, and the first call with another number of dimensions compiles again.
     """
     torch._dynamo.reset()
-    run, function = Run(), compiled()
+    run = Run()
+    function = compiled()
     for shape in ((2,), (2,), (2, 2), (2, 2)):
         function(torch.zeros(shape))
         run.end(BATCH)
@@ -290,9 +325,9 @@ def test_a_step_in_which_torch_compile_compiles_is_marked() -> None:
 
 
 def test_torch_compile_is_heard_again_after_its_reset() -> None:
-    """torch.compiler.reset() takes off everybody's callbacks.
+    """After `torch.compiler.reset()`, the next step on the slow path registers the callback again.
 
-    With the next step that is not plain ours is there again.
+    `torch.compiler.reset()` removes the callbacks of all packages.
     """
     run = Run()
     torch.compiler.reset()
@@ -305,9 +340,10 @@ def test_torch_compile_is_heard_again_after_its_reset() -> None:
 
 
 def test_what_was_compiled_unheard_was_in_any_of_the_steps() -> None:
-    """Behind a reset nothing is heard, but the graphs are counted.
+    """A compilation after a reset is not reported, so all steps that may have compiled are marked.
 
-    The steps until that is seen are none to measure others by.
+    The count of compiled graphs shows that there was a compilation, but not in which of the steps
+    since the last step on the slow path.
     """
     run = Run()
     run.end(BATCH)
@@ -324,7 +360,10 @@ def test_what_was_compiled_unheard_was_in_any_of_the_steps() -> None:
 
 
 def test_a_run_that_is_closed_hears_nothing_more() -> None:
-    """Steps may still end, while work in the background is waited for."""
+    """A closed timer registers no callback again.
+
+    Steps may still end after it is closed, while the run waits for work in the background.
+    """
     before = list(torch._dynamo.callback_handler.start_callbacks)
     run = Run()
     run.steps.close()
@@ -334,11 +373,15 @@ def test_a_run_that_is_closed_hears_nothing_more() -> None:
 
 
 def test_nothing_is_left_with_torch_compile() -> None:
-    """Each listener takes itself off, once and for all; one that does not is there."""
+    """`Compilations.stop` removes the callback of that listener only, also if it is called twice.
+
+    A listener that is registered twice has only one callback.
+    """
     callbacks = torch._dynamo.callback_handler.start_callbacks
     before = list(callbacks)
     heard: list[int] = []
-    first, second = Compilations(partial(heard.append, 1)), Compilations(partial(heard.append, 2))
+    first = Compilations(partial(heard.append, 1))
+    second = Compilations(partial(heard.append, 2))
     for each in (first, first, second):
         each.listen(unguarded)
     assert len(before) + 2 == len(callbacks)

@@ -1,4 +1,8 @@
-"""Which steps a window takes, and how many after its end are hooked where those in it cannot tell."""
+"""Test which steps belong to a window, and how many more module-timing steps it requests.
+
+A window requests more of them if its module-timing steps are too few to decide whether a module is
+slow.
+"""
 
 from typing import Any
 
@@ -13,7 +17,7 @@ END = 10
 
 
 def step(ordinal: int, *, hooked: bool) -> TimedStep:
-    """A whole step."""
+    """Return a complete step, which is a module-timing step if `hooked` is set."""
     fields: dict[str, Any] = {
         "times_phases": True,
         "device_marks": ([], [], 0.0),
@@ -27,18 +31,21 @@ def step(ordinal: int, *, hooked: bool) -> TimedStep:
 
 
 def test_further_hooked_steps_are_waited_for() -> None:
-    """Three in it and five after it, then four more twice: sixteen are the most.
+    """A window is not ready until it has the module-timing steps that it has requested.
 
-    A clean step among them is none of them.
+    It has three such steps and requests five more, then twice four more, up to the maximum of
+    sixteen. The two unprofiled steps in the window do not count.
     """
     window = Window(0, 0)
     for ordinal in range(END):
         window.opened = ordinal >= 5
         window.add(step(ordinal, hooked=ordinal >= 7))
     window.end(END, END - 1)
-    ordinal, waited = END, []
+    ordinal = END
+    waited = []
     assert window.ready
-    while more := window.missing_timing_steps:
+    more = window.missing_timing_steps
+    while more:
         waited.append(more)
         window.request_timing_steps(ordinal, more)
         assert not window.ready
@@ -48,18 +55,22 @@ def test_further_hooked_steps_are_waited_for() -> None:
         ordinal += more
         assert window.ready
         assert not window.requests_timing(ordinal)
+        more = window.missing_timing_steps
     assert [5, 4, 4] == waited
 
 
 def test_a_window_without_hooked_steps_wants_none() -> None:
-    """None was asked for."""
+    """A window requests no module-timing steps if it has none, because it times no modules."""
     window = Window(0, 0)
     window.add(step(0, hooked=False))
     assert 0 == window.missing_timing_steps
 
 
 def test_the_next_window_takes_no_step_that_is_hooked_for_the_last_one() -> None:
-    """It still waits."""
+    """A window that waits for its warm-up does not add module-timing steps.
+
+    The previous window has requested them.
+    """
     following = Window(1, END)
     following.add(step(END, hooked=True))
     following.add(step(END + 1, hooked=False))
@@ -67,7 +78,11 @@ def test_the_next_window_takes_no_step_that_is_hooked_for_the_last_one() -> None
 
 
 def phases_of(step_seconds: float, before_optimizer: tuple[float, ...]) -> list[dict[str, float]]:
-    """Those in the profile of a window with such steps, the same in both accounts of a step."""
+    """Return the phases of each step in the profile of a window.
+
+    Each step takes `step_seconds`. The values of `before_optimizer` are the seconds between
+    backward and the optimizer in each step. The phases on the host clock are the same.
+    """
     window = Window(0, 0)
     window.opened = True
     for ordinal in range(len(before_optimizer)):
@@ -92,7 +107,11 @@ def phases_of(step_seconds: float, before_optimizer: tuple[float, ...]) -> list[
 
 
 def test_what_a_loop_does_before_its_optimizer_is_clip_if_it_is_long_in_most_steps() -> None:
-    """Of steps of 20 s, 5 % is 1 s. It is the same phase in all steps of a window."""
+    """The time between backward and the optimizer is `clip` if it is long in most steps.
+
+    The limit is 5 % of the step, which is 1 s of 20 s. All steps of a window have the same name for
+    this phase.
+    """
     assert [
         {"clip": 2.0, "other": 18.0},
         {"clip": 2.0, "other": 18.0},
@@ -103,9 +122,10 @@ def test_what_a_loop_does_before_its_optimizer_is_clip_if_it_is_long_in_most_ste
 
 
 def test_the_moment_between_two_hooks_is_no_clip_however_short_the_step() -> None:
-    """A quarter of 2**-10 s (977 µs) is 244 µs.
+    """A time between backward and the optimizer below 200 µs is not `clip`, even in a short step.
 
-    That of half a step is 122 µs, less than clipping takes.
+    A quarter of a step of 2**-10 s (977 µs) is 244 µs, which is `clip`. A quarter of a step of half
+    this length is 122 µs, which is less than clipping takes.
     """
     assert ["clip", "other"] == [*phases_of(2**-10, (2**-12,))[0]]
     assert ["other"] == [*phases_of(2**-11, (2**-13,))[0]]

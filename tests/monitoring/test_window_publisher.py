@@ -1,4 +1,4 @@
-"""What is kept of the windows of a run."""
+"""Test which windows of a run are kept, and that hanging outputs do not block the run's end."""
 
 import threading
 import warnings
@@ -20,12 +20,14 @@ from tests.support.warm_python import WarmPython
 def test_the_last_windows_are_kept(
     kept: int, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A schedule repeats without end.
+    """Only the last windows are kept in memory, because a schedule may repeat without end.
 
-    All windows have their files. The first window and the end of the run tell where to see more.
+    All windows have their files. The messages of the first window and of the end of the run say
+    where to see more.
     """
     monkeypatch.setattr(results, "KEPT", kept)
-    model, said = nn.Linear(2, 2), list[str]()
+    model = nn.Linear(2, 2)
+    said = list[str]()
     optimizer = torch.optim.SGD(model.parameters())
     settings: dict[str, Any] = {
         "trace": False,
@@ -62,7 +64,7 @@ print(bool(wait([call], 0.01).done))
 
 
 def test_a_file_system_that_hangs_does_not_hold_the_exit(warm_python: WarmPython) -> None:
-    """The process ends, although a thread still writes."""
+    """The process exits although a background thread still writes."""
     assert (0, "False\n", "") == warm_python.run(WRITES_FOR_EVER)
 
 
@@ -70,20 +72,23 @@ def test_a_file_system_that_hangs_does_not_hold_the_exit(warm_python: WarmPython
 def test_the_end_of_a_training_waits_for_no_page_that_hangs(
     fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a normal end so long, and then the file is named; after an error of the training not at all.
+    """The end of a run does not wait for a page that hangs, and the window is still logged.
 
-    The window is logged.
+    At a normal end, the run waits for `LONGEST` seconds, and then a warning names the file. After
+    an error of the training run, it does not wait, and there is no warning.
     """
     monkeypatch.setattr(results, "LARGE", 0)
     monkeypatch.setattr(results, "LONGEST", 0.01)
-    goes_on, written = threading.Event(), list[Path]()
+    goes_on = threading.Event()
+    written = list[Path]()
 
     def hang(_: Any, path: Path) -> None:
         goes_on.wait()
         written.append(path)
 
     monkeypatch.setattr(html, "save", hang)
-    model, said = nn.Linear(2, 2), list[str]()
+    model = nn.Linear(2, 2)
+    said = list[str]()
     settings: dict[str, Any] = {
         "trace": False,
         "hardware": None,
@@ -119,4 +124,4 @@ def test_the_end_of_a_training_waits_for_no_page_that_hangs(
 
 
 class UserError(Exception):
-    """The training's own."""
+    """An error of the user's training code."""

@@ -1,4 +1,4 @@
-"""Windows that are asked for while a run goes on."""
+"""Test windows that are requested during a run: from Python, from the shell, and with ranks."""
 
 import time
 from contextlib import nullcontext
@@ -25,7 +25,7 @@ SHORT = Schedule(wait=2, warmup=1, active=2)
 
 
 class Asking(lightning.pytorch.Callback):
-    """Asks for a window at the begin of these batches."""
+    """A callback that requests a window at the begin of the given batches."""
 
     def __init__(self, monitor: lflops.FlopsMonitor, *batches: int) -> None:
         self.monitor = monitor
@@ -34,24 +34,25 @@ class Asking(lightning.pytorch.Callback):
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Ask."""
+        """Request a window if this is one of the batches."""
         if batch_idx in self.batches:
             self.monitor.request_window()
 
 
 def windows(monitor: lflops.FlopsMonitor) -> list[tuple[int | None, list[int]]]:
-    """The number of each window, and its steps that were counted or timed by module."""
-    return [
-        (each.run.window, [step.index for step in each.steps if step.kind != "unprofiled"])
-        for each in monitor.profiles
-    ]
+    """Return the number of each window, and its counting steps and module-timing steps."""
+    found = []
+    for profile in monitor.profiles:
+        steps = [step.index for step in profile.steps if step.kind != "unprofiled"]
+        found.append((profile.run.window, steps))
+    return found
 
 
 @pytest.mark.parametrize("track", [True, False])
 def test_a_window_opens_after_the_last_scheduled_one(track: bool) -> None:
-    """Asked for in step 30, it counts step 31 and times the two after it; its counts are those of the scheduled one.
+    """A window that is requested in step 30 counts step 31, and times modules in the next two.
 
-    So is a third.
+    A third window is requested in step 50. All windows have the same counts as the scheduled one.
     """
     monitor = watching(schedule=SHORT, track=track)
     fit(Classifier(), monitor, Asking(monitor, 30, 50), batches=80)
@@ -60,9 +61,10 @@ def test_a_window_opens_after_the_last_scheduled_one(track: bool) -> None:
 
 
 def test_a_window_that_is_waited_for_comes_earlier() -> None:
-    """The first of two, with 40 steps before each.
+    """A request opens the next scheduled window early.
 
-    It was asked for in step 10, and the other still comes 40 steps later.
+    Two windows are scheduled, each after 40 steps. The request in step 10 opens the first window,
+    and the second window still comes 40 steps after the first.
     """
     monitor = watching(schedule=Schedule(wait=40, warmup=1, active=2, repeat=2))
     fit(Classifier(), monitor, Asking(monitor, 10), batches=100)
@@ -70,7 +72,10 @@ def test_a_window_that_is_waited_for_comes_earlier() -> None:
 
 
 def test_a_window_that_is_open_is_waited_for() -> None:
-    """Asked for within the scheduled one, another one follows when that is over, with the clean steps that it wants."""
+    """If a window is requested during a scheduled window, it opens after the scheduled window.
+
+    In between are the unprofiled steps that the scheduled window still needs.
+    """
     monitor = watching(schedule=SHORT)
     fit(Classifier(), monitor, Asking(monitor, 3), batches=60)
     first, second = windows(monitor)
@@ -79,11 +84,12 @@ def test_a_window_that_is_open_is_waited_for() -> None:
 
 
 def test_weights_are_those_of_the_training_without_a_window() -> None:
-    """To the bit."""
+    """A requested window does not change the weights: they are equal bit by bit."""
     weights = []
     for asked in ((), (30,)):
         torch.manual_seed(0)
-        module, monitor = Classifier(), watching(schedule=SHORT)
+        module = Classifier()
+        monitor = watching(schedule=SHORT)
         fit(module, monitor, Asking(monitor, *asked), batches=60)
         weights.append([each.detach().clone() for each in module.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
@@ -92,7 +98,10 @@ def test_weights_are_those_of_the_training_without_a_window() -> None:
 def test_the_shell_asks_a_loop_that_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """It leaves a file, which the loop's thread takes; a run that is over is not asked."""
+    """`lflops window` requests a window of a running loop, and refuses if the run has ended.
+
+    The command leaves a file, which the ledger's thread of the run removes.
+    """
     monkeypatch.setattr(writer, "LOOK", 0.01)
     model = nn.Linear(8, 2)
     with lflops.monitor(
@@ -108,7 +117,8 @@ def test_the_shell_asks_a_loop_that_runs(
             with monitor.step(torch.ones(4, 8)):
                 model(torch.ones(4, 8)).sum().backward()
             if step == 20:
-                monitor.ledger  # noqa: B018 - the file has its first row
+                # Reading the ledger writes the first row of its file.
+                monitor.ledger  # noqa: B018
                 assert 0 == main(["window", str(tmp_path)])
             if len(monitor.profiles) == 2:
                 break
@@ -179,9 +189,10 @@ print(*counted, layer.weight.detach().double().sum().item().hex())
 def ranks_of(
     python: WarmPython, folder: Path, kind: str, ranks: int = 2, *, hosts: bool = True
 ) -> list[Ended]:
-    """Ranks that ask for a window in step 20 of the first.
+    """Run `RANKS` in one process for each rank, and return how the processes ended.
 
-    Their store is a TCPStore, which the first one hosts, or a file.
+    Rank 0 requests a window in its step 20. The store of the ranks is a `TCPStore` in the process
+    of rank 0 if `hosts` is set, and a file otherwise. `kind` says what else happens; see `RANKS`.
     """
     init = f"tcp://localhost:{free_port()}" if hosts else f"file://{folder}/store"
     return python.together(
@@ -193,9 +204,10 @@ def ranks_of(
 def test_ranks_meet_at_most_two_steps_later(
     ranks: int, hosts: bool, tmp_path: Path, warm_python: WarmPython
 ) -> None:
-    """Asked for in step 20, all count step 21 or 22, as the first rank says.
+    """All ranks open the window at the same step, at most two steps after the request.
 
-    They go on to the same weights.
+    Rank 0 requests the window in step 20 and chooses step 21 or 22. Afterwards, all ranks have the
+    same weights.
     """
     said = {each.out for each in ranks_of(warm_python, tmp_path, "together", ranks, hosts=hosts)}
     assert 1 == len(said), said
@@ -206,9 +218,10 @@ def test_ranks_meet_at_most_two_steps_later(
 def test_ranks_meet_when_the_window_that_is_open_is_reported(
     tmp_path: Path, warm_python: WarmPython
 ) -> None:
-    """It counts step 17, and times modules until step 25 or later.
+    """If a window is requested during a scheduled window, all ranks open it later at the same step.
 
-    The first rank, which puts it together, is the last to be free.
+    The scheduled window counts step 17, and times modules until step 25 or later. Rank 0 merges the
+    windows of all ranks, so it is the last rank that can open the next window.
     """
     said = {each.out for each in ranks_of(warm_python, tmp_path, "within")}
     assert 1 == len(said), said
@@ -219,9 +232,10 @@ def test_ranks_meet_when_the_window_that_is_open_is_reported(
 def test_ranks_that_are_apart_meet_at_a_step_that_none_has_passed(
     tmp_path: Path, warm_python: WarmPython
 ) -> None:
-    """Without collectives one may be in step 60 when the other, in step 20, asks.
+    """Ranks at different steps open the window at a step that no rank has passed yet.
 
-    Both count step 61 or 62.
+    Without collective operations, rank 1 may be in step 60 when rank 0 requests a window in step
+    20. Both count step 61 or 62.
     """
     said = {each.out for each in ranks_of(warm_python, tmp_path, "apart")}
     assert 1 == len(said), said
@@ -233,7 +247,10 @@ def test_ranks_that_are_apart_meet_at_a_step_that_none_has_passed(
 def test_of_ranks_that_have_left_nobody_waits(
     kind: str, tmp_path: Path, warm_python: WarmPython
 ) -> None:
-    """The one that goes on has its window, after its answers were waited for, and ends as it would have."""
+    """If rank 1 has ended or was killed, rank 0 waits only a limited time for its answer.
+
+    Then rank 0 opens its window, and its run ends normally.
+    """
     first, other = ranks_of(warm_python, tmp_path, kind, hosts=False)
     assert (0, -9 if kind == "killed" else 0) == (first.status, other.status)
     due, counted, _ = first.out.split()
@@ -243,7 +260,10 @@ def test_of_ranks_that_have_left_nobody_waits(
 def test_where_the_store_is_gone_the_training_goes_on(
     tmp_path: Path, warm_python: WarmPython
 ) -> None:
-    """The rank that hosts it is killed; the other makes its hundred steps, without a window."""
+    """If rank 0, which hosts the store, is killed, rank 1 does all of its steps.
+
+    No requested window opens on rank 1, and it prints no traceback.
+    """
     first, other = ranks_of(warm_python, tmp_path, "gone")
     assert (-9, 0) == (first.status, other.status), other.err
     assert ["None", "0"] == [other.out.split()[0], str(other.out.count("Traceback"))]
@@ -257,10 +277,12 @@ def test_where_the_store_is_gone_the_training_goes_on(
 def test_a_rank_names_the_first_step_that_ends_later(
     usual: float, ago: int, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In 30 s, after seven steps.
+    """`step_after(30)` returns the first step that ends more than 30 s from now.
 
-    That of 1,000 s goes on, that of 30 s ends, and one that is overdue, with those of 10 s that
-    follow.
+    Seven steps have ended, so step 8 is running. If the usual step takes 1,000 s, step 8 ends
+    later. If it takes 30 s, step 8 ends in time. If step 8 is overdue, it is expected to end now;
+    then steps 9 and 10 of 10 s each end earlier than in 30 s, but step 11 does not. Without a usual
+    step, the result is two steps after the last one; before the first step, it is 0.
     """
     monkeypatch.setattr(StepAccountant, "usual", usual)
     watched = writer.LedgerWriter()
@@ -272,7 +294,7 @@ def test_a_rank_names_the_first_step_that_ends_later(
 def test_a_request_that_an_earlier_run_did_not_hear_opens_no_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is removed as the run begins."""
+    """A run removes the request file of an earlier run when it begins, and opens no window."""
     monkeypatch.setattr(writer, "REQUEST_PERIOD", 0.001)
     (tmp_path / REQUEST).touch()
     with lflops.monitor(
@@ -283,7 +305,10 @@ def test_a_request_that_an_earlier_run_did_not_hear_opens_no_window(
 
 
 def test_a_rank_that_hears_too_late_says_so() -> None:
-    """Its window opens all the same: the others have opened theirs."""
+    """A rank that receives the chosen step too late warns, and opens its window immediately.
+
+    It must open the window, because the other ranks have opened theirs.
+    """
     model = nn.Linear(8, 2)
     settings = {
         "stages": (),
@@ -293,16 +318,16 @@ def test_a_rank_that_hears_too_late_says_so() -> None:
         "hardware": None,
         "log": lambda _: None,
     }
+    words = (
+        "on rank 0, the requested window opens after step 11, not after step 5 as on the other "
+        "ranks, because the request arrived too late"
+    )
     with lflops.monitor(model, **settings) as monitor:
         for step in range(30):
-            words = (
-                "on rank 0, the requested window opens after step 11, not after step 5 as on the other "
-                "ranks, because the request arrived too late"
-            )
-            with (
-                pytest.warns(UserWarning, match=words) if step == 10 else nullcontext(),
-                monitor.step(torch.ones(4, 8)),
-            ):
+            warns: Any = nullcontext()
+            if step == 10:
+                warns = pytest.warns(UserWarning, match=words)
+            with warns, monitor.step(torch.ones(4, 8)):
                 if step == 10:
                     monitor._run._requests.due = 5
                 model(torch.ones(4, 8)).sum().backward()
@@ -311,7 +336,11 @@ def test_a_rank_that_hears_too_late_says_so() -> None:
 
 
 def test_several_ranks_without_a_ledger_are_told_that_no_window_opens() -> None:
-    """Nothing would look for the step that all can meet. One process alone needs nobody to look."""
+    """With several ranks and `ledger=False`, a request only warns, and no window opens.
+
+    Only the ledger can predict a step at which all ranks can open the window. With one process, no
+    prediction is needed, so a request opens a window.
+    """
     model = nn.Linear(8, 2)
     with lflops.monitor(
         model,
@@ -337,7 +366,10 @@ def test_several_ranks_without_a_ledger_are_told_that_no_window_opens() -> None:
 
 
 def test_a_monitor_without_stages_opens_a_window_on_request(tmp_path: Path) -> None:
-    """And none before: 8 x 4 x 2 MACs forward, as many for the weights' gradient."""
+    """With `stages=()`, a window opens only on request.
+
+    Forward has 8 x 4 x 2 = 64 MACs, and so has the gradient of the weights in backward.
+    """
     model = nn.Linear(8, 2)
     with lflops.monitor(
         model,

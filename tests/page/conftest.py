@@ -1,6 +1,6 @@
-"""The browser, for the tests of this folder alone.
+"""Provide the browser fixtures to the tests of this folder only.
 
-While it runs, no other test could have an event loop of its own.
+While the browser runs, no other test can use an event loop of its own.
 """
 
 from tests.support.browser import browser, opening, page_of, tabs

@@ -1,4 +1,4 @@
-// Tables as CSV: quoting, spreadsheets' formulas, exact values of cells.
+// Test the export of tables as CSV: quoting, protection from spreadsheet formulas, exact values of cells.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -1,4 +1,4 @@
-// Numbers as text: the same rounding as in the terminal's report, which tests/page/test_page.py compares.
+// Test the formatting of numbers. tests/page/test_page.py checks that the terminal report rounds in the same way.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -1,4 +1,4 @@
-// The modules as rows: their tree, order, filter, folds and columns; and what Compare says of a row.
+// Test the rows of the module table (tree, order, filter, folded rows, columns) and the changes that Compare shows for a row.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -1,4 +1,4 @@
-// The ledger of a run in time: a start of 30 s, 10 s in which it is down, a start of 20 s.
+// Test the time account of a run: a first start of 30 s, 10 s in which the run is down, and a second start of 20 s.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -1,4 +1,5 @@
-// The steps of a run as bars, marks and words: seven steps, of which one is profiled, one follows a validation and two belong to another start.
+// Test the bars, marks and captions of the steps of a run. Of seven steps, one is a warm-up, two are profiled, one follows a
+// validation and a checkpoint, and the last two belong to a second start.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -16,7 +17,8 @@ test("each step is a bar, or neighbours share one", () => {
   assert.deepEqual(barsOf(STEPS, 100).map(({ groups }) => groups[0].first), [1, 2, 3, 4, 5, 5, 6]);
   const bars = barsOf(STEPS, 3);
   assert.deepEqual(bars.map(({ groups }) => groups.length), [2, 2, 3]);
-  assert.equal(bars[2].seconds.toFixed(6), "0.600000"); // (0.4 + 0.4 + 1) / 3
+  // The mean of three steps: (0.4 + 0.4 + 1) / 3
+  assert.equal(bars[2].seconds.toFixed(6), "0.600000");
 });
 
 test("a group of several steps counts as often as it has steps", () => {

@@ -1,4 +1,4 @@
-"""Every view passes axe-core's rules, light and dark, and is used by keyboard alone, in a real browser."""
+"""Test that every view passes axe-core, light and dark, and works with the keyboard alone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,14 +30,14 @@ VIEWS = (
     "runs",
 )
 LABELS = {"runs": "All runs"}
-"""The labels of views that are not their ids."""
+"""Labels of views that differ from the capitalized id of the view."""
 CHIP = Hardware("abacus", {"fp32": 1e6}, bandwidth_bytes_per_second=1e6, memory_bytes=4000.0)
 
 
 def whole() -> Profile:
-    """A profile that has something for every view.
+    """Return a profile with data for every view.
 
-    Ranks, memory, a trace, an operator without a formula, a chip.
+    It has ranks, memory, a trace, an operator without a formula, and a chip.
     """
     given = small_profile()
     return with_seconds(
@@ -52,20 +52,20 @@ def whole() -> Profile:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of two windows, of which the second is slower."""
+    """Write a page of two windows; the steps of the second window take twice as long."""
     folder = tmp_path_factory.mktemp("pages")
     given = whole()
     slower = tuple(replace(step, seconds=step.seconds and 2 * step.seconds) for step in given.steps)
-    for name, each in ("a", given), ("b", replace(given, steps=slower)):
-        each.save(folder / f"{name}.json")
-    assert 0 == main(
-        ["html", str(folder / "a.json"), str(folder / "b.json"), "-o", str(folder / "page.html")]
-    )
-    return folder / "page.html"
+    given.save(folder / "a.json")
+    replace(given, steps=slower).save(folder / "b.json")
+    page = folder / "page.html"
+    files = [str(folder / "a.json"), str(folder / "b.json")]
+    assert 0 == main(["html", *files, "-o", str(page)])
+    return page
 
 
 def opened(opening: Callable[..., Seen], file: Path, view: str, **options: Any) -> Seen:
-    """The page at a view."""
+    """Open a page at a view, and wait until the view is drawn."""
     seen = opening(f"{file.as_uri()}#view={view}", **options)
     seen.page.locator(f"section.{view}").wait_for()
     if view == "compare":
@@ -74,16 +74,17 @@ def opened(opening: Callable[..., Seen], file: Path, view: str, **options: Any) 
 
 
 def violations(seen: Seen) -> list[str]:
-    """What axe-core finds: the rule, and where."""
+    """Return the rules of axe-core that the page violates, with the elements."""
     seen.page.evaluate(AXE.read_text("utf-8"))
     found = seen.page.evaluate(
         "async () => (await axe.run(document, { resultTypes: ['violations'] })).violations"
     )
-    return [
-        f"{rule['id']}: {node['target']} {node['failureSummary']}"
-        for rule in found
-        for node in rule["nodes"][:3]
-    ]
+    messages = []
+    for rule in found:
+        # At most three elements of each rule
+        for node in rule["nodes"][:3]:
+            messages.append(f"{rule['id']}: {node['target']} {node['failureSummary']}")
+    return messages
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core, by npm ci")
@@ -92,13 +93,13 @@ def violations(seen: Seen) -> list[str]:
 def test_axe_finds_nothing(
     view: str, scheme: str, opening: Callable[..., Seen], file: Path
 ) -> None:
-    """In no view."""
+    """No view violates a rule of axe-core."""
     assert [] == violations(opened(opening, file, view, color_scheme=scheme))
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core, by npm ci")
 def test_axe_would_find_a_button_without_a_name(opening: Callable[..., Seen], file: Path) -> None:
-    """The check above can fail."""
+    """A planted button without a name is reported, so the test above can fail."""
     seen = opened(opening, file, "run")
     seen.page.evaluate("document.querySelector('main').append(document.createElement('button'))")
     assert any(found.startswith("button-name") for found in violations(seen))
@@ -106,7 +107,10 @@ def test_axe_would_find_a_button_without_a_name(opening: Callable[..., Seen], fi
 
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core, by npm ci")
 def test_axe_finds_nothing_in_the_tab_s_frame(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """TensorBoard makes the frame's document, without a title and a language."""
+    """The frame of the tab passes too.
+
+    TensorBoard creates the document of this frame, without a title and a language.
+    """
     with SummaryWriter(tmp_path) as writer:
         lflops.tensorboard.log(writer, small_profile(), 1)
     with tab(opening, tmp_path, expected=1) as (seen, _, _):
@@ -149,11 +153,11 @@ WIDGETS = {
         "(node) => node.querySelectorAll('.grid-body [role=row]').length",
     ),
 }
-"""Of each view what is worked with, a key, and what that changes."""
+"""The main control of each view, a key, and a function that reads what the key changes."""
 
 
 def walk_to(page: Any, label: str) -> None:
-    """Go from tab to tab with the arrow keys."""
+    """Press the right arrow key until the tab with this label has the focus."""
     for _ in VIEWS:
         if page.evaluate("document.activeElement.textContent") == label:
             return
@@ -165,7 +169,7 @@ def walk_to(page: Any, label: str) -> None:
 def test_a_view_is_used_with_the_keyboard_alone(
     view: str, opening: Callable[..., Seen], file: Path
 ) -> None:
-    """From the tabs by Tab to what is worked with, where a key changes something."""
+    """Tab leads from the tabs to the main control of the view, where a key changes something."""
     seen = opened(opening, file, "run")
     seen.page.set_viewport_size({"width": 1280, "height": 600})
     page = seen.page

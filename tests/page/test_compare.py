@@ -1,4 +1,4 @@
-"""Compare in a real browser: what changed between two windows, first what matters most."""
+"""Test the view Compare in a browser: the changes between two windows, the most important first."""
 
 import re
 from collections.abc import Callable
@@ -27,26 +27,26 @@ FIVE = {
 
 
 def pair_of(opening: Callable[..., Seen], folder: Path, before: Profile, after: Profile) -> Seen:
-    """The page that the shell writes of two profiles."""
-    files = [folder / name for name in ("before.json", "after.json")]
-    for file, each in zip(files, (before, after), strict=True):
-        each.save(file)
-    assert 0 == main(["html", *map(str, files)])
+    """Open the page that `lflops html` writes for two profiles."""
+    before.save(folder / "before.json")
+    after.save(folder / "after.json")
+    assert 0 == main(["html", str(folder / "before.json"), str(folder / "after.json")])
     seen = opening((folder / "after.compare.html").as_uri())
     seen.page.locator(".changes").wait_for()
     return seen
 
 
 def column(seen: Seen, label: str) -> list[str]:
-    """The exact values in a column, from top to bottom."""
+    """Return the exact values in a column, from top to bottom."""
     cells = seen.page.locator(f'{ROW} .number[title^="{label}: "]').all()
     return [cell.get_attribute("title").removeprefix(f"{label}: ") for cell in cells]
 
 
 def test_what_changed_comes_first(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """The head lost 2 ms a step.
+    """The module that became slower is the first row, and unchanged modules are shown on request.
 
-    Other work, added and renamed behind it; on request the modules that nothing happened to.
+    The head takes 2 ms longer per step. Modules with other work, added modules and renamed modules
+    follow.
     """
     before = ran(FIVE | {"old": 1e-3})
     after = ran(
@@ -60,10 +60,8 @@ def test_what_changed_comes_first(opening: Callable[..., Seen], tmp_path: Path) 
     assert ["0.022", "0.02", "0.002", "0.001"] == column(seen, "time after")
     assert "+10.0 %" == column(seen, "change")[0]
     assert pytest.approx(2e-3) == float(column(seen, "cost per step")[0])
-    assert (["100", "100", "unknown", "100"], ["100", "300", "7", "100"]) == (
-        column(seen, "MACs before"),
-        column(seen, "MACs after"),
-    )
+    assert ["100", "100", "unknown", "100"] == column(seen, "MACs before")
+    assert ["100", "300", "7", "100"] == column(seen, "MACs after")
     seen.page.get_by_label("show").select_option("all")
     assert {"(model)", "encoder", "decoder", "encoder.b"} < set(seen.labels())
     seen.page.get_by_label("filter by name or class").fill("DECODER")
@@ -71,11 +69,10 @@ def test_what_changed_comes_first(opening: Callable[..., Seen], tmp_path: Path) 
 
 
 def test_the_interval_is_that_of_python(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """As the terminal's report has it, in the same rounding; and the sentence about the whole run."""
-    before, after = (
-        ran(FIVE, width=0.01),
-        ran({name: 1.25 * each for name, each in (FIVE | {"head": 22e-3}).items()}, width=0.01),
-    )
+    """The page shows the interval and the sentences of `lflops.diff` as the terminal does."""
+    slower = {name: 1.25 * seconds for name, seconds in FIVE.items()} | {"head": 1.25 * 22e-3}
+    before = ran(FIVE, width=0.01)
+    after = ran(slower, width=0.01)
     time = lflops.diff(before, after).slower[0].news
     assert time.low
     assert time.high
@@ -83,14 +80,12 @@ def test_the_interval_is_that_of_python(opening: Callable[..., Seen], tmp_path: 
     assert [f"+{100 * (time.low - 1):.1f} % to +{100 * (time.high - 1):.1f} %"] == column(
         seen, "interval"
     )
-    assert (
-        list(headline(lflops.diff(before, after)))
-        == seen.page.locator(".verdict, .sentences li").all_inner_texts()
-    )
+    sentences = seen.page.locator(".verdict, .sentences li").all_inner_texts()
+    assert list(headline(lflops.diff(before, after))) == sentences
 
 
 def test_a_row_opens_into_its_phases(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """With the keyboard: time and MACs of each phase, and the other figures that differ."""
+    """A key opens a row: time and MACs of each phase, and the other figures that differ."""
     seen = pair_of(opening, tmp_path, ran(FIVE), ran(FIVE | {"head": 10e-3}, macs={"head": 50}))
     grid = seen.page.locator(GRID)
     grid.focus()
@@ -104,7 +99,7 @@ def test_a_row_opens_into_its_phases(opening: Callable[..., Seen], tmp_path: Pat
 
 
 def test_rows_are_sorted_by_what_is_asked_for(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """The least change first after two clicks, and what matters most again after three."""
+    """Clicks on a column sort it downwards, then upwards, and then restore the usual order."""
     before = FIVE | {f"tail.{i}": 20e-3 for i in range(6)}
     seen = pair_of(
         opening,
@@ -121,7 +116,7 @@ def test_rows_are_sorted_by_what_is_asked_for(opening: Callable[..., Seen], tmp_
 
 
 def test_other_circumstances_are_doubts(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """Another device, and twice the samples."""
+    """Another device and twice the samples are named as differences between the runs."""
     seen = pair_of(
         opening,
         tmp_path,
@@ -137,10 +132,12 @@ def test_other_circumstances_are_doubts(opening: Callable[..., Seen], tmp_path: 
 
 
 def test_figures_say_what_they_were(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """Steps of 250 and of 125 ms: 16 and 32 samples a second."""
-    before, after = (
-        ran(FIVE, steps=clean(each, each, each), samples_per_step=4) for each in (0.25, 0.125)
-    )
+    """Each figure shows its old value and its change.
+
+    With 4 samples, steps of 250 ms and 125 ms process 16 and 32 samples per second.
+    """
+    before = ran(FIVE, steps=clean(0.25, 0.25, 0.25), samples_per_step=4)
+    after = ran(FIVE, steps=clean(0.125, 0.125, 0.125), samples_per_step=4)
     seen = pair_of(opening, tmp_path, before, after)
     figure = seen.page.locator(".figure").filter(has_text="samples/s").inner_text()
     assert ["samples/s", "32.0", "was 16.0", "+100.0 %"] == figure.split("\n")
@@ -148,13 +145,13 @@ def test_figures_say_what_they_were(opening: Callable[..., Seen], tmp_path: Path
 
 
 def test_one_window_alone_has_nothing_to_compare(page_of: Callable[..., Seen]) -> None:
-    """A file of one profile."""
+    """The page of one profile has no Compare tab."""
     seen = page_of(small_profile())
     assert 0 == seen.page.get_by_role("tab", name="Compare", exact=True).count()
 
 
 def test_compared_names_are_text(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """Of modules, and of files: an image that would run a script is its name."""
+    """Names of modules and files that contain HTML with a script are shown as text."""
     file = tmp_path / '"><img src=x onerror=alert(3)>.json'
     hostile_profile().save(file)
     other = tmp_path / "other.json"
@@ -168,7 +165,7 @@ def test_compared_names_are_text(opening: Callable[..., Seen], tmp_path: Path) -
 
 
 def test_2_000_modules_are_compared(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """Nothing changed in any of them; the document has what is on the screen."""
+    """With 2,000 unchanged modules, the document has only the rows on the screen."""
     given = profile_of(2_000)
     seen = pair_of(opening, tmp_path, given, given)
     assert "none of 2000 modules" == seen.page.locator(".changes .quiet").inner_text()
@@ -180,7 +177,10 @@ def test_2_000_modules_are_compared(opening: Callable[..., Seen], tmp_path: Path
 
 
 def test_the_tab_compares_any_two_windows(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """The one before it first; another run by choice, which the address keeps."""
+    """The tab compares with the previous window first, and with a window of another run on request.
+
+    The address keeps this choice.
+    """
     with SummaryWriter(tmp_path / "one") as writer:
         for step, head in (1, 20e-3), (2, 22e-3), (3, 20e-3):
             lflops.tensorboard.log(writer, ran(FIVE | {"head": head}), step)

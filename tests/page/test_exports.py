@@ -1,4 +1,4 @@
-"""What the page shows as files: CSV, JSON, SVG and PNG, in a real browser."""
+"""Test in a browser the files that the page exports: CSV, JSON, SVG and PNG."""
 
 import csv
 import re
@@ -27,10 +27,12 @@ from tests.support.rank_profiles import four_ranks
 from tests.support.tensorboard_server import board
 
 SVG = "{http://www.w3.org/2000/svg}"
+# The colour of forward on a light page, as red, green and blue
+FORWARD = (0x6A, 0xA9, 0xE9)
 
 
 def exported(seen: Seen, frame: Any, label: str) -> tuple[str, bytes]:
-    """A file's name and content."""
+    """Export a file from the menu, and return its name and content."""
     frame.locator(".exports summary").click()
     with seen.page.expect_download() as download:
         frame.locator(".menu").get_by_role("button", name=label, exact=True).click()
@@ -38,14 +40,14 @@ def exported(seen: Seen, frame: Any, label: str) -> tuple[str, bytes]:
 
 
 def table(content: bytes) -> list[list[str]]:
-    """The rows of a CSV file, its head first."""
+    """Return the rows of a CSV file, the first of which has the column names."""
     return list(csv.reader(StringIO(content.decode(), newline="")))
 
 
 def test_the_modules_are_exported_as_they_are_shown(page_of: Callable[..., Seen]) -> None:
-    """The chosen columns in their order, the rows that match in theirs.
+    """The file has the chosen columns and the rows that match the filter, in the order of the page.
 
-    Exact values, and nothing for what is unknown.
+    Values are exact, and cells of unknown values are empty.
     """
     seen = page_of(small_profile())
     seen.modules()
@@ -60,24 +62,22 @@ def test_the_modules_are_exported_as_they_are_shown(page_of: Callable[..., Seen]
     assert "Model-fit-window-0-step-8-modules.csv" == name
     head, *rows = table(content)
     assert ["module", "class", "modules", "rank spread", "forward time", "backward MACs"] == head
-    assert [["(model)", "768"], ["encoder", "512"], ["encoder.0", "512"], ["head", "256"]] == [
-        [row[0], row[5]] for row in rows
-    ]
-    assert (["", "", ""], pytest.approx(0.5)) == ([row[3] for row in rows[:3]], float(rows[3][3]))
-    assert [pytest.approx(3e-4), pytest.approx(2e-4), pytest.approx(1e-4), pytest.approx(1e-4)] == [
-        float(row[4]) for row in rows
-    ]
+    assert ["(model)", "encoder", "encoder.0", "head"] == [row[0] for row in rows]
+    assert ["768", "512", "512", "256"] == [row[5] for row in rows]
+    assert ["", "", ""] == [row[3] for row in rows[:3]]
+    assert pytest.approx(0.5) == float(rows[3][3])
+    assert pytest.approx([3e-4, 2e-4, 1e-4, 1e-4]) == [float(row[4]) for row in rows]
 
 
 def test_what_changed_is_exported(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """Both names of a module, and the numbers as they are.
+    """The file has both names of a module, the exact numbers, and the parts of an open row.
 
-    20 ms became 10, so 10 ms were won; a row that is open with its parts.
+    A module that took 20 ms takes 10 ms now, so its cost per step is −10 ms.
     """
     five = dict.fromkeys("abcde", 20e-3)
-    for name, each in ("before", ran(five)), ("after", ran(five | {"e": 10e-3})):
-        each.save(tmp_path / name)
-    assert 0 == main(["html", *(str(tmp_path / name) for name in ("before", "after"))])
+    ran(five).save(tmp_path / "before")
+    ran(five | {"e": 10e-3}).save(tmp_path / "after")
+    assert 0 == main(["html", str(tmp_path / "before"), str(tmp_path / "after")])
     seen = opening((tmp_path / "after.compare.html").as_uri())
     seen.page.get_by_role("treegrid").press("ArrowRight")
     head, module, part = table(exported(seen, seen.page, "modules that changed as CSV")[1])
@@ -88,7 +88,7 @@ def test_what_changed_is_exported(opening: Callable[..., Seen], tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["=1+1", "+cmd", "-cmd", "@SUM(A1)", "\tx"])
 def test_a_name_is_no_formula(page_of: Callable[..., Seen], name: str) -> None:
-    """It has an apostrophe before it; so a spreadsheet takes it for text."""
+    """A name that a spreadsheet would run as a formula gets an apostrophe before it."""
     seen = page_of(
         profile(
             {"": {}, name: {"class_name": '=HYPERLINK("x","y")'}},
@@ -101,7 +101,7 @@ def test_a_name_is_no_formula(page_of: Callable[..., Seen], name: str) -> None:
 
 
 def test_hostile_names_are_exported_as_they_are(page_of: Callable[..., Seen]) -> None:
-    """In a cell, and in no file's name."""
+    """Cells have the unchanged names; the file's name has none of their special characters."""
     seen = page_of(hostile_profile())
     seen.modules()
     name, content = exported(seen, seen.page, "modules as CSV")
@@ -121,9 +121,9 @@ CELLS = """async (rows) => {
 
 
 def test_any_table_is_exported_by_its_cells(browser: Any) -> None:
-    """A title with the column's label before it is the exact value.
+    """A cell exports its exact value, which is in its title after the label of the column.
 
-    A dash is nothing; commas and quotes stay what they are.
+    A dash is exported as an empty cell, and commas and quotes are quoted.
     """
     rows = [
         [["mm", None], ["1.23 M", "FLOPs: 1,234,567"]],
@@ -137,140 +137,131 @@ def test_any_table_is_exported_by_its_cells(browser: Any) -> None:
 
 
 def test_the_window_is_exported_as_json(page_of: Callable[..., Seen]) -> None:
-    """All that the page has of it."""
-    name, content = exported(page := page_of(small_profile()), page.page, "this window as JSON")
-    assert (
-        "Model-fit-window-0-step-8.json",
-        json.decode(json.encode(payload(analyze(small_profile())))),
-    ) == (name, json.decode(content))
+    """The file has the whole payload of the window."""
+    seen = page_of(small_profile())
+    name, content = exported(seen, seen.page, "this window as JSON")
+    assert "Model-fit-window-0-step-8.json" == name
+    assert json.decode(json.encode(payload(analyze(small_profile())))) == json.decode(content)
+
+
+def rgb(pixel: Any) -> tuple[int, ...]:
+    """Return red, green and blue of a pixel, each from 0 to 255. In pictures they are 0 to 1."""
+    return tuple(round(255 * float(channel)) for channel in pixel[:3])
 
 
 def styles(node: ET.Element) -> Mapping[str, str]:
-    """What a node's own style says."""
-    return dict(
-        part.split(": ", 1) for part in node.get("style", "").rstrip(";").split("; ") if part
-    )
+    """Return the properties of a node's `style` attribute."""
+    parts = node.get("style", "").rstrip(";").split("; ")
+    return dict(part.split(": ", 1) for part in parts if part)
 
 
 def test_a_chart_of_boxes_is_exported_as_it_looks(page_of: Callable[..., Seen]) -> None:
-    """Phases of 0.2, 1 and 1.5 ms; in the picture the forward's colour is where the forward is.
+    """The exported bar has the widths of the phases, and the picture has the colour of forward.
 
-    All that under the page's own policy.
+    The phases take 0.2, 1 and 1.5 ms. The export works under the content security policy of the
+    page.
     """
     seen = page_of(small_profile(), color_scheme="light")
-    drawing = ET.fromstring(exported(seen, seen.page, "Where the step goes as SVG")[1])  # noqa: S314 - our own
-    parts = drawing.findall(f"{SVG}svg/{SVG}svg")
-    widths = {
-        part.findtext(f"{SVG}title", "").split(":")[0]: float(part.get("width", ""))
-        for part in parts
-        if part.find(f"{SVG}title") is not None
-    }
-    assert (pytest.approx(5, rel=0.02), pytest.approx(1.5, rel=0.02)) == (
-        widths["forward"] / widths["data wait"],
-        widths["backward"] / widths["forward"],
-    )
+    _, content = exported(seen, seen.page, "Where the step goes as SVG")
+    drawing = ET.fromstring(content)  # noqa: S314 - our own file
+    widths = {}
+    for part in drawing.findall(f"{SVG}svg/{SVG}svg"):
+        title = part.findtext(f"{SVG}title")
+        if title is not None:
+            widths[title.split(":")[0]] = float(part.get("width", ""))
+    assert pytest.approx(5, rel=0.02) == widths["forward"] / widths["data wait"]
+    assert pytest.approx(1.5, rel=0.02) == widths["backward"] / widths["forward"]
     assert "var(" not in ET.tostring(drawing, "unicode")
     picture = imread(BytesIO(exported(seen, seen.page, "Where the step goes as PNG")[1]))
     high, long = picture.shape[:2]
-    assert (2 * float(drawing.get("width", "")), 2 * float(drawing.get("height", ""))) == (
-        pytest.approx(long, abs=1),
-        high,
-    )
-    assert [0x6A, 0xA9, 0xE9] == [
-        round(255 * float(each)) for each in picture[high // 8, int(long * 0.3)][:3]
-    ]
+    assert pytest.approx(long, abs=1) == 2 * float(drawing.get("width", ""))
+    assert high == 2 * float(drawing.get("height", ""))
+    in_forward = picture[high // 8, int(long * 0.3)]
+    assert FORWARD == rgb(in_forward)
 
 
 def test_the_tab_exports_under_tensorboard_s_policy(
     opening: Callable[..., Seen], tmp_path: Path
 ) -> None:
-    """A drawing with the styles of the sheet in it, as a picture too, and a table."""
+    """The tab exports a drawing with its styles, the same drawing as a picture, and a table.
+
+    The content security policy of TensorBoard applies there.
+    """
     with SummaryWriter(tmp_path) as writer:
         for step in (1, 2):
-            lflops.tensorboard.log(
-                writer, ran({"a": 1e-3}, steps=clean(0.1 * step), samples_per_step=4), step
-            )
+            window = ran({"a": 1e-3}, steps=clean(0.1 * step), samples_per_step=4)
+            lflops.tensorboard.log(writer, window, step)
     with board(tmp_path, "--load_fast=false") as server:
         server.windows(expected=2)
         seen = opening(f"{server.address}#lflops", color_scheme="light")
         frame = seen.page.frame_locator("iframe")
         frame.locator(".figures").first.wait_for()
-        drawing = ET.fromstring(exported(seen, frame, "pass over 2 windows as SVG")[1])  # noqa: S314 - our own
+        _, content = exported(seen, frame, "pass over 2 windows as SVG")
+        drawing = ET.fromstring(content)  # noqa: S314 - our own file
         line = drawing.find(f".//{SVG}polyline")
         assert line is not None
-        assert ("rgb(21, 88, 176)", "none") == (styles(line)["stroke"], styles(line)["fill"])
+        # In hexadecimal, this is the colour (0x15, 0x58, 0xB0) of the picture below.
+        assert "rgb(21, 88, 176)" == styles(line)["stroke"]
+        assert "none" == styles(line)["fill"]
         picture = imread(BytesIO(exported(seen, frame, "pass over 2 windows as PNG")[1]))
-        assert (0x15, 0x58, 0xB0) in {
-            tuple(round(255 * float(each)) for each in pixel[:3])
-            for pixel in picture.reshape(-1, picture.shape[2])
-        }
+        pixels = picture.reshape(-1, picture.shape[2])
+        assert (0x15, 0x58, 0xB0) in {rgb(pixel) for pixel in pixels}
         frame.get_by_role("tab", name="Modules").click()
-        assert ["(model)", "a"] == [
-            row[0] for row in table(exported(seen, frame, "modules as CSV")[1])[1:]
-        ]
+        _, content = exported(seen, frame, "modules as CSV")
+        assert ["(model)", "a"] == [row[0] for row in table(content)[1:]]
 
 
 def test_the_timeline_is_exported_with_its_bars(page_of: Callable[..., Seen]) -> None:
-    """Forward is 1 of 3 ms; its colour is in the picture. The chart is offered once."""
+    """Forward has 1/3 of the width and its own colour, and the chart is offered only once."""
     seen = page_of(small_profile(), color_scheme="light")
     seen.view("Timeline")
     seen.page.locator(".step-timeline svg").wait_for()
-    drawing = ET.fromstring(exported(seen, seen.page, "timeline of a step as SVG")[1])  # noqa: S314 - our own
+    _, content = exported(seen, seen.page, "timeline of a step as SVG")
+    drawing = ET.fromstring(content)  # noqa: S314 - our own file
     bar = drawing.find(f".//{SVG}g[@data-bar='0']/{SVG}rect")
     assert bar is not None
     assert "none" != styles(bar)["fill"]
-    assert pytest.approx((float(drawing.get("width", "0")) - 122) / 3, rel=0.02) == float(
-        bar.get("width", "0")
-    )
+    # 122 pixels of the width are beside the time axis.
+    axis = float(drawing.get("width", "0")) - 122
+    assert pytest.approx(axis / 3, rel=0.02) == float(bar.get("width", "0"))
     picture = imread(BytesIO(exported(seen, seen.page, "timeline of a step as PNG")[1]))
-    assert (0x6A, 0xA9, 0xE9) in {
-        tuple(round(255 * float(each)) for each in pixel[:3])
-        for row in picture[:150]
-        for pixel in row[::7]
-    }
+    # Every seventh pixel of the top rows
+    pixels = picture[:150, ::7].reshape(-1, picture.shape[2])
+    assert FORWARD in {rgb(pixel) for pixel in pixels}
     seen.page.locator(".exports summary").click()
     assert 1 == seen.page.locator(".menu button", has_text="as SVG").count()
 
 
 ROUNDED = re.compile(r"[-−+<>~×]?\d[\d.,]*( ?%| [munµ]?s| [KMGT]?i?B| [kMGTP])|.*\d,\d{3}\b.*")
-"""A figure as the page writes it."""
+"""Matches a rounded figure as the page shows it."""
 
 
 @pytest.mark.parametrize("view", [LABELS.get(view, view.capitalize()) for view in VIEWS])
 def test_no_table_is_exported_as_rounded_text(
     view: str, opening: Callable[..., Seen], tmp_path: Path
 ) -> None:
-    """No cell of any view has a unit, a per cent sign or a comma in a number."""
+    """No cell that any view exports has a unit, a percent sign or grouped digits."""
     whole().save(tmp_path / "a.json")
     replace(whole(), steps=whole().steps[1:]).save(tmp_path / "b.json")
-    assert 0 == main(
-        [
-            "html",
-            str(tmp_path / "a.json"),
-            str(tmp_path / "b.json"),
-            "-o",
-            str(tmp_path / "page.html"),
-        ]
-    )
+    files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+    assert 0 == main(["html", *files, "-o", str(tmp_path / "page.html")])
     seen = opening((tmp_path / "page.html").as_uri())
     seen.view(view)
     if view == "Compare":
         seen.page.get_by_label("show").select_option("all")
     seen.page.locator(".exports summary").click()
-    offered = [
-        each
-        for each in seen.page.locator(".menu button").all_inner_texts()
-        if each.endswith("as CSV")
-    ]
+    buttons = seen.page.locator(".menu button").all_inner_texts()
+    offered = [label for label in buttons if label.endswith("as CSV")]
     seen.page.locator(".exports summary").click()
     assert bool(offered) is (view not in {"Run", "Timeline"})
     for label in offered:
-        rows = table(exported(seen, seen.page, label)[1])
-        assert [] == [cell for row in rows for cell in row if ROUNDED.fullmatch(cell)], label
+        _, content = exported(seen, seen.page, label)
+        for row in table(content):
+            assert [] == [cell for cell in row if ROUNDED.fullmatch(cell)], label
 
 
 def test_the_menu_is_reached_with_the_keyboard(page_of: Callable[..., Seen]) -> None:
-    """Enter opens it, Tab goes into it, Escape closes it and is back where it was."""
+    """Enter opens the menu, Tab goes to its first item, and Escape returns to the button."""
     page = page_of(small_profile()).page
     summary = page.locator(".exports summary")
     summary.focus()
@@ -284,21 +275,23 @@ def test_the_menu_is_reached_with_the_keyboard(page_of: Callable[..., Seen]) -> 
 
 
 def test_the_ranks_times_are_exported_exactly(page_of: Callable[..., Seen]) -> None:
-    """The heat map in seconds, with nothing for the rank that told none; and every rank's line."""
+    """The heat map and the list of ranks have exact seconds; the missing rank has empty cells."""
     seen = page_of(four_ranks())
     seen.view("Ranks")
     _, content = exported(seen, seen.page, "ranks and modules as CSV")
     head, first, _ = table(content)
-    assert (["2", "0", "1", "3"], ["0.002", "0.001", "0.001", ""]) == (head[2:], first[2:])
-    assert ("head forward", pytest.approx(1e-3)) == (first[0], float(first[1]))
+    assert ["2", "0", "1", "3"] == head[2:]
+    assert ["0.002", "0.001", "0.001", ""] == first[2:]
+    assert "head forward" == first[0]
+    assert pytest.approx(1e-3) == float(first[1])
     _, content = exported(seen, seen.page, "all ranks as CSV")
-    assert [["2", "0.005"], ["0", "0.003"], ["1", "0.002"], ["3", ""]] == [
-        [row[0], row[5]] for row in table(content)[1:]
-    ]
+    rows = table(content)[1:]
+    assert ["2", "0", "1", "3"] == [row[0] for row in rows]
+    assert ["0.005", "0.003", "0.002", ""] == [row[5] for row in rows]
 
 
 def test_the_memory_s_tables_are_exported_exactly(page_of: Callable[..., Seen]) -> None:
-    """In bytes; and its drawing as a file of its own."""
+    """The table has exact bytes, and the chart is exported under its own name."""
     seen = page_of(small_profile())
     seen.view("Memory")
     _, content = exported(seen, seen.page, "by category as CSV")

@@ -1,4 +1,4 @@
-"""The page's Memory in a real browser."""
+"""Test the view Memory in a browser."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,32 +15,33 @@ from tests.support.profile_builders import product, profile, run, small_memory, 
 
 
 def shown(page_of: Callable[..., Seen], given: Profile) -> Seen:
-    """The view of a profile."""
+    """Open the view Memory of a profile."""
     seen = page_of(given)
     seen.view("Memory")
     return seen
 
 
 def slider(seen: Seen) -> Any:
-    """What the keyboard moves the cursor in."""
+    """Return the element in which the keyboard moves the cursor."""
     return seen.page.get_by_role("slider")
 
 
 def said(seen: Seen) -> str:
-    """What is said of the operator at the cursor."""
+    """Return the caption, which describes the operator at the cursor."""
     return seen.page.locator(".timeline-caption").inner_text()
 
 
 def legend(seen: Seen) -> dict[str, str]:
-    """The exact bytes of each category at the cursor."""
-    return {
-        item.inner_text().split()[0]: item.locator("b").get_attribute("title")
-        for item in seen.page.locator(".memory .legend li").all()
-    }
+    """Return the exact bytes of each category at the cursor."""
+    exact_bytes = {}
+    for item in seen.page.locator(".memory .legend li").all():
+        category = item.inner_text().split()[0]
+        exact_bytes[category] = item.locator("b").get_attribute("title")
+    return exact_bytes
 
 
 def rows(seen: Seen, label: str) -> list[str]:
-    """A table's lines, their cells apart by a bar."""
+    """Return the lines of a table, with the cells separated by a bar."""
     found = seen.page.get_by_role("table", name=label).locator("tbody tr")
     return [" | ".join(row.locator("td").all_inner_texts()) for row in found.all()]
 
@@ -48,7 +49,10 @@ def rows(seen: Seen, label: str) -> list[str]:
 def test_the_cursor_begins_at_the_peak_and_moves_with_the_keyboard(
     page_of: Callable[..., Seen],
 ) -> None:
-    """It says the operator, the module, the phase and the bytes of each category there, also to a screen reader."""
+    """The caption has the operator, module and phase at the cursor, and the legend has the bytes.
+
+    A screen reader reads the same caption.
+    """
     seen = shown(page_of, small_profile())
     assert "2.93 KiB at the peak, in aten::addmm of head, forward, operator 3 of 4" == said(seen)
     assert {
@@ -58,11 +62,9 @@ def test_the_cursor_begins_at_the_peak_and_moves_with_the_keyboard(
         "temporary": "0 bytes",
     } == legend(seen)
     slider(seen).press("ArrowRight")
-    assert (
-        "2.44 KiB before aten::mm of head, backward, operator 4 of 4"
-        == said(seen)
-        == slider(seen).get_attribute("aria-valuetext")
-    )
+    before_backward = "2.44 KiB before aten::mm of head, backward, operator 4 of 4"
+    assert before_backward == said(seen)
+    assert before_backward == slider(seen).get_attribute("aria-valuetext")
     assert {
         "parameters": "712 bytes",
         "gradients": "136 bytes",
@@ -76,7 +78,7 @@ def test_the_cursor_begins_at_the_peak_and_moves_with_the_keyboard(
 
 
 def test_the_pointer_moves_the_cursor_too(page_of: Callable[..., Seen]) -> None:
-    """At the left end is the first operator, at the right end the last."""
+    """The first operator is at the left end of the chart, and the last one at the right end."""
     seen = shown(page_of, small_profile())
     box = slider(seen).bounding_box()
     for x, place in (2, "operator 1 of 4"), (box["width"] - 2, "operator 4 of 4"):
@@ -85,7 +87,7 @@ def test_the_pointer_moves_the_cursor_too(page_of: Callable[..., Seen]) -> None:
 
 
 def test_enter_and_a_click_lead_to_the_module(page_of: Callable[..., Seen]) -> None:
-    """Its row is chosen, and the ways back and a reload keep the place of the cursor."""
+    """Enter and a click choose the module's row; the cursor keeps its place after a reload."""
     seen = shown(page_of, small_profile())
     slider(seen).press("Home")
     slider(seen).press("Enter")
@@ -100,7 +102,10 @@ def test_enter_and_a_click_lead_to_the_module(page_of: Callable[..., Seen]) -> N
 
 
 def test_the_peak_is_taken_apart(page_of: Callable[..., Seen]) -> None:
-    """712 of 3,000 bytes are parameters; encoder.0 holds 2,832; and 2,288 are one activation."""
+    """The tables divide the peak of 3,000 bytes by category, by module and by storage.
+
+    Parameters have 712 bytes, `encoder.0` holds 2,832 bytes, and one activation has 2,288 bytes.
+    """
     seen = shown(page_of, small_profile())
     assert ["parameters | 712 B | 23.7 %", "activations | 2.23 KiB | 76.3 %"] == rows(
         seen, "by category"
@@ -113,7 +118,7 @@ def test_the_peak_is_taken_apart(page_of: Callable[..., Seen]) -> None:
 
 
 def test_a_line_of_many_modules_leads_to_all_of_them(page_of: Callable[..., Seen]) -> None:
-    """`blocks.*` stands for both blocks, not for what is in them."""
+    """The line `blocks.*` leads to both blocks, but not to the modules inside them."""
     names = ["", "blocks", "blocks.0", "blocks.0.body", "blocks.1", "blocks.1.body"]
     memory = replace(
         small_memory(),
@@ -128,25 +133,26 @@ def test_a_line_of_many_modules_leads_to_all_of_them(page_of: Callable[..., Seen
 
 
 def test_the_chip_s_room_is_drawn_where_it_is_near(page_of: Callable[..., Seen]) -> None:
-    """At one and a third of the peak there is a line, at a hundred times a share only."""
-    for room, lines in (4000.0, 1), (300_000.0, 0):
-        chip = run(hardware=Hardware("abacus", {"fp32": 1.0}, memory_bytes=room))
+    """A line shows the chip's memory if it is near the peak; the share of the peak is always shown.
+
+    The chip has 4/3 of the peak, or 100 times the peak.
+    """
+    # A process can use 98.5 % of the chip, so the first share is 3000 of 3940 bytes.
+    for memory_bytes, lines, share in ((4000.0, 1, "76.1 %"), (300_000.0, 0, "1.0 %")):
+        chip = run(hardware=Hardware("abacus", {"fp32": 1.0}, memory_bytes=memory_bytes))
         seen = shown(page_of, replace(small_profile(), run=chip))
         assert lines == seen.page.locator("line.roof").count()
-        # Of the 98.5 % of the chip that a process can use: 3000 of 3940 bytes.
-        assert {4000.0: "76.1 %", 300_000.0: "1.0 %"}[room] == seen.page.locator(
-            ".memory .figure-value"
-        ).nth(1).inner_text()
+        assert share == seen.page.locator(".memory .figure-value").nth(1).inner_text()
 
 
 def test_without_a_count_there_is_no_such_tab(page_of: Callable[..., Seen]) -> None:
-    """No empty chart."""
+    """Without counted memory there is no Memory tab."""
     seen = page_of(replace(small_profile(), memory=None))
     assert 0 == seen.page.get_by_role("tab", name="Memory", exact=True).count()
 
 
 def test_names_in_memory_are_text(page_of: Callable[..., Seen]) -> None:
-    """Of operators, modules and categories alike."""
+    """Names of operators, modules and categories are shown as text."""
     memory = replace(
         small_memory(),
         by_module={IMAGE: 3000},
@@ -163,31 +169,27 @@ def test_names_in_memory_are_text(page_of: Callable[..., Seen]) -> None:
 
 
 def test_the_peak_is_a_treemap_down_to_the_storages(page_of: Callable[..., Seen]) -> None:
-    """Of 3000 bytes 2288 are one activation, 136 the head's parameters, and 576 smaller parameters.
+    """The areas of the tiles are proportional to bytes, by category or by module.
 
-    By module the rest is elsewhere.
+    Of 3,000 bytes, one activation has 2,288, parameters of the head have 136, and smaller
+    parameters have 576.
     """
     seen = shown(page_of, small_profile())
-    tiles = seen.page.locator(".treemap .tile")
-    areas = {
-        tile.get_attribute("title").split(":")[0]: tile.evaluate(
-            "node => (node.clientWidth + 2) * (node.clientHeight + 2)"
-        )
-        for tile in tiles.all()
-    }
+    areas = {}
+    for tile in seen.page.locator(".treemap .tile").all():
+        name = tile.get_attribute("title").split(":")[0]
+        # Because of the gaps, a tile is drawn about 2 pixels smaller than its area.
+        areas[name] = tile.evaluate("node => (node.clientWidth + 2) * (node.clientHeight + 2)")
     assert {
         "activations of encoder.0",
         "parameters of head",
         "smaller storages of parameters",
     } == areas.keys()
-    assert (
-        pytest.approx(2288 / 576, rel=0.15)
-        == areas["activations of encoder.0"] / areas["smaller storages of parameters"]
-    )
+    ratio = areas["activations of encoder.0"] / areas["smaller storages of parameters"]
+    assert pytest.approx(2288 / 576, rel=0.15) == ratio
     seen.page.get_by_label("group the treemap by").select_option("module")
-    assert ["encoder.0 2.77 KiB", "head 168 B"] == [
-        head.inner_text() for head in seen.page.locator(".treemap-head").all()
-    ][:2]
+    heads = [head.inner_text() for head in seen.page.locator(".treemap-head").all()]
+    assert ["encoder.0 2.77 KiB", "head 168 B"] == heads[:2]
     seen.page.locator(".treemap").focus()
     seen.page.locator(".treemap").press("Home")
     seen.page.locator(".treemap").press("Enter")
@@ -195,9 +197,10 @@ def test_the_peak_is_a_treemap_down_to_the_storages(page_of: Callable[..., Seen]
 
 
 def test_what_would_lower_the_peak_is_listed(page_of: Callable[..., Seen]) -> None:
-    """Two blocks of 1000 and 900 bytes of activations.
+    """The page lists two ways to lower the peak, with the bytes that they save.
 
-    Together without the larger, 900 of 3000; gradients that wait through forward.
+    Checkpointing two blocks with activations of 1,000 and 900 bytes saves the smaller 900 bytes.
+    The gradients of 500 bytes could be freed before forward.
     """
     memory = replace(
         small_memory(),
@@ -205,15 +208,14 @@ def test_what_would_lower_the_peak_is_listed(page_of: Callable[..., Seen]) -> No
         by_category={"activations": 1900, "gradients": 500},
     )
     names = ["", "blocks", "blocks.0", "blocks.1"]
-    cells = [
-        product(name, "mm", phase, macs=10, bytes_moved=1)
-        for name in names[2:]
-        for phase in ("forward", "backward")
-    ]
+    cells = []
+    for name in ("blocks.0", "blocks.1"):
+        cells.append(product(name, "mm", "forward", macs=10, bytes_moved=1))
+        cells.append(product(name, "mm", "backward", macs=10, bytes_moved=1))
     seen = shown(page_of, profile({name: {} for name in names}, cells, memory=memory))
     rows = seen.page.get_by_role("table", name="how to lower the peak").locator("tbody tr").all()
-    assert [
-        ["checkpoint blocks.* ×2", "900 B", "30.0 %", "20 more MACs, 50.0 % of the step's MACs"]
-    ] == [row.locator("td").all_inner_texts() for row in rows[:1]]
+    checkpoint = rows[0].locator("td").all_inner_texts()
+    more_work = "20 more MACs, 50.0 % of the step's MACs"
+    assert ["checkpoint blocks.* ×2", "900 B", "30.0 %", more_work] == checkpoint
     assert "free the gradients before forward" in rows[1].inner_text()
     assert "500 B" in rows[1].inner_text()

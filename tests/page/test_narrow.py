@@ -1,4 +1,4 @@
-"""The page on a telephone: 390 pixels across."""
+"""Test the page on a telephone screen of 390 pixels width."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +11,12 @@ from tests.support.browser import Seen
 __all__ = ["file"]
 
 TABLES = {"modules", "operators", "roofline", "ranks", "runs", "compare"}
-"""The views whose table scrolls."""
+"""Views with a table that scrolls sideways."""
 
-SHOWN = "(cells) => cells.map((cell) => cell.getBoundingClientRect()).filter(({ left, right }) => left >= 0 && right <= innerWidth).length"
+SHOWN = (
+    "(cells) => cells.map((cell) => cell.getBoundingClientRect()).filter(({ left, "
+    "right }) => left >= 0 && right <= innerWidth).length"
+)
 WIDTHS = """() => {
   const main = document.querySelector("main");
   return [document.documentElement.scrollWidth, main.scrollWidth - main.clientWidth];
@@ -29,9 +32,10 @@ STAYS = """() => {
 def test_nothing_but_tables_is_wider_than_the_screen(
     view: str, opening: Callable[..., Seen], file: Path
 ) -> None:
-    """The document and the view fit.
+    """Only tables are wider than the screen; the document and the view fit.
 
-    Of a table at least two columns of figures are beside the names, which stay when it scrolls.
+    A table shows at least two columns of numbers beside the names, and the names stay visible when
+    it scrolls.
     """
     seen = opened(opening, file, "run")
     seen.page.set_viewport_size({"width": 390, "height": 844})

@@ -1,4 +1,4 @@
-"""The page's units, tables and rows in node: what needs no document."""
+"""Run the tests of the page's code that needs no browser in Node.js."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ NODE = shutil.which("node")
 
 @pytest.mark.skipif(NODE is None, reason="needs Node.js 20 or newer: apt-get install nodejs")
 def test_the_page_s_code_passes_its_tests_in_node() -> None:
-    """All `*.test.js` here."""
+    """All `*.test.js` files of this folder pass."""
     files = sorted(str(path.relative_to(ROOT)) for path in Path(__file__).parent.glob("*.test.js"))
     assert files
     ran = subprocess.run(

@@ -1,6 +1,6 @@
-"""Every number of a run has one value: on the page, in the terminal and in the explanation.
+"""Test that each number of a run is the same on the page, in the terminal and in `lflops why`.
 
-The page is read from the elements of a real browser. Parts add up to their whole.
+The page is read in a browser. Parts must add up to their whole.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ RUNS = 20
 
 
 class Drawn(NamedTuple):
-    """What a run's drawings say."""
+    """What lflops shows of a run: the page, and the output of `lflops show` and `lflops why`."""
 
     page: Page
     terminal: str
@@ -32,7 +32,7 @@ def drawn(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[int], Drawn]:
-    """Draw the random run of a seed."""
+    """Return a function that writes the random run of a seed, and reads what lflops shows of it."""
     monkeypatch.setenv("COLUMNS", "400")
 
     def draw(seed: int) -> Drawn:
@@ -45,18 +45,20 @@ def drawn(
         assert 0 == main(["show", str(folder)])
         terminal = capsys.readouterr().out
         assert 0 == main(["why", str(folder)])
-        return Drawn(read_page(opening(page.as_uri()).page), terminal, capsys.readouterr().out)
+        why = capsys.readouterr().out
+        return Drawn(read_page(opening(page.as_uri()).page), terminal, why)
 
     return draw
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
 def test_a_word_has_one_value_and_parts_add_up(seed: int, drawn: Callable[[int], Drawn]) -> None:
-    """Figures, facts, phases, account and cards of a random run."""
+    """No figure, fact, phase, account or card of a random run contradicts another."""
     run = drawn(seed)
     assert [] == list(wrong_claims(*run))
-    # A check that reads nothing finds nothing.
-    assert {"step", "time trained", "step of the window", "forward"} <= labelled(*run[:2]).keys()
+    # The test would also pass if it read nothing.
+    labels = labelled(run.page, run.terminal).keys()
+    assert {"step", "time trained", "step of the window", "forward"} <= labels
     assert len(run.page.phases) >= 4
     assert len(run.page.account) >= 3
 
@@ -85,6 +87,6 @@ def test_a_word_has_one_value_and_parts_add_up(seed: int, drawn: Callable[[int],
 def test_a_planted_number_is_found(
     planted: Callable[[Drawn], Drawn], expected: str, drawn: Callable[[int], Drawn]
 ) -> None:
-    """Another step, a part too few, another saving."""
+    """Each planted contradiction is reported: another value, a missing part, a missing sentence."""
     wrong = list(wrong_claims(*planted(drawn(0))))
     assert [each for each in wrong if expected in each], wrong

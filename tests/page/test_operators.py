@@ -1,4 +1,4 @@
-"""The Operators of the page, in a real browser."""
+"""Test the view Operators in a browser."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ SHEET = "[role=grid] .grid-body [role=row]"
 
 @pytest.fixture
 def operators_of(page_of: Callable[..., Seen]) -> Callable[..., Seen]:
-    """Opens a profile's page at its Operators."""
+    """Return a function that opens the view Operators of a profile."""
 
     def go(given: Profile) -> Seen:
         seen = page_of(given)
@@ -29,22 +29,25 @@ def operators_of(page_of: Callable[..., Seen]) -> Callable[..., Seen]:
 
 
 def order(seen: Seen) -> list[str]:
-    """The operators in the table, from top to bottom."""
+    """Return the operators in the table, from top to bottom."""
     return seen.page.locator(f"{SHEET} .name .label").all_inner_texts()
 
 
 def cells(seen: Seen, operator: str) -> dict[str, str]:
-    """What the table says of one, by column."""
-    heads = [
-        head.inner_text().replace("\n", " ").rstrip(" ▾▴")
-        for head in seen.page.locator("[role=columnheader]").all()
-    ]
+    """Return the cells of an operator by the labels of their columns."""
+    heads = []
+    for head in seen.page.locator("[role=columnheader]").all():
+        # The arrow of the sorted column is not part of its label.
+        heads.append(head.inner_text().replace("\n", " ").rstrip(" ▾▴"))
     row = seen.page.locator(SHEET).filter(has=seen.page.locator(f".name[title='{operator}']")).first
     return dict(zip(heads, row.locator("[role=gridcell]").all_inner_texts(), strict=True))
 
 
 def test_what_has_no_formula_comes_first(operators_of: Callable[..., Seen]) -> None:
-    """However the others are sorted; a doubt says so, and no count is made up."""
+    """Operators without a formula come first in any order of the table.
+
+    A caveat names them, and their unknown counts are dashes.
+    """
     seen = operators_of(small_profile())
     assert (
         "1 operator ran without a formula and is not included in any total"
@@ -63,9 +66,10 @@ def test_what_has_no_formula_comes_first(operators_of: Callable[..., Seen]) -> N
 
 
 def test_an_operator_has_its_figures(operators_of: Callable[..., Seen]) -> None:
-    """640 of 1408 MACs, in 1280 FLOPs and 960 + 424 bytes.
+    """`aten::addmm` has its counts and its traced times.
 
-    The trace saw 100 µs of it on the host in a batch, half of that its own.
+    By `small_profile`, it has 640 of 1,408 MACs, 1,280 FLOPs and 960 + 424 bytes. By batch of the
+    trace, it took 100 µs on the host, 50 µs of them self time.
     """
     seen = operators_of(small_profile())
     expected = {
@@ -84,7 +88,10 @@ def test_an_operator_has_its_figures(operators_of: Callable[..., Seen]) -> None:
 
 
 def test_a_phase_can_be_chosen(operators_of: Callable[..., Seen]) -> None:
-    """Each by itself, or one: shares are of what there is in it, and the trace's times are of none."""
+    """Operators are shown for one phase, or for each phase in separate rows.
+
+    Shares then refer to the phase. Traced times are not shown, because they belong to no phase.
+    """
     seen = operators_of(small_profile())
     choice = seen.page.get_by_label("phase", exact=True)
     choice.select_option("optimizer")
@@ -97,7 +104,7 @@ def test_a_phase_can_be_chosen(operators_of: Callable[..., Seen]) -> None:
 
 
 def test_operators_are_sorted_and_filtered(operators_of: Callable[..., Seen]) -> None:
-    """By words and by numbers; the address keeps both."""
+    """The table is sorted by names and filtered; the address keeps both."""
     seen = operators_of(replace(small_profile(), unsupported=()))
     seen.page.get_by_role("button", name="operator", exact=True).click()
     assert sorted(order(seen)) == order(seen)
@@ -110,20 +117,19 @@ def test_operators_are_sorted_and_filtered(operators_of: Callable[..., Seen]) ->
 
 
 def test_an_operator_leads_to_its_modules(operators_of: Callable[..., Seen]) -> None:
-    """The most first: the encoder's layer, whose row a click chooses."""
+    """A chosen operator lists its modules, sorted by work; a click goes to a module's row."""
     seen = operators_of(small_profile())
     seen.page.locator(SHEET).filter(has=seen.page.locator(".name[title='aten::addmm']")).click()
     table = seen.page.get_by_role("table", name="modules that ran aten::addmm")
     assert ["encoder.0", "head"] == table.get_by_role("button").all_inner_texts()
-    assert ["1", "512", "1.02 k", "960 B"] == table.locator("tbody tr").first.locator(
-        "td"
-    ).all_inner_texts()
+    first = table.locator("tbody tr").first
+    assert ["1", "512", "1.02 k", "960 B"] == first.locator("td").all_inner_texts()
     table.get_by_role("button", name="encoder.0").click()
     seen.page.locator(f"{ROW}.chosen .name[title='encoder.0']").wait_for()
 
 
 def test_of_many_modules_the_first_are_named(operators_of: Callable[..., Seen]) -> None:
-    """20 of 100; the keyboard chooses an operator too."""
+    """Of 100 modules, 20 are listed. The operator is chosen with the keyboard here."""
     seen = operators_of(profile_of(100))
     seen.page.locator("[role=grid]").press("Home")
     assert 20 == seen.page.locator(".within tbody tr").count()
@@ -131,7 +137,10 @@ def test_of_many_modules_the_first_are_named(operators_of: Callable[..., Seen]) 
 
 
 def test_what_only_the_trace_saw_is_marked(operators_of: Callable[..., Seen]) -> None:
-    """Another operator called it: its counts are unknown, and so are its modules."""
+    """An operator that only the trace has is shown with unknown counts and modules.
+
+    It was called by another operator, so it was not counted.
+    """
     given = small_profile()
     assert given.trace
     copy = TracedOperator(
@@ -149,13 +158,13 @@ def test_what_only_the_trace_saw_is_marked(operators_of: Callable[..., Seen]) ->
 
 
 def test_where_nothing_was_counted_there_is_no_such_tab(page_of: Callable[..., Seen]) -> None:
-    """No empty table."""
+    """Without counted operators there is no Operators tab."""
     seen = page_of(profile({"": {}}, []))
     assert 0 == seen.page.get_by_role("tab", name="Operators", exact=True).count()
 
 
 def test_names_of_operators_are_text(operators_of: Callable[..., Seen]) -> None:
-    """Those without a formula too, and in the list of modules."""
+    """Names are shown as text, also without a formula and in the list of modules."""
     given = replace(
         hostile_profile(),
         unsupported=(
@@ -170,7 +179,7 @@ def test_names_of_operators_are_text(operators_of: Callable[..., Seen]) -> None:
 
 
 def test_a_count_beyond_what_a_double_holds_is_whole(operators_of: Callable[..., Seen]) -> None:
-    """To its last digit."""
+    """A count above 2^53 is shown to its last digit."""
     seen = operators_of(
         profile({"": {}}, [product("", "mm", "forward", macs=2**60 + 1, bytes_moved=1)])
     )
@@ -178,18 +187,18 @@ def test_a_count_beyond_what_a_double_holds_is_whole(operators_of: Callable[...,
 
 
 def test_kernels_of_compiled_code_are_another_table(operators_of: Callable[..., Seen]) -> None:
-    """With the module of each, the share of compiled time, and the mark of what is fused.
+    """Kernels of compiled code have a table with their modules and shares of the compiled time.
 
-    The name leads to the module.
+    Kernels that combine operators of several modules are marked. A module's name leads to its row.
     """
     seen = operators_of(compiled_profile())
     seen.page.get_by_label("table", exact=True).select_option("kernels")
     seen.page.locator("section[aria-label='kernels of compiled code']").wait_for()
     remark = seen.page.locator(".operators > .remark").inner_text()
     assert (
-        "2 compiled graphs; 90.0 % of the time in compiled code belongs to known modules; kernels that combine operators of several modules took 20.0 %"
-        in remark
-    )
+        "2 compiled graphs; 90.0 % of the time in compiled code belongs to known modules; "
+        "kernels that combine operators of several modules took 20.0 %"
+    ) in remark
     expected = {
         "module": "encoder.1",
         "phase": "forward",
@@ -209,5 +218,5 @@ def test_kernels_of_compiled_code_are_another_table(operators_of: Callable[..., 
 def test_without_compiled_code_there_is_no_choice_of_tables(
     operators_of: Callable[..., Seen],
 ) -> None:
-    """Most models have one table."""
+    """Without compiled code, there is only one table and nothing to choose."""
     assert operators_of(small_profile()).page.get_by_label("table", exact=True).count() == 0

@@ -1,4 +1,4 @@
-"""The page and the tab in a real browser: what stands around the views, and the modules."""
+"""Test the page and the tab in a browser: the view Modules, and what all views share."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -35,36 +35,41 @@ from tests.support.tensorboard_server import write
 
 
 def digits(value: int) -> str:
-    """As the page writes an exact count."""
+    """Format an exact count as the page does."""
     return f"{value:,}"
 
 
 def test_every_module_has_the_profile_s_numbers(page_of: Callable[..., Seen]) -> None:
-    """All phases, to the last digit; and nothing but the file itself is asked for."""
+    """The table has the exact numbers of all modules in all phases.
+
+    The page requests no file except itself.
+    """
     given = small_profile()
     seen = page_of(given)
     seen.modules()
     seen.page.locator(".chooser summary").click()
     for column in seen.page.locator(".chooser input").all():
         column.check()
+    modules = given.modules
     for phase in PHASES:
-        if any(module.work(phase).macs for module in given.modules.values()):
-            expected = {
-                name or "": digits(module.work(phase).macs)
-                for name, module in given.modules.items()
-            }
+        macs = {name: module.work(phase).macs for name, module in modules.items()}
+        # Without any MACs, a phase has no such column.
+        if any(macs.values()):
+            expected = {name: digits(count) for name, count in macs.items()}
             assert expected == seen.shown(f"{phase} MACs")
-    assert {
-        name: digits(module.parameters) for name, module in given.modules.items()
-    } == seen.shown("parameters")
-    assert {
-        name: str(module.forward.seconds.median) for name, module in given.modules.items()
-    } == seen.shown("forward time")
+    parameters = {name: digits(module.parameters) for name, module in modules.items()}
+    assert parameters == seen.shown("parameters")
+    times = {name: str(module.forward.seconds.median) for name, module in modules.items()}
+    assert times == seen.shown("forward time")
     assert {"file:"} == {address.split("//")[0] for address in seen.asked}
 
 
 def test_own_values_are_those_without_what_is_below(page_of: Callable[..., Seen]) -> None:
-    """512 of the encoder's linear layer, 128 of the head, and the time of containers is unknown."""
+    """With "self only", counts and times exclude submodules.
+
+    The linear layer of the encoder has 512 MACs and the head has 128. Containers have no self time,
+    so it is unknown.
+    """
     seen = page_of(small_profile())
     seen.modules()
     seen.page.get_by_label("self only").check()
@@ -79,7 +84,10 @@ def test_own_values_are_those_without_what_is_below(page_of: Callable[..., Seen]
 
 
 def test_rows_are_sorted_among_their_siblings(page_of: Callable[..., Seen]) -> None:
-    """The most first, then the least, then the model's order again; flat, all of them together."""
+    """Clicks on a column sort siblings downwards, then upwards, and then restore the order.
+
+    A flat list is sorted as a whole.
+    """
     seen = page_of(small_profile())
     seen.modules()
     order = seen.labels()
@@ -102,7 +110,10 @@ def test_rows_are_sorted_among_their_siblings(page_of: Callable[..., Seen]) -> N
 
 
 def test_rows_are_filtered_by_name_class_and_pattern(page_of: Callable[..., Seen]) -> None:
-    """What is above a match stays; a pattern that is none is said to be none, and filters nothing."""
+    """A filter keeps the modules that match and the modules above them.
+
+    An invalid regular expression is reported and filters nothing.
+    """
     seen = page_of(small_profile())
     seen.modules()
     field = seen.page.get_by_label("filter by name or class")
@@ -120,55 +131,57 @@ def test_rows_are_filtered_by_name_class_and_pattern(page_of: Callable[..., Seen
 
 
 def timed_blocks(*milliseconds: float) -> Profile:
-    """Blocks that do the same work, each with an `fc` of so many milliseconds forward and twice as many backward; a head of 4 and 8."""
-    names = [
-        "",
-        "blocks",
-        *(f"blocks.{i}{part}" for i in range(len(milliseconds)) for part in ("", ".fc")),
-        "head",
-    ]
-    leaves = [name for name in names if name.endswith("fc") or name == "head"]
-    cells = [
-        product(name, "aten::mm", phase, macs=100, bytes_moved=100)
-        for name in leaves
-        for phase in ("forward", "backward")
-    ]
-    seconds = {f"blocks.{i}.fc": each for i, each in enumerate(milliseconds)} | {"head": 4.0}
-    own: dict[tuple[str, Phase], float] = {
-        (name, "forward"): each * 1e-3 for name, each in seconds.items()
-    }
-    own |= {(name, "backward"): 2 * each * 1e-3 for name, each in seconds.items()}
+    """Return a profile of blocks with the same work but different times, and a head.
+
+    Each block has an `fc` that takes the given milliseconds in forward and twice as long in
+    backward. The head takes 4 ms and 8 ms.
+    """
+    rows = {"": {"class_name": "Block"}, "blocks": {"class_name": "Block"}}
+    leaves: dict[str, float] = {}
+    for number, forward in enumerate(milliseconds):
+        rows[f"blocks.{number}"] = {"class_name": "Block"}
+        rows[f"blocks.{number}.fc"] = {"class_name": "Linear"}
+        leaves[f"blocks.{number}.fc"] = forward
+    rows["head"] = {"class_name": "Linear"}
+    leaves["head"] = 4.0
+    cells = []
+    own: dict[tuple[str, Phase], float] = {}
+    for name, forward in leaves.items():
+        cells.append(product(name, "aten::mm", "forward", macs=100, bytes_moved=100))
+        cells.append(product(name, "aten::mm", "backward", macs=100, bytes_moved=100))
+        own[name, "forward"] = forward * 1e-3
+        own[name, "backward"] = 2 * forward * 1e-3
     step = Step(index=0, kind="unprofiled", seconds=0.1, phases={"forward": 0.03, "backward": 0.06})
-    kinds = {name: {"class_name": "Linear" if name in leaves else "Block"} for name in names}
-    return clocked(
-        profile(kinds, cells, run=run(kind="training", stage="train"), steps=(step,)), own
-    )
+    of_run = run(kind="training", stage="train")
+    return clocked(profile(rows, cells, run=of_run, steps=(step,)), own)
 
 
 def test_what_takes_the_time_comes_first(page_of: Callable[..., Seen]) -> None:
-    """Blocks of 3, 6, 9 and 12 ms.
+    """Rows are sorted by time first, and identical blocks share a row with their sum or their mean.
 
-    30 of 100 ms together in one row, and 7.5 in the mean of one; the head's 12 come after.
+    The blocks take 3, 6, 9 and 12 ms, so together 30 of the step's 100 ms, and 7.5 ms on average.
+    The head takes 12 ms and comes after them.
     """
     seen = page_of(timed_blocks(1, 2, 3, 4))
     seen.modules()
     assert ["(model)", "blocks", "0…3", "fc", "head"] == seen.labels()
     expected = {"": 0.042, "blocks": 0.03, "blocks.0": 0.03, "blocks.0.fc": 0.03, "head": 0.012}
-    assert {name: pytest.approx(each) for name, each in expected.items()} == {
-        name: float(text) for name, text in seen.shown("total time").items()
-    }
+    times = {name: float(text) for name, text in seen.shown("total time").items()}
+    assert pytest.approx(expected) == times
     assert pytest.approx(0.3) == float(seen.shown("share of the step")["blocks"])
     seen.page.get_by_label("mean of repeats").check()
     assert pytest.approx(0.0075) == float(seen.shown("total time")["blocks.0"])
 
 
 def test_an_unknown_time_says_why(page_of: Callable[..., Seen]) -> None:
-    """Of a module that also ran in backward, where it has no time."""
+    """The tooltip of an unknown time gives the reason, here that the backward time is missing."""
     cells = [
-        product(name, "mm", phase, macs=1, bytes_moved=1)
-        for name in "ab"
-        for phase in ("forward", "backward")
+        product("a", "mm", "forward", macs=1, bytes_moved=1),
+        product("a", "mm", "backward", macs=1, bytes_moved=1),
+        product("b", "mm", "forward", macs=1, bytes_moved=1),
+        product("b", "mm", "backward", macs=1, bytes_moved=1),
     ]
+    # The backward of `a` has work, but no time.
     own: dict[tuple[str, Phase], float] = {
         ("a", "forward"): 1.0,
         ("b", "forward"): 1.0,
@@ -185,9 +198,9 @@ def test_an_unknown_time_says_why(page_of: Callable[..., Seen]) -> None:
 
 
 def test_classes_have_colours_of_their_own(page_of: Callable[..., Seen]) -> None:
-    """Eleven plain and the same eleven striped, each once; of 24 classes the last two are grey.
+    """Each of the first 22 classes has its own colour, and all other classes are grey.
 
-    The legend lists twelve.
+    There are 11 plain colours and the same 11 with stripes. Of 24 classes, the legend lists 12.
     """
     kinds = {f"m{number:02}": f"Class{number}" for number in range(23)}
     cells = [product(name, "mm", "forward", macs=1, bytes_moved=1) for name in kinds]
@@ -201,17 +214,21 @@ def test_classes_have_colours_of_their_own(page_of: Callable[..., Seen]) -> None
     drawn = seen.page.locator(".icicle .block").evaluate_all(
         "bars => bars.map((bar) => bar.style.background)"
     )
-    times = Counter(drawn)
-    assert (24, 23, 2) == (len(drawn), len(times), times["var(--rest)"])
-    assert 11 == sum("gradient" in each for each in times)
+    bars_by_colour = Counter(drawn)
+    assert 24 == len(drawn)
+    # 22 colours of one class each, and grey
+    assert 23 == len(bars_by_colour)
+    assert 2 == bars_by_colour["var(--rest)"]
+    assert 11 == sum("gradient" in colour for colour in bars_by_colour)
     assert 12 == seen.page.locator(".icicle-head .legend .key").count()
     assert "12 more" == seen.page.locator(".icicle-head .legend .quiet").inner_text()
 
 
 def test_the_icicle_has_the_shares_and_zooms(page_of: Callable[..., Seen]) -> None:
-    """Of 42 ms the blocks have 30, in one bar, and the head 12.
+    """The widths of the chart's bars are shares of the time, and the chart works with the keyboard.
 
-    Enter chooses the row; a space zooms in, and a crumb goes back.
+    Of 42 ms, the blocks have 30 in one bar, and the head has 12. Enter chooses the row of a bar,
+    Space zooms to it, and a click on a link above the chart zooms out.
     """
     seen = page_of(timed_blocks(1, 2, 3, 4))
     seen.modules()
@@ -219,7 +236,8 @@ def test_the_icicle_has_the_shares_and_zooms(page_of: Callable[..., Seen]) -> No
     assert ["(model)", "blocks", "0…3", "fc", "head"] == bars.all_inner_texts()
     widths = bars.evaluate_all("bars => bars.map((bar) => parseFloat(bar.style.width))")
     assert pytest.approx([100, 500 / 7, 500 / 7, 500 / 7, 200 / 7], rel=1e-4) == widths
-    chart, caption = seen.page.locator(".icicle"), seen.page.locator(".icicle-caption")
+    chart = seen.page.locator(".icicle")
+    caption = seen.page.locator(".icicle-caption")
     chart.focus()
     for key in ("ArrowDown", "ArrowRight"):
         chart.press(key)
@@ -241,7 +259,7 @@ def test_the_icicle_has_the_shares_and_zooms(page_of: Callable[..., Seen]) -> No
 def test_the_icicle_zooms_with_the_wheel_and_shows_what_is_searched(
     page_of: Callable[..., Seen],
 ) -> None:
-    """Into the branch below the pointer and out again; what matches stays bright.
+    """The mouse wheel zooms to the bar at the pointer and out again; a filter marks bars.
 
     The address keeps the zoom.
     """
@@ -261,7 +279,10 @@ def test_the_icicle_zooms_with_the_wheel_and_shows_what_is_searched(
 
 
 def test_the_tree_is_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> None:
-    """Left closes and goes up, right opens; the row is the one that a screen reader is told of."""
+    """The left key closes a row or goes to its parent, and the right key opens a row.
+
+    A screen reader finds the current row in `aria-activedescendant`.
+    """
     seen = page_of(small_profile())
     seen.modules()
     grid = seen.page.locator(GRID)
@@ -284,7 +305,7 @@ def test_the_tree_is_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> N
 
 
 def test_the_address_keeps_what_is_looked_at(page_of: Callable[..., Seen]) -> None:
-    """Whoever opens it again sees the same view, filter and order."""
+    """After a reload, the view, the filter and the order are the same."""
     seen = page_of(small_profile())
     seen.modules()
     seen.page.get_by_role("button", name="parameters").click()
@@ -298,37 +319,37 @@ def test_the_address_keeps_what_is_looked_at(page_of: Callable[..., Seen]) -> No
 
 
 def test_names_are_text(page_of: Callable[..., Seen]) -> None:
-    """An image that would run a script, the end of a script, and a name that JavaScript knows.
-
-    All shown as they are; nothing runs.
-    """
+    """Names with HTML or scripts, and names such as `__proto__`, are shown as text."""
     seen = page_of(hostile_profile())
     assert IMAGE in seen.page.locator("h1").inner_text()
     assert SCRIPT in seen.page.locator(".facts").inner_text()
     seen.modules()
     assert ["(model)", IMAGE, SCRIPT, "__proto__"] == seen.labels()
     assert 0 == seen.page.locator("img").count()
-    # The data of the window and of the first screen, and the code.
+    # The three scripts are the data of the window, the data of the first screen, and the code.
     assert 3 == seen.page.locator("script").count()
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The name of the last of 20,000 modules, and their page."""
+    """Write the page of 20,000 modules, and return the name of the last module and the path."""
     given = profile_of(20_000)
-    save(analyze(given), path := tmp_path_factory.mktemp("large") / "page.html")
-    return list(given.modules)[-1], path
+    path = tmp_path_factory.mktemp("large") / "page.html"
+    save(analyze(given), path)
+    last = list(given.modules)[-1]
+    return last, path
 
 
 def test_20_000_modules_fit_a_mail(large: tuple[str, Path]) -> None:
-    """Below 5 MB."""
-    assert large[1].stat().st_size < 5e6
+    """A page of 20,000 modules is smaller than 5 MB, so it can be sent by mail."""
+    _, path = large
+    assert path.stat().st_size < 5e6
 
 
 def test_20_000_modules_are_drawn_a_screen_at_a_time(
     large: tuple[str, Path], opening: Callable[..., Seen]
 ) -> None:
-    """The document has what is on the screen, wherever it is scrolled to."""
+    """The document has only the rows on the screen, also after scrolling to the end."""
     last, path = large
     seen = opening(path.as_uri())
     seen.modules()
@@ -342,15 +363,9 @@ def test_20_000_modules_are_drawn_a_screen_at_a_time(
 
 
 def test_a_profile_of_one_module_and_without_times(page_of: Callable[..., Seen]) -> None:
-    """The root alone; what is unknown is said to be, and no column is there for it."""
-    seen = page_of(
-        untimed(
-            profile(
-                {"": {"class_name": "Linear"}},
-                [product("", "aten::mm", "forward", macs=2**60 + 1, bytes_moved=1)],
-            )
-        )
-    )
+    """Without submodules and times, the page says what is unknown and has no time column."""
+    cells = [product("", "aten::mm", "forward", macs=2**60 + 1, bytes_moved=1)]
+    seen = page_of(untimed(profile({"": {"class_name": "Linear"}}, cells)))
     assert 1 == seen.page.locator(".of-window").get_by_text("Unknown:").count()
     assert "No unprofiled step was timed." in seen.page.locator(".do-next").inner_text()
     seen.modules()
@@ -362,25 +377,27 @@ def test_a_profile_of_one_module_and_without_times(page_of: Callable[..., Seen])
 def test_it_is_dark_where_the_system_is_or_where_it_is_asked_for(
     page_of: Callable[..., Seen],
 ) -> None:
-    """Light and dark by the system, and either by choice."""
+    """The theme follows the system unless the user chooses another one."""
 
     def ground(seen: Seen) -> str:
         return seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
 
-    light, dark = (
-        page_of(small_profile(), color_scheme="light"),
-        page_of(small_profile(), color_scheme="dark"),
-    )
-    assert ("rgb(255, 255, 255)", "rgb(20, 24, 30)") == (ground(light), ground(dark))
+    white = "rgb(255, 255, 255)"
+    black = "rgb(20, 24, 30)"
+    light = page_of(small_profile(), color_scheme="light")
+    dark = page_of(small_profile(), color_scheme="dark")
+    assert white == ground(light)
+    assert black == ground(dark)
     light.page.get_by_label("theme").select_option("dark")
     dark.page.get_by_label("theme").select_option("light")
-    assert ("rgb(20, 24, 30)", "rgb(255, 255, 255)") == (ground(light), ground(dark))
+    assert black == ground(light)
+    assert white == ground(dark)
 
 
 def test_the_tab_shows_what_was_logged(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """The latest window first.
+    """The tab shows the latest window first, lists unreadable values, and can show another window.
 
-    Another one by choice; what cannot be read is named; no request leaves this host.
+    It sends no request to another host.
     """
     with SummaryWriter(tmp_path / "run") as writer:
         write(writer, "broken", b"?")
@@ -401,7 +418,7 @@ def test_the_tab_shows_what_was_logged(opening: Callable[..., Seen], tmp_path: P
 def test_a_reload_of_tensorboard_shows_the_same_again(
     opening: Callable[..., Seen], tmp_path: Path
 ) -> None:
-    """The view, its filter and the window that was chosen are in TensorBoard's own address."""
+    """The address of TensorBoard keeps the view, its filter and the chosen window."""
     with SummaryWriter(tmp_path) as writer:
         for step in (1, 2):
             lflops.tensorboard.log(writer, small_profile(), step)
@@ -418,9 +435,9 @@ def test_a_reload_of_tensorboard_shows_the_same_again(
 def test_the_tab_offers_a_new_window_and_never_switches_by_itself(
     opening: Callable[..., Seen], tmp_path: Path
 ) -> None:
-    """When TensorBoard reloads.
+    """When TensorBoard reloads, the tab offers the new window but keeps the current view.
 
-    The view stays as it is, its trend grows, and the new window, of another run, is one click away.
+    The trend of the current run has one more window.
     """
     with SummaryWriter(tmp_path / "a") as writer, SummaryWriter(tmp_path / "b") as other:
         for step in (1, 2):
@@ -451,16 +468,15 @@ def test_the_tab_offers_a_new_window_and_never_switches_by_itself(
 def test_a_window_has_one_step_wherever_it_is_named(
     opening: Callable[..., Seen], tmp_path: Path
 ) -> None:
-    """Logged when the training was at steps 12 and 29, of windows at steps 8 and 25.
+    """The tab shows the step of the window everywhere, and never the step at which it was logged.
 
-    The second number is nowhere.
+    The windows of steps 8 and 25 were logged at steps 12 and 29.
     """
     with SummaryWriter(tmp_path) as writer:
         for step, logged in ((8, 12), (25, 29)):
             given = small_profile()
-            lflops.tensorboard.log(
-                writer, replace(given, run=replace(given.run, step=step)), logged
-            )
+            window = replace(given, run=replace(given.run, step=step))
+            lflops.tensorboard.log(writer, window, logged)
     with tab(opening, tmp_path, expected=2) as (_, frame, _):
         assert ["8", "25"] == frame.get_by_label("step", exact=True).locator(
             "option"
@@ -470,7 +486,7 @@ def test_a_window_has_one_step_wherever_it_is_named(
 
 
 def test_back_and_forward_go_from_view_to_view(page_of: Callable[..., Seen]) -> None:
-    """As links do; a change within a view is no step."""
+    """Back and forward change the view; a change within a view has no entry in the history."""
     seen = page_of(small_profile())
     seen.modules()
     seen.page.get_by_label("filter by name or class").fill("head")
@@ -486,7 +502,7 @@ def test_back_and_forward_go_from_view_to_view(page_of: Callable[..., Seen]) -> 
 
 
 def test_the_tabs_are_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> None:
-    """Right and left in a circle, Home and End."""
+    """Right and left go through the tabs in a circle; Home and End go to the first and last."""
     seen = page_of(small_profile())
     seen.page.get_by_role("tab", name="Run").focus()
     for key, expected in (
@@ -500,16 +516,11 @@ def test_the_tabs_are_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> 
 
 
 def test_a_view_scrolls_with_the_keyboard(page_of: Callable[..., Seen]) -> None:
-    """From where the page opens, without a click in the view."""
+    """Keys scroll the view right after the page opens, without a click into it."""
     seen = page_of(small_profile())
     seen.page.set_viewport_size({"width": 1280, "height": 300})
     seen.page.keyboard.press("End")
-    assert (
-        seen.page.evaluate(
-            "(() => { const main = document.querySelector('main'); return main.scrollTop; })()"
-        )
-        > 100
-    )
+    assert seen.page.evaluate("document.querySelector('main').scrollTop") > 100
     seen.page.keyboard.press("Home")
     assert 0 == seen.page.evaluate("document.querySelector('main').scrollTop")
 
@@ -537,9 +548,19 @@ SHARES = [0, -0.0004, -0.25, 0.0004, 0.00051, 0.125, 0.5, 1, 2.5]
 SECONDS = [0, 1e-9, 2.5e-7, 1.5e-5, 2e-4, 0.0767, 0.9994, 1, 12.345, 3600]
 
 
+def as_javascript(value: float) -> float | str:
+    """Return a number as payloads have it: counts of 2^53 and more are strings of digits."""
+    if isinstance(value, int) and value >= 1 << 53:
+        return str(value)
+    return value
+
+
 def test_numbers_read_as_in_the_report(browser: Any) -> None:
-    """Counts, bytes, seconds and shares: the page's text is that of `units`."""
-    code = "async ([name, values]) => { const all = await import('/lib/format.js'); return values.map(all[name]); }"
+    """The page formats counts, bytes, seconds and shares exactly as `lflops.units` does."""
+    code = """async ([name, values]) => {
+        const all = await import('/lib/format.js');
+        return values.map(all[name]);
+    }"""
     with bench(browser) as page:
         for function, values in (
             ("count", NUMBERS),
@@ -547,23 +568,22 @@ def test_numbers_read_as_in_the_report(browser: Any) -> None:
             ("duration", SECONDS),
             ("percent", SHARES),
         ):
-            given = [
-                str(value) if isinstance(value, int) and value >= 1 << 53 else value
-                for value in values
-            ]
-            assert [getattr(units, function)(value) for value in [*values, None]] == page.evaluate(
-                code, [function, [*given, None]]
-            )
+            in_page = [*map(as_javascript, values), None]
+            in_python = [getattr(units, function)(value) for value in [*values, None]]
+            assert in_python == page.evaluate(code, [function, in_page])
 
 
 def test_the_step_s_bar_leaves_nothing_unnamed(page_of: Callable[..., Seen]) -> None:
-    """0.2 ms of data, 1 of forward and 1.5 of backward are 2.7 of 3 ms: the rest is named too."""
+    """The rest of the step is a part too.
+
+    Data, forward and backward take 0.2, 1 and 1.5 ms of 3 ms, so 0.3 ms are left.
+    """
     parts = page_of(small_profile()).page.locator(".parts-of-phase li")
     assert "other 300 µs, 10.0 %" in parts.last.inner_text()
 
 
 def test_the_cards_are_findings_of_the_report(page_of: Callable[..., Seen]) -> None:
-    """Their sentences are those of the log."""
+    """The sentences of the cards are sentences of the report's findings."""
     given = replace(
         timed_blocks(1, 2, 3, 4),
         run=run(kind="training", stage="train", hardware=Hardware("abacus", {"fp32": 1e6}, 1e9)),
@@ -576,54 +596,52 @@ def test_the_cards_are_findings_of_the_report(page_of: Callable[..., Seen]) -> N
 
 
 def test_a_menu_closes_with_escape_or_by_a_click_beside_it(page_of: Callable[..., Seen]) -> None:
-    """The columns' menu stays while columns are chosen in it."""
+    """The menu stays open while columns are chosen, and closes with Escape or a click outside."""
     seen = page_of(small_profile())
     seen.modules()
-    menu, opener = seen.page.locator(".chooser"), seen.page.locator(".chooser summary")
-    for act in (
+    menu = seen.page.locator(".chooser")
+    opener = seen.page.locator(".chooser summary")
+    for close in (
         lambda: seen.page.keyboard.press("Escape"),
         lambda: seen.page.locator("h1").click(),
     ):
         opener.click()
         menu.locator("input").first.click()
         assert menu.get_attribute("open") is not None
-        act()
+        close()
         assert menu.get_attribute("open") is None
 
 
 def test_the_page_shows_each_fact_as_the_report_has_it(page_of: Callable[..., Seen]) -> None:
-    """Every part, figure and fact of the window, by its text in the document."""
+    """Every fact and part of the report is on the page with the same label and text."""
     given = replace(
         timed_blocks(1, 2, 3, 4),
         run=run(kind="training", stage="train", hardware=Hardware("abacus", {"fp32": 1e6}, 1e9)),
     )
-    report, page = report_of(analyze(given)), page_of(given).page
+    report = report_of(analyze(given))
+    of_window = page_of(given).page.locator(".of-window")
     facts = [*report.speed, *report.model, *report.subject, *report.remarks]
-    of_window = page.locator(".of-window")
-    shown = dict(
-        zip(
-            of_window.locator(".figure-label").all_inner_texts(),
-            of_window.locator(".figure-value").all_inner_texts(),
-            strict=True,
-        )
-    )
-    for label, text in zip(
-        of_window.locator(".facts dt").all_inner_texts(),
-        of_window.locator(".facts dd").all_inner_texts(),
-        strict=True,
-    ):
+    figure_labels = of_window.locator(".figure-label").all_inner_texts()
+    figure_values = of_window.locator(".figure-value").all_inner_texts()
+    shown = dict(zip(figure_labels, figure_values, strict=True))
+    fact_labels = of_window.locator(".facts dt").all_inner_texts()
+    fact_texts = of_window.locator(".facts dd").all_inner_texts()
+    for label, text in zip(fact_labels, fact_texts, strict=True):
         shown.setdefault(label, text)
+    # If several facts have the same label, the first counts.
     expected = {fact.label: fact.text for fact in reversed(facts)}
-    assert dict.fromkeys(expected, True) == {
-        label: shown.get(label, "").startswith(text) for label, text in expected.items()
-    }
-    assert [f"{part.label} {part.text}" for part in report.breakdown] == [
-        text.splitlines()[0] for text in of_window.locator(".parts li").all_inner_texts()
-    ]
+    for label, text in expected.items():
+        assert shown.get(label, "").startswith(text), label
+    lines = of_window.locator(".parts li").all_inner_texts()
+    parts = [f"{part.label} {part.text}" for part in report.breakdown]
+    assert parts == [text.splitlines()[0] for text in lines]
 
 
 def test_the_first_screen_has_the_numbers_of_the_json(page_of: Callable[..., Seen]) -> None:
-    """Its figures, cards and phases; the phases add up to the step, also as they are written."""
+    """The first screen shows its figures, cards and phases as `first_screen` computes them.
+
+    The phases add up to the mean of the step.
+    """
     given = replace(
         timed_blocks(1, 2, 3, 4),
         run=run(kind="training", stage="train", hardware=Hardware("abacus", {"fp32": 1e6}, 1e9)),
@@ -631,21 +649,20 @@ def test_the_first_screen_has_the_numbers_of_the_json(page_of: Callable[..., See
     screen = first_screen(window_summary(analyze(given)), None)
     page = page_of(given).page
     section = page.locator("section.run")
-    assert [fact.text for fact in screen.figures] == section.locator(
-        "> .figures .figure-value"
-    ).all_inner_texts()
-    assert [fact.label for fact in screen.figures] == section.locator(
-        "> .figures .figure-label"
-    ).all_inner_texts()
-    cards = page.locator(".action-card")
-    shown = screen.cards[:3]
-    assert [(card.text, card.title) for card in shown] == [
-        (card.locator(".saving").inner_text(), card.locator(".cause").inner_text())
-        for card in cards.all()
-    ]
-    assert [f"{part.label} {part.text}" for part in screen.phases] == page.locator(
-        ".parts-of-phase li"
-    ).all_inner_texts()
+    values = section.locator("> .figures .figure-value").all_inner_texts()
+    labels = section.locator("> .figures .figure-label").all_inner_texts()
+    assert [fact.text for fact in screen.figures] == values
+    assert [fact.label for fact in screen.figures] == labels
+    # The page shows at most three cards.
+    expected_cards = [(card.text, card.title) for card in screen.cards[:3]]
+    cards = []
+    for card in page.locator(".action-card").all():
+        saving = card.locator(".saving").inner_text()
+        cause = card.locator(".cause").inner_text()
+        cards.append((saving, cause))
+    assert expected_cards == cards
+    phases = page.locator(".parts-of-phase li").all_inner_texts()
+    assert [f"{part.label} {part.text}" for part in screen.phases] == phases
     assert screen.steps is not None
     assert pytest.approx(screen.steps.mean) == sum(part.seconds for part in screen.phases)
     assert screen.steps.said in section.inner_text()

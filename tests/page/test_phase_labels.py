@@ -1,4 +1,4 @@
-"""Labels of phases: the page and the reports in Python have the same."""
+"""Test that phases have the same labels on the page and in the Python reports."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ LABELS = 'import { PHASE_LABELS } from "%s"; console.log(JSON.stringify(PHASE_LA
 
 @needs_node
 def test_the_page_has_the_labels_of_the_reports() -> None:
-    """A phase with another label on the page would look like another phase."""
+    """The labels are equal; another label would look like another phase."""
     script = LABELS % FORMAT.as_uri()
     ran = subprocess.run(
         [str(NODE), "--input-type=module", "-e", script], check=True, capture_output=True, text=True
@@ -22,6 +22,6 @@ def test_the_page_has_the_labels_of_the_reports() -> None:
 
 
 def test_a_phase_without_a_label_has_its_name() -> None:
-    """Only few names are not words that a reader knows."""
+    """Only few phases have a label; the label of all others is their name."""
     assert "data wait" == phase_label("data")
     assert "forward" == phase_label("forward")

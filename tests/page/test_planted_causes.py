@@ -1,8 +1,7 @@
-"""Trainings with one planted cause each.
+"""Test that the first screen of a page names the planted cause of a slow training run.
 
-The first screen of their pages names it, without scrolling and without a click.
-
-The monitor's clock stands still but where the cause is, so a busy machine changes nothing.
+The sentence must be visible without scrolling and without a click. The clock of the monitor moves
+only where the test advances it, so a busy machine changes nothing.
 """
 
 from collections.abc import Callable
@@ -29,17 +28,17 @@ from tests.support.lightning_runs import (
 pytestmark = LIGHTNINGS_WARNINGS
 
 CHIP = Hardware("abacus", {"fp32": 1e4}, bandwidth_bytes_per_second=1e3)
-"""Slow enough that tensors of a few hundred bytes take a second to move."""
-
-LAYERS = 4
+"""A chip so slow that a few hundred bytes take almost a second to move."""
 
 
 class Slow(nn.Module):
-    """A linear layer that takes so many seconds of the clock."""
+    """A linear layer that takes the given number of seconds of the clock."""
 
     def __init__(self, clock: StillClock, seconds: float) -> None:
         super().__init__()
-        self.linear, self.clock, self.seconds = nn.Linear(WIDTH, WIDTH), clock, seconds
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.clock = clock
+        self.seconds = seconds
 
     def forward(self, x: Tensor) -> Tensor:
         self.clock.advance(self.seconds)
@@ -47,10 +46,7 @@ class Slow(nn.Module):
 
 
 class Pointwise(nn.Module):
-    """Nothing but element by element, again and again.
-
-    It takes the time that its bytes take on the chip.
-    """
+    """A pointwise module that takes the time that the chip needs for its bytes."""
 
     def __init__(self, clock: StillClock) -> None:
         super().__init__()
@@ -64,14 +60,12 @@ class Pointwise(nn.Module):
 
 
 class Planted(Classifier):
-    """Four equal blocks in front of the classifier, and something pointwise behind them."""
+    """A classifier with four equal blocks, one of which may be slow, and a pointwise module."""
 
     def __init__(self, clock: StillClock, slow: float, pointwise: nn.Module) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            *(Slow(clock, slow if number == 2 else 0.1) for number in range(LAYERS)),
-            pointwise,  # type: ignore[assignment]
-        )
+        blocks = [Slow(clock, 0.1), Slow(clock, 0.1), Slow(clock, slow), Slow(clock, 0.1)]
+        self.body = nn.Sequential(*blocks, pointwise)  # type: ignore[assignment]
 
 
 NAMED = {
@@ -85,29 +79,24 @@ NAMED = {
 def test_the_first_screen_names_the_planted_cause(
     cause: str, opening: Callable[..., Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At 1024 x 768 the sentence is in sight as soon as the page is drawn, and it is the first cause."""
+    """The sentence of the cause is on the first card, which is visible at 1024 x 768 pixels."""
     clock = StillClock()
     use_clock(monkeypatch, clock)
-    # The clock says nothing about the CPU time of the thread.
+    # The CPU time of the thread is real, so it does not fit the fake clock.
     monkeypatch.setattr(ThreadSchedule, "between", lambda *_: None)
-    planted = Planted(
-        clock,
-        10.0 if cause == "block" else 0.1,
-        Pointwise(clock) if cause == "pointwise" else nn.Tanh(),
-    )
+    slow_block = 10.0 if cause == "block" else 0.1
+    pointwise = Pointwise(clock) if cause == "pointwise" else nn.Tanh()
+    data_wait = 5.0 if cause == "data" else 0.01
+    planted = Planted(clock, slow_block, pointwise)
     monitor = watching(
         hardware=CHIP, html=True, dirpath=tmp_path, schedule=Schedule(wait=1, warmup=1, active=6)
     )
-    fit(
-        planted,
-        monitor,
-        data=loader(20, look=lambda: clock.advance(5.0 if cause == "data" else 0.01)),
-    )
+    fit(planted, monitor, data=loader(20, look=lambda: clock.advance(data_wait)))
     (file,) = tmp_path.glob("*.html")
     page = opening(file.as_uri()).page
     page.set_viewport_size({"width": 1024, "height": 768})
     page.locator(".action-card .sentence").first.wait_for()
-    # Both are of the same card only if read at once: a page of another size is drawn again.
+    # Text and position are read at once: the page is drawn again after its size has changed.
     text, bottom = page.evaluate(
         """() => {
             const card = document.querySelector(".action-card");

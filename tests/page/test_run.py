@@ -1,4 +1,4 @@
-"""The run around the windows, in a real browser: offline, and in the tab."""
+"""Test in a browser the view of a whole run, in a file from disk and in the tab."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +18,15 @@ from tests.support.profile_pairs import clean, ran
 WIDTHS = [1440, 1024, 390]
 
 
+def cells(seen: Any, table: str) -> list[list[str]]:
+    """Return the cells of a table, row by row."""
+    rows = seen.get_by_role("table", name=table).locator("tbody tr")
+    return [row.locator("td").all_inner_texts() for row in rows.all()]
+
+
 def figures(seen: Any) -> dict[str, Any]:
-    """What the view has of a run: its steps, its bar, its bands, and its tables."""
+    """Return what the view shows of a run: figures, marks, bars, a sentence and tables."""
     seen.locator(".run-chart").wait_for()
-    table = {
-        name: seen.get_by_role("table", name=name).locator("tbody tr")
-        for name in ("slow steps", "starts")
-    }
     return {
         "figures": seen.locator("section.run > .figures .figure-value").all_inner_texts(),
         "marks": seen.locator(".step-chart text title").all_text_contents()[2:],
@@ -33,10 +35,8 @@ def figures(seen: Any) -> dict[str, Any]:
         ),
         "down": seen.locator(".run-chart .down title").all_text_contents(),
         "trained": seen.locator(".trained").inner_text(),
-        **{
-            name: [row.locator("td").all_inner_texts() for row in rows.all()]
-            for name, rows in table.items()
-        },
+        "slow steps": cells(seen, "slow steps"),
+        "starts": cells(seen, "starts"),
     }
 
 
@@ -49,7 +49,10 @@ RESUMED = {
         "slow steps: 2.00 s, 3.3 %",
     ],
     "down": ["down for 10.0 s; start 1: killed"],
-    "trained": "55.0 % of 1 min 0 s was training; start-up 25.0 %, down until the restart 16.7 %, slow steps 3.3 %.",
+    "trained": (
+        "55.0 % of 1 min 0 s was training; start-up 25.0 %, down until the restart 16.7 %, "
+        "slow steps 3.3 %."
+    ),
     "slow steps": [
         ["4", "1.90 s", "2.00 s", "100 ms", "waiting for the data loader"],
         ["7", "1.90 s", "2.00 s", "100 ms", "waiting for the data loader"],
@@ -60,17 +63,17 @@ RESUMED = {
         ["40.0 s", "20.0 s", "10 to 19", "finished"],
     ],
 }
-"""By hand, from what is written."""
+"""What the page shows of the run that `write_resumed_run` writes, computed by hand."""
 
 ALONE = {"figures": ["1.10 s", "55.0 %"]}
-"""Without a window: 22 s in 20 steps, and 33 s of 60 s."""
+"""Figures without a window: the mean of 22 s in 20 steps, and 33 s of 60 s in training."""
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_page_of_the_run_opens_offline(
     width: int, opening: Callable[..., Seen], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It asks for nothing, and no part of it is cut off."""
+    """The page requests only itself, and no part of it is wider than the screen."""
     write_resumed_run(tmp_path)
     page = tmp_path / "run.html"
     assert 0 == main(["ledger", str(tmp_path), "--html", str(page)])
@@ -83,7 +86,8 @@ def test_a_page_of_the_run_opens_offline(
     lines = seen.page.locator(".run-chart polyline").evaluate_all(
         "(all) => all.map((each) => each.getAttribute('points').split(' ').length)"
     )
-    # what is unknown interrupts the memory's line, and a point by itself is drawn twice
+    # Unknown values interrupt the line of the memory. Each part here is a single point, which is
+    # drawn twice so that it is visible.
     assert [2, 2] == lines
     seen.page.set_viewport_size({"width": 1280, "height": 800})
 
@@ -91,7 +95,7 @@ def test_a_page_of_the_run_opens_offline(
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core, by npm ci")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_can_be_read_by_all(scheme: str, opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """Contrast, names and roles, as axe-core checks them."""
+    """The page passes axe-core's rules for contrast, names and roles."""
     write_resumed_run(tmp_path)
     assert 0 == main(["ledger", str(tmp_path), "--html", str(tmp_path / "run.html")])
     seen = opening((tmp_path / "run.html").as_uri(), color_scheme=scheme)
@@ -102,14 +106,19 @@ def test_it_can_be_read_by_all(scheme: str, opening: Callable[..., Seen], tmp_pa
 def test_a_step_is_said_where_the_pointer_is_and_several_are_selected(
     opening: Callable[..., Seen], tmp_path: Path
 ) -> None:
-    """Anywhere above or below its bar. A drag over steps 0 to 9 has the mean of 12 s over 10 steps."""
+    """The caption describes the step at the pointer, or the steps that were selected by a drag.
+
+    The pointer may be anywhere above or below the bar. Steps 0 to 9 take 12 s, so 1.2 s on average.
+    """
     write_resumed_run(tmp_path)
     assert 0 == main(["ledger", str(tmp_path), "--html", str(tmp_path / "run.html")])
     seen = opening((tmp_path / "run.html").as_uri())
     chart = seen.page.locator(".step-chart")
     chart.wait_for()
     box = chart.bounding_box()
-    left, right = 70, 60
+    # The 20 bars are between the margins of the chart.
+    left = 70
+    right = 60
     across = (box["width"] - left - right) / 20
     caption = seen.page.locator(".step-caption").first
 
@@ -132,6 +141,7 @@ def test_a_step_is_said_where_the_pointer_is_and_several_are_selected(
     assert caption.inner_text().startswith("20 unprofiled steps of the run")
 
 
+# Counts how often the page decompresses its data.
 COUNT_UNPACKED = """() => {
     const Stream = DecompressionStream;
     window.unpacked = 0;
@@ -140,7 +150,10 @@ COUNT_UNPACKED = """() => {
 
 
 def test_a_page_of_another_width_is_drawn_again_at_once(page_of: Callable[..., Seen]) -> None:
-    """The run is not loaded again, so the page never shows "Loading…" in between."""
+    """If the width changes, the chart is drawn again without loading the run again.
+
+    Otherwise the page would show "Loading…" in between.
+    """
     page = page_of(ran({"fc": 1e-3}, steps=clean(0.1, 0.2))).page
     page.evaluate(COUNT_UNPACKED)
     page.locator(".step-chart").evaluate("(chart) => chart.setAttribute('data-of', 'first')")
@@ -150,7 +163,11 @@ def test_a_page_of_another_width_is_drawn_again_at_once(page_of: Callable[..., S
 
 
 def test_the_tab_has_the_run_of_its_window(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """From the files in the run's folder now; without a ledger from the window."""
+    """The tab reads the ledger from the run's folder at the time of the request.
+
+    Without a ledger, it shows the steps of the window. A ledger outside of the log directory is
+    refused.
+    """
     for name in ("with", "without"):
         with SummaryWriter(tmp_path / name) as writer:
             lflops.tensorboard.log(writer, ran({"fc": 1e-3}, steps=clean(0.1)), 1)
@@ -165,9 +182,8 @@ def test_the_tab_has_the_run_of_its_window(opening: Callable[..., Seen], tmp_pat
         frame.get_by_label("run", exact=True).select_option("without")
         frame.get_by_text("1 unprofiled step of the window").first.wait_for()
         assert 0 == frame.locator(".run-chart").count()
-        window = next(
-            each for each in server.windows(expected=2)["windows"] if each["run"] == "with"
-        )
+        windows = server.windows(expected=2)["windows"]
+        (window,) = (each for each in windows if each["run"] == "with")
         (tmp_path / "with" / "lflops" / "rank0-2.ledger.jsonl").symlink_to("/etc/hostname")
         status, _, said = server.get("run", run="with", tag=window["tag"], step=window["step"])
         assert (403, b"the ledger is not below the log directory") == (status, said)
@@ -176,7 +192,10 @@ def test_the_tab_has_the_run_of_its_window(opening: Callable[..., Seen], tmp_pat
 def test_a_file_has_the_ledger_and_the_other_windows_of_its_folder(
     opening: Callable[..., Seen], tmp_path: Path
 ) -> None:
-    """Two windows: the last is shown, the other can be chosen, and both are compared."""
+    """The page of a folder has the run and both windows.
+
+    The last window is shown first; the other can be chosen, and both are compared.
+    """
     write_resumed_run(tmp_path)
     for number, seconds in enumerate((0.2, 0.1)):
         window = ran({"fc": 1e-3}, steps=clean(seconds))
@@ -188,9 +207,8 @@ def test_a_file_has_the_ledger_and_the_other_windows_of_its_folder(
     seen = opening((tmp_path / "run.html").as_uri())
     found = figures(seen.page)
     assert RESUMED.items() <= found.items()
-    assert ["Run", "Modules", "Compare"] == seen.page.get_by_role(
-        "tablist", name="views"
-    ).get_by_role("tab").all_inner_texts()
+    views = seen.page.get_by_role("tablist", name="views")
+    assert ["Run", "Modules", "Compare"] == views.get_by_role("tab").all_inner_texts()
     choice = seen.page.get_by_label("step", exact=True)
     assert "11" == choice.input_value()
     choice.select_option("10")
@@ -200,7 +218,7 @@ def test_a_file_has_the_ledger_and_the_other_windows_of_its_folder(
 
 
 def test_json_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line says so."""
+    """`--json` with `--html` is an error of one line."""
     write_resumed_run(tmp_path)
     assert 2 == main(["ledger", str(tmp_path), "--json", "--html", "x"])
     assert "html='x': --json writes no page" in capsys.readouterr().err

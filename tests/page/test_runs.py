@@ -1,4 +1,4 @@
-"""The table of runs, in a real browser."""
+"""Test in a browser the table of all runs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +16,9 @@ SHEET = "[role=grid] .grid-body [role=row]"
 def test_runs_are_searched_sorted_and_held_against_a_baseline(
     opening: Callable[..., Seen], tmp_path: Path
 ) -> None:
-    """Three runs of 100, 80 and 125 ms.
+    """The table of the runs' last windows is sorted, filtered and compared with a baseline.
 
-    The last windows of each, the fastest first on request, and what each adds to the baseline.
+    The last windows have steps of 100, 80 and 125 ms.
     """
     for name, seconds, device in (("a", 0.1, "cpu"), ("b", 0.08, "H200"), ("c", 0.125, "H200")):
         with SummaryWriter(tmp_path / name) as writer:
@@ -42,8 +42,10 @@ def test_runs_are_searched_sorted_and_held_against_a_baseline(
         assert "100 ms" in rows.nth(1).inner_text()
         frame.get_by_role("button", name="pin a as the baseline").click()
         assert "80.0 ms -20.0 %" in rows.nth(2).inner_text()
+        # No cell is too narrow for its text.
         assert [] == rows.locator(".number").evaluate_all(
-            "(cells) => cells.filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.textContent)"
+            "(cells) => cells.filter((each) => each.scrollWidth > each.clientWidth)"
+            ".map((each) => each.textContent)"
         )
         assert "125 ms +25.0 %" in rows.nth(0).inner_text()
         frame.get_by_label("filter runs").fill("h200")
@@ -54,17 +56,16 @@ def test_runs_are_searched_sorted_and_held_against_a_baseline(
 
 
 def test_a_file_of_one_profile_has_no_list_of_runs(page_of: Callable[..., Seen]) -> None:
-    """A view without data has no tab."""
+    """The page of one profile has no tab for all runs."""
     seen = page_of(ran({"fc": 1e-3}, steps=clean(0.1)))
-    assert ["Run", "Modules"] == seen.page.get_by_role("tablist", name="views").get_by_role(
-        "tab"
-    ).all_inner_texts()
+    views = seen.page.get_by_role("tablist", name="views")
+    assert ["Run", "Modules"] == views.get_by_role("tab").all_inner_texts()
 
 
 def test_the_run_filter_of_tensorboard_is_followed(
     opening: Callable[..., Seen], tmp_path: Path
 ) -> None:
-    """It hides one of two runs, and that is said."""
+    """The run filter of TensorBoard applies, and the page says how many runs it hides."""
     for name in ("fast", "slow"):
         with SummaryWriter(tmp_path / name) as writer:
             lflops.tensorboard.log(writer, ran({"fc": 1e-3}, steps=clean(0.1)), 1)

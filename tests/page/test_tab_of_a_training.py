@@ -1,7 +1,4 @@
-"""From a training to the tab.
-
-What TensorBoard shows of it is what its profile has, module by module.
-"""
+"""Test that TensorBoard shows for each module of a real training run what its profile file has."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +15,7 @@ from tests.support.tensorboard_server import board
 
 pytestmark = LIGHTNINGS_WARNINGS
 
+# The fields of a phase, by the labels of their columns
 FIELDS = {
     "MACs": "macs",
     "FLOPs": "flops",
@@ -28,29 +26,32 @@ FIELDS = {
 
 
 def expected(modules: Mapping[str, Any], column: str) -> Iterator[float | None]:
-    """What a column has of each module, in the file."""
+    """Yield the value of each module in the profile file, for a column of the page."""
     phase, _, name = column.partition(" ")
     for module in modules.values():
         if name in FIELDS:
             value = module[phase][FIELDS[name]]
             yield value["median"] if isinstance(value, dict) else value
+        elif column == "trainable":
+            yield module["trainable_parameters"]
+        elif column == "peak memory":
+            yield module["peak_bytes"]
         else:
-            yield module[
-                {"trainable": "trainable_parameters", "peak memory": "peak_bytes"}.get(
-                    column, column
-                )
-            ]
+            yield module[column]
 
 
 def read(text: str) -> float | None:
-    """The exact value that a cell is titled with."""
-    return None if text.startswith("unknown") else float(text.replace(",", ""))
+    """Return the exact value of a cell from its tooltip."""
+    if text.startswith("unknown"):
+        return None
+    return float(text.replace(",", ""))
 
 
 def test_the_tab_has_the_numbers_of_the_file(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """Every module in every column, of a real Trainer with a TensorBoardLogger.
+    """All cells of the table equal the values of the profile file.
 
-    What is derived of two columns is left out.
+    The run uses a real Trainer with a TensorBoardLogger. Columns that are computed from several
+    values are left out.
     """
     fit(
         Classifier(),
@@ -65,23 +66,20 @@ def test_the_tab_has_the_numbers_of_the_file(opening: Callable[..., Seen], tmp_p
         for box in frame.locator(".chooser input").all():
             box.check()
         rows = frame.locator(ROW).all()
-        names = [
-            row.locator(".name").get_attribute("title") for row in rows
-        ]  # those with the most time first
+        # The modules with the most time come first.
+        names = [row.locator(".name").get_attribute("title") for row in rows]
         assert sorted(modules) == sorted(names)
         modules = {name: modules[name] for name in names}
-        cells = [
-            row.locator(".number").evaluate_all(
-                "cells => cells.map((cell) => cell.title.split(': '))"
-            )
-            for row in rows
-        ]
-    shown = {column: [read(dict(row)[column]) for row in cells] for column, _ in cells[0]}
-    derived = {column for column in shown if column.endswith(("FLOP/s", "FLOPs/byte"))} | {
-        "total time",
-        "share of the step",
-        "MFU",
-    }
+        # Each row is a dictionary from the labels of columns to exact values.
+        cells = []
+        for row in rows:
+            titles = "cells => cells.map((cell) => cell.title.split(': '))"
+            cells.append(dict(row.locator(".number").evaluate_all(titles)))
+    shown = {column: [read(row[column]) for row in cells] for column in cells[0]}
+    derived = {"total time", "share of the step", "MFU"}
+    for column in shown:
+        if column.endswith(("FLOP/s", "FLOPs/byte")):
+            derived.add(column)
     assert {
         "parameters",
         "calls",
@@ -91,17 +89,17 @@ def test_the_tab_has_the_numbers_of_the_file(opening: Callable[..., Seen], tmp_p
         "forward time",
         "backward time",
     } < {*shown}
-    assert {
-        column: list(expected(modules, column)) for column in shown if column not in derived
-    } == {column: values for column, values in shown.items() if column not in derived}
+    for column, values in shown.items():
+        if column not in derived:
+            assert list(expected(modules, column)) == values, column
 
 
 def test_the_tab_serves_the_trace_of_a_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the callback left it, named from the run's folder.
+    """The server sends the trace file unchanged, and its path is relative to the run's folder.
 
-    The logger's was given from where the training ran.
+    The logger has a path that is relative to the working directory of the training run.
     """
     monkeypatch.chdir(tmp_path)
     monitor = watching(trace=True, schedule=Schedule(wait=1, warmup=1, active=2))
@@ -110,7 +108,6 @@ def test_the_tab_serves_the_trace_of_a_training(
     with board(tmp_path / "logs") as server:
         (window,) = server.windows(expected=1)["windows"]
         place = {name: window[name] for name in ("run", "tag", "step")}
-        assert [
-            {"rank": "0", "file": f"lflops_traces/{trace.parent.name}/{trace.name}"}
-        ] == server.json("window", **place)["traces"]
+        file = f"lflops_traces/{trace.parent.name}/{trace.name}"
+        assert [{"rank": "0", "file": file}] == server.json("window", **place)["traces"]
         assert trace.read_bytes() == server.get("trace", **place, index=0)[2]

@@ -1,7 +1,4 @@
-"""The view Timeline in a real browser.
-
-One step in time, its keyboard, its zoom, and memory on the same axis.
-"""
+"""Test in a browser the view Timeline: a step over time, its keyboard, its zoom and its memory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,30 +22,30 @@ WALKED = """(node, key) => Array.from({ length: 20 }, (_, number) => {
   node.dispatchEvent(new KeyboardEvent("keydown", { key: number ? key : "Home" }));
   return node.closest("section").querySelector(".timeline-caption b").textContent;
 })"""
-"""What is said of the bars of the first row, one after the other."""
+"""Presses a key 20 times, beginning at the first bar, and returns the name in each caption."""
 
 
 def opened(seen: Seen) -> Any:
-    """The view, drawn."""
+    """Open the view Timeline, and wait until it is drawn."""
     seen.view("Timeline")
     seen.page.locator(".step-timeline svg").wait_for()
     return seen.page.locator("section.timeline-view")
 
 
 def labels(view: Any) -> list[str]:
-    """The texts in the bars."""
+    """Return the texts in the bars."""
     return view.locator(".bar-label").all_text_contents()
 
 
 def caption(view: Any) -> str:
-    """What is said of the chosen bar."""
+    """Return the caption, which describes the chosen bar."""
     return view.locator(".timeline-caption").inner_text()
 
 
 def test_modules_operators_and_kernels_share_an_axis(page_of: Callable[..., Seen]) -> None:
-    """Two ranks, the first with operators and kernels.
+    """Two ranks share a time axis; only the first has operators and kernels.
 
-    The encoder has 0.7 of 3 ms, so as much of the width.
+    The encoder takes 0.7 of the 1 ms of forward, so its bar has this share of the width.
     """
     view = opened(page_of(small_profile()))
     assert [
@@ -64,15 +61,14 @@ def test_modules_operators_and_kernels_share_an_axis(page_of: Callable[..., Seen
     ] == labels(view)[:9]
     headings = set(view.locator("svg .tick-label").all_text_contents())
     assert {"rank 0", "rank 1", "operators", "kernels", "stream 1", "live memory"} <= headings
-    widths = [
-        view.locator(f'[data-bar="{bar}"] rect').bounding_box()["width"] for bar in (0, 1)
-    ]  # forward, and the encoder in it
-    assert pytest.approx(0.7, abs=0.01) == widths[1] / widths[0]
+    forward = view.locator('[data-bar="0"] rect').bounding_box()
+    encoder = view.locator('[data-bar="1"] rect').bounding_box()
+    assert pytest.approx(0.7, abs=0.01) == encoder["width"] / forward["width"]
     assert "2 shorter slices are left out" in view.inner_text()
 
 
 def test_one_rank_can_be_chosen(page_of: Callable[..., Seen]) -> None:
-    """The second had hooks on its modules, and has no operators."""
+    """The chosen rank is shown alone. It is a module-timing step, so it has no operators."""
     seen = page_of(small_profile())
     view = opened(seen)
     seen.page.get_by_label("rank").select_option("1")
@@ -82,10 +78,7 @@ def test_one_rank_can_be_chosen(page_of: Callable[..., Seen]) -> None:
 
 
 def test_the_keyboard_goes_from_bar_to_bar_and_zooms(page_of: Callable[..., Seen]) -> None:
-    """Down from forward to the encoder, right to the head, Enter to its row.
-
-    A space zooms to it, 0 shows all again.
-    """
+    """Arrow keys go from bar to bar, Space zooms in, 0 zooms out, and Enter goes to the module."""
     seen = page_of(small_profile())
     view = opened(seen)
     view.locator(".step-timeline").focus()
@@ -110,9 +103,10 @@ def test_the_keyboard_goes_from_bar_to_bar_and_zooms(page_of: Callable[..., Seen
 
 
 def test_the_wheel_zooms_and_a_drag_pans(page_of: Callable[..., Seen]) -> None:
-    """Three turns make 1.5 ms of 3 of it.
+    """The mouse wheel zooms, a drag moves the picture, and a button shows the whole step.
 
-    The optimizer's slice, from 2 ms on, is out of the picture, and comes in by a drag.
+    Three turns of the wheel leave 1.5 of 3 ms. The optimizer starts at 2 ms, so it is outside until
+    a drag moves it into view.
     """
     seen = page_of(small_profile())
     view = opened(seen)
@@ -132,9 +126,9 @@ def test_the_wheel_zooms_and_a_drag_pans(page_of: Callable[..., Seen]) -> None:
 
 
 def test_the_pointer_says_what_was_alive(page_of: Callable[..., Seen]) -> None:
-    """`head` ran third in the counted step, and from 0.7 ms on in this one.
+    """The caption has the live memory of the counting step at the operator under the pointer.
 
-    3000 bytes were alive before it.
+    The head is the third operator of the counting step, before which 3,000 bytes were alive.
     """
     seen = page_of(small_profile())
     view = opened(seen)
@@ -145,24 +139,22 @@ def test_the_pointer_says_what_was_alive(page_of: Callable[..., Seen]) -> None:
 
 
 def test_memory_is_drawn_where_no_operator_runs(page_of: Callable[..., Seen]) -> None:
-    """In the optimizer's slice, behind the last operator, as much is alive as after it.
+    """The memory after the last operator is drawn up to the end of the step.
 
-    The areas are as wide as the picture.
+    Zoomed to the optimizer, where no operator runs, the area has the width of the picture.
     """
     seen = page_of(small_profile())
     view = opened(seen)
     view.locator(".bar-label", has_text="optimizer").dblclick(force=True)
     seen.page.wait_for_function("() => location.hash.includes('timeline.from=')")
-    box, area = (
-        view.locator(each).first.bounding_box()
-        for each in (".step-timeline svg", ".step-timeline svg > path")
-    )
+    box = view.locator(".step-timeline svg").first.bounding_box()
+    area = view.locator(".step-timeline svg > path").first.bounding_box()
     assert area["width"] > 0.85 * box["width"]
     assert area["height"] > 10
 
 
 def test_names_in_time_are_text(page_of: Callable[..., Seen]) -> None:
-    """Of modules, operators, kernels and phases."""
+    """Names of modules, operators, kernels and phases are shown as text."""
     slices = (ModuleSlice(IMAGE, SCRIPT, 0, 90, 0), ModuleSlice(IMAGE, SCRIPT, 0, 90, 1))
     work = (TimedWork(IMAGE, 0, 90),)
     step = StepTimeline(source="traced", length=100, slices=slices, operators=work, kernels=work)
@@ -173,23 +165,23 @@ def test_names_in_time_are_text(page_of: Callable[..., Seen]) -> None:
 
 
 def test_without_a_step_there_is_no_tab(page_of: Callable[..., Seen]) -> None:
-    """No empty chart."""
+    """Without a recorded step there is no Timeline tab."""
     seen = page_of(replace(small_profile(), timelines=()))
     assert 0 == seen.page.get_by_role("tab", name="Timeline").count()
 
 
 def test_another_step_can_be_chosen(page_of: Callable[..., Seen]) -> None:
-    """Step 7 of 100 ns is the median one; step 9 of 400 ns has another phase, and no memory."""
-    steps = [
-        StepTimeline(
-            source="module_timing",
-            step=number,
-            length=length,
-            slices=(ModuleSlice("", phase, 0, length, 0),),
-        )
-        for number, length, phase in ((7, 100, "forward"), (9, 400, "data"))
-    ]
-    seen = page_of(replace(small_profile(), timelines=tuple(steps), ranks=()))
+    """The median step is shown first; another step can be chosen, and the address keeps the choice.
+
+    Step 7 takes 100 ns and step 9 takes 400 ns, in another phase.
+    """
+    forward = ModuleSlice("", "forward", 0, 100, 0)
+    data = ModuleSlice("", "data", 0, 400, 0)
+    steps = (
+        StepTimeline(source="module_timing", step=7, length=100, slices=(forward,)),
+        StepTimeline(source="module_timing", step=9, length=400, slices=(data,)),
+    )
+    seen = page_of(replace(small_profile(), timelines=steps, ranks=()))
     view = opened(seen)
     assert ["forward"] == labels(view)
     assert "Timeline of step 7, 100 ns" in view.inner_text()
@@ -204,9 +196,9 @@ def test_another_step_can_be_chosen(page_of: Callable[..., Seen]) -> None:
 
 
 def test_a_training_is_shown_in_time(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """In the tab, from a real Trainer that traced.
+    """The tab shows a traced step of a real Trainer.
 
-    Modules in the order in which they ran, forward and back, above their operators.
+    The phases are in the order in which they ran, and the timeline has operators and memory.
     """
     fit(
         Classifier(),
@@ -216,10 +208,9 @@ def test_a_training_is_shown_in_time(opening: Callable[..., Seen], tmp_path: Pat
     with tab(opening, tmp_path, expected=1) as (_, frame, _):
         frame.get_by_role("tab", name="Timeline").click()
         frame.locator(".step-timeline svg").wait_for()
-        assert {"modules", "operators", "live memory"} <= set(
-            frame.locator("svg .tick-label").all_text_contents()
-        )
-        phases = frame.locator(".step-timeline").evaluate(WALKED, "ArrowRight")
-        assert ["data wait", "host-to-device copy", "forward", "backward", "optimizer"] == list(
-            dict.fromkeys(phases)
-        )
+        headings = set(frame.locator("svg .tick-label").all_text_contents())
+        assert {"modules", "operators", "live memory"} <= headings
+        walked = frame.locator(".step-timeline").evaluate(WALKED, "ArrowRight")
+        phases = list(dict.fromkeys(walked))
+        expected = ["data wait", "host-to-device copy", "forward", "backward", "optimizer"]
+        assert expected == phases

@@ -1,4 +1,4 @@
-"""The links to a window's traces, in a real browser."""
+"""Test in a browser the links to the traces of a window."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,12 +23,12 @@ onmessage = ({ data, source, origin }) => {
   else document.body.textContent = `${data.perfetto.title}: ${data.perfetto.buffer.byteLength} bytes`;
 };
 </script><body></body>"""
-"""What stands for Perfetto's page: it does as that one says it does, and tells what it was given."""
+"""A replacement for Perfetto's page, with the same protocol. It shows what it receives."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
-    """A window that two ranks traced; the second one's trace is not there."""
+    """Start TensorBoard on a window with traces of two ranks, the second of which is missing."""
     logs = tmp_path_factory.mktemp("logs")
     files = {str(rank): str(logs / "run" / name) for rank, name in enumerate(NAMES)}
     (logs / "run").mkdir()
@@ -42,22 +42,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
 
 @pytest.fixture
 def seen(server: Board, opening: Callable[..., Seen]) -> Seen:
-    """The tab."""
+    """Open the tab."""
     return opening(f"{server.address}#lflops")
 
 
 def frame(seen: Seen) -> Any:
-    """TensorBoard's, that the tab is in."""
+    """Return the frame of TensorBoard that contains the tab."""
     return seen.page.frame_locator("iframe")
 
 
 def other_requests(server: Board, seen: Seen) -> list[str]:
-    """Requests to other servers."""
+    """Return the addresses of requests to other servers."""
     return [address for address in seen.asked if not address.startswith(server.address)]
 
 
 def test_a_trace_is_saved_by_its_name(seen: Seen, server: Board) -> None:
-    """As it is; nobody else is asked for anything."""
+    """A link downloads the trace unchanged, without a request to another server."""
     links = frame(seen).locator(".traces a")
     links.first.wait_for()
     assert NAMES == links.all_inner_texts()
@@ -69,7 +69,7 @@ def test_a_trace_is_saved_by_its_name(seen: Seen, server: Board) -> None:
 
 
 def test_perfetto_is_asked_for_on_a_click_and_is_given_the_trace(seen: Seen, server: Board) -> None:
-    """Within the browser, as soon as it answers."""
+    """Perfetto is requested only on a click, and receives the trace within the browser."""
     seen.page.route(
         f"{PERFETTO}**", lambda route: route.fulfill(content_type="text/html", body=ANSWERS)
     )
@@ -84,7 +84,7 @@ def test_perfetto_is_asked_for_on_a_click_and_is_given_the_trace(seen: Seen, ser
 
 
 def test_a_trace_that_is_not_there_is_said_not_to_be(seen: Seen, server: Board) -> None:
-    """And Perfetto is not asked for."""
+    """For a missing trace, the page shows the reason and does not request Perfetto."""
     frame(seen).get_by_role("button", name="open in Perfetto").nth(1).click()
     frame(seen).get_by_text(
         "This trace cannot be shown: the trace does not exist, or is still being written"
@@ -93,7 +93,7 @@ def test_a_trace_that_is_not_there_is_said_not_to_be(seen: Seen, server: Board) 
 
 
 def test_the_page_from_disk_says_where_the_traces_are(page_of: Callable[..., Seen]) -> None:
-    """It can reach none of them, and nobody else."""
+    """A page from disk lists the paths of the traces, without links, and requests no server."""
     seen = page_of(replace(small_profile(), trace=Trace(files={"0": "/logs/a.pt.trace.json.gz"})))
     assert ["rank 0: /logs/a.pt.trace.json.gz"] == seen.page.locator(".traces li").all_inner_texts()
     assert 0 == seen.page.locator(".traces a, .traces button").count()

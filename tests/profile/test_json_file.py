@@ -1,3 +1,8 @@
+"""Test the JSON file of a profile: it is read as it was saved, and damaged files are refused.
+
+Most tests change one part of the file of `small_profile` and check the text of the error.
+"""
+
 import gzip
 import itertools
 import json
@@ -29,61 +34,57 @@ from tests.support.profile_builders import (
     work,
 )
 
-COUNTS = tuple(
-    name
-    for name, kind in work().__annotations__.items()
-    if name in fields_of(work()) and fields_of(work())[name] == 0
-)
+# The fields of a `Work` that are counts: without arguments, `work` sets them to 0.
+COUNTS = tuple(name for name, value in fields_of(work()).items() if value == 0)
 SMALL = msgspec.json.encode(small_profile())
 TRACE = b'{"schemaVersion": 1, "traceEvents": []}'
 PLACEHOLDER = "what the test puts here"
+HINT = "; pass a file that FlopsMonitor or Profile.save wrote, such as *.profile.json"
 
+# The path to a value in a tree of JSON values.
 Keys = tuple[str | int, ...]
-# Every outcome of a damaged file is quick, but the machine that runs the tests may not be.
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a test's file is, or will be."""
+    """Return the path of the file that a test reads or writes."""
     return tmp_path / "small.profile.json"
 
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One file that the examples of a property write over and over."""
+    """Return the path of one file that all examples of a property test overwrite."""
     return tmp_path_factory.mktemp("property") / "damaged.profile.json"
 
 
 def tree() -> Any:
-    """The small profile as plain JSON values, to be spoilt."""
+    """Return the small profile as plain JSON values that a test can change."""
     return json.loads(SMALL)
 
 
 def places(value: Any, keys: Keys = ()) -> Iterator[Keys]:
-    """The path to every value in a tree of JSON."""
+    """Yield the path to every value in a tree of JSON values."""
     yield keys
-    for key, inner in (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    ):
-        yield from places(inner, (*keys, key))
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from places(inner, (*keys, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from places(inner, (*keys, index))
 
 
 PLACES = list(places(tree()))
 
 
 def at(root: Any, keys: Keys) -> Any:
-    """The value at a place in a tree of JSON."""
+    """Return the value at a path in a tree of JSON values."""
     for key in keys:
         root = root[key]
     return root
 
 
 def replaced(keys: Keys, value: object) -> bytes:
-    """The small profile with another value at one place."""
+    """Return the file of the small profile with another value at a path."""
     if not keys:
         return json.dumps(value).encode()
     root = tree()
@@ -92,21 +93,26 @@ def replaced(keys: Keys, value: object) -> bytes:
 
 
 def spoilt(keys: Keys, text: bytes) -> bytes:
-    """The small profile with any text, JSON or not, at one place."""
+    """Return the file of the small profile with any text at a path, even if it is not JSON."""
     return replaced(keys, PLACEHOLDER).replace(json.dumps(PLACEHOLDER).encode(), text)
 
 
 def without(keys: Keys) -> bytes:
-    """The small profile without one key."""
+    """Return the file of the small profile without the value at a path."""
     root = tree()
     del at(root, keys[:-1])[keys[-1]]
     return json.dumps(root).encode()
 
 
 def refusal(path: Path, text: bytes | None = None) -> str:
-    """What is said about a file after its name.
+    """Load a file that must be refused, and return the reason.
 
-    A refusal ends with what to give, but for a profile of another version.
+    The error begins with the file's name. Unless the file has another version, the error ends with
+    a hint about which file to pass. The returned text has neither.
+
+    Args:
+        path: The file.
+        text: What to write to the file first.
     """
     if text is not None:
         path.write_bytes(text)
@@ -114,18 +120,15 @@ def refusal(path: Path, text: bytes | None = None) -> str:
         load(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
-    assert ("this lflops reads" in message) != message.endswith(
-        "; pass a file that FlopsMonitor or Profile.save wrote, such as *.profile.json"
-    )
-    return message.removeprefix(f"{path}: ").removesuffix(
-        "; pass a file that FlopsMonitor or Profile.save wrote, such as *.profile.json"
-    )
+    is_about_version = "this lflops reads" in message
+    assert is_about_version != message.endswith(HINT)
+    return message.removeprefix(f"{path}: ").removesuffix(HINT)
 
 
 def read_or_refused(path: Path, text: bytes) -> None:
-    """There is no third outcome.
+    """Check that a file is either read or refused; any other exception fails the test.
 
-    A refusal names the file, and is one printable line that is not long.
+    An error begins with the file's name and is one short printable line.
     """
     path.write_bytes(text)
     try:
@@ -137,29 +140,33 @@ def read_or_refused(path: Path, text: bytes) -> None:
         assert len(message) < len(str(path)) + 1500
 
 
-# What is written is read
+# Saving and loading
 
 
 def test_a_profile_is_read_as_it_was_saved(path: Path) -> None:
-    """Every field of every kind of row."""
+    """The small profile, which has every kind of record, is equal after saving and loading."""
     save(small_profile(), path)
     assert small_profile() == load(path)
 
 
 def test_a_profile_of_many_modules_is_read_as_it_was_saved(path: Path) -> None:
-    """300 rows with 9 cells each."""
+    """A profile of 300 modules with 9 op counts each is equal after saving and loading."""
     save(profile_of(300), path)
     assert profile_of(300) == load(path)
 
 
 def test_the_small_profile_has_its_pencilled_macs() -> None:
-    """4 * 8 * 16 + 4 * 16 * 2 forward; backward the first once, the second twice."""
+    """The small profile has the MACs of its two linear layers, computed by hand.
+
+    Forward has both matmuls. Backward has the first once, because its input needs no gradient, and
+    the second twice.
+    """
     assert 4 * 8 * 16 + 4 * 16 * 2 == small_profile().total()
     assert 4 * 8 * 16 + 2 * 4 * 16 * 2 == small_profile().total(phase="backward")
 
 
 def test_a_profile_saves_itself(path: Path) -> None:
-    """`Profile.save` is the same function."""
+    """`Profile.save` writes the same file as `save`."""
     small_profile().save(str(path))
     assert small_profile() == load(str(path))
 
@@ -173,7 +180,7 @@ finite = st.floats(0, allow_infinity=False)
 
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
-    """Any names in any tree, any counts in any cells, any values in any notes."""
+    """Draw profiles with any module tree, any counts in any op counts, and any values in notes."""
     rows: dict[str, dict[str, Any]] = {"": {}}
     for name in draw(st.lists(names, max_size=6, unique=True)):
         above = draw(st.sampled_from(sorted(rows)))
@@ -216,27 +223,27 @@ def profiles(draw: st.DrawFn) -> Profile:
 
 @given(any_profile=profiles())
 def test_any_profile_is_read_as_it_was_saved(scratch: Path, any_profile: Profile) -> None:
-    """Names in any script, counts beyond 64 bits, floats to the last bit."""
+    """Any names, counts above 64 bits and all bits of floats survive saving and loading."""
     save(any_profile, scratch)
     assert any_profile == load(scratch)
 
 
 def with_unknown(value: Any) -> Any:
-    """Every struct in it as JSON with one more field."""
+    """Return a value as JSON values, with one additional field in every struct."""
     if isinstance(value, msgspec.Struct):
         fields = {name: with_unknown(getattr(value, name)) for name in value.__struct_fields__}
-        return (
-            [*fields.values(), "new"]
-            if value.__struct_config__.array_like
-            else fields | {"new": [{"at": None}, 1e9]}
-        )
+        if value.__struct_config__.array_like:
+            return [*fields.values(), "new"]
+        return fields | {"new": [{"at": None}, 1e9]}
     if isinstance(value, dict):
         return {key: with_unknown(inner) for key, inner in value.items()}
-    return [with_unknown(inner) for inner in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [with_unknown(inner) for inner in value]
+    return value
 
 
 def test_what_a_later_minor_version_adds_is_ignored(path: Path) -> None:
-    """A field more in every struct, whatever it holds."""
+    """An additional field in every struct is ignored, whatever it contains."""
     later = msgspec.structs.replace(small_profile(), schema_version="2.7")
     path.write_bytes(json.dumps(with_unknown(later)).encode())
     assert later == load(path)
@@ -246,19 +253,21 @@ def test_what_a_later_minor_version_adds_is_ignored(path: Path) -> None:
     "key", ["communication", "steps", "memory", "trace", "ranks", "rank_stats", "notes"]
 )
 def test_what_only_a_training_run_has_may_be_missing(path: Path, key: str) -> None:
-    """A file of a count need not have it."""
+    """A missing field that only training runs have gets its default value.
+
+    The file of a count does not have these fields.
+    """
     path.write_bytes(without((key,)))
-    assert msgspec.structs.fields(Profile)[Profile.__struct_fields__.index(key)].default == getattr(
-        load(path), key
-    )
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Profile)}
+    assert defaults[key] == getattr(load(path), key)
 
 
-# Any damage
+# Random damage
 
 
 @given(text=st.binary())
 def test_any_bytes_are_refused(scratch: Path, text: bytes) -> None:
-    """Nothing that is drawn by chance is a profile."""
+    """Random bytes are never a profile."""
     refusal(scratch, text)
 
 
@@ -269,13 +278,13 @@ def test_any_bytes_are_refused(scratch: Path, text: bytes) -> None:
     )
 )
 def test_any_foreign_json_is_refused(scratch: Path, value: object) -> None:
-    """Python writes NaN and Infinity too."""
+    """Random JSON, including the `NaN` and `Infinity` that Python writes, is never a profile."""
     refusal(scratch, json.dumps(value).encode())
 
 
 @given(length=st.integers(0, len(SMALL) - 1))
 def test_a_truncated_file_is_refused(scratch: Path, length: int) -> None:
-    """Wherever the copy broke off."""
+    """A file that was truncated at any byte is refused."""
     refusal(scratch, SMALL[:length])
 
 
@@ -285,7 +294,10 @@ def test_a_truncated_file_is_refused(scratch: Path, length: int) -> None:
     )
 )
 def test_flipped_bits_are_refused_or_harmless(scratch: Path, flips: list[tuple[int, int]]) -> None:
-    """A flipped bit in a name or a time can pass, and nothing else happens."""
+    """A file with flipped bits is read or refused.
+
+    It can be read if, for example, only a name or a time has changed.
+    """
     text = bytearray(SMALL)
     for position, mask in flips:
         text[position] ^= mask
@@ -300,11 +312,15 @@ def test_flipped_bits_are_refused_or_harmless(scratch: Path, flips: list[tuple[i
 def test_a_replaced_stretch_is_refused_or_harmless(
     scratch: Path, start: int, length: int, inserted: bytes
 ) -> None:
-    """Lost brackets, doubled quotes and lone backslashes."""
+    """A file with a range of bytes replaced is read or refused.
+
+    Examples are lost brackets, doubled quotes and single backslashes.
+    """
     read_or_refused(scratch, SMALL[:start] + inserted + SMALL[start + length :])
 
 
 ODD = [
+    # Numbers, other literals, and texts that look like numbers
     *(
         b"null",
         b"true",
@@ -322,6 +338,7 @@ ODD = [
         b"0x10",
         b"'x'",
     ),
+    # Strings
     *(
         b'""',
         b'"-1"',
@@ -334,6 +351,7 @@ ODD = [
         b'"\\u001b[31m\\u202e\\n"',
         '"ä.ö.☃"'.encode(),
     ),
+    # Containers, some of them deep or not closed
     *(
         b"[]",
         b"[[]]",
@@ -344,6 +362,7 @@ ODD = [
         b"[" * 2000 + b"]" * 2000,
         b'{"a":' * 2000,
     ),
+    # Long values
     *(b"9" * 30, b"9" * 4300, b"9" * 5000, b"-" + b"9" * 30, b'"' + b"x" * 5000 + b'"'),
 ]
 
@@ -353,7 +372,7 @@ ODD = [
 def test_any_value_replaced_by_an_odd_one_is_refused_or_harmless(
     scratch: Path, keys: Keys, odd: bytes
 ) -> None:
-    """Whatever type stands wherever."""
+    """A file with an unusual value of any type at any path is read or refused."""
     read_or_refused(scratch, spoilt(keys, odd) if keys else odd)
 
 
@@ -362,14 +381,14 @@ def test_any_value_replaced_by_an_odd_one_is_refused_or_harmless(
 def test_any_value_that_stands_at_anothers_place_is_refused_or_harmless(
     scratch: Path, keys: Keys, other: Keys
 ) -> None:
-    """Values that are right somewhere else."""
+    """A file with a copy of one of its values at another path is read or refused."""
     read_or_refused(scratch, replaced(keys, at(tree(), other)))
 
 
 @settings(max_examples=300)
 @given(keys=st.sampled_from([keys for keys in PLACES if keys]))
 def test_any_missing_value_is_refused_or_harmless(scratch: Path, keys: Keys) -> None:
-    """Required or not."""
+    """A file without any one of its values, required or not, is read or refused."""
     read_or_refused(scratch, without(keys))
 
 
@@ -381,40 +400,54 @@ def test_any_missing_value_is_refused_or_harmless(scratch: Path, keys: Keys) -> 
 def test_a_key_that_is_there_twice_is_refused_or_harmless(
     scratch: Path, keys: Keys, odd: bytes, *, first: bool
 ) -> None:
-    """The last one counts, but the first one is looked at too."""
+    """A file with a duplicate key, before or after the original key, is read or refused.
+
+    The last value counts, but the decoder also checks the first.
+    """
     root = tree()
     container = at(root, keys[:-1])
     value = container.pop(keys[-1])
-    doubled = {PLACEHOLDER: 0, keys[-1]: value} if first else {keys[-1]: value, PLACEHOLDER: 0}
-    container.update(doubled)
+    if first:
+        container[PLACEHOLDER] = 0
+        container[keys[-1]] = value
+    else:
+        container[keys[-1]] = value
+        container[PLACEHOLDER] = 0
+    placeholder = json.dumps(PLACEHOLDER).encode() + b": 0"
     twin = json.dumps(keys[-1]).encode() + b": " + odd
-    read_or_refused(
-        scratch, json.dumps(root).encode().replace(json.dumps(PLACEHOLDER).encode() + b": 0", twin)
-    )
+    read_or_refused(scratch, json.dumps(root).encode().replace(placeholder, twin))
 
 
 def test_a_wrong_value_is_refused_with_its_place(path: Path) -> None:
-    """A list of lists stands nowhere in a profile.
+    """Every number and string that is replaced by a list of lists is refused with its path.
 
-    Put in the place of each number and string, one by one, it is found.
+    No field of a profile is a list of a list, so each replacement is wrong.
     """
-    leaves = [
-        keys
-        for keys in PLACES
-        if not isinstance(at(tree(), keys), dict | list) and keys != ("schema_version",)
-    ]
+    root = tree()
+    leaves = []
+    for keys in PLACES:
+        is_leaf = not isinstance(at(root, keys), dict | list)
+        if is_leaf and keys != ("schema_version",):
+            leaves.append(keys)
     assert 800 < len(leaves)
     for keys in leaves:
         said = refusal(path, replaced(keys, [[]]))
         assert said.startswith(keys[0])
-        assert keys[0] != "modules" or said.startswith(f"modules[{keys[1]!r}].")
-        assert said.partition(":")[0].endswith(
-            f"[{keys[-1]}]" if isinstance(keys[-1], int) else (f".{keys[-1]}", f"[{keys[-1]!r}]")
-        )
+        if keys[0] == "modules":
+            assert said.startswith(f"modules[{keys[1]!r}].")
+        place = said.partition(":")[0]
+        last = keys[-1]
+        if isinstance(last, int):
+            assert place.endswith(f"[{last}]")
+        else:
+            assert place.endswith((f".{last}", f"[{last!r}]"))
 
 
 def test_every_missing_count_is_refused_with_its_place(path: Path) -> None:
-    """12 counts in each of 5 phases of each of 5 rows."""
+    """Each missing count is refused with its module, phase and name.
+
+    There are 5 modules with 5 phases of 12 counts.
+    """
     works = list(itertools.product(small_profile().modules, PHASES, COUNTS))
     assert 5 * 5 * 12 == len(works)
     for module, phase, count in works:
@@ -422,7 +455,7 @@ def test_every_missing_count_is_refused_with_its_place(path: Path) -> None:
         assert f"modules[{module!r}].{phase}: object missing required field `{count}`" == said
 
 
-# What is said
+# Texts of errors
 
 
 @pytest.mark.parametrize(
@@ -447,7 +480,10 @@ def test_every_missing_count_is_refused_with_its_place(path: Path) -> None:
     ],
 )
 def test_what_is_no_profile_is_called_so(path: Path, text: bytes, said: str) -> None:
-    """Empty, foreign, compressed, with a byte order mark, with a bracket too many."""
+    """The error says what is wrong with a file that is not a profile.
+
+    The files are empty, foreign, compressed, traces, or have a byte order mark or an extra bracket.
+    """
     assert said == refusal(path, text)
 
 
@@ -456,15 +492,24 @@ def test_what_is_no_profile_is_called_so(path: Path, text: bytes, said: str) -> 
     [
         (
             b'"3.0"',
-            'schema_version is "3.0", but this lflops reads 2.x: a later version of lflops is needed',
+            (
+                'schema_version is "3.0", but this lflops reads 2.x: a later version of lflops is '
+                "needed"
+            ),
         ),
         (
             b'"10.3"',
-            'schema_version is "10.3", but this lflops reads 2.x: a later version of lflops is needed',
+            (
+                'schema_version is "10.3", but this lflops reads 2.x: a later version of lflops is '
+                "needed"
+            ),
         ),
         (
             b'"1.0"',
-            'schema_version is "1.0", but this lflops reads 2.x: an earlier version of lflops is needed',
+            (
+                'schema_version is "1.0", but this lflops reads 2.x: an earlier version of lflops '
+                "is needed"
+            ),
         ),
         (b"null", 'not an lflops profile: schema_version is null, but must be "major.minor"'),
         (b"1.0", 'not an lflops profile: schema_version is 1.0, but must be "major.minor"'),
@@ -480,7 +525,10 @@ def test_what_is_no_profile_is_called_so(path: Path, text: bytes, said: str) -> 
 def test_another_version_is_refused_before_anything_else_is_looked_at(
     path: Path, version: bytes, said: str
 ) -> None:
-    """Everything else in the file is wrong, and nothing is said of it."""
+    """The version is checked first: the error reports only the version.
+
+    `modules` in this file is wrong as well.
+    """
     assert said == refusal(path, b'{"modules": 5, "schema_version": ' + version + b"}")
 
 
@@ -499,11 +547,14 @@ def test_another_version_is_refused_before_anything_else_is_looked_at(
 def test_a_wrong_count_is_shown_with_its_module_and_field(
     path: Path, text: bytes, said: str
 ) -> None:
-    """What was given and what is taken; the module's name is what msgspec leaves out."""
+    """The error has the path, the wrong value and the expected type.
+
+    The error of msgspec lacks the name of the module.
+    """
     place = "modules['encoder.0'].forward.self_macs"
-    assert place + (said if said[0] == ":" else f" {said}") == refusal(
-        path, spoilt(("modules", "encoder.0", "forward", "self_macs"), text)
-    )
+    separator = "" if said.startswith(":") else " "
+    keys = ("modules", "encoder.0", "forward", "self_macs")
+    assert f"{place}{separator}{said}" == refusal(path, spoilt(keys, text))
 
 
 @pytest.mark.parametrize(
@@ -534,7 +585,10 @@ def test_a_wrong_count_is_shown_with_its_module_and_field(
         (
             ("op_counts", 3, "phase"),
             b'"sideways"',
-            'op_counts[3].phase is "sideways": it must be one of forward, backward, recompute, optimizer, other',
+            (
+                'op_counts[3].phase is "sideways": it must be one of forward, backward, recompute, '
+                "optimizer, other"
+            ),
         ),
         (("memory", "timeline", 2, 3), b"-1", "memory.timeline[2][3] is -1: expected `int` >= 0"),
         (
@@ -562,7 +616,10 @@ def test_a_wrong_count_is_shown_with_its_module_and_field(
 def test_a_wrong_value_is_shown_with_its_place_and_what_is_taken(
     path: Path, keys: Keys, text: bytes, said: str
 ) -> None:
-    """In mappings, tuples, structs that are written as arrays, and structs that may be missing."""
+    """The error has the path and the valid values, at every kind of place.
+
+    These are mappings, tuples, structs that are written as arrays, and optional structs.
+    """
     assert said == refusal(path, spoilt(keys, text))
 
 
@@ -571,7 +628,7 @@ def test_a_wrong_value_is_shown_with_its_place_and_what_is_taken(
     [b"NaN", b"Infinity", b"-Infinity", b"nan", b"tru", b'"\\x"', b'"\\ud800 "', b"01", b"'1'"],
 )
 def test_what_is_no_json_is_named_with_its_module_and_field(path: Path, literal: bytes) -> None:
-    """The byte at which it stops is looked up in the text."""
+    """The error for malformed JSON has the path of the value at which parsing stopped."""
     keys = ("modules", "encoder.0", "forward", "seconds", "median")
     assert "modules['encoder.0'].forward.seconds.median: JSON is malformed" in refusal(
         path, spoilt(keys, literal)
@@ -579,14 +636,20 @@ def test_what_is_no_json_is_named_with_its_module_and_field(path: Path, literal:
 
 
 def test_a_wrong_row_that_is_there_twice_is_refused_with_the_mapping(path: Path) -> None:
-    """The second one is right: which row was wrong can no longer be told."""
+    """If a wrong module has a correct duplicate, the error names only the mapping.
+
+    The last duplicate counts, so the wrong one cannot be identified afterwards.
+    """
     assert "modules[...]: 'Expected `object`, got `int`'" == refusal(
         path, SMALL.replace(b'"head":{"class_name"', b'"head":5,"head":{"class_name"', 1)
     )
 
 
 def test_a_truncated_file_is_named_with_the_place_at_which_it_ends(path: Path) -> None:
-    """The copy broke off behind the first key of a work."""
+    """The error for a truncated file has the path at which the file ends.
+
+    Here the file ends directly after a key of the module `encoder.1`.
+    """
     end = SMALL.index(b'"calls"', SMALL.index(b'"encoder.1"')) + len(b'"calls":')
     assert "modules['encoder.1'].calls: Input data was truncated" == refusal(path, SMALL[:end])
 
@@ -594,7 +657,10 @@ def test_a_truncated_file_is_named_with_the_place_at_which_it_ends(path: Path) -
 def test_the_place_in_a_huge_file_is_not_searched_for(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would take minutes; here the bound is lowered."""
+    """In a file above a size limit, the path of the error is not searched for.
+
+    The search would take minutes. The test lowers the limit to 100 bytes.
+    """
     monkeypatch.setattr("lflops.profile.json_file.LARGEST_SEARCH", 100)
     assert "Input data was truncated" == refusal(path, SMALL[:-200])
 
@@ -613,28 +679,31 @@ def test_the_place_in_a_huge_file_is_not_searched_for(
     ],
 )
 def test_bad_utf8_is_named_with_its_place(path: Path, keys: Keys, place: str) -> None:
-    """In a known field and in one that would be ignored."""
+    """The error for invalid UTF-8 has the path, in known fields and in fields that are ignored."""
     text = spoilt(keys, b'"caf\xe9"')
     position = text.index(b"\xe9")
     assert f"{place}: byte {position} is not UTF-8" == refusal(path, text)
 
 
 def test_bad_utf8_in_a_key_is_named_with_the_mapping(path: Path) -> None:
-    """A module's name that cannot be read."""
+    """If the name of a module is not UTF-8, the error names the mapping that contains it."""
     text = SMALL.replace(b'"encoder.0"', b'"encoder.\xff"', 1)
     position = text.index(b"\xff")
     assert f"modules: byte {position} is not UTF-8" == refusal(path, text)
 
 
 def test_bad_utf8_in_a_first_key_is_named_with_the_mapping(path: Path) -> None:
-    """The mapping has no key yet."""
+    """The mapping is also named if the invalid key is its first key."""
     text = spoilt(("run", "versions"), b'{"\xff": "1"}')
     position = text.index(b"\xff")
     assert f"run.versions: byte {position} is not UTF-8" == refusal(path, text)
 
 
 def test_quotes_and_brackets_in_strings_do_not_mislead_the_search_for_a_place(path: Path) -> None:
-    """They stand before the place, escaped as JSON wants it."""
+    """The search for the path ignores escaped quotes and brackets inside strings.
+
+    Such a string comes before the invalid byte.
+    """
     text = replaced(("run", "host"), 'a"]}, {"b": [\\').replace(b'"node1"', b'"\xff"')
     position = text.index(b"\xff")
     assert f"notes[0].values.host: byte {position} is not UTF-8" == refusal(path, text)
@@ -645,10 +714,14 @@ def test_quotes_and_brackets_in_strings_do_not_mislead_the_search_for_a_place(pa
 def test_deep_nesting_is_refused_wherever_it_is(
     path: Path, opening: bytes, *, closed: bool
 ) -> None:
-    """100,000 levels: as the whole file, in a field that would be ignored, and in ones that are known."""
-    deep = opening * 100_000 + (
-        b"0" + (b"]" if opening == b"[" else b"}") * 100_000 if closed else b""
-    )
+    """100,000 levels of nesting are refused with a short error.
+
+    The nesting is the whole file, or the value of an unknown or a known field.
+    """
+    deep = opening * 100_000
+    if closed:
+        closing = b"]" if opening == b"[" else b"}"
+        deep += b"0" + closing * 100_000
     refusal(path, deep)
     places: list[Keys] = [
         ("unknown",),
@@ -661,11 +734,12 @@ def test_deep_nesting_is_refused_wherever_it_is(
         assert said.startswith(str(keys[0]))
         assert said.endswith("nested too deeply")
         assert len(said) < 200
-        assert keys[0] != "modules" or said.startswith("modules['encoder'].forward.calls")
+        if keys[0] == "modules":
+            assert said.startswith("modules['encoder'].forward.calls")
 
 
 def test_deep_nesting_that_json_bears_is_refused_as_a_wrong_type(path: Path) -> None:
-    """50 levels are no reason to fail but for standing where a count belongs."""
+    """50 levels are not too deep for JSON, so the error is only the wrong type."""
     deep = b"[" * 50 + b"]" * 50
     assert "modules['head'].calls: expected `int`, got `array`" == refusal(
         path, spoilt(("modules", "head", "calls"), deep)
@@ -673,7 +747,10 @@ def test_deep_nesting_that_json_bears_is_refused_as_a_wrong_type(path: Path) -> 
 
 
 def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> None:
-    """A megabyte of terminal escapes as a module's name, as an operator's module, as a version, as a phase."""
+    """Errors quote a megabyte of terminal escapes as a short printable text.
+
+    The escapes are names, keys or values in various places.
+    """
     hostile = "\x1b]0;owned\x07\u202e\n" * 100_000
     row = at(tree(), ("modules", "head"))
     for text in (
@@ -691,7 +768,7 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
         assert len(said) < 500
 
 
-# Rows that do not fit together
+# Inconsistent modules
 
 
 @pytest.mark.parametrize(
@@ -748,58 +825,74 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
         ),
         (
             replaced(("modules", "encoder", "forward", "macs"), 511),
-            "modules['encoder'].forward.macs is 511, but self_macs and the modules right below add up to 512",
+            (
+                "modules['encoder'].forward.macs is 511, but self_macs and the modules right below "
+                "add up to 512"
+            ),
         ),
         (
             replaced(("modules", "", "backward", "self_comm_bytes"), 0),
-            "modules[''].backward.comm_bytes is 712, but self_comm_bytes and the modules right below add up to 0",
+            (
+                "modules[''].backward.comm_bytes is 712, but self_comm_bytes and the modules right "
+                "below add up to 0"
+            ),
         ),
         (
             replaced(("modules", "head", "optimizer", "self_flops"), 10**4300 - 1),
-            "modules['head'].optimizer.flops is 34, but self_flops and the modules right below add up to more",
+            (
+                "modules['head'].optimizer.flops is 34, but self_flops and the modules right below "
+                "add up to more"
+            ),
         ),
         (
             replaced(("modules", "head", "optimizer", "self_flops"), 10**30),
-            f"modules['head'].optimizer.flops is 34, but self_flops and the modules right below add up to 1{'0' * 30}",
+            (
+                "modules['head'].optimizer.flops is 34, but self_flops and the modules right "
+                f"below add up to 1{'0' * 30}"
+            ),
         ),
     ],
 )
 def test_rows_that_do_not_fit_together_are_refused(path: Path, text: bytes, said: str) -> None:
-    """A tree without holes, names that exist, inclusive counts that are the own ones and those below."""
+    """Inconsistent modules are refused.
+
+    Every module needs its parent, every name that is referred to must exist, and inclusive counts
+    must be the sum of the self counts and the counts of the modules directly below.
+    """
     assert said == refusal(path, text)
 
 
 def test_the_order_of_rows_does_not_matter(path: Path) -> None:
-    """Children before their parents, the root last."""
+    """The modules may have any order, here with children before parents and the root last."""
     root = tree()
     root["modules"] = dict(reversed(root["modules"].items()))
     path.write_bytes(json.dumps(root).encode())
     assert small_profile() == load(path)
 
 
-# What is no file
+# Missing files and files of another kind
 
 
 def test_a_missing_file_is_refused(path: Path) -> None:
-    """The system's own words."""
+    """The error is the message of the operating system."""
     assert "No such file or directory" == refusal(path)
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    """A run's folder in place of its file."""
+    """A folder, such as the folder of a run, is refused."""
     assert "is a folder, a pipe or a device" == refusal(tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_pipe_is_refused_without_waiting_for_its_writer(path: Path) -> None:
-    """To open it would hang."""
+    """A named pipe is refused without opening it, which would wait for a writer."""
     os.mkfifo(path)
     assert "is a folder, a pipe or a device" == refusal(path)
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no devices here")
 def test_a_device_is_refused_without_reading_it(path: Path) -> None:
-    """It never ends."""
+    """A device such as `/dev/zero`, which has no end, is refused unread."""
     path.symlink_to("/dev/zero")
     assert "is a folder, a pipe or a device" == refusal(path)
 
@@ -807,31 +900,36 @@ def test_a_device_is_refused_without_reading_it(path: Path) -> None:
 def test_a_file_that_is_too_large_is_refused_unread(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bound is a gibibyte; here it is lowered to a byte less than the file has."""
+    """A file above the size limit is refused unread.
+
+    The limit is 1 GiB; the test lowers it to one byte less than the size of the file.
+    """
     monkeypatch.setattr("lflops.profile.json_file.LARGEST_FILE", len(SMALL) - 1)
     assert f"has {len(SMALL)} bytes; at most {len(SMALL) - 1} are read" == refusal(path, SMALL)
 
 
 @pytest.mark.skipif(getattr(os, "geteuid", lambda: 1)() == 0, reason="root may read everything")
 def test_a_file_that_may_not_be_read_is_refused(path: Path) -> None:
-    """The system's own words."""
+    """The error is the message of the operating system."""
     path.touch(mode=0o000)
     assert "Permission denied" == refusal(path)
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "x" * 5000, "new\nline", "lone\udcff"])
 def test_a_name_that_cannot_be_one_is_refused(name: str) -> None:
-    """Shown as Python writes it where it would not print."""
+    """An invalid file name is refused, and the error shows unprintable names escaped."""
     with pytest.raises(ProfileError) as caught:
         load(name)
-    assert str(caught.value).startswith(f"{name if name == 'x' * 5000 else ascii(name)}: ")
+    is_printable = name == "x" * 5000
+    shown = name if is_printable else ascii(name)
+    assert str(caught.value).startswith(f"{shown}: ")
 
 
-# Saving
+# Refusals and failures of saving
 
 
 def unsaved(value: Profile, path: Path) -> str:
-    """What is said about a profile that cannot be saved, after the file's name."""
+    """Save a profile that must be refused, and return the reason without the file's name."""
     with pytest.raises(ProfileError) as caught:
         save(value, path)
     message = str(caught.value)
@@ -841,13 +939,14 @@ def unsaved(value: Profile, path: Path) -> str:
 
 
 def with_row(name: str, **fields: Any) -> Profile:
-    """The small profile with one row changed."""
+    """Return the small profile with changed fields of one module."""
     small = small_profile()
     row = msgspec.structs.replace(small.modules[name], **fields)
     return msgspec.structs.replace(small, modules={**small.modules, name: row})
 
 
-NAN, INFINITY = float("nan"), float("inf")
+NAN = float("nan")
+INFINITY = float("inf")
 
 
 @pytest.mark.parametrize(
@@ -879,14 +978,17 @@ NAN, INFINITY = float("nan"), float("inf")
 def test_what_is_not_finite_is_refused_with_its_place(
     path: Path, given: Profile, said: str
 ) -> None:
-    """As null it would be read as unknown, or not at all."""
+    """NaN and infinity are not written.
+
+    As `null`, they would be read as unknown or not at all.
+    """
     expected = f"{said}, but must be a finite number, or None if it is unknown"
     assert expected == unsaved(given, path)
     assert not path.exists()
 
 
 def test_what_is_no_plain_value_is_refused_with_its_place(path: Path) -> None:
-    """A number of another library's kind."""
+    """A number of another type, here a `Fraction`, is refused with its path."""
     said = "modules['head'].calls is a Fraction, but must be a number, a string or None"
     assert said == unsaved(with_row("head", calls=Fraction(1)), path)
 
@@ -915,23 +1017,26 @@ def test_what_is_no_plain_value_is_refused_with_its_place(path: Path) -> None:
         ),
         (
             msgspec.structs.replace(small_profile(), schema_version="3.0"),
-            'schema_version is "3.0", but this lflops reads 2.x: a later version of lflops is needed',
+            (
+                'schema_version is "3.0", but this lflops reads 2.x: a later version of lflops is '
+                "needed"
+            ),
         ),
     ],
 )
 def test_what_would_not_be_read_is_not_written(path: Path, given: Profile, said: str) -> None:
-    """In the words in which it would be refused later."""
+    """`save` refuses what `load` would refuse, with the same message."""
     assert said == unsaved(given, path)
     assert not path.exists()
 
 
 def test_a_name_that_unicode_cannot_write_is_refused(path: Path) -> None:
-    """Half of a surrogate pair."""
+    """A class name that is half of a surrogate pair is refused."""
     assert "surrogates not allowed" in unsaved(with_row("head", class_name="\ud800"), path)
 
 
 def test_a_value_that_contains_itself_is_refused(path: Path) -> None:
-    """It has no end."""
+    """A mapping that contains itself is refused; writing it would never end."""
     values: dict[str, Any] = {}
     values["self"] = values
     unsaved(
@@ -943,7 +1048,7 @@ def test_a_value_that_contains_itself_is_refused(path: Path) -> None:
 
 
 def test_a_key_that_json_cannot_write_is_refused(path: Path) -> None:
-    """Neither a string nor a number."""
+    """A key that is neither a string nor a number is refused."""
     nothing: Any = None
     unsaved(
         msgspec.structs.replace(
@@ -954,26 +1059,26 @@ def test_a_key_that_json_cannot_write_is_refused(path: Path) -> None:
 
 
 def test_any_mapping_can_be_saved(path: Path) -> None:
-    """A read-only one comes back as a dictionary, equal to it."""
+    """A read-only mapping is saved too, and loaded as an equal dictionary."""
     small = small_profile()
     save(msgspec.structs.replace(small, modules=MappingProxyType(small.modules)), path)
     assert small == load(path)
 
 
 def test_a_name_as_long_as_the_system_takes_can_be_saved(tmp_path: Path) -> None:
-    """The temporary file's name is not made from it."""
+    """A file name of the maximum length works, so the temporary file cannot have a longer name."""
     save(small_profile(), tmp_path / ("x" * 255))
     assert small_profile() == load(tmp_path / ("x" * 255))
 
 
 def test_missing_folders_are_made(tmp_path: Path) -> None:
-    """Two of them."""
+    """`save` creates two missing parent folders."""
     save(small_profile(), tmp_path / "run" / "lflops" / "small.profile.json")
     assert small_profile() == load(tmp_path / "run" / "lflops" / "small.profile.json")
 
 
 def test_a_file_is_replaced(path: Path) -> None:
-    """And nothing else is left in its folder."""
+    """An older file is replaced, and no other file is left in its folder."""
     path.write_bytes(b"older")
     save(small_profile(), path)
     assert small_profile() == load(path)
@@ -981,7 +1086,7 @@ def test_a_file_is_replaced(path: Path) -> None:
 
 
 def test_a_refused_profile_leaves_the_older_file_as_it_was(path: Path) -> None:
-    """Every byte of it, and nothing beside it."""
+    """If a profile is refused, the older file is unchanged, and no other file is left."""
     save(small_profile(), path)
     unsaved(with_row("head", other=work(seconds=spread(NAN))), path)
     assert SMALL == path.read_bytes()
@@ -995,36 +1100,38 @@ def test_a_refused_profile_leaves_the_older_file_as_it_was(path: Path) -> None:
 def test_a_failure_while_writing_leaves_the_older_file_as_it_was(
     path: Path, monkeypatch: pytest.MonkeyPatch, step: str, failure: BaseException
 ) -> None:
-    """A full disk or Ctrl-C, before or after the last byte: no temporary file stays behind."""
+    """A full disk or Ctrl-C leaves the older file unchanged and no temporary file.
+
+    The failure occurs when the file is flushed to disk or when it is renamed.
+    """
 
     def fail(*_: object) -> None:
         raise failure
 
     path.write_bytes(b"older")
     monkeypatch.setattr(step, fail)
-    with pytest.raises(
-        KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else ProfileError
-    ):
+    expected = KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else ProfileError
+    with pytest.raises(expected):
         save(small_profile(), path)
     assert b"older" == path.read_bytes()
     assert [path] == list(path.parent.iterdir())
 
 
 def test_a_folder_is_not_written_over(tmp_path: Path) -> None:
-    """A run's folder in place of a file in it."""
+    """Saving to the path of a folder is refused."""
     assert "is a folder, a pipe or a device" == unsaved(small_profile(), tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_pipe_is_not_written_over(path: Path) -> None:
-    """Nor is anything else that is no file."""
+    """Saving to a named pipe is refused, and the pipe remains."""
     os.mkfifo(path)
     assert "is a folder, a pipe or a device" == unsaved(small_profile(), path)
     assert stat.S_ISFIFO(path.stat().st_mode)
 
 
 def test_a_folder_that_is_a_file_is_refused(path: Path) -> None:
-    """The system's own words."""
+    """If the parent is a file, the error is the message of the operating system."""
     path.touch()
     assert unsaved(small_profile(), path / "small.profile.json") in {
         "Not a directory",
@@ -1033,7 +1140,10 @@ def test_a_folder_that_is_a_file_is_refused(path: Path) -> None:
 
 
 def test_a_link_is_replaced_and_its_target_stays(tmp_path: Path) -> None:
-    """In a folder that others share, a link may lead to any file of this user."""
+    """`save` replaces a link and leaves its target unchanged.
+
+    In a shared folder, another user's link could lead to any file of this user.
+    """
     (tmp_path / "first").write_bytes(b"something else")
     (tmp_path / "latest").symlink_to(tmp_path / "first")
     save(small_profile(), tmp_path / "latest")
@@ -1044,7 +1154,7 @@ def test_a_link_is_replaced_and_its_target_stays(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="no permissions here")
 def test_a_private_file_stays_private(path: Path) -> None:
-    """A file of its owner alone is not opened to others when it is saved again."""
+    """Saving again keeps the permissions of a file that only its owner can read."""
     save(small_profile(), path)
     path.chmod(0o600)
     save(small_profile(), path)
@@ -1053,7 +1163,10 @@ def test_a_private_file_stays_private(path: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="no umask here")
 def test_a_file_can_be_read_by_whom_the_umask_lets(path: Path) -> None:
-    """A temporary file of the standard library is its owner's alone."""
+    """A new file has the permissions of the umask.
+
+    A temporary file of the standard library would be readable only by its owner.
+    """
     before = os.umask(0o022)
     try:
         save(small_profile(), path)
@@ -1063,7 +1176,10 @@ def test_a_file_can_be_read_by_whom_the_umask_lets(path: Path) -> None:
 
 
 def test_a_shape_with_countless_dimensions_is_refused(tmp_path: Path) -> None:
-    """Torch has at most 64. A small file could otherwise need much memory when it is shown."""
+    """A shape with more than 64 dimensions, the maximum of torch, is refused.
+
+    Otherwise showing a small file could need much memory.
+    """
     path = tmp_path / "a.profile.json"
     save(small_profile(), path)
     content = json.loads(path.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""`lflops schema` against an independent reader: `jsonschema`."""
+"""Check `lflops schema` with the independent validator `jsonschema`."""
 
 import json
 from pathlib import Path
@@ -18,12 +18,12 @@ from tests.support import profile_builders
 
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    """As a reader of JSON sees it."""
+    """Return the schema as a reader of its JSON text sees it."""
     return json.loads(json.dumps(json_schema()))
 
 
 def saved(profile: lflops.Profile, folder: Path) -> Any:
-    """What is in a profile's file."""
+    """Save a profile and return the content of its file."""
     profile.save(folder / "profile.json")
     return json.loads((folder / "profile.json").read_text("utf-8"))
 
@@ -31,14 +31,14 @@ def saved(profile: lflops.Profile, folder: Path) -> Any:
 def test_it_is_a_schema_and_printed_by_the_shell(
     schema: dict[str, Any], capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """Of the draft that it names."""
+    """The schema is valid in the draft that it names, and `lflops schema` prints it."""
     jsonschema.Draft202012Validator.check_schema(schema)
     assert 0 == main(["schema"])
     assert schema == json.loads(capfdbinary.readouterr().out)
 
 
 def test_a_real_profile_is_valid(schema: dict[str, Any], tmp_path: Path) -> None:
-    """One that has times, memory and a chip."""
+    """A measured profile with times, memory and a chip matches the schema."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     profile = lflops.measure(
         model, torch.randn(3, 4), backward=True, warmup=0, repeats=1, hardware=lookup("NVIDIA H200")
@@ -61,7 +61,7 @@ def test_a_real_profile_is_valid(schema: dict[str, Any], tmp_path: Path) -> None
 def test_a_wrong_value_is_refused_as_load_refuses_it(
     path: list[Any], value: object, schema: dict[str, Any], tmp_path: Path
 ) -> None:
-    """By both."""
+    """The schema and `load` both refuse each wrong value."""
     content = saved(lflops.count(torch.nn.Linear(4, 8), torch.randn(3, 4)), tmp_path)
     place = content
     for key in path[:-1]:
@@ -75,14 +75,14 @@ def test_a_wrong_value_is_refused_as_load_refuses_it(
 
 
 def test_a_field_of_a_later_minor_version_is_taken(schema: dict[str, Any], tmp_path: Path) -> None:
-    """As `load` takes it."""
+    """The schema accepts an unknown field, as `load` does."""
     content = saved(lflops.count(torch.nn.Linear(4, 8), torch.randn(3, 4)), tmp_path)
     content["run"]["colour"] = "green"
     jsonschema.validate(content, schema)
 
 
 def test_each_field_of_a_docstring_is_described(schema: dict[str, Any]) -> None:
-    """Objects by their properties, arrays by their items."""
+    """Descriptions come from docstrings, for properties of objects and for items of arrays."""
     assert "Facts about the profiled run" in schema["$defs"]["Run"]["description"]
     assert schema["$defs"]["Work"]["properties"]["macs"]["description"].startswith(
         "Multiply-accumulates"
@@ -106,7 +106,7 @@ def undescribed(schema: dict[str, Any]) -> list[str]:
 
 
 def test_every_field_is_described(schema: dict[str, Any]) -> None:
-    """The reference page of the profile file has no empty meaning."""
+    """No field lacks a description: the reference page of the profile file shows all of them."""
     assert [] == undescribed(schema)
 
 
@@ -128,7 +128,7 @@ class Outer(Struct):
 
 
 def test_a_field_without_a_description_is_found() -> None:
-    """In objects and in arrays."""
+    """`undescribed` finds fields without a description in objects and in arrays."""
     assert ["Outer.second", "Inner.third"] == undescribed(json_schema(Outer, "twin"))
     array = {"prefixItems": [{"title": "described", "description": "A."}, {"title": "bare"}]}
     assert ["Array.bare"] == undescribed({"$defs": {"Array": array}})

@@ -1,3 +1,5 @@
+"""Test the queries of a `Profile`: their metrics, their phases and their errors."""
+
 import re
 from typing import Any
 
@@ -17,7 +19,11 @@ from tests.support.profile_builders import small_profile
     ],
 )
 def test_every_query_gives_the_metric_that_is_asked_for(metric: Any, encoder: int) -> None:
-    """The encoder's product of 512 MACs, 240 floats moved, and its activation of 64 FLOPs, 128 floats."""
+    """Every query returns the requested metric for the forward pass of the encoder.
+
+    In `small_profile`, its matmul has 512 MACs and moves 240 floats, and its activation has 64
+    FLOPs and moves 128 floats.
+    """
     profile = small_profile()
     assert encoder == profile.by_module(metric=metric)["encoder"]
     assert encoder == profile.total("encoder", metric=metric)
@@ -26,7 +32,7 @@ def test_every_query_gives_the_metric_that_is_asked_for(metric: Any, encoder: in
 
 
 def test_all_is_every_phase() -> None:
-    """As in the shell; `None` says the same."""
+    """The phase `all`, which the command line also accepts, and `None` both mean every phase."""
     profile = small_profile()
     assert 640 + 768 == profile.total(phase="all") == profile.total(phase=None)
     assert profile.by_module(None) == profile.by_module("all")
@@ -49,7 +55,7 @@ def test_all_is_every_phase() -> None:
 def test_a_slip_of_the_pen_is_no_empty_answer(
     query: str, argument: dict[str, Any], message: str
 ) -> None:
-    """It says what was given and what is taken."""
+    """A wrong phase or metric is an error that lists the valid values, not an empty result."""
     with pytest.raises(ValueError, match=re.escape(message)):
         getattr(small_profile(), query)(**argument)
 
@@ -59,7 +65,7 @@ def test_a_slip_of_the_pen_is_no_empty_answer(
     ("module", "near"), [("encodr.0", ", the nearest is 'encoder.0'"), ("xyz", "")]
 )
 def test_an_unknown_module_is_named_with_the_nearest(query: str, module: str, near: str) -> None:
-    """Where there is one that is near."""
+    """The error for an unknown module suggests a similar name, if there is one."""
     with pytest.raises(
         ValueError, match=re.escape(f"module={module!r}: no such module{near}") + "$"
     ):
@@ -67,7 +73,7 @@ def test_an_unknown_module_is_named_with_the_nearest(query: str, module: str, ne
 
 
 def test_a_profile_is_named_in_one_line() -> None:
-    """640 and 768 MACs in five modules, one operator without a formula."""
+    """The `repr` has 640 and 768 MACs, five modules and one operator without a formula."""
     said = (
         "<Profile Model, 640 MACs forward, 768 MACs backward, modules: 5, unsupported operators: 1>"
     )
@@ -75,5 +81,5 @@ def test_a_profile_is_named_in_one_line() -> None:
 
 
 def test_the_package_lists_what_is_public() -> None:
-    """No name that it needs for itself."""
+    """`dir(lflops)` lists only public names, and no names that the package only uses itself."""
     assert sorted([*lflops.__all__, "hardware", "tensorboard"]) == dir(lflops)

@@ -1,4 +1,4 @@
-"""The rule for clean steps."""
+"""Test which steps are unprofiled, so that their times count."""
 
 from typing import get_args
 
@@ -29,14 +29,15 @@ from lflops.profile.steps import Step, StepKind, is_unprofiled
 def test_a_step_is_clean_where_only_the_clock_was_read_and_nothing_disturbed_it(
     kind: StepKind, marks: tuple[str, ...], expected: bool
 ) -> None:
-    """Each other kind and each disturbance excludes a step.
+    """A step is unprofiled if lflops only read the clock and nothing disturbed the step.
 
-    A step without an update is as long as the others.
+    Every other kind and every disturbing mark excludes the step. A step without an optimizer update
+    takes as long as other steps, so its mark `no_update` does not.
     """
     assert expected is is_unprofiled(kind, marks)
     assert expected is Step(index=0, kind=kind, seconds=1.0, phases={}, marks=marks).is_unprofiled
 
 
 def test_every_kind_is_tested() -> None:
-    """By the list above."""
+    """The parametrized list above contains every kind of step."""
     assert {"unprofiled", "counting", "module_timing", "traced"} == set(get_args(StepKind))

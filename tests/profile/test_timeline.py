@@ -1,4 +1,4 @@
-"""A step in time: slices around slices, and only so many of them."""
+"""Test how a step becomes nested slices, and which slices are kept if there are too many."""
 
 from lflops.profile.timeline import (
     MOST_SLICES,
@@ -12,16 +12,17 @@ from lflops.profile.timeline import (
 
 
 def slices(*stretches: SelfTime) -> set[tuple[str, str, int, int, int]]:
-    """Row, phase, start, length and depth of each slice."""
+    """Return module, phase, start, length and depth of each slice of `nested`."""
     return {
         (each.fqn, each.phase, each.start, each.length, each.depth) for each in nested(stretches)
     }
 
 
 def test_a_slice_is_around_those_of_the_modules_below_it() -> None:
-    """The root runs from 0 to 9.
+    """The slice of a module contains the slices of the modules below it.
 
-    `a` from 1 to 7, with `a.x` in it twice; what is between the two is `a`'s own.
+    The root runs from 0 to 9 and `a` from 1 to 7. `a.x` runs in it twice, and the time between
+    these two calls belongs to `a`.
     """
     stretches = [
         ("", 0, 1),
@@ -33,14 +34,20 @@ def test_a_slice_is_around_those_of_the_modules_below_it() -> None:
         ("", 7, 9),
     ]
     found = slices(*(SelfTime(row, "forward", start, end) for row, start, end in stretches))
-    expected = {("", 0, 9, 0), ("a", 1, 6, 1), ("a.x", 2, 2, 2), ("a.x", 5, 1, 2)}
-    assert {
-        (row, "forward", start, length, depth) for row, start, length, depth in expected
-    } == found
+    expected = {
+        ("", "forward", 0, 9, 0),
+        ("a", "forward", 1, 6, 1),
+        ("a.x", "forward", 2, 2, 2),
+        ("a.x", "forward", 5, 1, 2),
+    }
+    assert expected == found
 
 
 def test_another_phase_ends_all_slices() -> None:
-    """Recompute within backward is a slice of its own, and backward goes on behind it."""
+    """A change of phase ends all slices.
+
+    Recompute interrupts backward: it has its own slices, and backward continues in new slices.
+    """
     found = slices(
         SelfTime("b", "backward", 0, 2),
         SelfTime("a", "recompute", 2, 3),
@@ -56,13 +63,15 @@ def test_another_phase_ends_all_slices() -> None:
 
 
 def test_the_engine_ends_no_slice_in_backward() -> None:
-    """Between the nodes of `a.y` and of `a.x` the engine takes 1.
+    """In backward, time of the autograd engine between two nodes does not end a slice.
 
-    `a` is one slice. In forward such time is the root's.
+    Between the nodes of `a.y` and `a.x` the engine takes 1, and `a` stays one slice. In forward,
+    such time belongs to the root and ends the slice of `a`.
     """
     backward = [
-        SelfTime(row, "backward", start, end)
-        for row, start, end in [("a.y", 0, 3), ("", 3, 4), ("a.x", 4, 9)]
+        SelfTime("a.y", "backward", 0, 3),
+        SelfTime("", "backward", 3, 4),
+        SelfTime("a.x", "backward", 4, 9),
     ]
     assert {("", "backward", 0, 9, 0), ("a", "backward", 0, 9, 1)} < slices(*backward)
     forward = [each._replace(phase="forward") for each in backward]
@@ -70,17 +79,16 @@ def test_the_engine_ends_no_slice_in_backward() -> None:
 
 
 def test_the_longest_slices_are_kept_with_what_is_around_them() -> None:
-    """One slice around many short ones and one long one.
+    """If there are too many slices, the longest are kept, with the slices that contain them.
 
-    The long one is kept, and as many of the others as there is room for.
+    One slice contains one long slice and many short ones. The root and the long one stay, and short
+    ones fill the rest of `MOST_SLICES`: 12 are left out. Of the operators, 3 are left out.
     """
     many = MOST_SLICES + 10
     short = [ModuleSlice(f"a.{number}", "forward", number, 1, 1) for number in range(many)]
     works = [TimedWork("aten::mm", number, number) for number in range(MOST_WORK + 3)]
-    long, root = (
-        ModuleSlice("a.long", "forward", many, 50, 1),
-        ModuleSlice("", "forward", 0, many + 50, 0),
-    )
+    long = ModuleSlice("a.long", "forward", many, 50, 1)
+    root = ModuleSlice("", "forward", 0, many + 50, 0)
     found = longest("traced", 10_000, [*short, long, root], works)
     assert MOST_SLICES == len(found.slices)
     assert (root, long) == (found.slices[0], found.slices[-1])

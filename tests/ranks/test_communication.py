@@ -1,7 +1,4 @@
-"""Collectives of a step.
-
-Time, exposed time, bandwidth, and the share of the link; and how they are said.
-"""
+"""Test the collectives of a step: their time, exposed time, bandwidth, and the report's lines."""
 
 from typing import Any
 
@@ -18,13 +15,13 @@ CHIP = Hardware("eight on a board", {"bf16": 1.0}, link_bytes_per_second=400e9)
 
 
 def call(module: str, collective: str = "allreduce_", **fields: Any) -> Communication:
-    """A collective over eight ranks, of 1 GB."""
+    """Return a collective over eight ranks with a message of 1 GB."""
     usual = {"phase": "backward", "group": "0", "group_size": 8, "calls": 1, "bytes": 10**9}
     return Communication(module=module, collective=collective, **(usual | fields))
 
 
 def of(*calls: Communication, hosts: tuple[str, ...] = ("a", "a")) -> Profile:
-    """A run of two ranks."""
+    """Return a profile with these collectives and one rank for each of `hosts`."""
     each = tuple(
         Rank(rank=n, node=None, host=host, device=None, coordinates={}, status="ok")
         for n, host in enumerate(hosts)
@@ -40,16 +37,18 @@ def of(*calls: Communication, hosts: tuple[str, ...] = ("a", "a")) -> Profile:
 
 
 def test_a_kind_is_summed_over_its_calls() -> None:
-    """2 GB in 12 ms of which 4 were exposed.
+    """The calls of a kind are added up: 2 GB in 12 ms, of which 4 ms are exposed.
 
-    An all-reduce of eight ranks sends 7/4 of its message: 3.5 GB in the 10 ms of transfer.
+    An all-reduce over eight ranks sends 7/4 of its message. So it sends 3.5 GB in 10 ms, which is
+    the least time of both calls together, without waiting.
     """
     up = call("up", seconds=7e-3, exposed_seconds=1e-3, least_seconds=6e-3)
     down = call("down", seconds=5e-3, exposed_seconds=3e-3, least_seconds=4e-3)
     (found,) = analyze(of(up, down), CHIP).communication
-    assert ("all_reduce", 8, 2, 2 * 10**9, 12e-3, 4e-3) == (
-        found.kind, found.group_size, found.calls, found.bytes, pytest.approx(found.seconds), pytest.approx(found.exposed_seconds)
-    )  # fmt: skip
+    assert ("all_reduce", 8) == (found.kind, found.group_size)
+    assert (2, 2 * 10**9) == (found.calls, found.bytes)
+    assert 12e-3 == pytest.approx(found.seconds)
+    assert 4e-3 == pytest.approx(found.exposed_seconds)
     assert (pytest.approx(350e9), pytest.approx(0.875)) == (
         found.bus_bytes_per_second,
         found.link_share,
@@ -70,15 +69,24 @@ def test_a_kind_is_summed_over_its_calls() -> None:
 def test_the_bus_carries_what_the_kind_has_to_send(
     collective: str, size: int | None, sent: float | None
 ) -> None:
-    """1 GB in 10 ms."""
-    (found,) = analyze(
-        of(call("up", collective, group_size=size, seconds=10e-3)), CHIP
-    ).communication
-    assert (None if sent is None else pytest.approx(sent * 100e9)) == found.bus_bytes_per_second
+    """The bus bandwidth depends on the share of the message that each rank sends.
+
+    The message of 1 GB takes 10 ms. `sent` is the share for this kind of collective and group size;
+    with an unknown group size, the bandwidth is unknown.
+    """
+    timed = call("up", collective, group_size=size, seconds=10e-3)
+    (found,) = analyze(of(timed), CHIP).communication
+    expected = None
+    if sent is not None:
+        expected = pytest.approx(sent * 100e9)
+    assert expected == found.bus_bytes_per_second
 
 
 def test_what_is_unknown_of_one_call_is_unknown_of_the_kind() -> None:
-    """Its seconds, so its bandwidth. A link is known where all ranks are on one host."""
+    """If the time of one call is unknown, the time and the bandwidth of its kind are unknown.
+
+    The share of the link is known only if all ranks are on one host and the chip is known.
+    """
     unknown = analyze(of(call("up", seconds=1e-3), call("down")), CHIP).communication[0]
     assert (None, None, None) == (unknown.seconds, unknown.bus_bytes_per_second, unknown.link_share)
     timed = call("up", seconds=10e-3)
@@ -88,44 +96,56 @@ def test_what_is_unknown_of_one_call_is_unknown_of_the_kind() -> None:
 
 
 def test_the_kind_that_takes_longest_comes_first() -> None:
-    """Without times, the one with the most bytes."""
+    """The kind that takes longest comes first; without times, the kind with the most bytes."""
     gathers = call("up", "_allgather_base_", seconds=3e-3)
     assert ["all_reduce", "all_gather"] == [
         each.kind for each in analyze(of(gathers, call("up", seconds=4e-3))).communication
     ]
-    small, large = call("up", bytes=1), call("up", "_allgather_base_")
+    small = call("up", bytes=1)
+    large = call("up", "_allgather_base_")
     assert ["all_gather", "all_reduce"] == [
         each.kind for each in analyze(of(small, large)).communication
     ]
 
 
 def said(given: Profile, chip: Hardware | None = CHIP) -> list[str]:
-    """The lines."""
+    """Return the texts of the lines about communication.
+
+    The first of these lines has the label `communication`, and the lines after it have no label.
+    """
     lines = list(ranks(analyze(given, chip)))
     start = [label for label, _ in lines].index("communication")
-    rest = [label for label, _ in lines[start + 1 :]]
-    return [
-        text
-        for _, text in lines[
-            start : start + 1 + next((n for n, label in enumerate(rest) if label), len(rest))
-        ]
-    ]
+    texts = [lines[start][1]]
+    for label, text in lines[start + 1 :]:
+        if label:
+            break
+        texts.append(text)
+    return texts
 
 
 def test_each_kind_is_a_sentence() -> None:
-    """With what is known: of one trace the least bandwidth only, for waiting is part of the time."""
+    """Each kind of collective has a sentence with the values that are known.
+
+    With one trace, only a lower limit of the bandwidth is known, because the time includes waiting.
+    """
     both = call("up", seconds=12e-3, exposed_seconds=4e-3, least_seconds=5e-3)
     one = call("up", "_allgather_base_", seconds=10e-3, exposed_seconds=0.0)
     moved = "over 8 ranks: 1 call and 953.67 MiB a step"
     assert [
-        f"all-reduce {moved}, 12.0 ms, of these 4.00 ms exposed, bus bandwidth 350 GB/s, 87.5 % of the link",
-        f"all-gather {moved}, 10.0 ms, of these 0 s exposed, bus bandwidth at least 87.5 GB/s, 21.9 % of the link",
+        (
+            f"all-reduce {moved}, 12.0 ms, of these 4.00 ms exposed, bus bandwidth 350 GB/s, "
+            "87.5 % of the link"
+        ),
+        (
+            f"all-gather {moved}, 10.0 ms, of these 0 s exposed, bus bandwidth at least 87.5 GB/s, "
+            "21.9 % of the link"
+        ),
         f"reduce-scatter {moved}",
     ] == said(of(both, one, call("up", "reduce_scatter_tensor")))
 
 
 def test_groups_of_one_size_are_told_apart() -> None:
-    """Of one rank of several they are said too."""
+    """Groups of the same size have separate lines with their names, even if one rank reports."""
     assert [
         "all-reduce over 8 ranks (group data): 1 call and 953.67 MiB a step",
         "all-reduce over 8 ranks (group tensor): 1 call and 953.67 MiB a step",

@@ -1,4 +1,4 @@
-"""Values that print as their report, and that notebooks show."""
+"""Test values that print as a report, and that notebooks show as HTML."""
 
 import re
 from html.parser import HTMLParser
@@ -14,7 +14,7 @@ from tests.support.ledgers import write_resumed_run
 
 
 class Reader(HTMLParser):
-    """Collects the tags and the text of a page."""
+    """A parser that collects the tags and the text of a page, and checks that tags are closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Reader(HTMLParser):
 
 
 def read(value: Displayed | Table) -> Reader:
-    """The HTML of a value, whose tags are closed in order."""
+    """Parse the HTML of a value, and check that all tags are closed in order."""
     reader = Reader()
     reader.feed(value._repr_html_())
     assert [] == reader.open
@@ -43,13 +43,13 @@ def read(value: Displayed | Table) -> Reader:
 
 @pytest.fixture(scope="module")
 def profile() -> lflops.Profile:
-    """Two layers: 3 x 8 x 16 and 3 x 16 x 4 MACs forward."""
+    """Count two layers with 3 x 8 x 16 and 3 x 16 x 4 MACs in forward."""
     model = nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.Linear(16, 4)))
     return lflops.count(model, torch.ones(3, 8))
 
 
 def test_a_printed_profile_has_the_summary_and_the_modules(profile: lflops.Profile) -> None:
-    """The counts are those of two products."""
+    """A printed profile has the parameters, and the MACs of each module."""
     text = str(profile)
     (row,) = re.findall(r"^0 +Linear .*$", text, re.MULTILINE)
     assert str(3 * 8 * 16) in row
@@ -57,7 +57,10 @@ def test_a_printed_profile_has_the_summary_and_the_modules(profile: lflops.Profi
 
 
 def test_a_table_has_the_levels_and_the_order_that_are_asked_for(profile: lflops.Profile) -> None:
-    """By MACs the larger layer comes first; the innermost layer is at the second level."""
+    """`depth` limits the levels of the table, and `sort` chooses the order.
+
+    The larger layer `0` has more MACs. Layer `1.0` is at the second level.
+    """
     table = profile.table(depth=1, sort="macs")
     assert ["(model)", "0", "1"] == [row[0] for row in table.rows]
     assert ["(model)", "0", "1", "1.0"] == [row[0] for row in profile.table().rows]
@@ -66,7 +69,7 @@ def test_a_table_has_the_levels_and_the_order_that_are_asked_for(profile: lflops
 
 
 def test_a_column_of_figures_is_aligned(profile: lflops.Profile) -> None:
-    """The lines of a printed table end together, but for those with a shorter last cell."""
+    """Figures are right-aligned, so all lines of a printed table have the same length."""
     lines = str(profile.table()).splitlines()
     assert 1 == len({len(line) for line in lines})
 
@@ -75,7 +78,7 @@ def test_a_column_of_figures_is_aligned(profile: lflops.Profile) -> None:
 def test_values_print_and_show_the_same_text(
     kind: str, profile: lflops.Profile, tmp_path: Path
 ) -> None:
-    """HTML without a script or a link: it works in a notebook without a network."""
+    """HTML has the printed text, and no scripts or links, so it works in a notebook offline."""
     write_resumed_run(tmp_path)
     values: dict[str, Displayed] = {
         "profile": profile,
@@ -92,7 +95,7 @@ def test_values_print_and_show_the_same_text(
 
 
 def test_names_of_modules_are_no_html() -> None:
-    """A module's name may be any text."""
+    """A module name that contains HTML is shown as text."""
     name = "<script>alert(1)</script>"
     table = Table(("module", "class", "MACs"), ((name, "&", "1"),))
     shown = read(table)
@@ -101,7 +104,7 @@ def test_names_of_modules_are_no_html() -> None:
 
 
 def test_a_value_without_a_report_is_an_error() -> None:
-    """Each kind of value that is displayed has one."""
+    """A class of displayed values without a report is a `TypeError`."""
 
     class Other(Displayed):
         pass

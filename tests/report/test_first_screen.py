@@ -1,4 +1,4 @@
-"""The first screen of a run, by hand from a ledger of a few steps and a window."""
+"""Test the first screen of a run, made from a handmade ledger of a few steps and a window."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from lflops.report.first_screen.findings import findings_of
 from lflops.report.first_screen.screen import FirstScreen, first_screen
 from lflops.report.first_screen.stalls import stalls_in
 from lflops.report.first_screen.text import first_screen_rows, sparkline
-from lflops.report.first_screen.window import WindowSummary, window_summary
+from lflops.report.first_screen.window import window_summary
 from lflops.report.payload.payload import encoded_run, payload, run_shown
 from tests.support.ledgers import write_resumed_run
 from tests.support.profile_pairs import clean, ran
@@ -25,7 +25,7 @@ from tests.support.screens import gpt_training
 
 
 def steps(*waits: float, mode: str = "unprofiled") -> list[StepGroup]:
-    """Steps with 0.2 s of forward, 0.1 s of backward and so many seconds of data wait."""
+    """Return steps with 0.2 s of forward, 0.1 s of backward and the given seconds of data wait."""
     return [
         StepGroup(
             first=number,
@@ -39,11 +39,12 @@ def steps(*waits: float, mode: str = "unprofiled") -> list[StepGroup]:
 
 
 def ledger(groups: Sequence[StepGroup], **seconds: float) -> Ledger:
-    """A run with these steps, and other time by category."""
+    """Return the ledger of a run with these steps, and with other time by category."""
     trained = sum(group.seconds for group in groups)
     waited = sum(group.spent["data"] for group in groups)
     spent = {"training/data": waited, "training/forward": trained - waited, **seconds}
     total = sum(spent.values())
+    start = Start(begin=1.7e9, seconds=total, first_step=0, last_step=len(groups), ended="finished")
     durations: dict[int, int] = {}
     for group in groups:
         if group.mode == "unprofiled":
@@ -54,11 +55,7 @@ def ledger(groups: Sequence[StepGroup], **seconds: float) -> Ledger:
         total=total,
         steps=len(groups),
         slow_steps=(),
-        starts=(
-            Start(
-                begin=1.7e9, seconds=total, first_step=0, last_step=len(groups), ended="finished"
-            ),
-        ),
+        starts=(start,),
         spans=(),
         step_groups=tuple(groups),
         durations=durations,
@@ -66,28 +63,32 @@ def ledger(groups: Sequence[StepGroup], **seconds: float) -> Ledger:
 
 
 STALLS = [0.3, 0.0, 0.0] * 10
-"""A stall of 0.3 s in every third step: 0.1 s in the mean step of 0.4 s."""
+"""A data wait of 0.3 s in every third step: 0.1 s in the mean step of 0.4 s."""
 
 
 def screen_of(profile: Profile | None, run: Ledger | None) -> FirstScreen:
-    """The first screen of a window, a ledger, or both."""
+    """Return the first screen of a window, a ledger, or both."""
     return first_screen(None if profile is None else window_summary(analyze(profile)), run)
 
 
 def values(screen: FirstScreen) -> dict[str, float | None]:
-    """The figures by name."""
+    """Return the values of the figures by name."""
     return {fact.name: fact.value for fact in screen.figures}
 
 
 def test_the_run_comes_before_the_window() -> None:
-    """The window has steps of 0.3 s without a stall. The run has a mean of 0.4 s, of which a quarter is a wait."""
+    """If there is a ledger, figures and phases are those of the whole run.
+
+    The window has steps of 0.3 s without a stall. The run has a mean step of 0.4 s, of which a
+    quarter is data wait.
+    """
     window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=0.6, backward=0.3))
     screen = screen_of(window, ledger(steps(*STALLS), start_up=12.0))
     assert screen.steps is not None
-    assert (30, "run") == (screen.steps.number, screen.steps.source)
-    assert pytest.approx({"step": 0.4, "trained": 0.5}) == {
-        name: value for name, value in values(screen).items() if name in {"step", "trained"}
-    }
+    assert 30 == screen.steps.number
+    assert "run" == screen.steps.source
+    assert pytest.approx(0.4) == values(screen)["step"]
+    assert pytest.approx(0.5) == values(screen)["trained"]
     assert pytest.approx([0.1, 0.2, 0.1]) == [part.seconds for part in screen.phases]
     assert pytest.approx(1.0) == sum(part.share for part in screen.phases)
     assert pytest.approx(0.3, rel=0.006) == screen.steps.p50
@@ -95,14 +96,15 @@ def test_the_run_comes_before_the_window() -> None:
 
 
 def test_a_loader_that_stalls_every_third_step_is_the_first_card() -> None:
-    """With its mean cost over all steps, the rhythm, an action, and a link to the steps."""
+    """The first card has the cost, the rhythm of the stalls, an action and a link to the steps.
+
+    The cost is the mean over all steps. With fewer steps, the confidence is lower.
+    """
     window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=0.6, backward=0.3))
     card = screen_of(window, ledger(steps(*STALLS))).cards[0]
-    assert ("data", "Data loading stalls every 3rd step", "run") == (
-        card.cause,
-        card.title,
-        card.view,
-    )
+    assert "data" == card.cause
+    assert "Data loading stalls every 3rd step" == card.title
+    assert "run" == card.view
     assert pytest.approx(0.1) == card.seconds
     assert "−100 ms" == card.text
     assert "25.0 % of the step (100 ms) is spent waiting for data: 300 ms every 3rd step." == (
@@ -110,16 +112,15 @@ def test_a_loader_that_stalls_every_third_step_is_the_first_card() -> None:
     )
     assert "workers" in card.action
     assert card.is_issue
-    assert ("high", ("measured in all 30 unprofiled steps of the run",)) == (
-        card.confidence.level,
-        card.confidence.why,
-    )
-    (first, *_) = screen_of(window, ledger(steps(*STALLS[:27]))).cards
-    assert ("data", "medium") == (first.cause, first.confidence.level)
+    assert "high" == card.confidence.level
+    assert ("measured in all 30 unprofiled steps of the run",) == card.confidence.why
+    with_fewer_steps = screen_of(window, ledger(steps(*STALLS[:27]))).cards[0]
+    assert "data" == with_fewer_steps.cause
+    assert "medium" == with_fewer_steps.confidence.level
 
 
 def cost(cause: str, share: float, *, issue: bool = False, overhead: bool = False) -> Finding:
-    """A finding about a step of one second."""
+    """Return a finding about a step of one second."""
     return Finding(
         cause=cause,
         sentence=cause,
@@ -131,7 +132,7 @@ def cost(cause: str, share: float, *, issue: bool = False, overhead: bool = Fals
 
 
 def test_cards_are_in_the_order_of_the_explanation() -> None:
-    """Issues first, then all others, each by cost."""
+    """Issues come first, then all other findings, each sorted by cost."""
     window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=0.5, backward=0.2, optimizer=0.3))
     summary = window_summary(analyze(window))
     sleep = cost("sleep", 0.02, issue=True, overhead=True)
@@ -144,7 +145,7 @@ def test_cards_are_in_the_order_of_the_explanation() -> None:
 
 
 def test_profiled_steps_and_the_warm_up_are_not_counted() -> None:
-    """Two of 9 s and one of 5 s change nothing."""
+    """Profiled steps and the warm-up, here of 9 s and 5 s, do not change the mean."""
     groups = [
         *steps(0.0, 0.0),
         *steps(8.7, 8.7, mode="profiled"),
@@ -152,34 +153,32 @@ def test_profiled_steps_and_the_warm_up_are_not_counted() -> None:
     ]
     screen = screen_of(None, ledger(groups))
     assert screen.steps is not None
-    assert (2, pytest.approx(0.3)) == (screen.steps.number, screen.steps.mean)
+    assert 2 == screen.steps.number
+    assert pytest.approx(0.3) == screen.steps.mean
 
 
 def test_without_a_ledger_the_window_stands_for_the_run() -> None:
-    """It has one step of 0.2 s, and p95 of ten steps is the longest of them."""
+    """Without a ledger, the figures are those of the window.
+
+    Nine steps take 0.1 s and one takes 0.2 s. p95 of ten steps is the longest step.
+    """
     window = ran({"fc": 0.1}, steps=clean(*[0.1] * 9, 0.2, forward=1.0))
     screen = screen_of(window, None)
     assert screen.steps is not None
-    assert ("window", pytest.approx(0.11), 0.1, 0.2) == (
-        screen.steps.source,
-        screen.steps.mean,
-        screen.steps.p50,
-        screen.steps.p95,
-    )
+    assert "window" == screen.steps.source
+    assert pytest.approx(0.11) == screen.steps.mean
+    assert 0.1 == screen.steps.p50
+    assert 0.2 == screen.steps.p95
     assert "" == screen.trained
 
 
 def test_recomputation_is_a_phase_and_the_phases_add_up() -> None:
-    """A window in which a third of backward recomputes: of 0.1 s in the run, 1/30 s."""
-    window = window_summary(
-        analyze(ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=0.6, backward=0.4)))
-    )
-    recomputing = WindowSummary(
-        **{
-            name: getattr(window, name) for name in window.__struct_fields__ if name != "recomputed"
-        },
-        recomputed=1 / 3,
-    )
+    """Recompute is a separate phase, and the phases add up to the step.
+
+    In the window, a third of backward is recompute, so of 0.1 s in the run it is 1/30 s.
+    """
+    window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=0.6, backward=0.4))
+    recomputing = replace(window_summary(analyze(window)), recomputed=1 / 3)
     screen = first_screen(recomputing, ledger(steps(0.0, 0.0)))
     shares = {part.name: part.seconds for part in screen.phases}
     assert pytest.approx(0.1 / 3) == shares["recompute"]
@@ -201,7 +200,11 @@ CLIPPED = {"forward": 0.35, "backward": 0.15, "clip": 0.45}
 def test_a_cost_of_the_window_is_a_share_of_the_run_s_mean_step(
     of_window: float, expected: float
 ) -> None:
-    """The optimizer takes a fifth of the window's steps. The mean step of the run takes 0.3 s."""
+    """The seconds of a cost in the window become a share of the run's mean step of 0.3 s.
+
+    The optimizer takes a fifth of the window's steps, so 60 ms of 0.3 s and 30 ms of 0.15 s. If the
+    window's steps are longer than the run's, the cost is scaled down: 60 ms instead of 120 ms.
+    """
     window = ran(
         {"fc": 0.1}, steps=clean(*[of_window] * 9, forward=0.5, backward=0.3, optimizer=0.2)
     )
@@ -215,7 +218,11 @@ def test_a_cost_of_the_window_is_a_share_of_the_run_s_mean_step(
 
 
 def test_a_checkpoint_in_the_steps_of_a_window_does_not_reduce_the_cost_of_its_work() -> None:
-    """The window's steps take twice the mean step of 0.3 s, but its work takes as long as in the run."""
+    """If other work makes the window's steps longer, the cost of the optimizer is not scaled down.
+
+    The window's steps take twice the run's mean step of 0.3 s, because half of them is time outside
+    all phases. The other half takes as long as a step of the run.
+    """
     window = ran(
         {"fc": 0.1},
         steps=clean(*[0.6] * 9, forward=0.3, backward=0.1, optimizer=0.1, other=0.5),
@@ -228,12 +235,14 @@ def test_a_checkpoint_in_the_steps_of_a_window_does_not_reduce_the_cost_of_its_w
 
 
 def test_clipping_in_the_run_is_no_second_cause() -> None:
-    """The ledger has 1 s of other work in a step of 2 s, of which the window has nine tenths in clip."""
+    """The ledger's other time is divided into clipping and the rest, as in the window.
+
+    In the ledger, other is 1 s of a step of 2 s. In the window, nine tenths of this time is
+    clipping.
+    """
     window = ran({"fc": 0.1}, steps=clean(*[1.0] * 9, **CLIPPED))
-    groups = [
-        replace(group, spent={"data": 0.0, "forward": 0.7, "backward": 0.3, "other": 1.0})
-        for group in steps(*[0.0] * 30)
-    ]
+    spent = {"data": 0.0, "forward": 0.7, "backward": 0.3, "other": 1.0}
+    groups = [replace(group, spent=spent) for group in steps(*[0.0] * 30)]
     screen = screen_of(window, ledger(groups))
     parts = {part.name: part.seconds for part in screen.phases}
     assert pytest.approx(0.9) == parts["clip"]
@@ -244,7 +253,10 @@ def test_clipping_in_the_run_is_no_second_cause() -> None:
 
 
 def test_one_slow_step_is_named_and_is_no_cause_of_all_the_others() -> None:
-    """Thirty steps of 0.3 s, and 2.4 s outside all phases in one: of 11.4 s, 21.1 %, no action."""
+    """One slow step is named in a sentence, but it is not a card with an action.
+
+    Thirty steps take 0.3 s, and one of them takes 2.4 s more outside all phases: 21.1 % of 11.4 s.
+    """
     window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=0.6, backward=0.4))
     groups = steps(*[0.0] * 30)
     groups[7] = replace(groups[7], spent=groups[7].spent | {"other": 2.4})
@@ -272,7 +284,10 @@ def test_one_slow_step_is_named_and_is_no_cause_of_all_the_others() -> None:
 
 
 def test_a_known_peak_gives_mfu_over_all_steps_of_the_run() -> None:
-    """The same work in steps that are longer by a factor has an MFU that is lower by it."""
+    """MFU refers to the mean step of the run.
+
+    If the mean step of the run is twice that of the window, MFU is half of the window's.
+    """
     window = gpt_training()
     analysis = analyze(window)
     alone = values(screen_of(window, None))
@@ -286,7 +301,10 @@ def test_a_known_peak_gives_mfu_over_all_steps_of_the_run() -> None:
 
 
 def test_an_unknown_peak_shows_the_rate_and_the_line_that_measures_it() -> None:
-    """2 x 100 MACs in 0.3 s."""
+    """Without a known peak, the screen shows the achieved rate and how to measure the peak.
+
+    The rate is 2 x 100 MACs in 0.3 s.
+    """
     screen = screen_of(ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=1.0)), None)
     assert "MFU" not in values(screen)
     assert values(screen)["achieved"] == pytest.approx(200 / 0.3)
@@ -294,17 +312,19 @@ def test_an_unknown_peak_shows_the_rate_and_the_line_that_measures_it() -> None:
 
 
 def test_a_window_of_a_validation_is_no_part_of_the_training_run() -> None:
-    """Its steps take 0.3 s; those of the ledger are another stage's."""
+    """For a window of another stage, the training steps of the ledger are not used."""
     window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=1.0))
     validated = replace(window, run=replace(window.run, kind="training", stage="validate"))
     screen = screen_of(validated, ledger(steps(*STALLS)))
-    assert ("", pytest.approx(0.3)) == (screen.trained, values(screen)["step"])
+    assert "" == screen.trained
+    assert pytest.approx(0.3) == values(screen)["step"]
 
 
 def test_a_ledger_alone_has_times_and_says_that_it_knows_no_more() -> None:
-    """Its steps show the stalls."""
+    """A ledger without a window still shows the stalls, with low confidence."""
     screen = screen_of(None, ledger(steps(*STALLS)))
-    assert ("A run without a window", "low") == (screen.title, screen.confidence.level)
+    assert "A run without a window" == screen.title
+    assert "low" == screen.confidence.level
     assert "Data loading stalls every 3rd step" == screen.cards[0].title
 
 
@@ -323,13 +343,16 @@ def test_a_ledger_alone_has_times_and_says_that_it_knows_no_more() -> None:
     ],
 )
 def test_the_rhythm_of_stalls(seconds: list[float], expected: str) -> None:
-    """Two long waits show no rhythm, and neither do waits that vary."""
+    """Stalls need at least three long waits; waits that only vary are not stalls."""
     found = stalls_in(seconds)
-    assert expected == ("" if found is None else found.often)
+    if found is None:
+        assert expected == ""
+    else:
+        assert expected == found.often
 
 
 def test_the_page_and_the_terminal_have_the_same_values() -> None:
-    """The tab's server makes it from the payload in the event file."""
+    """The page and the terminal show the same figures and cards."""
     window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=0.6, backward=0.3))
     summary = window_summary(analyze(window))
     run = ledger(steps(*STALLS), start_up=12.0)
@@ -344,7 +367,10 @@ def test_the_page_and_the_terminal_have_the_same_values() -> None:
 
 
 def test_the_server_reads_the_window_from_its_payload(tmp_path: Any) -> None:
-    """Without a ledger in the folder, the steps are those of the window."""
+    """The server of the tab makes the first screen from the payload of the window.
+
+    Without a ledger in the folder, the steps are those of the window.
+    """
     window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=1.0))
     found = json.decode(encoded_run(json.encode(payload(analyze(window))), tmp_path))
     assert found["ledger"] is None
@@ -355,7 +381,7 @@ def test_the_server_reads_the_window_from_its_payload(tmp_path: Any) -> None:
 
 
 def test_bars_of_a_text_reach_from_0_to_the_largest_value() -> None:
-    """A value of half of it is a bar of half the height."""
+    """Bars are proportional to values; the largest value has the full height."""
     assert "▁█▁▅" == sparkline([0.0, 1.0, 0.0, 0.5])
     assert "" == sparkline([0.0, 0.0])
 
@@ -363,7 +389,10 @@ def test_bars_of_a_text_reach_from_0_to_the_largest_value() -> None:
 def test_show_of_a_folder_begins_with_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its text and its JSON have the numbers of the run: 22 s in 20 steps, 33 s of 60 s trained."""
+    """`lflops show` of a folder shows the run's numbers as text and as JSON.
+
+    The run has 22 s in 20 steps, and 33 of its 60 s are training.
+    """
     write_resumed_run(tmp_path)
     window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=1.0))
     of_training = replace(window.run, kind="training", stage="train", window=0, step=9)

@@ -1,6 +1,6 @@
-"""What a window writes to the log, by hand.
+"""Test what a window writes to the log, for handmade profiles.
 
-Of a profile made for it, and of one that has too much of everything.
+One of them has too much of everything.
 """
 
 from msgspec.structs import replace
@@ -29,7 +29,7 @@ CHIP = Hardware("abacus", {"fp32": 1e9}, bandwidth_bytes_per_second=1e9, memory_
 
 
 def lines_of(text: str) -> dict[str, str]:
-    """The first line of each label."""
+    """Return the first line of each label."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         found.setdefault(line[:16].strip(), " ".join(line[16:].split()))
@@ -37,13 +37,15 @@ def lines_of(text: str) -> dict[str, str]:
 
 
 def test_the_step_its_phases_and_the_modules_are_there() -> None:
-    """Of 3 ms: forward 1; the first layer took 3 operator calls of 100 µs, a tenth of the step, for 2 * 1024 FLOPs."""
+    """The log has the step, its phases, the slowest module, ranks and unsupported operators.
+
+    Forward takes 1 of 3 ms. The first layer has 3 operator calls of 100 µs, which is a tenth of the
+    step, for 2 * 1024 FLOPs.
+    """
     found = lines_of(log_text(analyze(small_profile())))
     assert "Model, training, fit, step 8, window 0" == found["profiled"]
-    assert ("3.00 ms of one unprofiled step", "1.00 ms 33.3 % of the step") == (
-        found["step"],
-        found["forward"],
-    )
+    assert "3.00 ms of one unprofiled step" == found["step"]
+    assert "1.00 ms 33.3 % of the step" == found["forward"]
     assert "encoder.0 Linear 300 µs 10.0 % 6.83 MFLOP/s" == found["most time"]
     assert found["MFU"].startswith("– the peak of cpu is not known")
     assert found["peak live memory"].startswith("2.93 KiB, of these activations ")
@@ -52,13 +54,16 @@ def test_the_step_its_phases_and_the_modules_are_there() -> None:
 
 
 def test_the_verdict_says_why_and_what_next() -> None:
-    """Backward takes 1.5 of 3 ms, of which the modules have three calls of 100 µs."""
+    """The log has the findings, a fix and the confidence.
+
+    Backward takes 1.5 ms of 3 ms, of which three operator calls of 100 µs belong to modules.
+    """
     given = small_profile()
     found = lines_of(log_text(analyze(replace(given, run=replace(given.run, hardware=CHIP)))))
     assert (
-        "23.3 % of the step (700 µs) is spent in Model itself, outside its layers, or between it and backward."
-        == found["why"]
-    )
+        "23.3 % of the step (700 µs) is spent in Model itself, outside its layers, or between it "
+        "and backward."
+    ) == found["why"]
     assert "40.0 % of the step (1.20 ms) is backward outside the layers." == found["also"]
     assert found["next"].startswith(
         "Keep .item(), images, prints and loops in Python out of the model's forward"
@@ -68,7 +73,7 @@ def test_the_verdict_says_why_and_what_next() -> None:
 
 
 def test_without_a_peak_the_wait_for_data_is_named() -> None:
-    """2 of 3 ms."""
+    """The data wait of 2 of 3 ms is named although no peak is known."""
     given = small_profile()
     waiting = replace(given.steps[0], phases={"data": 2e-3, "forward": 1e-3})
     found = lines_of(log_text(analyze(replace(given, steps=(waiting,)))))
@@ -77,7 +82,11 @@ def test_without_a_peak_the_wait_for_data_is_named() -> None:
 
 
 def test_a_window_with_too_much_of_everything_is_cut() -> None:
-    """100 modules, 50 operators without a formula, 30 notes and 64 ranks that wait for each other."""
+    """The text has at most `MOST` lines, and says what is left out.
+
+    The profile has 100 modules, 50 unsupported operators, 30 notes, and 64 ranks that wait for each
+    other.
+    """
     names = [f"layer_{number}" for number in range(100)]
     given = clocked(
         profile({"": {}, **{name: {"class_name": "Linear"} for name in names}}, []),
@@ -87,40 +96,32 @@ def test_a_window_with_too_much_of_everything_is_cut() -> None:
         ("data", "transfer", "forward", "backward", "clip", "optimizer", "other"), 0.5
     )
     (step, *_) = small_profile().steps
-    waits = tuple(
-        RankWait(
-            module="",
-            phase="backward",
-            for_rank=n,
-            ranks=1,
-            seconds=1.0,
-            longest=1.0,
-            longest_rank=0,
-        )
-        for n in range(64)
+    wait = RankWait(
+        module="", phase="backward", for_rank=0, ranks=1, seconds=1.0, longest=1.0, longest_rank=0
+    )
+    waits = tuple(replace(wait, for_rank=n) for n in range(64))
+    rank = Rank(
+        rank=0,
+        node="0",
+        host="h",
+        device="d",
+        coordinates={},
+        status="ok",
+        step=spread(1.0),
+        macs=0,
+    )
+    ranks = tuple(replace(rank, rank=n, macs=n) for n in range(64))
+    unsupported = tuple(
+        UnsupportedCall(module="", operator=f"my::op_{n}", phase="forward", calls=1, bytes=1)
+        for n in range(50)
     )
     worst = replace(
         given,
         run=run(kind="training", stage="train", window=0, step=1, world_size=64, hardware=CHIP),
         steps=(replace(step, seconds=3.5, phases=phases, tokens=9),),
-        unsupported=tuple(
-            UnsupportedCall(module="", operator=f"my::op_{n}", phase="forward", calls=1, bytes=1)
-            for n in range(50)
-        ),
+        unsupported=unsupported,
         notes=tuple(Note(code="ended_early", subject=str(n), values={}) for n in range(30)),
-        ranks=tuple(
-            Rank(
-                rank=n,
-                node="0",
-                host="h",
-                device="d",
-                coordinates={},
-                status="ok",
-                step=spread(1.0),
-                macs=n,
-            )
-            for n in range(64)
-        ),
+        ranks=ranks,
         rank_comparison=replace(small_comparison(), waits=waits),
     )
     text = log_text(analyze(worst))
@@ -131,14 +132,14 @@ def test_a_window_with_too_much_of_everything_is_cut() -> None:
 
 
 def test_a_window_without_times_has_its_work() -> None:
-    """The run ended before a clean step."""
+    """If the run ended before an unprofiled step, the log has the work but no times."""
     text = log_text(analyze(untimed(small_profile())))
     assert {"profiled", "peak live memory"} <= lines_of(text).keys()
     assert not {"step", "most time", "why"} & lines_of(text).keys()
 
 
 def test_names_of_modules_do_not_drive_the_terminal() -> None:
-    """They come from the user."""
+    """Control characters in names, which come from the user, are not printed."""
     given = clocked(
         profile({"": {}, "\x1b[31m": {"class_name": "Linear"}}, []), {("\x1b[31m", "forward"): 1e-3}
     )
@@ -146,8 +147,12 @@ def test_names_of_modules_do_not_drive_the_terminal() -> None:
 
 
 def test_a_window_says_what_changed_since_the_one_before() -> None:
-    """In the second one layer takes five times as long; the first has nothing to be compared with."""
-    first, second = gpt_training(), gpt_training(slow=5.0)
+    """The log of a second window has the first sentence of its comparison with the first window.
+
+    One layer takes five times as long in the second window.
+    """
+    first = gpt_training()
+    second = gpt_training(slow=5.0)
     assert "since the last" not in lines_of(log_text(analyze(first)))
     changed = lines_of(log_text(analyze(second), first))["since the last"]
     assert changed == " ".join(headline(lflops.diff(first, second))[0].split())

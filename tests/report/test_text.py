@@ -1,4 +1,4 @@
-"""Names and numbers as text."""
+"""Test names as text."""
 
 import pytest
 
@@ -18,5 +18,8 @@ LORA = "base_model.model.model.layers.*.self_attn.q_proj.lora_B.default ×3"
     ],
 )
 def test_a_long_name_loses_its_first_parts(width: int, shown: str) -> None:
-    """What is below says most: the wrappers above are in all names of the model."""
+    """A name that is too long loses its first parts.
+
+    Its last parts say most: the wrappers at the beginning are in the names of all modules.
+    """
     assert shown == shortened_name(LORA, width)

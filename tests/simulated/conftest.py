@@ -1,7 +1,8 @@
-"""The tests of this folder run in a process of their own, as the simulated devices change a process for good.
+"""Run the tests of this folder in a separate process, because simulated devices cannot be unloaded.
 
-The process that pytest was started in only passes on what they say. It starts the other one with
-the first of them, for all that it runs.
+The first of these tests that the original pytest process reaches starts a second pytest process.
+This runs all selected tests of the folder and writes their outcomes to a file. The original process
+reports these outcomes as its own.
 """
 
 import json
@@ -21,17 +22,16 @@ from tests.support.repository import ROOT
 
 HERE = Path(__file__).parent
 WITHIN = "LFLOPS_TESTS_SIMULATED"
-"""Names the file for the results, in the process that has the devices."""
+"""Environment variable with the path of the file for outcomes, set only in the second process."""
 
-_told: dict[
-    str, tuple[str, str]
-] = {}  # of each test that has run: its outcome, and why it failed or was skipped
+_told: dict[str, tuple[str, str]] = {}
+"""Outcomes by test: the outcome, and the reason for a failure or a skip."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In the process that has the devices, load them first.
+    """Load the devices in the second process, before any test.
 
-    Torch starts its threads with the first backward.
+    Torch starts a thread for each device in the first backward, so they must be loaded before.
     """
     if WITHIN in os.environ:
         simulated.load()
@@ -39,18 +39,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Note what a test says, for the process that asked."""
+    """Write the outcome of a test to the file, in the second process."""
     report: Any = yield
-    if WITHIN in os.environ and (report.when == "call" or not report.passed):
+    is_outcome = report.when == "call" or not report.passed
+    if WITHIN in os.environ and is_outcome:
+        why = report.longrepr[2] if report.skipped else report.longreprtext
         with Path(os.environ[WITHIN]).open("a", encoding="utf-8") as results:
-            why = report.longrepr[2] if report.skipped else report.longreprtext
             results.write(json.dumps([item.nodeid, report.outcome, why]) + "\n")
     return report  # type: ignore[return-value]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: Any, request: pytest.FixtureRequest) -> bool | None:
-    """Set up this folder's fixtures only where the devices are."""
+    """Set up the fixtures of this folder only in the second process."""
     if WITHIN in os.environ or not fixturedef.baseid.startswith(HERE.relative_to(ROOT).as_posix()):
         return None
     fixturedef.cached_result = (None, fixturedef.cache_key(request), None)
@@ -59,7 +60,7 @@ def pytest_fixture_setup(fixturedef: Any, request: pytest.FixtureRequest) -> boo
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Say what the test has said in the other process."""
+    """Report the outcome of a test from the second process, which is started if necessary."""
     if WITHIN in os.environ:
         return None
     if simulated.MISSING is not None:
@@ -75,6 +76,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _run(items: list[pytest.Item]) -> None:
+    """Run the tests in the second process, and store their outcomes in `_told`.
+
+    Tests without an outcome count as failed, because the process crashed.
+    """
     library = simulated.built()
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results")
@@ -94,19 +99,18 @@ def _run(items: list[pytest.Item]) -> None:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True
         )
-        crashed = f"{library.name}: the process ended with {done.returncode}\n{done.stdout[-5000:]}\n{done.stderr[-5000:]}"
-        _told.update({item.nodeid: ("failed", crashed) for item in items})
-        _told.update(
-            {
-                nodeid: (outcome, why)
-                for nodeid, outcome, why in map(json.loads, results.read_text("utf-8").splitlines())
-            }
-        )
+        output = f"{done.stdout[-5000:]}\n{done.stderr[-5000:]}"
+        crashed = f"{library.name}: the process ended with {done.returncode}\n{output}"
+        for item in items:
+            _told[item.nodeid] = ("failed", crashed)
+        for line in results.read_text("utf-8").splitlines():
+            nodeid, outcome, why = json.loads(line)
+            _told[nodeid] = (outcome, why)
 
 
 @pytest.fixture(autouse=True)
 def _as_planted_by_default() -> Iterator[None]:
-    """No test sees what another one has planted, or what was found out about it."""
+    """Reset the devices to their defaults after each test, and forget the measured event times."""
     if WITHIN in os.environ:
         event_seconds.cache_clear()
     yield

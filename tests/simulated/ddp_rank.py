@@ -1,9 +1,9 @@
-"""One rank of a training on simulated devices.
+"""Train as one of two ranks on simulated devices, once for each SLOWER.
 
-`python -m tests.simulated.ddp_rank RANK PORT SLOWER...`, a training for each SLOWER.
+`python -m tests.simulated.ddp_rank RANK PORT SLOWER...`
 
-Rank 1's kernels take SLOWER times as long. Each rank prints, as JSON, the culprits of each training
-and its last clean step.
+The kernels of rank 1 take SLOWER times as long as usual. Each rank prints a JSON list with an entry
+for each training run: the stragglers and the last unprofiled step of each profile.
 """
 
 import json
@@ -26,7 +26,7 @@ STEPS = 24
 
 
 def trained(rank: int, slower: float) -> Any:
-    """Who is slow, and what the rank's last clean step was made of."""
+    """Train, and return the stragglers and the last unprofiled step of each profile."""
     simulated.plan_device(1, slower=slower)
     device = simulated.DEVICES[rank]
     model = DistributedDataParallel(Layers().to(device))
@@ -47,14 +47,15 @@ def trained(rank: int, slower: float) -> Any:
                 optimizer.zero_grad()
     found: list[Any] = []
     for profile in monitor.profiles:
-        clean = [step for step in profile.steps if step.kind == "unprofiled" and not step.marks]
         rows = [(row.slow_rank, row.module, row.phase) for row in lflops.stragglers(profile).rows]
+        steps = [step for step in profile.steps if step.kind == "unprofiled" and not step.marks]
+        last = steps[-1]
         found.append(
             {
                 "rows": rows,
-                "seconds": clean[-1].seconds,
-                "phases": clean[-1].phases,
-                "waiting": clean[-1].waiting,
+                "seconds": last.seconds,
+                "phases": last.phases,
+                "waiting": last.waiting,
             }
         )
     return found
@@ -66,7 +67,8 @@ if __name__ == "__main__":
     simulated.load()
     simulated.plan(macs_per_second=RATE)
     HostClock.mark = staticmethod(simulated.nanoseconds)  # type: ignore[assignment]
-    ThreadSchedule.read = partial(int)  # type: ignore[method-assign,assignment]  # what the system does is no part of the test
+    # the system's scheduling of this process is no part of the test
+    ThreadSchedule.read = partial(int)  # type: ignore[method-assign,assignment]
     register()
     distributed.init_process_group(simulated.NAME, rank=int(rank), world_size=2)
     torch.accelerator.set_device_index(int(rank))

@@ -1,9 +1,8 @@
-"""Backward on the device's thread is attributed as on the CPU, in random graphs.
+"""Test that backward on the thread of a device is attributed to modules as on the CPU.
 
-By the operators that run, and by the time that they take.
-
-Nothing but matrix products takes time on the device, and each takes a nanosecond for a MAC. So a
-module's time has to be its MACs.
+The models are random graphs, and both the MACs and the times of modules are checked. On the
+simulated device only matmuls take time, one nanosecond for each MAC, so the time of a module
+follows from its MACs.
 """
 
 import random
@@ -40,7 +39,7 @@ class Residual(nn.Module):
 
 
 class Branches(nn.Module):
-    """All of them of the same input; the first is used last."""
+    """Calls all branches with the same input. The output of the first branch is used last."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -62,7 +61,7 @@ class Checkpointed(nn.Module):
 
 
 class Twice(nn.Module):
-    """A module that is shared: it is called twice."""
+    """Calls the same module twice."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ class Twice(nn.Module):
 
 
 class Hooked(nn.Module):
-    """A user's hook works on the gradient, with a product of its own."""
+    """Has a hook of the user that multiplies the gradient of the output."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -87,7 +86,7 @@ class Hooked(nn.Module):
 
 
 def graph(draw: random.Random, *, reentrant: bool, depth: int = 3) -> nn.Module:
-    """A random model, with reentrant checkpoints if they are asked for."""
+    """Return a random model. If `reentrant` is set, some of its checkpoints are reentrant."""
     if depth == 0:
         return Product()
 
@@ -107,7 +106,7 @@ def graph(draw: random.Random, *, reentrant: bool, depth: int = 3) -> nn.Module:
 
 
 def loss_of(x: Tensor, *, twice: bool) -> Callable[[Tensor], Tensor]:
-    """A loss; where backward runs twice, the gradient of the input is in it."""
+    """Return a loss function. With `twice`, it contains the gradient of the input."""
 
     def loss(output: Tensor) -> Tensor:
         if not twice:
@@ -119,20 +118,24 @@ def loss_of(x: Tensor, *, twice: bool) -> Callable[[Tensor], Tensor]:
 
 
 def work(profile: Profile) -> dict[tuple[str, str], int]:
-    """The MACs of each module by phase."""
-    return {
-        (name, phase): profile.total(name, phase) for name in profile.modules for phase in PHASES
-    }
+    """Return the MACs by module and phase."""
+    macs = {}
+    for name in profile.modules:
+        for phase in PHASES:
+            macs[name, phase] = profile.total(name, phase)
+    return macs
 
 
 @pytest.mark.parametrize("seed", range(GRAPHS))
 def test_a_random_graph(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each module the MACs are those of the CPU, and the seconds those of its MACs within 2 %.
+    """The MACs of each module equal those on the CPU, and its times follow from them within 2 %.
 
-    Every second graph has a double backward, whose seconds are divided over no modules.
+    Every second graph has a double backward. Its time is not divided among modules, so only the
+    times of the whole model are checked.
     """
     monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.nanoseconds))
-    draw, twice = random.Random(seed), bool(seed % 2)  # noqa: S311 - a graph is no secret
+    draw = random.Random(seed)  # noqa: S311 - a graph is no secret
+    twice = bool(seed % 2)
     torch.manual_seed(seed)
     model = nn.Sequential(*(graph(draw, reentrant=not twice) for _ in range(2)))
     x = torch.randn(ROWS, WIDTH, requires_grad=True)
@@ -151,11 +154,10 @@ def test_a_random_graph(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert work(on_cpu) == work(on_device)
     assert 0 < on_cpu.total("", "backward")
-    timed = {"": on_device.modules[""]} if twice else on_device.modules
-    for name, module in timed.items():
+    names = [""] if twice else list(on_device.modules)
+    for name in names:
         for phase in PHASES:
-            taken = getattr(module, phase).seconds
-            macs = on_cpu.total(name, phase)
-            assert (0 if taken is None else taken.median) == pytest.approx(
-                macs / 1e9, rel=0.02, abs=1e-6
-            ), (name, phase)
+            taken = getattr(on_device.modules[name], phase).seconds
+            seconds = 0 if taken is None else taken.median
+            expected = on_cpu.total(name, phase) / 1e9
+            assert seconds == pytest.approx(expected, rel=0.02, abs=1e-6), (name, phase)

@@ -1,6 +1,7 @@
-"""Clocks of a device: its events where they have times, else the host's clock, which waits.
+"""Test the clocks of a device, and which of their marks wait for the device.
 
-And which marks may wait.
+If the events of a device have times, its clock uses them and never waits. Otherwise, the host's
+clock is used, and each mark waits for the device.
 """
 
 import pytest
@@ -17,13 +18,18 @@ from tests.support.simulated import FIRST, SECOND
 
 @pytest.fixture(autouse=True)
 def _host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host's clock is the simulated one."""
+    """Replace the host's clock by the simulated one."""
     monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.nanoseconds))
 
 
 def test_a_device_has_its_events_and_nobody_waits_for_a_mark() -> None:
-    """A kernel of 3 ms, 5 µs after the mark before it, while the host goes on."""
-    clock, x = clock_of(FIRST), torch.ones(8, 8, device=FIRST)
+    """A device with timed events has a `StreamClock`, whose marks do not wait for the device.
+
+    The kernel of 3 ms begins 5 µs after the first mark, when it is launched. After the second mark,
+    it is still running.
+    """
+    clock = clock_of(FIRST)
+    x = torch.ones(8, 8, device=FIRST)
     assert isinstance(clock, StreamClock)
     torch.accelerator.synchronize(FIRST)
     before = simulated.synchronisations()
@@ -31,7 +37,8 @@ def test_a_device_has_its_events_and_nobody_waits_for_a_mark() -> None:
     start = clock.mark()
     x @ x
     end = clock.mark()
-    assert (before, False) == (simulated.synchronisations(), end.query())
+    assert before == simulated.synchronisations()
+    assert not end.query()
     clock.settle()
     assert clock.seconds(start, end) == pytest.approx(3e-3 + simulated.LAUNCH)
 
@@ -40,12 +47,13 @@ def test_a_device_has_its_events_and_nobody_waits_for_a_mark() -> None:
     "device", [SECOND, torch.device("privateuseone")], ids=["by number", "the current one"]
 )
 def test_marks_are_of_the_clock_s_device(device: torch.device) -> None:
-    """Between them the user makes the other device the current one.
+    """A clock marks events on its own device, although another device is current later.
 
-    It is 3 ms all the same, and the other device is not waited for.
+    The time between its marks is 3 ms, and the clock does not wait for the other device.
     """
     simulated.plan_kernel("mm", 3e-3)
-    on_first, on_second = (torch.ones(8, 8, device=each) for each in (FIRST, SECOND))
+    on_first = torch.ones(8, 8, device=FIRST)
+    on_second = torch.ones(8, 8, device=SECOND)
     with torch.accelerator.device_index(SECOND.index):
         clock = clock_of(device)
     for each in (FIRST, SECOND):
@@ -61,9 +69,11 @@ def test_marks_are_of_the_clock_s_device(device: torch.device) -> None:
 
 
 def test_marks_of_the_current_device_would_be_of_two() -> None:
-    """The planted culprit: events on two devices, whose times cannot be compared."""
-    first, second = StreamClock(FIRST), StreamClock(SECOND)
-    start, end = first.mark(), second.mark()
+    """Marks on two devices cannot be compared, so the test above would detect a wrong device."""
+    first = StreamClock(FIRST)
+    second = StreamClock(SECOND)
+    start = first.mark()
+    end = second.mark()
     first.settle()
     second.settle()
     with pytest.raises(RuntimeError, match="events of two devices"):
@@ -71,22 +81,28 @@ def test_marks_of_the_current_device_would_be_of_two() -> None:
 
 
 def test_where_events_have_no_times_a_mark_waits() -> None:
-    """The time of the host from one wait to the next: 3 ms for a kernel, and what its launch takes."""
+    """If events have no times, each mark waits for the device, and times are those of the host.
+
+    Between two marks, the host launches a kernel and waits 3 ms for it.
+    """
     simulated.plan_events(timed=False)
     simulated.plan_kernel("mm", 3e-3)
-    clock, x = clock_of(FIRST), torch.ones(8, 8, device=FIRST)
+    clock = clock_of(FIRST)
+    x = torch.ones(8, 8, device=FIRST)
     assert isinstance(clock, WaitingClock)
     assert seconds_of(clock, lambda: x @ x) == pytest.approx(3e-3 + simulated.LAUNCH)
 
 
 def test_where_a_mark_waits_the_phases_of_a_step_are_the_host_s() -> None:
-    """Two phases whose kernels take 3 ms each.
+    """If marks wait, a step waits only once, at its end, and its phases are those of the host.
 
-    The host has launched them after 5 µs each, and waits once, at the step's end.
+    The host launches two kernels of 3 ms, which takes 5 µs in each phase. At the end of the step,
+    it waits for both.
     """
     simulated.plan_events(timed=False)
     simulated.plan_kernel("mm", 3e-3)
-    x, events = torch.ones(8, 8, device=FIRST), Events(HostClock.mark)
+    x = torch.ones(8, 8, device=FIRST)
+    events = Events(HostClock.mark)
     phases = LoggedPhases(events.log, "train", clock_of(FIRST))
     phases.connect()
     phases.begin()
@@ -99,21 +115,26 @@ def test_where_a_mark_waits_the_phases_of_a_step_are_the_host_s() -> None:
     assert before + 1 == simulated.synchronisations()
     assert phases.total(step) == pytest.approx(6e-3 + simulated.LAUNCH)
     seconds = phases.seconds(step)
-    assert [5e-6, 5e-6] == [pytest.approx(seconds[phase]) for phase in ("forward", "backward")]
+    assert pytest.approx(5e-6) == seconds["forward"]
+    assert pytest.approx(5e-6) == seconds["backward"]
     assert sum(seconds.values()) == pytest.approx(phases.total(step))
 
 
 def test_the_overhead_of_hooks_is_what_their_marks_leave_out() -> None:
-    """A hook marks a moment of 1 µs as it begins and as it ends, so the half that comes before its own mark is in no other time."""
+    """The overhead of hooks is at most the time of their two marks, which take 1 µs each.
+
+    A hook makes a mark when it begins and when it ends. The time before its first mark is part of
+    no other measurement.
+    """
     overhead = hook_overhead(clock_of(FIRST))
     for seconds in vars(overhead).values():
         assert 0 <= seconds <= 2 * simulated.EVENT
 
 
 def test_a_device_that_torch_cannot_wait_for_has_no_clock() -> None:
-    """As `meta`, whose tensors have no memory."""
-    with pytest.raises(
-        CountError,
-        match="the tensors are on 'meta': times can be measured on 'cpu' and on devices that torch can ",
-    ):
+    """For `meta`, whose tensors have no memory, an error lists the possible devices."""
+    message = (
+        "the tensors are on 'meta': times can be measured on 'cpu' and on devices that torch can "
+    )
+    with pytest.raises(CountError, match=message):
         clock_of(torch.device("meta"))

@@ -1,6 +1,6 @@
-"""The simulated device keeps to what is planted, as a real one keeps to its physics.
+"""Test the simulated device itself: its times, streams, threads and memory are as planned.
 
-Nothing of lflops runs here.
+These tests do not use lflops.
 """
 
 import threading
@@ -14,28 +14,31 @@ from tests.support import simulated
 from tests.support.simulated import FIRST
 
 MACS = 128**3
-"""Of a product of two matrices of 128 by 128."""
+"""MACs of a matmul of two 128 × 128 matrices."""
 
 
 def square(device: torch.device = FIRST) -> Tensor:
-    """A matrix of ones."""
+    """Return a 128 × 128 matrix of ones."""
     return torch.ones(128, 128, device=device)
 
 
 def event() -> torch.Event:
-    """One that is timed, on the current stream, now."""
+    """Record a timed event on the current stream."""
     made = torch.Event(FIRST, enable_timing=True)
     made.record()
     return made
 
 
 def ran(name: str) -> list[simulated.Kernel]:
-    """The kernels of a name."""
+    """Return the kernels with a name that ran."""
     return [kernel for kernel in simulated.kernels() if kernel.name == name]
 
 
 def test_a_product_takes_what_is_planted() -> None:
-    """2,097,152 MACs at 2^31 a second: 0.9765625 ms. The result is that of the CPU."""
+    """A matmul takes the planned time, and has the same result as on the CPU.
+
+    2,097,152 MACs at 2³¹ MACs per second take 0.9765625 ms.
+    """
     simulated.plan(macs_per_second=2**31)
     x = square()
     simulated.forget_kernels()
@@ -46,14 +49,17 @@ def test_a_product_takes_what_is_planted() -> None:
 
 
 def test_the_host_runs_ahead_until_it_waits() -> None:
-    """Ten kernels of a millisecond are launched in 50 µs, and nobody has waited.
+    """The host launches kernels without waiting, until it synchronizes with an event.
 
-    Then somebody does: 10 ms since the first.
+    It launches 10 kernels of 1 ms in 50 µs. When it then waits, 10 ms have passed since the first
+    kernel began.
     """
     simulated.plan_kernel("mm", 1e-3)
     x = square()
     torch.accelerator.synchronize()
-    before, start, begin = simulated.synchronisations(), simulated.now(), event()
+    before = simulated.synchronisations()
+    start = simulated.now()
+    begin = event()
     for _ in range(10):
         x @ x
     end = event()
@@ -62,26 +68,32 @@ def test_the_host_runs_ahead_until_it_waits() -> None:
     assert before == simulated.synchronisations()
     end.synchronize()
     assert before + 1 == simulated.synchronisations()
-    first = simulated.EVENT + simulated.LAUNCH  # until the first kernel is launched
+    # the time until the first kernel is launched
+    first = simulated.EVENT + simulated.LAUNCH
     assert simulated.now() - start == pytest.approx(10e-3 + first)
     assert begin.elapsed_time(end) == pytest.approx(10.0 + simulated.LAUNCH * 1e3, rel=1e-6)
 
 
 def test_a_device_waits_for_a_host_that_is_behind() -> None:
-    """Kernels of 1 µs, launched every 5 µs: each begins 5 µs after the one before."""
+    """If kernels take less time than their launches, each begins when it is launched.
+
+    Kernels of 1 µs are launched every 5 µs.
+    """
     simulated.plan_kernel("mm", 1e-6)
     x = square()
     simulated.forget_kernels()
     for _ in range(3):
         x @ x
     starts = [kernel.start for kernel in ran("mm")]
-    assert [5e-6, 5e-6] == [pytest.approx(after - before) for before, after in pairwise(starts)]
+    assert 3 == len(starts)
+    for before, after in pairwise(starts):
+        assert 5e-6 == pytest.approx(after - before)
 
 
 def test_two_streams_run_at_once_and_one_waits_for_an_event() -> None:
-    """On a second stream a kernel begins as it is launched.
+    """A kernel on a second stream begins when it is launched, unless it waits for an event.
 
-    Where it waits for the first stream, after it.
+    After `wait_event`, it begins when the kernel on the first stream has ended.
     """
     simulated.plan_kernel("mm", 1e-3)
     x = square()
@@ -102,7 +114,7 @@ def test_two_streams_run_at_once_and_one_waits_for_an_event() -> None:
 
 
 def test_backward_runs_on_the_device_s_thread() -> None:
-    """One for each device, and neither is the thread that called it."""
+    """Each device has a thread for backward, which differs from the thread that calls backward."""
     threads = []
     for device in simulated.DEVICES:
         model = nn.Linear(8, 8).to(device)
@@ -115,17 +127,19 @@ def test_backward_runs_on_the_device_s_thread() -> None:
 
 
 def test_a_training_ends_as_on_the_cpu_and_waits_for_nothing() -> None:
-    """Five steps of AdamW, within a rounding of the CPU's."""
+    """Five steps of AdamW give the same weights as on the CPU, up to rounding, and never wait."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.LayerNorm(32), nn.Linear(32, 4))
+
     torch.manual_seed(0)
-    made = [
-        nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.LayerNorm(32), nn.Linear(32, 4))
-        for _ in range(2)
-    ]
-    made[1].load_state_dict(made[0].state_dict())
-    made[1].to(FIRST)
+    on_cpu = make()
+    on_device = make()
+    on_device.load_state_dict(on_cpu.state_dict())
+    on_device.to(FIRST)
     batch = torch.randn(8, 16)
     waited = []
-    for model, device in zip(made, (torch.device("cpu"), FIRST), strict=True):
+    for model, device in ((on_cpu, torch.device("cpu")), (on_device, FIRST)):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         before = simulated.synchronisations()
         for _ in range(5):
@@ -134,12 +148,12 @@ def test_a_training_ends_as_on_the_cpu_and_waits_for_nothing() -> None:
             optimizer.zero_grad()
         waited.append(simulated.synchronisations() - before)
     assert [0, 0] == waited
-    for ours, theirs in zip(made[1].parameters(), made[0].parameters(), strict=True):
+    for ours, theirs in zip(on_device.parameters(), on_cpu.parameters(), strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_to_read_a_value_waits_for_the_device() -> None:
-    """`item` and a blocking copy: once each."""
+    """`item` and a blocking copy each wait once for the device."""
     x = square()
     before = simulated.synchronisations()
     assert 1.0 == x[0, 0].item()
@@ -148,32 +162,34 @@ def test_to_read_a_value_waits_for_the_device() -> None:
 
 
 def test_memory_is_kept_for_the_next_tensor_until_the_limit() -> None:
-    """64 KiB are allocated, freed, and used again.
+    """Freed memory stays reserved and is used again, and an allocation beyond the limit fails.
 
-    Beyond the limit the allocator gives back what it keeps, and then gives up.
+    A matrix has 64 KiB. Before the allocator fails, it releases the memory that it has reserved.
     """
     torch.accelerator.empty_cache()
     torch.accelerator.reset_peak_memory_stats()
     torch.accelerator.reset_accumulated_memory_stats()
-    before, reserved = torch.accelerator.memory_allocated(), torch.accelerator.memory_reserved()
+    before = torch.accelerator.memory_allocated()
+    reserved = torch.accelerator.memory_reserved()
+    size = 128 * 128 * 4
     x = square()
-    assert 128 * 128 * 4 == torch.accelerator.memory_allocated() - before
+    assert size == torch.accelerator.memory_allocated() - before
     del x
     assert 0 == torch.accelerator.memory_allocated() - before
-    assert 128 * 128 * 4 == torch.accelerator.memory_reserved() - reserved
+    assert size == torch.accelerator.memory_reserved() - reserved
     y = square()
-    assert 128 * 128 * 4 == y.nbytes == torch.accelerator.memory_reserved() - reserved
-    assert 128 * 128 * 4 == torch.accelerator.max_memory_allocated() - before
+    assert size == y.nbytes
+    assert size == torch.accelerator.memory_reserved() - reserved
+    assert size == torch.accelerator.max_memory_allocated() - before
     simulated.plan_device(0, limit=reserved + 100_000)
-    with pytest.raises(
-        torch.OutOfMemoryError, match="simulated:0 is out of memory: tried to allocate 65536 bytes"
-    ):
+    message = "simulated:0 is out of memory: tried to allocate 65536 bytes"
+    with pytest.raises(torch.OutOfMemoryError, match=message):
         square()
     assert 1 == torch.accelerator.memory_stats()["num_ooms"]
 
 
 def test_random_numbers_are_those_of_the_seed() -> None:
-    """Of both devices, by `torch.manual_seed` and by a generator."""
+    """Both devices draw the numbers of the seed, from `torch.manual_seed` or a generator."""
     torch.manual_seed(3)
     first = [torch.randn(4, device=device).cpu() for device in simulated.DEVICES]
     torch.manual_seed(3)
@@ -184,11 +200,13 @@ def test_random_numbers_are_those_of_the_seed() -> None:
 
 
 def test_a_slower_device_is_slower() -> None:
-    """The planted culprit of a slow rank: one and a half times as long."""
+    """A device that is planned to be slower by a factor of 1.5 takes 1.5 times as long."""
     simulated.plan_kernel("mm", 1e-3)
     simulated.plan_device(1, slower=1.5)
     both = [square(device) for device in simulated.DEVICES]
     simulated.forget_kernels()
     for x in both:
         x @ x
-    assert [1e-3, 1.5e-3] == [pytest.approx(kernel.end - kernel.start) for kernel in ran("mm")]
+    usual, slow = ran("mm")
+    assert 1e-3 == pytest.approx(usual.end - usual.start)
+    assert 1.5e-3 == pytest.approx(slow.end - slow.start)

@@ -1,4 +1,4 @@
-"""Memory of a simulated device: what its allocator counts, and the report where there is none left."""
+"""Test the memory of a simulated device: allocator statistics and the out-of-memory report."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.support.simulated import FIRST, SECOND
 
 @pytest.fixture(autouse=True)
 def _emptied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left of other tests."""
+    """Replace the host's clock by the simulated one, and reset all memory statistics."""
     monkeypatch.setattr(HostClock, "mark", staticmethod(simulated.nanoseconds))
     torch.accelerator.empty_cache()
     for device in (FIRST, SECOND):
@@ -24,34 +24,34 @@ def _emptied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("device", [FIRST, SECOND], ids=["first", "second"])
 def test_the_peaks_are_those_of_the_training_s_device(device: torch.device) -> None:
-    """Whichever one is current.
+    """The peaks in the profile are those of the device that trains, also if another one is current.
 
-    At the peak there are the parameters, their gradients, and what backward needs.
+    At the peak, the device holds the weights of both layers, as many gradients, and at most 8
+    activations for backward.
     """
     held = torch.accelerator.memory_allocated(device)
     run = train(Layers(), device=device, steps=14).profile.run
     assert torch.accelerator.max_memory_allocated(device) == run.allocated_bytes
     assert torch.accelerator.max_memory_reserved(device) == run.reserved_bytes
     assert run.allocated_bytes is not None
-    assert (
-        2 * 4 * 2 * WIDTH * HIDDEN
-        < run.allocated_bytes - held
-        < 2 * 4 * 2 * WIDTH * HIDDEN + 8 * 4 * ROWS * HIDDEN
-    )
+    weights = 4 * 2 * WIDTH * HIDDEN
+    activation = 4 * ROWS * HIDDEN
+    assert 2 * weights < run.allocated_bytes - held < 2 * weights + 8 * activation
     assert 0 == allocator_stats(device)["num_alloc_retries"]
 
 
 def test_free_memory_is_that_of_the_device() -> None:
-    """A limit of 1 MiB beyond what is reserved."""
+    """`memory_of` returns free and total memory: here 1 MiB is free beyond the reserved memory."""
     reserved = torch.accelerator.memory_reserved(FIRST)
     simulated.plan_device(0, limit=reserved + (1 << 20))
     assert (1 << 20, reserved + (1 << 20)) == memory_of(FIRST)
 
 
 def test_a_training_that_runs_out_of_memory_is_explained(tmp_path: Path) -> None:
-    """The thirteenth batch has 256 times as many rows.
+    """The report has the step, phase and module of the error, and the memory of the counting step.
 
-    The report says where it was, and what was alive in the counted step.
+    The batch of step 12 has 256 times as many rows and does not fit. The gradients of two layers
+    are 1 MiB.
     """
 
     def limited(step: int) -> None:

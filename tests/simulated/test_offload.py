@@ -1,6 +1,6 @@
-"""FSDP2 with its shards on the host.
+"""Test the memory estimate for FSDP2 with its shards on the host, against a simulated device.
 
-What a simulated device really holds, and what an estimate says of it.
+`really_held` runs FSDP2 on the device, and `estimated` estimates the same step.
 """
 
 import gc
@@ -20,10 +20,10 @@ from lflops.profile.profile import Memory
 from tests.support.simulated import FIRST
 
 WIDTH, ROWS, BLOCKS = 128, 16, 4
-BLOCK = (
-    2 * 4 * WIDTH * WIDTH * 4
-)  # bytes of two products from `WIDTH` to four times as many and back, in float32
-ROUNDED = 512  # the device's allocator hands out multiples of so many bytes
+BLOCK = 2 * 4 * WIDTH * WIDTH * 4
+"""Bytes of the weights of a block in float32: from `WIDTH` to four times as many, and back."""
+ROUNDED = 512
+"""The allocator of the device rounds sizes up to a multiple of this number of bytes."""
 
 POLICIES = {
     "float32": MixedPrecisionPolicy(),
@@ -32,7 +32,7 @@ POLICIES = {
 
 
 class Wide(nn.Module):
-    """Two products, with a ReLU between them."""
+    """Two linear layers with a ReLU between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,13 +40,13 @@ class Wide(nn.Module):
         self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The second product's result."""
+        """Return the output of the second layer."""
         result: Tensor = self.down(torch.relu(self.up(x)))
         return result
 
 
 class Stack(nn.Module):
-    """Equal blocks and a head."""
+    """`BLOCKS` equal blocks and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Stack(nn.Module):
         self.head = nn.Linear(WIDTH, 64, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The head's result."""
+        """Return the output of the head."""
         for block in self.blocks:
             x = block(x)
         result: Tensor = self.head(x)
@@ -62,24 +62,27 @@ class Stack(nn.Module):
 
 
 class Gathers:
-    """A collective of FSDP2's that carries nothing, and notes what is allocated when its buffer is there."""
+    """A collective for FSDP2 that does nothing.
+
+    When its buffer is allocated, it appends the allocated bytes of the device to `seen`.
+    """
 
     def __init__(self, seen: list[int]) -> None:
         self._seen = seen
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The buffer."""
+        """Allocate the buffer, and record the allocated bytes."""
         buffer = torch.empty(*size, dtype=dtype, device=device)
         self._seen.append(torch.accelerator.memory_allocated(FIRST))
         return buffer
 
     def __call__(self, **_: Any) -> None:
-        """Nothing comes from ranks that do not exist."""
+        """Do nothing: the other ranks do not exist."""
 
 
 @contextmanager
 def fake_ranks(ranks: int) -> Iterator[None]:
-    """A group of ranks of which there is one."""
+    """Return a context with a process group of which only rank 0 exists."""
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         yield
@@ -88,13 +91,15 @@ def fake_ranks(ranks: int) -> Iterator[None]:
 
 
 def really_held(ranks: int, policy: MixedPrecisionPolicy) -> tuple[int, list[int]]:
-    """Of the third step of torch's own FSDP2.
+    """Run three steps with FSDP2, and return memory figures of the third step.
 
-    The peak that the device counts, and what is allocated at each gathering of parameters.
+    Returns:
+        The peak of the device in bytes, and the bytes at each all-gather of parameters.
     """
     gathered: list[int] = []
     with fake_ranks(ranks):
-        mesh, model = init_device_mesh(FIRST.type, (ranks,)), Stack().to(FIRST)
+        mesh = init_device_mesh(FIRST.type, (ranks,))
+        model = Stack().to(FIRST)
         for part in (*model.blocks, model):
             shards: Any = fully_shard(
                 part, mesh=mesh, mp_policy=policy, offload_policy=CPUOffloadPolicy(pin_memory=False)
@@ -102,7 +107,7 @@ def really_held(ranks: int, policy: MixedPrecisionPolicy) -> tuple[int, list[int
             shards.set_custom_all_gather(Gathers(gathered))
             shards.set_custom_reduce_scatter(Gathers([]))
         optimizer = torch.optim.AdamW(model.parameters())
-        # what other tests have left is no part of the difference
+        # Memory that other tests still hold is subtracted.
         gc.collect()
         elsewhere = torch.accelerator.memory_allocated(FIRST)
         x = torch.zeros(ROWS, WIDTH).to(FIRST)
@@ -119,16 +124,21 @@ def really_held(ranks: int, policy: MixedPrecisionPolicy) -> tuple[int, list[int
 
 
 def estimated(ranks: int, policy: MixedPrecisionPolicy, *, offload: bool) -> Memory:
-    """The same step, on tensors without memory."""
-    how: dict[str, Any] = {
-        "backward": True,
-        "optimizer": "adamw",
-        "mesh": {"data": ranks},
-        "mixed": policy,
-        "round_to": ROUNDED,
-    }
-    subject = lambda: Subject(Stack(), (torch.zeros(ROWS, WIDTH),), {}, Tensor.sum)  # noqa: E731
-    memory = Estimator(caller="estimate", offload=offload, **how).run(subject).memory
+    """Estimate the memory of the same step with tensors that have no memory."""
+
+    def subject() -> Subject:
+        return Subject(Stack(), (torch.zeros(ROWS, WIDTH),), {}, Tensor.sum)
+
+    estimator = Estimator(
+        caller="estimate",
+        offload=offload,
+        backward=True,
+        optimizer="adamw",
+        mesh={"data": ranks},
+        mixed=policy,
+        round_to=ROUNDED,
+    )
+    memory = estimator.run(subject).memory
     assert memory is not None
     return memory
 
@@ -136,31 +146,30 @@ def estimated(ranks: int, policy: MixedPrecisionPolicy, *, offload: bool) -> Mem
 @pytest.mark.parametrize("ranks", [2, 8])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_device_holds_what_was_estimated(ranks: int, policy: str) -> None:
-    """To the byte, at the peak and at each gathering.
+    """The estimate is exact to the byte, at the peak and at each all-gather of parameters.
 
-    With the rank's shard, which is copied to the device for it.
-
-    The loop keeps the loss while it goes backward, a number, and the estimate lets it go.
+    Each all-gather includes the rank's shard, which is copied to the device. The real loop also
+    keeps the loss during backward, which is one number and takes `ROUNDED` bytes. The estimate does
+    not keep it. Optimizer states and gradients are on the host.
     """
     peak, gathered = really_held(ranks, POLICIES[policy])
     memory = estimated(ranks, POLICIES[policy], offload=True)
-    assert peak - ROUNDED == memory.peak_bytes
+    loss = ROUNDED
+    assert peak - loss == memory.peak_bytes
     in_forward = BLOCKS + 1
-    assert [*gathered[:in_forward], *(each - ROUNDED for each in gathered[in_forward:])] == [
-        each.live_bytes for each in memory.timeline if each.operator == "fsdp::all_gather_copy_in"
-    ]
-    assert (0, 0) == (
-        memory.most_by_category["optimizer_state"],
-        memory.most_by_category["gradients"],
-    )
+    expected = gathered[:in_forward] + [each - loss for each in gathered[in_forward:]]
+    gathers = [each for each in memory.timeline if each.operator == "fsdp::all_gather_copy_in"]
+    assert expected == [each.live_bytes for each in gathers]
+    assert 0 == memory.most_by_category["optimizer_state"]
+    assert 0 == memory.most_by_category["gradients"]
 
 
 def test_without_it_the_device_holds_the_shards_as_well() -> None:
-    """Weights, moments and, at the peak, at least the gradient of one block.
+    """Without offloading, the device also holds the rank's shards: weights and two moments.
 
-    The half of each on one of two ranks.
+    With two ranks, these are half of three times the blocks. At the peak, there is at least one
+    gradient in addition, so the difference is larger.
     """
-    offloaded, held = (
-        estimated(2, POLICIES["float32"], offload=offload).peak_bytes for offload in (True, False)
-    )
+    offloaded = estimated(2, POLICIES["float32"], offload=True).peak_bytes
+    held = estimated(2, POLICIES["float32"], offload=False).peak_bytes
     assert held - offloaded > 3 * BLOCKS * BLOCK // 2

@@ -1,6 +1,6 @@
-"""DistributedDataParallel over the two simulated devices, a process each.
+"""Test stragglers under DistributedDataParallel on two simulated devices, each in a process.
 
-A slow rank is named, and equal ones are not accused.
+A slow rank must be found, and equal ranks must not be flagged.
 """
 
 import json
@@ -15,31 +15,25 @@ from tests.support.ports import free_port
 from tests.support.repository import ROOT
 
 SLOWER = (1.5, 1.0)
+"""For each training run, the factor by which kernels of rank 1 are slower."""
 
 
 @pytest.fixture(scope="module")
 def trainings() -> list[Any]:
-    """For each training, what rank 0 has printed."""
+    """Run `ddp_rank` on both ranks, and return the results that rank 0 prints."""
     port = str(free_port())
-    ranks = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-W",
-                "ignore",
-                "-m",
-                "tests.simulated.ddp_rank",
-                str(rank),
-                port,
-                *map(str, SLOWER),
-            ],
+    program = [sys.executable, "-W", "ignore", "-m", "tests.simulated.ddp_rank"]
+    slower = [str(each) for each in SLOWER]
+    ranks = []
+    for rank in ("0", "1"):
+        process = subprocess.Popen(
+            [*program, rank, port, *slower],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
-    ]
+        ranks.append(process)
     printed = [rank.communicate(timeout=600) for rank in ranks]
     assert [0, 0] == [rank.returncode for rank in ranks], [err[-3000:] for _, err in printed]
     found: list[Any] = json.loads(printed[0][0].splitlines()[-1])
@@ -47,9 +41,10 @@ def trainings() -> list[Any]:
 
 
 def test_a_rank_with_a_slow_device_is_named(trainings: list[Any]) -> None:
-    """Rank 1's kernels take half as long again: five products of 0.839 ms a step.
+    """If the kernels of rank 1 take 1.5 times as long, it is flagged without a single module.
 
-    Rank 0 waits for that at the end of backward.
+    A step has 5 matmuls of 0.839 ms. Rank 0 waits for the additional half of them at the end of
+    backward.
     """
     ((window,), _) = trainings
     assert [[1, "", "all"]] == window["rows"]
@@ -59,7 +54,7 @@ def test_a_rank_with_a_slow_device_is_named(trainings: list[Any]) -> None:
 
 
 def test_equal_ranks_are_not_accused(trainings: list[Any]) -> None:
-    """Nobody waits."""
+    """If both ranks are equally fast, none is flagged, and rank 0 does not wait."""
     (_, (window,)) = trainings
     assert [] == window["rows"]
     assert window["waiting"] == pytest.approx(0, abs=0.1 * PRODUCT)

@@ -1,4 +1,4 @@
-"""Small trainings on a simulated device, whose times are worked out by hand."""
+"""A small training loop on a simulated device, whose expected times can be worked out by hand."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,34 +15,30 @@ from tests.support.simulated import FIRST
 
 ROWS, WIDTH, HIDDEN = 64, 256, 512
 MACS = ROWS * WIDTH * HIDDEN
-"""Of each product of `Layers`."""
+"""MACs of each matmul of `Layers`."""
 RATE = 1e10
-"""MACs a second that tests plant, so that each product takes 0.839 ms.
-
-All other kernels together take some µs.
-"""
+"""MACs per second of the simulated device, if a test plans this rate."""
 PRODUCT = MACS / RATE
+"""Seconds of a matmul of `Layers` at this rate: 0.839 ms. All other kernels take only some µs."""
 
 
 class Layers(nn.Module):
-    """Two products with an activation between them.
+    """Two linear layers with an activation between them.
 
-    Backward has three: nobody wants the gradient of the data.
+    Backward has three matmuls, because the data needs no gradient.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+        self.up = nn.Linear(WIDTH, HIDDEN)
+        self.down = nn.Linear(HIDDEN, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(torch.relu(self.up(x)))
 
 
 class Trained(NamedTuple):
-    """A training that is over.
-
-    Its window, and how often the host waited for the device in each step.
-    """
+    """The profile of a training run, and how often the host waited for the device in each step."""
 
     profile: Profile
     waited: list[int]
@@ -60,23 +56,36 @@ def train(
     folder: Path | None = None,
     **settings: Any,
 ) -> Trained:
-    """Train it in a loop, on batches that are copied to the device without waiting."""
-    asked: dict[str, Any] = {
+    """Train a model in a custom loop with a monitor.
+
+    Batches are copied to the device without waiting.
+
+    Args:
+        model: The model.
+        device: The device that trains.
+        schedule: The schedule, by default one window with 3 module-timing steps.
+        steps: Number of steps.
+        each_step: Function that is called at the end of each step with its number.
+        rows: Function that returns the number of rows in the batch of a step.
+        call: Function that calls the model with a batch.
+        folder: Folder for the files of the run, if there are any.
+        settings: More arguments of `lflops.monitor`.
+    """
+    arguments: dict[str, Any] = {
         "on_error": "raise",
         "log": lambda _: None,
         "trace": False,
         "html": False,
         "hardware": None,
         "ledger": False,
-    }
-    asked |= {
         "schedule": schedule or Schedule(wait=6, warmup=2, active=3, repeat=1),
         "dirpath": folder,
-        **settings,
     }
+    arguments.update(settings)
     model.to(device)
-    optimizer, waits = torch.optim.SGD(model.parameters(), lr=1e-3), [simulated.synchronisations()]
-    with lflops.monitor(model, optimizer, **asked) as monitor:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    waits = [simulated.synchronisations()]
+    with lflops.monitor(model, optimizer, **arguments) as monitor:
         for step in range(steps):
             batch = torch.randn(rows(step), WIDTH)
             with monitor.step(batch):

@@ -5,21 +5,25 @@ from torch import Tensor, nn
 
 
 class AlexNet(nn.Module):
-    """As torchvision has it, arxiv.org/abs/1404.5997.
+    """The AlexNet of torchvision, after arxiv.org/abs/1404.5997.
 
-    `width` divides its channels, and 1 is the real one.
+    `width` divides the number of channels of every layer. With 1 it is the original model.
     """
 
     def __init__(self, width: int = 1, classes: int = 1000) -> None:
         super().__init__()
         sizes = [64 // width, 192 // width, 384 // width, 256 // width, 256 // width]
-        kernels, pooled = [(11, 4, 2), (5, 1, 2), (3, 1, 1), (3, 1, 1), (3, 1, 1)], {0, 1, 4}
+        # Kernel size, stride and padding of each convolution.
+        kernels = [(11, 4, 2), (5, 1, 2), (3, 1, 1), (3, 1, 1), (3, 1, 1)]
+        pooled = {0, 1, 4}
         layers: list[nn.Module] = []
-        for index, (before, after, (kernel, stride, padding)) in enumerate(
-            zip([3, *sizes], sizes, kernels, strict=False)
-        ):
-            layers += [nn.Conv2d(before, after, kernel, stride, padding), nn.ReLU(inplace=True)]
-            layers += [nn.MaxPool2d(3, 2)] if index in pooled else []
+        channels = 3
+        for index, (size, kernel) in enumerate(zip(sizes, kernels, strict=True)):
+            layers.append(nn.Conv2d(channels, size, *kernel))
+            layers.append(nn.ReLU(inplace=True))
+            if index in pooled:
+                layers.append(nn.MaxPool2d(3, 2))
+            channels = size
         self.features = nn.Sequential(*layers)
         self.avgpool = nn.AdaptiveAvgPool2d((6, 6))
         deep = 4096 // width

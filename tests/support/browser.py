@@ -1,4 +1,4 @@
-"""A real browser for tests of the page and of the tab: Debian's Chromium, through playwright."""
+"""A real browser, Chromium with playwright, for tests of the page and of the TensorBoard tab."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,22 +18,25 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser"))),
     None,
 )
-"""The first takes a quarter of the CPU time to open a page: it has no window of its own around it."""
+"""Path of the browser, or `None` if there is none.
+
+The headless shell is preferred: it draws no window, and opens a page in a quarter of the CPU time.
+"""
 
 PARTS = ROOT / "lflops" / "page"
 PATIENCE = 180_000
-"""Milliseconds that the browser may take for anything."""
+"""Timeout of each browser action in milliseconds."""
 WITHIN = {"Operators": "Modules", "Roofline": "Modules", "All runs": "Compare"}
-"""The views without a tab at the top, and the tab that they are in."""
+"""The views inside another view, and the tab at the top that leads to them."""
 SIZE = {"width": 1280, "height": 800}
-"""Of a tab's viewport."""
+"""Size of a tab's viewport in CSS pixels."""
 GRID = "[role=treegrid]"
 ROW = f"{GRID} .grid-body [role=row]"
 
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """One for all of a folder's tests, which are skipped where there is none, and say so."""
+    """Yield one browser for all tests of a folder, or skip them if there is none."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="needs playwright, of the dev extra"
     )
@@ -48,9 +51,12 @@ def browser() -> Iterator[Any]:
 
 
 class Seen(NamedTuple):
-    """A page, and what it did beside being drawn.
+    """An open page, and its side effects.
 
-    Addresses it asked, and what must never come: dialogs and errors.
+    Attributes:
+        page: The page of playwright.
+        asked: The addresses that the page has requested.
+        wrong: Messages of dialogs and errors. A page must have none.
     """
 
     page: Any
@@ -58,35 +64,38 @@ class Seen(NamedTuple):
     wrong: list[str]
 
     def labels(self) -> list[str]:
-        """The modules on the screen, from top to bottom."""
+        """Return the labels of the modules on the screen, from top to bottom."""
         return self.page.locator(f"{ROW} .name .label").all_inner_texts()
 
     def shown(self, column: str) -> dict[str, str]:
-        """Of each module on the screen, by its whole name, the exact value in a column."""
+        """Return the exact values of a column of the module table, keyed by the module's full name.
+
+        The exact value is in the tooltip of a cell; the cell itself shows a rounded value.
+        """
         found = {}
         for row in self.page.locator(ROW).all():
+            name = row.locator(".name").get_attribute("title")
             cell = row.locator(f'.number[title^="{column}: "]')
-            found[row.locator(".name").get_attribute("title")] = (
-                cell.get_attribute("title").removeprefix(f"{column}: ").split("\n")[0]
-            )
+            tooltip = cell.get_attribute("title")
+            found[name] = tooltip.removeprefix(f"{column}: ").split("\n")[0]
         return found
 
     def view(self, name: str) -> None:
-        """Go to a view; some are within the tab of another one."""
+        """Go to a view. If the view is inside another view, that view's tab is opened first."""
         if name in WITHIN:
             self.page.get_by_role("tab", name=WITHIN[name], exact=True).click()
         self.page.get_by_role("tab", name=name, exact=True).click()
 
     def modules(self) -> None:
-        """Go to that view, and wait for its rows."""
+        """Go to the Modules view and wait for its rows."""
         self.view("Modules")
         self.page.locator(ROW).first.wait_for()
 
 
 class Tabs:
-    """The tabs of a browser, each of which is used again when it is closed.
+    """The tabs of a browser. A closed tab is cleaned and used again.
 
-    A new tab starts a process, which takes longer than most of what tests do in it.
+    A new tab starts a process, and this takes longer than most tests.
     """
 
     def __init__(self, browser: Any) -> None:
@@ -95,9 +104,9 @@ class Tabs:
 
     @contextmanager
     def opened(self, **options: Any) -> Iterator[Any]:
-        """An empty tab of a context with these options.
+        """Yield an empty tab of a browser context with these options.
 
-        Nothing is left in it afterwards that the next test could see.
+        Afterwards the tab is reset, so that the next test cannot see anything of this one.
         """
         closed = self._closed.setdefault(frozenset(options.items()), [])
         page = closed.pop() if closed else self._new(options)
@@ -118,18 +127,22 @@ class Tabs:
 
 @pytest.fixture(scope="package")
 def tabs(browser: Any) -> Tabs:
-    """The tabs of the browser."""
+    """Return the reusable tabs of the browser."""
     return Tabs(browser)
 
 
 @pytest.fixture
 def opening(tabs: Tabs) -> Iterator[Callable[..., Seen]]:
-    """Opens an address in a tab of its own; nothing may have gone wrong in it at the end."""
+    """Return a function that opens an address in a separate tab.
+
+    At the end of the test, the fixture checks that no page had an error or a dialog.
+    """
     seen: list[Seen] = []
     with ExitStack() as undo:
 
         def go(address: str, **options: Any) -> Seen:
-            found = Seen(undo.enter_context(tabs.opened(**options)), [], [])
+            page = undo.enter_context(tabs.opened(**options))
+            found = Seen(page, asked=[], wrong=[])
             seen.append(found)
             listeners: tuple[tuple[str, Callable[[Any], object]], ...] = (
                 ("request", lambda request: found.asked.append(request.url)),
@@ -138,23 +151,27 @@ def opening(tabs: Tabs) -> Iterator[Callable[..., Seen]]:
                 ("dialog", lambda dialog: dialog.dismiss()),
             )
             for event, listener in listeners:
-                found.page.on(event, listener)
-                undo.callback(found.page.remove_listener, event, listener)
-            found.page.goto(address)
+                page.on(event, listener)
+                undo.callback(page.remove_listener, event, listener)
+            page.goto(address)
             return found
 
         yield go
-        assert [] == [wrong for each in seen for wrong in each.wrong]
+        all_wrong: list[str] = []
+        for each in seen:
+            all_wrong += each.wrong
+        assert [] == all_wrong
 
 
 @pytest.fixture
 def page_of(opening: Callable[..., Seen], tmp_path: Path) -> Callable[..., Seen]:
-    """Opens a profile's page from disk."""
+    """Return a function that saves the page of a profile and opens the file."""
 
     def go(given: Profile, **options: Any) -> Seen:
         save(analyze(given), tmp_path / "page.html")
         found = opening((tmp_path / "page.html").as_uri(), **options)
-        # A profile without times has no figures.
+        # Wait for the element itself, not until it is visible: it is empty for a profile without
+        # times.
         found.page.locator(".figures").first.wait_for(state="attached")
         return found
 
@@ -163,14 +180,15 @@ def page_of(opening: Callable[..., Seen], tmp_path: Path) -> Callable[..., Seen]
 
 @contextmanager
 def bench(browser: Any) -> Iterator[Any]:
-    """An empty page that can import the page's modules, to try what is in them."""
-    page, site = browser.new_page(), "http://page.test/"
-    page.route(
-        "**/*.js",
-        lambda route: route.fulfill(
-            path=PARTS / route.request.url.removeprefix(site), content_type="text/javascript"
-        ),
-    )
+    """Yield an empty page that can import the JavaScript modules of `lflops/page`."""
+    page = browser.new_page()
+    site = "http://page.test/"
+
+    def serve_module(route: Any) -> None:
+        path = PARTS / route.request.url.removeprefix(site)
+        route.fulfill(path=path, content_type="text/javascript")
+
+    page.route("**/*.js", serve_module)
     page.route("**/here", lambda route: route.fulfill(body="", content_type="text/html"))
     page.goto(f"{site}here")
     yield page
@@ -181,13 +199,18 @@ def bench(browser: Any) -> Iterator[Any]:
 def tab(
     opening: Callable[..., Seen], logdir: Path, *, expected: int
 ) -> Iterator[tuple[Seen, Any, Board]]:
-    """The tab in a TensorBoard that has read so much; the frame that it is in; and its server."""
+    """Open the LFLOPS tab of a TensorBoard that has read `expected` windows.
+
+    Yields the page, the frame of the tab inside it, and the server. At the end, checks that the
+    page has sent requests only to this server.
+    """
     with board(logdir, "--load_fast=false") as server:
         server.windows(expected=expected)
         seen = opening(f"{server.address}#lflops")
         frame = seen.page.frame_locator("iframe")
         frame.locator(".figures").first.wait_for()
         yield seen, frame, server
-        assert {server.address.split("//")[1].rstrip("/")} == {
-            address.split("//")[1].split("/")[0] for address in seen.asked if "//" in address
-        }
+        own_host = server.address.split("//")[1].rstrip("/")
+        with_host = [address for address in seen.asked if "//" in address]
+        hosts = {address.split("//")[1].split("/")[0] for address in with_host}
+        assert {own_host} == hosts

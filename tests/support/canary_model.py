@@ -1,4 +1,4 @@
-"""A model and its batch for tests that counting does not change a model."""
+"""A model and a batch for tests which check that counting changes neither of them."""
 
 import contextlib
 import random
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 LOOKING_IN: list[Callable[[], object]] = []
-"""What a `Patient` calls in the middle of its forward."""
+"""Functions that each `Patient` calls in the middle of its forward."""
 
 
 @contextlib.contextmanager
 def in_forward(look: Callable[[], object]) -> Iterator[None]:
-    """Have something done in the middle of every `Patient`'s forward: look around, or raise."""
+    """Call a function in the middle of every forward of a `Patient`. The function may raise."""
     LOOKING_IN.append(look)
     try:
         yield
@@ -24,13 +24,13 @@ def in_forward(look: Callable[[], object]) -> Iterator[None]:
 
 
 def watched(*_: object) -> None:
-    """A hook of the user's own."""
+    """Do nothing: this is a hook that the user has registered."""
 
 
 class Patient(nn.Module):
-    """A bit of everything that can be changed.
+    """A model with some of everything that counting could change by mistake.
 
-    In train mode it draws from all generators and its buffers move.
+    In training mode it draws random numbers from torch, Python and NumPy, and its buffers change.
     """
 
     steps: Tensor
@@ -56,20 +56,24 @@ class Patient(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.dropout(self.norm(self.embedding(x)))
         if self.training:
-            x = x * random.random() + float(np.random.rand())  # noqa: NPY002, S311 - the global ones are what can be left changed
+            # The global generators are used because counting could leave their states changed.
+            factor = random.random()  # noqa: S311
+            offset = float(np.random.rand())  # noqa: NPY002
+            x = x * factor + offset
             self.steps += 1
             self.average = 0.9 * self.average + 0.1 * x.detach().mean(0)
-            self.mask = torch.ones_like(self.average) if self.mask is None else self.mask
+            if self.mask is None:
+                self.mask = torch.ones_like(self.average)
         for look in LOOKING_IN:
             look()
         return self.head(self.evaluating(self.frozen(x)))
 
 
 def patient() -> Patient:
-    """One in the middle of a training.
+    """Return a `Patient` in the middle of a training run.
 
-    It has gradients, and there have been optimizers, for the first of which torch patches its
-    class.
+    It has gradients. Two optimizers have been made for it, because torch patches an optimizer class
+    when its first instance is made.
     """
     model = Patient()
     model(torch.randn(3, 4)).sum().backward()
@@ -80,14 +84,14 @@ def patient() -> Patient:
 
 
 def batch() -> Tensor:
-    """An input that has a gradient already."""
+    """Return an input that already has a gradient."""
     x = torch.randn(3, 4, requires_grad=True)
     x.grad = torch.ones(3, 4)
     return x
 
 
 class Raises(torch.autograd.Function):
-    """Passes a tensor on, and raises an error when its gradient comes back."""
+    """Return the input in forward, and raise an error in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, error: BaseException) -> Tensor:

@@ -10,7 +10,16 @@ from tests.support.profile_builders import small_profile
 def kernel(
     name: str, module: str, phase: Phase, *, moved: int | None, took: float = 1e-5, modules: int = 1
 ) -> CompiledKernel:
-    """A kernel that ran once in each of two batches, with its bytes and host seconds in a batch."""
+    """Return a kernel that ran once in each of two batches.
+
+    Args:
+        name: The name in generated code.
+        module: The module that the kernel computes for.
+        phase: The phase in which it ran.
+        moved: Its bytes per batch; `None` if they are unknown.
+        took: Its host seconds per batch.
+        modules: Number of modules that the kernel computes for.
+    """
     return CompiledKernel(
         name=name,
         module=module,
@@ -23,11 +32,13 @@ def kernel(
 
 
 def compiled_profile() -> Profile:
-    """The small profile with a compiled encoder.
+    """Return the small profile with a compiled encoder.
 
-    As dispatched, forward moves 960 bytes in the product and 512 in GELU, backward 768 in GELU's.
-    The kernels move 960 and 256, and 512 + 64, as GELU is computed again. Of the product in
-    backward the bytes are unknown.
+    Bytes per batch:
+
+    - forward: the dispatched operators move 960 (matmul) and 512 (GELU), the kernels 960 and 256
+    - backward: the dispatched gradient of GELU moves 768, its kernel 512 and 64 more, because it
+      computes GELU again; the bytes of the matmul's kernel are unknown
     """
     kernels = (
         kernel("extern_kernels.addmm", "encoder.0", "forward", moved=960, took=4e-5),
@@ -48,7 +59,8 @@ def compiled_profile() -> Profile:
     )
     given = small_profile()
     assert given.trace is not None
-    modules = {
-        name: replace(module, compiled=name == "encoder") for name, module in given.modules.items()
-    }
-    return replace(given, modules=modules, trace=replace(given.trace, compiled=code))
+    modules = {}
+    for name, module in given.modules.items():
+        modules[name] = replace(module, compiled=name == "encoder")
+    trace = replace(given.trace, compiled=code)
+    return replace(given, modules=modules, trace=trace)

@@ -14,9 +14,8 @@ from typing import Any
 
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = sys.argv[1]
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = (
-    "0"  # kernels without vector instructions compile in half of the time
-)
+# Kernels without vector instructions compile in half of the time.
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 
 import torch
 from msgspec import to_builtins
@@ -32,33 +31,40 @@ FOLDER = Path(sys.argv[1])
 
 
 class Block(nn.Module):
-    """A residual block."""
+    """A residual block of two linear layers with a ReLU between them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+        self.up = nn.Linear(16, 16, bias=False)
+        self.down = nn.Linear(16, 16, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Two products and what is between."""
+        """Return the input plus the output of the two layers."""
         return x + self.down(self.up(x).relu())
 
 
 class Net(nn.Module):
-    """Two equal blocks, of which the second is checkpointed."""
+    """Two identical blocks. The second one uses activation checkpointing."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([Block(), Block()])
 
     def forward(self, x: Tensor) -> Tensor:
-        """A loss."""
+        """Return a loss: the sum of the second block's output."""
         return checkpoint(self.blocks[1], self.blocks[0](x), use_reentrant=False).sum()
 
 
 def train(compiled: Callable[[Net], Any], *, trace: bool = True) -> dict[str, Any]:
-    """Compile, and train for four steps, of which the last two may be traced.
+    """Compile a model and train it for four steps.
 
-    Returns what came of it.
+    Args:
+        compiled: Compiles the model.
+        trace: Whether to trace the last two steps.
+
+    Returns:
+        Losses, weights, the number of compilations in the first two steps (`graphs`) and in the
+        last two (`later`), and the compiled code of the trace.
     """
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -96,7 +102,7 @@ def train(compiled: Callable[[Net], Any], *, trace: bool = True) -> dict[str, An
 
 
 def traced(model: nn.Module, step: Callable[[], None]) -> Any:
-    """What the trace of two steps says of compiled code."""
+    """Trace two steps, and return the compiled code of the trace as JSON values."""
     tracer = Tracer(ModuleTree({"": model}), inside_compiled=True)
     tracer.begin()
     step()
@@ -109,14 +115,21 @@ def traced(model: nn.Module, step: Callable[[], None]) -> Any:
 
 
 def kernels() -> list[str]:
-    """The generated C++ kernels by their text, without the lines that make Kineto show them."""
+    """Return the sorted texts of the generated C++ kernels.
+
+    The lines that record a kernel in a Kineto trace are removed, so that kernels of a run with such
+    a record can be compared with kernels of a run without one.
+    """
     profiled = re.compile(r".*(RAIIAtenRecordFunctionHandle|aoti_runtime/utils\.h).*\n")
     sources = {profiled.sub("", path.read_text()) for path in FOLDER.rglob("*.main.cpp")}
     return sorted(sources)
 
 
 def settings() -> dict[str, Any]:
-    """Inductor's settings in this thread and in others, and what else is changed meanwhile."""
+    """Return the state of inductor that `CompileTracking` may change and has to restore.
+
+    A setting has a default, which all threads share, and an override by the current thread.
+    """
     from torch._inductor import config, debug
 
     entries = config._config  # type: ignore[attr-defined,unused-ignore]
@@ -132,9 +145,9 @@ def settings() -> dict[str, Any]:
 
 
 def by_block() -> Any:
-    """What a trace says of a forward in which each block is compiled by itself.
+    """Trace a forward of two blocks, each of which is compiled separately.
 
-    One graph, for both.
+    Dynamo compiles one graph and runs it for both blocks.
     """
     torch._dynamo.reset()
     net = nn.Sequential(Block(), Block())
@@ -147,21 +160,22 @@ def by_block() -> Any:
 
 
 class Broken(nn.Module):
-    """Two equal layers, each of which is a graph of its own."""
+    """Two identical layers, each in a separate graph."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+        self.first = nn.Linear(16, 16, bias=False)
+        self.second = nn.Linear(16, 16, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """A graph break between them."""
+        """Run both layers, with a graph break between them."""
         x = self.first(x)
         torch._dynamo.graph_break()
         return self.second(x)
 
 
 def by_graph() -> Any:
-    """What a trace says of two graphs of equal code."""
+    """Trace a forward of two graphs that have identical code."""
     torch._dynamo.reset()
     net: Any = torch.compile(Broken())
     x = torch.randn(32, 16)
@@ -171,10 +185,11 @@ def by_graph() -> Any:
 
 
 def main() -> None:
-    """Train, and print."""
+    """Do all training runs and traces, and print the results as JSON."""
     torch.set_num_threads(1)
     found: dict[str, Any] = {"plain": train(torch.compile, trace=False)}
-    plain_kernels, before = kernels(), settings()
+    plain_kernels = kernels()
+    before = settings()
     tracking = CompileTracking()
     tracking.start()
     if tracking.refusal is not None:
@@ -190,7 +205,8 @@ def main() -> None:
     found["by block"] = by_block()
     found["by graph"] = by_graph()
     tracking.stop()
-    found["refusal"], found["left"] = tracking.refusal, settings() != before
+    found["refusal"] = tracking.refusal
+    found["left"] = settings() != before
     found["unrecorded"] = train(torch.compile)["code"]
     print(json.dumps(found))  # noqa: T201
 

@@ -6,17 +6,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ENTERED_MODES_END_COMPILATION = (
-    torch.__version__ < "2.14"
-)  # 2.13 does, 2.15 does not; 2.14 was not tried
-"""Whether a frame that is met within a mode is never compiled again.
+# Torch 2.13 behaves like this, and torch 2.15 does not; 2.14 was not tried.
+ENTERED_MODES_END_COMPILATION = torch.__version__ < "2.14"
+"""Whether torch never compiles a frame again that it has met within a dispatch mode.
 
-And whether what is called on the way into a module is compiled.
+Such a torch also compiles functions that are called on the way into a module.
 """
 
 
 class Backend:
-    """A compiler that leaves a graph as it is, and knows how many it was given and how often they ran."""
+    """A compiler backend that runs each graph unchanged.
+
+    Attributes:
+        compilations: Number of graphs that it has compiled.
+        runs: Number of runs of all graphs.
+    """
 
     def __init__(self) -> None:
         self.compilations = 0

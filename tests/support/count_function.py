@@ -1,4 +1,4 @@
-"""Wrap a function as a model, and count it."""
+"""Wrap a function as a model, count it, and read single figures of its profile."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from lflops.profile.records import PHASES, Phase
 
 
 class Function(nn.Module):
-    """A model that is one function."""
+    """A model without submodules that calls a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -23,50 +23,54 @@ class Function(nn.Module):
 
 
 def of(*shape: int) -> Tensor:
-    """A tensor that wants a gradient."""
+    """Return a random tensor that requires a gradient."""
     return torch.randn(*shape, requires_grad=True)
 
 
 def fixed(*shape: int) -> Tensor:
-    """A tensor that wants none."""
+    """Return a random tensor that requires no gradient."""
     return torch.randn(*shape)
 
 
 def count(function: Callable[..., Any], *args: Any, backward: bool = False) -> Profile:
-    """The profile of one call, in which no formula failed."""
+    """Count one call of a function, and check that the profile has no notes."""
     profile = lflops.count(Function(function), args, backward=backward)
     assert () == profile.notes
     return profile
 
 
 def macs(profile: Profile) -> dict[Phase, int]:
-    """MACs by phase; phases without any are left out."""
+    """Return the MACs by phase, without phases that have none."""
     return _by_phase(profile, "macs")
 
 
 def executed(profile: Profile) -> dict[Phase, int]:
-    """The same of executed MACs."""
+    """Return the executed MACs by phase, without phases that have none."""
     return _by_phase(profile, "executed_macs")
 
 
 def flops(profile: Profile) -> dict[Phase, int]:
-    """The same of FLOPs."""
+    """Return the FLOPs by phase, without phases that have none."""
     return _by_phase(profile, "flops")
 
 
 def operators(profile: Profile, phase: Phase = "forward") -> set[str]:
-    """The names of those that multiply."""
+    """Return the names of the operators with MACs in a phase."""
     return {cell.operator for cell in profile.op_counts if cell.phase == phase and cell.macs}
 
 
 def the_cell(profile: Profile, operator: str, phase: Phase = "forward") -> OpCount:
-    """The one cell of an operator."""
-    (cell,) = (
-        cell for cell in profile.op_counts if cell.operator == operator and cell.phase == phase
-    )
-    return cell
+    """Return the only op count of an operator in a phase."""
+    in_phase = [cell for cell in profile.op_counts if cell.phase == phase]
+    (found,) = [cell for cell in in_phase if cell.operator == operator]
+    return found
 
 
 def _by_phase(profile: Profile, figure: str) -> dict[Phase, int]:
-    sums = {phase: int(getattr(profile.modules[""].work(phase), figure)) for phase in PHASES}
-    return {phase: value for phase, value in sums.items() if value}
+    model = profile.modules[""]
+    found = {}
+    for phase in PHASES:
+        value = int(getattr(model.work(phase), figure))
+        if value:
+            found[phase] = value
+    return found

@@ -1,4 +1,4 @@
-"""Measure the peak of live memory with the CPU allocator's own statistics."""
+"""Measure the peak of live memory with the statistics of torch's CPU allocator."""
 
 import gc
 from collections.abc import Callable
@@ -11,11 +11,18 @@ from tests.support.quarters import exact
 
 
 def allocated(begin: Callable[[], Callable[[], object]], folder: Path, steps: int = 2) -> list[int]:
-    """The peak in each of some steps, by torch's profiler, of the bytes that were given out under it.
+    """Return the peak of the allocated bytes in each step, as recorded by torch.profiler.
 
-    `begin` makes what makes a step.
+    Only memory that was allocated while the profiler ran is included.
+
+    Args:
+        begin: Prepares the steps, and returns the function that runs one.
+        folder: Where the trace is written.
+        steps: The number of steps.
     """
-    gc.collect()  # garbage of earlier tests is not to go meanwhile: it would count as given back
+    # Collect the garbage of earlier tests now. If it were collected under the profiler, its memory
+    # would count as freed.
+    gc.collect()
     with gc_paused(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step = begin()
         for place in range(steps):
@@ -23,19 +30,19 @@ def allocated(begin: Callable[[], Callable[[], object]], folder: Path, steps: in
                 step()
     profiler.export_chrome_trace(str(folder / "trace.json"))
     events = exact(folder / "trace.json")["traceEvents"]
-    spans = sorted(
-        (event["ts"], event["ts"] + event["dur"])
-        for event in events
-        if event["name"].startswith("step ")
-    )
-    totals = [
-        (event["ts"], event["args"]["Total Allocated"], event["args"]["Bytes"])
-        for event in events
-        if event["name"] == "[memory]"
-    ]
-    _, total, nbytes = min(totals)
-    # What was given out under an earlier profiler and returned since is still in the total.
-    return [
-        max(each for at, each, _ in totals if begin <= at <= end) - (total - nbytes)
-        for begin, end in spans
-    ]
+    step_events = [event for event in events if event["name"].startswith("step ")]
+    spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in step_events)
+    memory_events = [event for event in events if event["name"] == "[memory]"]
+    totals = []
+    for event in memory_events:
+        args = event["args"]
+        totals.append((event["ts"], args["Total Allocated"], args["Bytes"]))
+    # The total is not 0 at the beginning: it still includes memory that was allocated under an
+    # earlier profiler, even if this memory has been freed since.
+    _, first_total, first_bytes = min(totals)
+    already_included = first_total - first_bytes
+    peaks = []
+    for start, end in spans:
+        peak = max(total for at, total, _ in totals if start <= at <= end)
+        peaks.append(peak - already_included)
+    return peaks

@@ -13,7 +13,7 @@ __all__ = ["packed_attention_kernels"]
 
 
 def _forward(query: Tensor, *_: Any, **__: Any) -> tuple[Tensor, ...]:
-    tokens, heads = query.shape[-3], query.shape[-2]
+    tokens, heads = query.shape[-3:-1]
     empty = query.new_empty(0)
     return query * 1, query.new_zeros(heads, tokens), empty, empty, empty
 
@@ -47,7 +47,7 @@ def _efficient_backward(
 
 
 def packed_attention_kernels() -> Iterator[None]:
-    """The kernels of packed attention, for the CPU, as long as the generator lives."""
+    """Register CPU kernels for packed attention, until the generator is closed."""
     kernels: dict[str, Callable[..., Any]] = {
         "_flash_attention_forward": _forward,
         "_flash_attention_forward_no_dropout_inplace": _forward_into,

@@ -10,8 +10,9 @@ user would do. The possible results are:
 - other: the file is read, with the numbers that it now contains, for example if a digit or the name
   of a kernel was changed
 
-A result *other* is a silent wrong number if the damaged value cannot be valid: it has another type,
-it is missing, or it is impossible, such as a negative size or a part that is larger than its whole.
+The result is *silent* instead of *other*, and a defect, if the damaged value cannot be valid: it is
+missing, has another type, or is impossible, such as a negative size or a part that is larger than
+its whole. A *traceback* is a defect too.
 """
 
 import contextlib
@@ -48,7 +49,8 @@ from tests.memory.snapshots.test_modules import PYTHON, Words, training
 from tests.support.memory_snapshots import Recorder
 from tests.support.traces_by_hand import small_gpu_trace
 
-LONGEST = 30  # seconds for a file
+LONGEST = 30
+"""Seconds that a command may take."""
 HUGE = 10**30
 OTHER_TYPES: list[Any] = [
     "text",
@@ -64,6 +66,7 @@ OTHER_TYPES: list[Any] = [
     HUGE,
     10**5000,
 ]
+"""Values that replace a value of another type."""
 CHIP = """
 [[Mine]]
 name = "My chip"
@@ -101,20 +104,31 @@ DEEPSPEED = {
 
 
 class Kind(NamedTuple):
-    """Files of one kind."""
+    """Files of one kind.
+
+    Attributes:
+        suffix: The end of the file's name.
+        originals: Undamaged files.
+        values: Decodes a file.
+        text: Encodes the decoded values again.
+        commands: Returns the commands that read a file. They run in order, until one refuses.
+        share: The share of all damaged files that are of this kind.
+        may_lack: Whether a file is still valid if one of its keys is missing.
+    """
 
     suffix: str
     originals: list[bytes]
-    values: Callable[[bytes], Any]  # what is in a file
+    values: Callable[[bytes], Any]
     text: Callable[[Any], bytes]
-    commands: Callable[[Path], list[list[str]]]  # one after the other, until one refuses
+    commands: Callable[[Path], list[list[str]]]
     share: float
-    may_lack: bool = False  # whether a file without one of its keys is as good a file
+    may_lack: bool = False
 
 
 def cpu_trace() -> bytes:
-    """Of a small model, with shapes and memory."""
-    first, second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    """Return a CPU trace of a small model, with shapes and memory."""
+    first = torch.nn.Linear(8, 8)
+    second = torch.nn.Linear(8, 8)
     with tempfile.TemporaryDirectory() as folder:
         with profile(
             activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True
@@ -125,44 +139,38 @@ def cpu_trace() -> bytes:
 
 
 def toml(value: Any) -> bytes:
-    """Tables of one level with lists of tables, which is all that a table of chips has."""
+    """Encode a table of chips, which only has one level with lists of tables, as TOML."""
     if not isinstance(value, dict):
         return f"value = {inline(value)}\n".encode()
     lines = []
     for vendor, chips in value.items():
-        for chip in chips if isinstance(chips, list) else [chips]:
-            lines += (
-                [
-                    f"[[{json.dumps(vendor)}]]",
-                    *(f"{json.dumps(key)} = {inline(each)}" for key, each in chip.items()),
-                ]
-                if isinstance(chip, dict)
-                else [f"{json.dumps(vendor)} = {inline(chips)}"]
-            )
+        tables = chips if isinstance(chips, list) else [chips]
+        for chip in tables:
+            if isinstance(chip, dict):
+                lines.append(f"[[{json.dumps(vendor)}]]")
+                for key, each in chip.items():
+                    lines.append(f"{json.dumps(key)} = {inline(each)}")
+            else:
+                lines.append(f"{json.dumps(vendor)} = {inline(chips)}")
     return "\n".join(lines).encode()
 
 
 def inline(value: Any) -> str:
-    """A value of TOML on one line."""
+    """Encode a value as TOML on one line."""
     if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(f"{json.dumps(key)} = {inline(each)}" for key, each in value.items())
-            + "}"
-        )
+        entries = [f"{json.dumps(key)} = {inline(each)}" for key, each in value.items()]
+        return "{" + ", ".join(entries) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(inline, value)) + "]"
-    return (
-        str(value)
-        if type(value).__name__ == "date"
-        else "nan"
-        if value is None
-        else as_json(value).decode()
-    )
+    if type(value).__name__ == "date":
+        return str(value)
+    if value is None:
+        return "nan"
+    return as_json(value).decode()
 
 
 def as_json(value: Any) -> bytes:
-    """JSON, also of an integer with more digits than Python prints."""
+    """Encode a value as JSON. The integer 10**5000 works too, though Python refuses to print it."""
     return re.sub(
         rb'"\\u0000(\d+)"',
         lambda found: b"1" + b"0" * int(found[1]),
@@ -171,16 +179,23 @@ def as_json(value: Any) -> bytes:
 
 
 def _marked(value: Any) -> Any:
+    """Replace each 10**5000 inside a value by a text that `as_json` replaces by its digits."""
     if isinstance(value, dict):
         return {key: _marked(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_marked(each) for each in value]
-    return "\0" + "5000" if type(value) is int and value == 10**5000 else value
+    if type(value) is int and value == 10**5000:
+        return "\0" + "5000"
+    return value
 
 
 @functools.cache
 def step_and_profile() -> tuple[bytes, bytes]:
-    """A step of a small model as the allocator would have recorded it, by the operators of its profile; and that profile."""
+    """Return a memory snapshot of one step of a small model, and the profile of this step.
+
+    The snapshot is made from the memory timeline of the profile, in the form in which torch's
+    allocator would have recorded it.
+    """
     model = Words(checkpoints=False)
     with lflops.counting(model) as counted:
         training(model)(lambda _: contextlib.nullcontext())
@@ -200,142 +215,156 @@ def step_and_profile() -> tuple[bytes, bytes]:
 
 
 def beside(path: Path, content: bytes) -> str:
-    """A whole file next to the damaged one."""
+    """Write an undamaged file next to the damaged file, and return its path."""
     file = path.with_name("whole")
     file.write_bytes(content)
     return str(file)
 
 
 class Refuses(pickle.Unpickler):
-    """The benchmark's own files have no classes either."""
+    """An unpickler without classes. The snapshots that are written here need none."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Refuse."""
+        """Raise an error for every class."""
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
 KINDS = {
     "trace": lambda: Kind(
-        ".json",
-        [small_gpu_trace().text(), cpu_trace()],
-        json.loads,
-        as_json,
-        lambda path: [["trace", "show", str(path)]],
-        0.3,
+        suffix=".json",
+        originals=[small_gpu_trace().text(), cpu_trace()],
+        values=json.loads,
+        text=as_json,
+        commands=lambda path: [["trace", "show", str(path)]],
+        share=0.3,
     ),
     "trace, copied for torch-tb-profiler": lambda: Kind(
-        ".pt.trace.json",
-        [small_gpu_trace().text(), cpu_trace()],
-        json.loads,
-        as_json,
-        lambda path: [["trace", "compat", str(path.parent)], ["trace", "show", str(place(path))]],
-        0.1,
+        suffix=".pt.trace.json",
+        originals=[small_gpu_trace().text(), cpu_trace()],
+        values=json.loads,
+        text=as_json,
+        commands=lambda path: [
+            ["trace", "compat", str(path.parent)],
+            ["trace", "show", str(place(path))],
+        ],
+        share=0.1,
     ),
     "trace, merged": lambda: Kind(
-        ".pt.trace.json",
-        [small_gpu_trace().text(), cpu_trace()],
-        json.loads,
-        as_json,
-        lambda path: [
+        suffix=".pt.trace.json",
+        originals=[small_gpu_trace().text(), cpu_trace()],
+        values=json.loads,
+        text=as_json,
+        commands=lambda path: [
             ["trace", "merge", str(path.parent)],
             ["trace", "show", str(path.parent / MERGED)],
         ],
-        0.1,
+        share=0.1,
     ),
     "snapshot": lambda: Kind(
-        ".pickle",
-        [
+        suffix=".pickle",
+        originals=[
             pickle.dumps(PLANTED[name][0]().snapshot())
             for name in ("outputs in a list", "logits", "fragments")
         ],
-        lambda text: Refuses(io.BytesIO(text)).load(),
-        pickle.dumps,
-        lambda path: [["memory", str(path), "--hardware", "NVIDIA H100 80GB HBM3"]],
-        0.3,
+        values=lambda text: Refuses(io.BytesIO(text)).load(),
+        text=pickle.dumps,
+        commands=lambda path: [["memory", str(path), "--hardware", "NVIDIA H100 80GB HBM3"]],
+        share=0.3,
     ),
     "snapshot, with its run's profile": lambda: Kind(
-        ".pickle",
-        [step_and_profile()[0]],
-        lambda text: Refuses(io.BytesIO(text)).load(),
-        pickle.dumps,
-        lambda path: [["memory", str(path), "--profile", beside(path, step_and_profile()[1])]],
-        0.15,
+        suffix=".pickle",
+        originals=[step_and_profile()[0]],
+        values=lambda text: Refuses(io.BytesIO(text)).load(),
+        text=pickle.dumps,
+        commands=lambda path: [
+            ["memory", str(path), "--profile", beside(path, step_and_profile()[1])]
+        ],
+        share=0.15,
     ),
     "profile, of a snapshot's run": lambda: Kind(
-        ".profile.json",
-        [step_and_profile()[1]],
-        json.loads,
-        as_json,
-        lambda path: [["memory", beside(path, step_and_profile()[0]), "--profile", str(path)]],
-        0.15,
+        suffix=".profile.json",
+        originals=[step_and_profile()[1]],
+        values=json.loads,
+        text=as_json,
+        commands=lambda path: [
+            ["memory", beside(path, step_and_profile()[0]), "--profile", str(path)]
+        ],
+        share=0.15,
         may_lack=True,
     ),
     "table of chips": lambda: Kind(
-        ".toml",
-        [CHIP.encode()],
-        lambda text: tomllib.loads(text.decode()),
-        toml,
-        lambda path: [["hardware", str(path)]],
-        0.15,
+        suffix=".toml",
+        originals=[CHIP.encode()],
+        values=lambda text: tomllib.loads(text.decode()),
+        text=toml,
+        commands=lambda path: [["hardware", str(path)]],
+        share=0.15,
         may_lack=True,
     ),
     "model's configuration": lambda: Kind(
-        ".json",
-        [as_json(MODEL)],
-        json.loads,
-        as_json,
-        lambda path: [["estimate", str(path), "--batch", "1", "--seq", "4"]],
-        0.05,
+        suffix=".json",
+        originals=[as_json(MODEL)],
+        values=json.loads,
+        text=as_json,
+        commands=lambda path: [["estimate", str(path), "--batch", "1", "--seq", "4"]],
+        share=0.05,
         may_lack=True,
     ),
     "DeepSpeed's configuration": lambda: Kind(
-        ".json",
-        [as_json(DEEPSPEED)],
-        json.loads,
-        as_json,
-        lambda path: [["deepspeed", str(path)]],
-        0.05,
+        suffix=".json",
+        originals=[as_json(DEEPSPEED)],
+        values=json.loads,
+        text=as_json,
+        commands=lambda path: [["deepspeed", str(path)]],
+        share=0.05,
         may_lack=True,
     ),
 }
 
 
 def damaged_bytes(text: bytes, chance: random.Random) -> bytes:
-    """One to three places where bytes are other ones, gone, twice there, or the end."""
+    """Damage one to three places of a file.
+
+    At each place bytes are replaced, removed, repeated or inserted, or the file ends there.
+    """
     for _ in range(chance.randint(1, 3)):
-        at, length = chance.randrange(len(text) or 1), chance.choice([1, 1, 2, 8, 60])
+        at = chance.randrange(len(text) or 1)
+        length = chance.choice([1, 1, 2, 8, 60])
+        before = text[:at]
+        after = text[at + length :]
         match chance.randrange(5):
             case 0:
-                text = (
-                    text[:at]
-                    + bytes(chance.randrange(256) for _ in range(length))
-                    + text[at + length :]
-                )
+                text = before + bytes(chance.randrange(256) for _ in range(length)) + after
             case 1:
-                text = text[:at] + text[at + length :]
+                text = before + after
             case 2:
-                text = text[:at] + text[at : at + length] + text[at:]
+                text = before + text[at : at + length] + text[at:]
             case 3:
-                text = (
-                    text[:at]
-                    + chance.choice([b'"', b"{", b"]", b"\\", b"\xff", b"null", b"-", b"9"])
-                    + text[at:]
-                )
+                inserted = chance.choice([b'"', b"{", b"]", b"\\", b"\xff", b"null", b"-", b"9"])
+                text = before + inserted + text[at:]
             case _:
                 text = text[: max(at, 1)]
     return text
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where a value has values."""
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(len(value)):
-            yield (*path, key)
-            yield from places(value[key], (*path, key))
+    """Yield the path of each value inside a value, as a tuple of keys and indices."""
+    keys: list[Any] = []
+    if isinstance(value, dict):
+        keys = list(value)
+    elif isinstance(value, list):
+        keys = list(range(len(value)))
+    for key in keys:
+        yield (*path, key)
+        yield from places(value[key], (*path, key))
 
 
 def damaged_value(value: Any, chance: random.Random) -> tuple[Any, str]:
-    """One value that is missing, of another type, or another of its type; and which of these."""
+    """Return a copy in which one value is damaged, and a description of the damage.
+
+    The value is removed, replaced by another number, by `None`, or by a value of another type. The
+    description is empty if the file may still be valid.
+    """
     value = copy.deepcopy(value)
     *above, last = chance.choice(list(places(value)))
     holder = value
@@ -345,30 +374,35 @@ def damaged_value(value: Any, chance: random.Random) -> tuple[Any, str]:
     match chance.randrange(4):
         case 0:
             del holder[last]
-            return value, "" if isinstance(
-                last, int
-            ) else f"without {last}"  # a list may be shorter
+            # A shorter list is valid.
+            return value, "" if isinstance(last, int) else f"without {last}"
         case 1 if isinstance(old, int | float) and not isinstance(old, bool):
             holder[last] = chance.choice([0, 1, old + 1, old * 7])
             return value, ""
         case 2:
             holder[last] = None
         case _:
-            holder[last] = chance.choice(
-                [
-                    each
-                    for each in OTHER_TYPES
-                    if type(each) is not type(old) and not {type(each), type(old)} <= {int, float}
-                ]
-            )
-    is_fine = last in {"pid", "tid"} and isinstance(
-        holder[last], str
-    )  # torch itself gives some processes a text
-    return value, "" if is_fine else f"{last} is {type(holder[last]).__name__}"
+            holder[last] = chance.choice([each for each in OTHER_TYPES if _other_type(each, old)])
+    # In the traces of torch, the id of some processes is a text.
+    is_valid = last in {"pid", "tid"} and isinstance(holder[last], str)
+    return value, "" if is_valid else f"{last} is {type(holder[last]).__name__}"
+
+
+def _other_type(new: Any, old: Any) -> bool:
+    """Return True if two values have different types; int and float count as the same type."""
+    both_numbers = {type(new), type(old)} <= {int, float}
+    return type(new) is not type(old) and not both_numbers
 
 
 class Outcome(NamedTuple):
-    """What came of a command."""
+    """The result of a command.
+
+    Attributes:
+        status: The exit status; `None` if the command raised an exception.
+        out: The text on stdout.
+        err: The text on stderr.
+        trace: The exception and the place where it was raised; empty if there was none.
+    """
 
     status: int | None
     out: str
@@ -377,9 +411,10 @@ class Outcome(NamedTuple):
 
 
 def run(commands: list[list[str]]) -> Outcome:
-    """What came of all, or of the first that refuses.
+    """Run commands in order, and return one outcome for all of them.
 
-    What those before it have printed is no answer then.
+    If all succeed, `out` contains the output of all. Otherwise the outcome is that of the first
+    command that does not succeed.
     """
     outcomes = []
     for command in commands:
@@ -390,11 +425,11 @@ def run(commands: list[list[str]]) -> Outcome:
 
 
 def run_one(arguments: list[str]) -> Outcome:
-    """A command within the time."""
-    out, err = (
-        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)
-    )
-    status, trace = None, ""
+    """Run one command in this process. After `LONGEST` seconds it ends with a `TimeoutError`."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    status = None
+    trace = ""
 
     def late(_number: int, _frame: FrameType | None) -> None:
         raise TimeoutError(f"more than {LONGEST} s")
@@ -409,7 +444,8 @@ def run_one(arguments: list[str]) -> Outcome:
         ):
             warnings.simplefilter("ignore")
             status = deepspeed(arguments[1]) if arguments[0] == "deepspeed" else shell(arguments)
-    except BaseException as error:  # what is looked for
+    except BaseException as error:
+        # The search is for commands that raise an exception of any kind.
         trace = f"{type(error).__name__}: {error} @ {traceback.extract_tb(error.__traceback__)[-1]}"
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -424,9 +460,10 @@ def _written(stream: io.TextIOWrapper) -> str:
 
 
 def deepspeed(path: str) -> int:
-    """`FlopsMonitor.from_deepspeed` reads it."""
+    """Read a configuration as `FlopsMonitor.from_deepspeed` does, and print like a command."""
     try:
-        print({key: value for key, value in arguments_of(path)[0].items() if key != "schedule"})  # noqa: T201
+        arguments = arguments_of(path)[0]
+        print({key: value for key, value in arguments.items() if key != "schedule"})  # noqa: T201
     except LflopsError as error:
         print(f"lflops: {error}", file=sys.stderr)  # noqa: T201
         return 2
@@ -434,54 +471,67 @@ def deepspeed(path: str) -> int:
 
 
 def figures(text: str, path: Path) -> str:
-    """The output without the file's name and the time of day."""
-    lines = (
-        " ".join(line.split())
-        for line in text.replace(path.name, "").replace(str(path.parent), "").splitlines()
-    )
+    """Return an output without the file's name, repeated spaces, and the line of the date."""
+    without_names = text.replace(path.name, "").replace(str(path.parent), "")
+    lines = [" ".join(line.split()) for line in without_names.splitlines()]
     return "\n".join(line for line in lines if not line.startswith("created "))
 
 
 def impossible(text: str) -> str:
-    """A number that can be none."""
+    """Return the first impossible number in an output, or an empty text if there is none.
+
+    A number is impossible if it is a negative amount, NaN, infinite, or a share above 100 %.
+    """
     found = re.search(
         r"(?<![\w.])-\d[\d.,]*\s*(?:[KMGT]i?B|B|ns|µs|ms|s|%)(?!\w)|\bnan\b|\binf\b", text
     )
+    if found:
+        return found[0]
     shares = [float(each) for each in re.findall(r"(?<![\w.])(\d+\.\d) %", text)]
-    return found[0] if found else next((f"{each} %" for each in shares if each > 100.05), "")
+    for share in shares:
+        # The shares of a table are rounded, so they may add up to a little more than 100 %.
+        if share > 100.05:
+            return f"{share} %"
+    return ""
 
 
 def is_less(shown: str, original: str) -> bool:
-    """Whether each line is one of the whole file's without some of its words."""
+    """Return True if each shown line is an original line, possibly without some of its words."""
     lines = [line.split() for line in original.splitlines()]
 
     def is_part(words: list[str], line: list[str]) -> bool:
+        # `in` consumes the iterator, so the words have to come in the same order.
         rest = iter(line)
         return all(word in rest for word in words)
 
-    return all(any(is_part(line.split(), each) for each in lines) for line in shown.splitlines())
+    for line in shown.splitlines():
+        words = line.split()
+        if not any(is_part(words, each) for each in lines):
+            return False
+    return True
 
 
 REMARKED = re.compile(r"left out|not read|no launch|not counted|cannot|unknown|clock|no stack")
+"""Words of a remark that a part of the file could not be read."""
 
 
 def judge(outcome: Outcome, original: str, damage: str, path: Path) -> tuple[str, str]:
-    """What came of it, and what is wrong with that."""
+    """Classify the outcome of reading a damaged file.
+
+    Args:
+        outcome: The result of the commands.
+        original: The figures that the commands print for the undamaged file.
+        damage: A description of the damage; empty if the file may still be valid.
+        path: The damaged file.
+
+    Returns:
+        One of the results in the docstring of this module; and the reason if it is a defect,
+        otherwise an empty text.
+    """
     if outcome.trace or outcome.status not in {0, 2}:
         return "traceback", outcome.trace or f"status {outcome.status}: {outcome.err}"
     if outcome.status == 2:
-        lines = outcome.err.strip().splitlines()
-        told = (
-            len(lines) == 1
-            and lines[0].startswith("lflops: ")
-            and not re.search(r"\bb'", lines[0])
-            and not outcome.out
-        )
-        return (
-            ("refused", "")
-            if told
-            else ("traceback", f"not one line: {outcome.err!r} {outcome.out[:80]!r}")
-        )
+        return _judge_refusal(outcome)
     shown = figures(outcome.out, path)
     wrong = impossible(shown)
     new = set(shown.splitlines()) - set(original.splitlines())
@@ -491,11 +541,33 @@ def judge(outcome: Outcome, original: str, damage: str, path: Path) -> tuple[str
         return "less", ""
     if not wrong and any(REMARKED.search(line) for line in new):
         return "remarked", ""
-    return ("silent", wrong or damage) if wrong or damage else ("other", "")
+    reason = wrong or damage
+    return "silent" if reason else "other", reason
+
+
+def _judge_refusal(outcome: Outcome) -> tuple[str, str]:
+    """Check that a refusal is one line on stderr, which shows no bytes as Python prints them."""
+    lines = outcome.err.strip().splitlines()
+    is_one_clear_line = (
+        len(lines) == 1
+        and lines[0].startswith("lflops: ")
+        and not re.search(r"\bb'", lines[0])
+        and not outcome.out
+    )
+    if is_one_clear_line:
+        return "refused", ""
+    return "traceback", f"not one line: {outcome.err!r} {outcome.out[:80]!r}"
 
 
 class Damaged(NamedTuple):
-    """One damaged file and what a command made of it."""
+    """A damaged file, and the result of reading it.
+
+    Attributes:
+        number: The number of the file.
+        status: The class that `judge` returned.
+        why: The reason, if it is a defect.
+        content: The damaged file.
+    """
 
     number: int
     status: str
@@ -504,9 +576,16 @@ class Damaged(NamedTuple):
 
 
 def outcomes(name: str, files: int, seed: int, folder: Path) -> Iterator[Damaged]:
-    """Damage this kind's share of so many files, read each with its command, and judge what came of it."""
+    """Damage files of one kind, read each one with its commands, and classify the result.
+
+    Args:
+        name: The kind, a key of `KINDS`.
+        files: Number of damaged files of all kinds together. This kind has its `share` of them.
+        seed: Seed of the damage.
+        folder: Where the files are written.
+    """
     kind = KINDS[name]()
-    chance = random.Random(f"{seed} {name}")  # noqa: S311 - to be the same each time
+    chance = random.Random(f"{seed} {name}")  # noqa: S311 - the damage must be reproducible
     path = folder / f"damaged{kind.suffix}"
     bases = []
     for text in kind.originals:
@@ -518,7 +597,8 @@ def outcomes(name: str, files: int, seed: int, folder: Path) -> Iterator[Damaged
     for number in range(round(files * kind.share)):
         text, value, original = chance.choice(bases)
         if chance.random() < 0.4:
-            content, damage = damaged_bytes(text, chance), ""
+            content = damaged_bytes(text, chance)
+            damage = ""
         else:
             changed, damage = damaged_value(value, chance)
             is_missing = damage.startswith("without")

@@ -29,7 +29,7 @@ GOAL = {
 
 
 def counts_of(folder: Path) -> Counter[str]:
-    """Counts of every construct in the Python files of a folder and below it."""
+    """Count the constructs in all Python files of a folder and its subfolders."""
     counts: Counter[str] = Counter()
     for path in folder.rglob("*.py"):
         for statement in _statements(ast.parse(path.read_text("utf-8"))):
@@ -41,7 +41,7 @@ def counts_of(folder: Path) -> Counter[str]:
 
 
 def figures(counts: Counter[str]) -> dict[str, float]:
-    """The figures of the table: totals, and constructs per 10,000 nodes."""
+    """Return the figures of the table: the nodes, and the constructs per 10,000 nodes."""
     nodes = max(counts["nodes"], 1)
     found = {
         "nodes": float(counts["nodes"]),
@@ -53,7 +53,7 @@ def figures(counts: Counter[str]) -> dict[str, float]:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Every statement except docstrings."""
+    """Yield every statement except docstrings."""
     for node in ast.walk(tree):
         is_string = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if isinstance(node, ast.stmt) and not is_string:
@@ -61,7 +61,7 @@ def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
 
 
 def _own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of one statement without the statements inside it."""
+    """Yield the nodes of one statement, without the statements inside it."""
     waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop()
@@ -73,7 +73,7 @@ def _own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _constructs(node: ast.AST) -> Iterator[str]:
-    """The names of the counted constructs that a node is."""
+    """Yield the name of each counted construct that this node is."""
     if isinstance(node, ast.IfExp):
         yield "ternaries"
     elif isinstance(node, ast.NamedExpr):

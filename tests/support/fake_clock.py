@@ -10,44 +10,44 @@ from lflops.monitoring.inputs import phases
 
 
 def use_clock(monkeypatch: pytest.MonkeyPatch, clock: "StillClock") -> None:
-    """Replace the host's clock of all monitored runs."""
+    """Replace the host clock of all monitored runs."""
     for module in (session, phases):
         monkeypatch.setattr(module, "HostClock", lambda: clock)
 
 
 class StillClock:
-    """Its moments are numbers of seconds."""
+    """A clock that only `advance` changes. Its moments are seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let so many seconds pass."""
         self.now += seconds
 
     def mark(self) -> float:
-        """This moment."""
+        """Return the current moment."""
         return self.now
 
     def nanoseconds(self) -> int:
-        """This moment as the host's clock marks it."""
+        """Return the current moment in nanoseconds."""
         return round(self.mark() * 1e9)
 
     def settle(self) -> None:
-        """Nothing is under way."""
+        """No-op: this clock never waits for a device."""
 
     def seconds(self, start: float, end: float) -> float:
-        """The difference."""
+        """Return the seconds between two moments."""
         return end - start
 
 
 class TickingClock(StillClock):
-    """Each moment that is marked is a second after the one before.
+    """A clock that advances by one second on each reading.
 
-    Whatever ran took some time, however busy the machine is.
+    So everything takes some time, and the times do not depend on how busy the machine is.
     """
 
     def mark(self) -> float:
-        """This moment."""
+        """Return the current moment, one second after the previous one."""
         self.now += 1.0
         return self.now

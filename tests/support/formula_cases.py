@@ -1,4 +1,7 @@
-"""A case with an answer calculated by hand for every formula: its arguments and the expected cost."""
+"""Test cases for formulas: the arguments of an operator, and its cost calculated by hand.
+
+The cases of the other operators are in the other `*_cases.py` files of this folder.
+"""
 
 from itertools import product
 from typing import Any, NamedTuple
@@ -10,10 +13,11 @@ class Case(NamedTuple):
     """A call of a formula.
 
     Attributes:
-        operators: Those of ATen that the formula stands for, as words.
-        args: Shapes, and what else the operator takes by position.
-        kwargs: What the formula takes by keyword.
-        expected: What one call costs.
+        operators: Names of the operators that have this formula, separated by spaces. A name
+            without a namespace belongs to ATen.
+        args: The positional arguments: shapes instead of tensors, other arguments as they are.
+        kwargs: The keyword arguments.
+        expected: The cost of one call.
     """
 
     operators: str
@@ -23,15 +27,20 @@ class Case(NamedTuple):
 
 
 def case(operators: str, *args: Any, expected: int | Cost, **kwargs: Any) -> Case:
-    """A case; a plain number is MACs."""
-    return Case(operators, args, kwargs, expected if isinstance(expected, Cost) else Cost(expected))
+    """Return a case. If `expected` is a number, it is the number of MACs."""
+    return Case(operators, args, kwargs, Cost.of(expected))
 
 
-N, K, M, G = 3, 5, 7, 4
-"""Rows, inner dimension, columns, matrices.
-
-All dimensions here are such that no two products of them are alike.
-"""
+# Sizes of the matmuls. They are chosen so that no two products of these sizes are equal. So a
+# formula that multiplies the wrong sizes returns a wrong number.
+# Rows:
+N = 3
+# Inner dimension:
+K = 5
+# Columns:
+M = 7
+# Matrices in a batch, or experts:
+G = 4
 
 by_expert = "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2"
 
@@ -88,7 +97,8 @@ matmul = [
         "mean",
         expected=Cost(7 * M, other_flops=N * M),
     ),
-    # A product and a comparison, for which there is no multiply-accumulate.
+    # Each stored element is multiplied and compared in each column. These are two operations, but
+    # no multiply-accumulate.
     case(
         "_sparse_mm_reduce_impl",
         SparseShape((N, K), 7),
@@ -96,19 +106,41 @@ matmul = [
         "amax",
         expected=Cost(other_flops=2 * 7 * M),
     ),
-    *(
-        case(
-            "_sparse_mm_reduce_impl_backward",
-            SparseShape((N, K), 7),
-            (N, M),
-            (K, M),
-            reduce,
-            output_mask=(True, of_dense),
-            expected=Cost(7 * M * (1 + of_dense))
-            if reduce == "sum"
-            else Cost(other_flops=2 * N * M * (1 + of_dense)),
-        )
-        for reduce, of_dense in product(("sum", "amin"), (False, True))
+    case(
+        "_sparse_mm_reduce_impl_backward",
+        SparseShape((N, K), 7),
+        (N, M),
+        (K, M),
+        "sum",
+        output_mask=(True, False),
+        expected=Cost(7 * M),
+    ),
+    case(
+        "_sparse_mm_reduce_impl_backward",
+        SparseShape((N, K), 7),
+        (N, M),
+        (K, M),
+        "sum",
+        output_mask=(True, True),
+        expected=Cost(2 * 7 * M),
+    ),
+    case(
+        "_sparse_mm_reduce_impl_backward",
+        SparseShape((N, K), 7),
+        (N, M),
+        (K, M),
+        "amin",
+        output_mask=(True, False),
+        expected=Cost(other_flops=2 * N * M),
+    ),
+    case(
+        "_sparse_mm_reduce_impl_backward",
+        SparseShape((N, K), 7),
+        (N, M),
+        (K, M),
+        "amin",
+        output_mask=(True, True),
+        expected=Cost(other_flops=2 * 2 * N * M),
     ),
     case("mkldnn_linear_backward_input", [G, N, K], (G, N, M), (M, K), expected=G * N * M * K),
     case(
@@ -131,14 +163,15 @@ matmul = [
     case("addmv addmv_", (N,), (N, K), (K,), expected=Cost(N * K, other_flops=N)),
     case("addmv addmv_", (N,), (N, K), (K,), beta=0, expected=Cost(N * K)),
     case("dot vdot", (K,), (K,), expected=K),
-    # Of experts: rows go to one each; columns; the inner dimension of a weight's gradient; no
-    # groups.
+    # Matmuls of experts, without offsets. In this order, the experts divide the rows, the columns,
+    # and the inner dimension (for the gradient of the weights). The last one is an ordinary batch.
     case(by_expert, (N, K), (G, K, M), expected=N * K * M),
     case(by_expert, (G, N, K), (K, M), expected=N * K * M),
     case(by_expert, (N, K), (K, M), expected=N * K * M),
     case(by_expert, (G, N, K), (G, K, M), expected=G * N * K * M),
-    # The groups end before the rows, the columns, the inner dimension do; where they end is not
-    # known; they end with the rows.
+    # Matmuls of experts with offsets, the ends of the groups. In the first three cases, the last
+    # group ends before the last row, column, or element of the inner dimension. Then the offsets
+    # are unknown, and in the last case the last group ends with the last row.
     case(
         by_expert, (N, K), (G, K, M), offs=Values((0, 1, 1, 2)), expected=Cost(N * K * M, 2 * K * M)
     ),
@@ -150,36 +183,73 @@ matmul = [
     case(by_expert, (N, K), (G, K, M), offs=Values((1, 2, 2, N)), expected=N * K * M),
     case("transformers::grouped_mm_fallback", (N, K), (G, K, M), expected=N * K * M),
     case("transformers::grouped_mm_fallback_backward", (N, K), (G, K, M), expected=2 * N * K * M),
-    # Places of N images, 8 by 9 of them: 3 numbers by 2.
+    # N images with 8 x 9 positions. The 3 coordinates of each position are multiplied by a 3 x 2
+    # matrix.
     case("affine_grid_generator", (N, 2, 3), out=(N, 8, 9, 2), expected=N * 8 * 9 * 3 * 2),
 ]
 
-B, IN, OUT, GROUPS, KERNEL = 2, 6, 9, 3, 5 * 7
-HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH = 17, 19, 13, 11
-image, smaller = (B, IN, HEIGHT, WIDTH), (B, OUT, OUT_HEIGHT, OUT_WIDTH)
-dense, grouped, depthwise = (OUT, IN, 5, 7), (OUT, IN // GROUPS, 5, 7), (IN, 1, 5, 7)
-spread_out = (IN, OUT // GROUPS, 5, 7)
-once = B * OUT_HEIGHT * OUT_WIDTH * OUT * IN * KERNEL
+# Sizes of the convolutions.
+B = 2
+IN = 6
+OUT = 9
+GROUPS = 3
+KERNEL = 5 * 7
+HEIGHT = 17
+WIDTH = 19
+OUT_HEIGHT = 13
+OUT_WIDTH = 11
+image = (B, IN, HEIGHT, WIDTH)
+smaller = (B, OUT, OUT_HEIGHT, OUT_WIDTH)
+
+# Shapes of the weights.
+dense = (OUT, IN, 5, 7)
+grouped = (OUT, IN // GROUPS, 5, 7)
+depthwise = (IN, 1, 5, 7)
+transposed_weight = (IN, OUT // GROUPS, 5, 7)
+
+dense_macs = B * OUT_HEIGHT * OUT_WIDTH * OUT * IN * KERNEL
+# Elements of the result: operations of a bias, of an addition, and of an activation.
+added = B * OUT * OUT_HEIGHT * OUT_WIDTH
 
 any_convolution = (
-    "convolution _convolution convolution_overrideable mkldnn_convolution miopen_convolution cudnn_convolution _slow_conv2d_forward"
-    " _conv_depthwise2d slow_conv3d_forward conv_depthwise3d slow_conv_dilated2d slow_conv_dilated3d _nnpack_spatial_convolution"
+    "convolution _convolution convolution_overrideable mkldnn_convolution miopen_convolution"
+    " cudnn_convolution _slow_conv2d_forward _conv_depthwise2d slow_conv3d_forward"
+    " conv_depthwise3d slow_conv_dilated2d slow_conv_dilated3d _nnpack_spatial_convolution"
     " miopen_depthwise_convolution"
 )
 backwards = "convolution_backward convolution_backward_overrideable"
-added = B * OUT * OUT_HEIGHT * OUT_WIDTH
+
+# `output_mask` selects the gradients that are computed: of the input, the weight and the bias.
+masked_gradients = []
+for operators, options in (
+    (backwards, {"transposed": False}),
+    ("_slow_conv2d_backward", {}),
+):
+    for mask in product((False, True), repeat=3):
+        of_input, of_weight, of_bias = mask
+        masked_gradients.append(
+            case(
+                operators,
+                smaller,
+                image,
+                dense,
+                **options,
+                output_mask=mask,
+                expected=Cost(dense_macs * (of_input + of_weight), other_flops=added * of_bias),
+            )
+        )
 
 convolution = [
-    case(any_convolution, image, dense, out=smaller, expected=once),
+    case(any_convolution, image, dense, out=smaller, expected=dense_macs),
     case(
         any_convolution,
         image,
         dense,
         bias=(OUT,),
         out=smaller,
-        expected=Cost(once, other_flops=added),
+        expected=Cost(dense_macs, other_flops=added),
     ),
-    case(any_convolution, image, grouped, out=smaller, expected=once // GROUPS),
+    case(any_convolution, image, grouped, out=smaller, expected=dense_macs // GROUPS),
     case(any_convolution, image, depthwise, out=image, expected=B * HEIGHT * WIDTH * IN * KERNEL),
     case(
         any_convolution, (B, IN, 17), (OUT, IN, 5), out=(B, OUT, 13), expected=B * 13 * OUT * IN * 5
@@ -191,12 +261,12 @@ convolution = [
         out=(B, OUT, 6, 6, 6),
         expected=B * 6**3 * OUT * IN * 2 * 3 * 4,
     ),
-    # Transposed, each position of the input spreads a kernel's products: [in, out / groups,
-    # *kernel].
+    # In a transposed convolution, each position of the input is multiplied by a whole kernel. The
+    # weight's shape is [in, out / groups, *kernel].
     case(
         any_convolution,
         image,
-        spread_out,
+        transposed_weight,
         transposed=True,
         out=smaller,
         expected=B * HEIGHT * WIDTH * IN * OUT // GROUPS * KERNEL,
@@ -214,7 +284,7 @@ convolution = [
         image,
         dense,
         out=smaller,
-        expected=Cost(once, other_flops=added),
+        expected=Cost(dense_macs, other_flops=added),
     ),
     case(
         "cudnn_convolution_relu cudnn_convolution_add_relu",
@@ -223,32 +293,18 @@ convolution = [
         out=smaller,
         bias=(OUT,),
         z=smaller,
-        expected=Cost(once, other_flops=4 * added),
+        expected=Cost(dense_macs, other_flops=4 * added),
     ),
     case(
-        "cudnn_convolution_transpose miopen_convolution_transpose slow_conv_transpose2d slow_conv_transpose3d",
+        "cudnn_convolution_transpose miopen_convolution_transpose slow_conv_transpose2d"
+        " slow_conv_transpose3d",
         image,
-        spread_out,
+        transposed_weight,
         out=smaller,
         bias=(OUT,),
         expected=Cost(B * HEIGHT * WIDTH * IN * OUT // GROUPS * KERNEL, other_flops=added),
     ),
-    *(
-        case(
-            operators,
-            smaller,
-            image,
-            dense,
-            **options,
-            output_mask=mask,
-            expected=Cost(once * (mask[0] + mask[1]), other_flops=added * mask[2]),
-        )
-        for operators, options in (
-            (backwards, {"transposed": False}),
-            ("_slow_conv2d_backward", {}),
-        )
-        for mask in product((False, True), repeat=3)
-    ),
+    *masked_gradients,
     case(
         backwards,
         smaller,
@@ -256,7 +312,7 @@ convolution = [
         grouped,
         transposed=False,
         output_mask=(True, True, False),
-        expected=2 * once // GROUPS,
+        expected=2 * dense_macs // GROUPS,
     ),
     case(
         backwards,
@@ -271,43 +327,65 @@ convolution = [
         backwards,
         smaller,
         image,
-        spread_out,
+        transposed_weight,
         transposed=True,
         output_mask=(True, True, False),
         expected=2 * B * HEIGHT * WIDTH * IN * OUT // GROUPS * KERNEL,
     ),
 ]
 
-HEADS, ROWS, COLUMNS, WIDE, VALUE = 3, 5, 8, 16, 24
-"""Queries, keys; the width of queries and keys, that of values."""
+HEADS = 3
+# The number of queries and of keys: the score matrix is ROWS x COLUMNS.
+ROWS = 5
+COLUMNS = 8
+# The width of queries and keys, and of values.
+WIDE = 16
+VALUE = 24
 
-query, key, value = (B, HEADS, ROWS, WIDE), (B, HEADS, COLUMNS, WIDE), (B, HEADS, COLUMNS, VALUE)
-one_key, one_value = (B, 1, COLUMNS, WIDE), (B, 1, COLUMNS, VALUE)
+query = (B, HEADS, ROWS, WIDE)
+key = (B, HEADS, COLUMNS, WIDE)
+value = (B, HEADS, COLUMNS, VALUE)
+one_key = (B, 1, COLUMNS, WIDE)
+one_value = (B, 1, COLUMNS, VALUE)
 grad = (B, HEADS, ROWS, VALUE)
+
 square = B * HEADS * ROWS * COLUMNS
-first = B * HEADS * (1 + 2 + 3 + 4 + 5)
-"""Scores that query 0 sees of key 0, query 1 of keys 0 and 1, and so on."""
-last = B * HEADS * (4 + 5 + 6 + 7 + 8)
-"""The same where the last query is beside the last key."""
+"""Number of scores without a mask."""
+upper_left = B * HEADS * (1 + 2 + 3 + 4 + 5)
+"""Number of scores under a causal mask that begins at the upper left.
+
+Query 0 sees only key 0, query 1 sees keys 0 and 1, and so on.
+"""
+lower_right = B * HEADS * (4 + 5 + 6 + 7 + 8)
+"""Number of scores under a causal mask that ends at the lower right.
+
+The last query sees all 8 keys, the one before it sees 7, and so on.
+"""
 
 
 def attention(seen: int = square) -> Cost:
-    """Q x K and P x V, a softmax a score."""
+    """Return the cost of attention: two matmuls, and 5 operations of the softmax per score.
+
+    `seen` is the number of scores that the kernel computes under a mask. Per score, Q x K needs
+    `WIDE` and P x V needs `VALUE` MACs.
+    """
     return Cost(square * (WIDE + VALUE), seen * (WIDE + VALUE), 5 * square)
 
 
 def attention_backward(seen: int = square) -> Cost:
-    """V, P, Q and K have a gradient each.
+    """Return the cost of the gradient of attention.
 
-    The scores are computed once more, and their exponentials from the sums that were kept.
+    There is one matmul for each of the gradients of V, P, Q and K. The scores are recomputed with
+    one more matmul. Their exponentials need only two operations per score, because forward has kept
+    the sums of the softmax.
     """
     again = Cost(square * WIDE, seen * WIDE, 2 * square)
     return Cost(square * 2 * (WIDE + VALUE), seen * 2 * (WIDE + VALUE), 4 * square, again)
 
 
 dot_products = (
-    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
-    " _scaled_dot_product_fused_attention_overrideable"
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention"
+    " _scaled_dot_product_cudnn_attention _scaled_dot_product_fused_attention_overrideable"
 )
 gradients = " ".join(f"{operator}_backward" for operator in dot_products.split())
 dot_products += " _scaled_dot_product_attention_math_for_mps"
@@ -315,9 +393,11 @@ dot_products += " _scaled_dot_product_attention_math_for_mps"
 fused = [
     case(dot_products, query, key, value, is_causal=False, expected=attention()),
     case(dot_products, query, one_key, one_value, is_causal=False, expected=attention()),
-    case(dot_products, query, key, value, is_causal=True, expected=attention(first)),
+    case(dot_products, query, key, value, is_causal=True, expected=attention(upper_left)),
     case(gradients, grad, query, key, value, is_causal=False, expected=attention_backward()),
-    case(gradients, grad, query, key, value, is_causal=True, expected=attention_backward(first)),
+    case(
+        gradients, grad, query, key, value, is_causal=True, expected=attention_backward(upper_left)
+    ),
     case(
         "_scaled_dot_product_flash_attention",
         query,
@@ -332,7 +412,7 @@ fused = [
         key,
         value,
         is_causal=True,
-        expected=attention(last),
+        expected=attention(lower_right),
     ),
     case(
         "_scaled_dot_product_flash_attention_backward",
@@ -350,22 +430,31 @@ fused = [
         key,
         value,
         is_causal=True,
-        expected=attention_backward(last),
+        expected=attention_backward(lower_right),
     ),
 ]
 
 ELEMENTS = 2 * 6 * 5
-x, channels, wide = (2, 6, 5), (6,), (5,)
+x = (2, 6, 5)
+channels = (6,)
+wide = (5,)
 
 
 def norm(each: int) -> Cost:
-    """Operations that are no products, so many an element."""
+    """Return a cost without MACs: a number of operations per element of `x`."""
     return Cost(other_flops=each * ELEMENTS)
 
 
-batch_norms = "native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit _batch_norm_with_update"
+batch_norms = (
+    "native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit"
+    " _batch_norm_with_update"
+)
+# These use the running statistics.
 known = "_native_batch_norm_legit_no_training _batch_norm_no_update"
-batch_norm_gradients = "native_batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward batch_norm_backward"
+batch_norm_gradients = (
+    "native_batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward"
+    " batch_norm_backward"
+)
 
 normalisation = [
     case("native_layer_norm", x, wide, None, None, expected=norm(5)),
@@ -410,8 +499,8 @@ normalisation = [
     case(batch_norm_gradients, x, x, None, expected=norm(2 * 5)),
     case(batch_norm_gradients, x, x, channels, train=False, expected=norm(2 * 4)),
     case(batch_norm_gradients, x, x, channels, update=False, expected=norm(2 * 4)),
-    # Synchronised over ranks the parts add up to the same: 4 + 3, and the gradient's two halves of
-    # 7.
+    # Batch norm that is synchronized over ranks runs as several kernels. Together they cost the
+    # same as one: 4 + 3 operations per element, and 7 + 7 for the gradient.
     case("batch_norm_stats", x, expected=norm(4)),
     case("batch_norm_elemt", x, channels, channels, expected=norm(3)),
     case(
@@ -428,16 +517,51 @@ normalisation = [
     ),
 ]
 
-pooled, pooled_3d = (2, 3, 4, 5), (2, 3, 4, 5, 6)
-pools, pools_3d = (
-    f"max_pool{d}d_with_indices avg_pool{d}d fractional_max_pool{d}d quantized_max_pool{d}d mkldnn_max_pool{d}d"
-    for d in (2, 3)
-)
-pools += " quantized::max_pool2d"
-CUBIC, NEAREST, LINEAR = 2, 1, 0
-places, places_3d = (2, 7, 9, 2), (2, 7, 9, 11, 3)
-sampled, sampled_3d = (2, 3, 7, 9), (2, 3, 7, 9, 11)
-samples, samples_3d = 2 * 3 * 7 * 9, 2 * 3 * 7 * 9 * 11
+
+def pools_of(d: int) -> str:
+    """Return the names of the pooling operators with 2 or 3 dimensions."""
+    return (
+        f"max_pool{d}d_with_indices avg_pool{d}d fractional_max_pool{d}d"
+        f" quantized_max_pool{d}d mkldnn_max_pool{d}d"
+    )
+
+
+pooled = (2, 3, 4, 5)
+pooled_3d = (2, 3, 4, 5, 6)
+pools = pools_of(2) + " quantized::max_pool2d"
+pools_3d = pools_of(3)
+
+# torch's numbers for the interpolation of a grid sampler.
+LINEAR = 0
+NEAREST = 1
+CUBIC = 2
+places = (2, 7, 9, 2)
+places_3d = (2, 7, 9, 11, 3)
+sampled = (2, 3, 7, 9)
+sampled_3d = (2, 3, 7, 9, 11)
+samples = 2 * 3 * 7 * 9
+samples_3d = 2 * 3 * 7 * 9 * 11
+
+# Linear interpolation multiplies and adds 4 neighbors in an image, and 8 in a volume. Each of the
+# two gradients, of the input and of the places, costs as much.
+sampler_gradients = []
+for operator, shape, at, neighbors, elements in (
+    ("grid_sampler_2d_backward", sampled, places, 4, samples),
+    ("grid_sampler_3d_backward", sampled_3d, places_3d, 8, samples_3d),
+):
+    for of_input, of_places in ((True, True), (True, False), (False, True)):
+        operations = (of_input + of_places) * 2 * neighbors * elements
+        sampler_gradients.append(
+            case(
+                operator,
+                shape,
+                (2, 3, 4, 5),
+                at,
+                LINEAR,
+                output_mask=(of_input, of_places),
+                expected=Cost(other_flops=operations),
+            )
+        )
 
 sums = [
     case(
@@ -534,31 +658,14 @@ sums = [
         out=sampled_3d,
         expected=Cost(other_flops=2 * 8 * samples_3d),
     ),
-    *(
-        case(
-            operator,
-            shape,
-            (2, 3, 4, 5),
-            at,
-            LINEAR,
-            output_mask=(of_input, of_places),
-            expected=Cost(other_flops=(of_input + of_places) * 2 * neighbours * elements),
-        )
-        for operator, shape, at, neighbours, elements in (
-            ("grid_sampler_2d_backward", sampled, places, 4, samples),
-            ("grid_sampler_3d_backward", sampled_3d, places_3d, 8, samples_3d),
-        )
-        for of_input, of_places in ((True, True), (True, False), (False, True))
-    ),
+    *sampler_gradients,
 ]
 
 parameters = [(5, 6), (6,)]
 PARAMETERS = 5 * 6 + 6
-adam, sgd, adagrad = (
-    "_fused_adam _fused_adam_ _fused_adamw _fused_adamw_",
-    "_fused_sgd _fused_sgd_",
-    "_fused_adagrad _fused_adagrad_",
-)
+adam = "_fused_adam _fused_adam_ _fused_adamw _fused_adamw_"
+sgd = "_fused_sgd _fused_sgd_"
+adagrad = "_fused_adagrad _fused_adagrad_"
 plain_sgd = {"momentum": 0, "weight_decay": 0, "nesterov": False, "is_first_step": False}
 
 updates = [

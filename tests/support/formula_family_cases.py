@@ -1,39 +1,59 @@
-"""Cases with answers calculated by hand for further families of operators.
+"""Test cases, with costs calculated by hand, for further families of operators.
 
-They are whole layers as one kernel, packed weights, transforms, and distances.
+The families are layers that run as one kernel, packed weights, Fourier transforms, and distances.
 """
 
 from lflops.formulas.table import Cost
 from tests.support.formula_cases import case
 
-LENGTH, B, IN, HIDDEN = 7, 2, 5, 3
+LENGTH = 7
+B = 2
+IN = 5
+HIDDEN = 3
 steps = LENGTH * B
-"""Vectors that a recurrent layer goes over."""
+"""Number of vectors that a recurrent layer processes."""
 x = (LENGTH, B, IN)
-RELU, LSTM, GRU = 0, 2, 3
+# torch's numbers for the kinds of recurrent cells.
+RELU = 0
+LSTM = 2
+GRU = 3
 
 
 def weights(gates: int, width: int = IN, *, biases: bool = True) -> list[tuple[int, ...]]:
-    """One layer's: of the input, of the state; and two biases."""
+    """Return the shapes of one layer's weights.
+
+    They are a matrix for the input, a matrix for the hidden state, and two biases.
+    """
     rows = gates * HIDDEN
-    return [(rows, width), (rows, HIDDEN), *([(rows,), (rows,)] if biases else [])]
+    shapes: list[tuple[int, ...]] = [(rows, width), (rows, HIDDEN)]
+    if biases:
+        shapes += [(rows,), (rows,)]
+    return shapes
 
 
 def macs(gates: int, width: int = IN) -> int:
-    """Of one layer: every gate of every step multiplies the input and the state."""
+    """Return the MACs of one layer: at each step, each gate multiplies the input and the state."""
     return steps * gates * HIDDEN * (width + HIDDEN)
 
 
 def others(gates: int, each: int) -> int:
-    """Two biases a gate, and what a hidden unit of its kind does beside."""
+    """Return the other operations of one layer.
+
+    Each hidden unit adds two biases per gate, and does `each` further operations, a number that
+    depends on the kind of cell.
+    """
     return steps * HIDDEN * (2 * gates + each)
 
 
 one_layer = {"hidden_size": HIDDEN, "num_layers": 1, "bidirectional": False}
+
+# Two layers in two directions. The input of the second layer is the state of both directions.
 two_ways = {"hidden_size": HIDDEN, "num_layers": 2, "bidirectional": True}
 four_cells = weights(4) * 2 + weights(4, 2 * HIDDEN) * 2
 both_layers = 2 * macs(4) + 2 * macs(4, 2 * HIDDEN)
-mkldnn, cudnn = "mkldnn_rnn_layer", "_cudnn_rnn miopen_rnn"
+
+mkldnn = "mkldnn_rnn_layer"
+cudnn = "_cudnn_rnn miopen_rnn"
 back = "_cudnn_rnn_backward miopen_rnn_backward"
 plain_lstm = {"mode": LSTM, "hidden_size": HIDDEN, "has_biases": True}
 
@@ -96,7 +116,7 @@ recurrent = [
         **two_ways,
         expected=Cost(both_layers, other_flops=4 * others(4, 13)),
     ),
-    # Packed: as many vectors, of sequences of any lengths.
+    # A packed input has the same number of vectors. The lengths of its sequences do not matter.
     case(
         cudnn,
         (steps, IN),
@@ -105,17 +125,25 @@ recurrent = [
         **one_layer,
         expected=Cost(macs(4), other_flops=others(4, 13)),
     ),
-    *(
-        case(
-            back,
-            x,
-            weights(4),
-            mode=LSTM,
-            **one_layer,
-            output_mask=[True, True, True, of_weights],
-            expected=Cost(times * macs(4), other_flops=times * others(4, 13)),
-        )
-        for of_weights, times in ((True, 2), (False, 1))
+    # With gradients of the weights, backward costs twice as much as forward; without them, it
+    # costs as much.
+    case(
+        back,
+        x,
+        weights(4),
+        mode=LSTM,
+        **one_layer,
+        output_mask=[True, True, True, True],
+        expected=Cost(2 * macs(4), other_flops=2 * others(4, 13)),
+    ),
+    case(
+        back,
+        x,
+        weights(4),
+        mode=LSTM,
+        **one_layer,
+        output_mask=[True, True, True, False],
+        expected=Cost(macs(4), other_flops=others(4, 13)),
     ),
     case(
         "_lstm_mps",
@@ -138,25 +166,39 @@ recurrent = [
     case("_thnn_fused_gru_cell_backward", (B, HIDDEN), expected=Cost(other_flops=B * HIDDEN * 10)),
 ]
 
-WIDTH, HEADS, FEED, KEYS = 12, 3, 48, 9
-tokens, keys = B * LENGTH, B * KEYS
+WIDTH = 12
+HEADS = 3
+FEED = 48
+KEYS = 9
+tokens = B * LENGTH
+keys = B * KEYS
 sequence = (B, LENGTH, WIDTH)
 qkv = (3 * WIDTH, WIDTH)
 
 
-def layer(columns: int, rows: int) -> Cost:
-    """Projections of queries and of what comes out, of keys and values.
+def layer(columns: int, key_rows: int) -> Cost:
+    """Return the cost of a multi-head attention layer.
 
-    Scores and sums, a softmax; a bias each.
+    There are four projections with a bias: of the queries and of the result, which have `tokens`
+    rows, and of the keys and of the values, which have `key_rows` rows. The scores need a matmul
+    and a softmax of 5 operations per score, and the weighted sums of the values need a matmul.
+
+    Args:
+        columns: Number of keys of a sequence.
+        key_rows: Number of keys of the whole batch.
     """
     scores = B * HEADS * LENGTH * columns
+    projected = 2 * (tokens + key_rows) * WIDTH
     return Cost(
-        2 * (tokens + rows) * WIDTH**2 + scores * 2 * (WIDTH // HEADS),
-        other_flops=5 * scores + 2 * (tokens + rows) * WIDTH,
+        projected * WIDTH + scores * 2 * (WIDTH // HEADS),
+        other_flops=5 * scores + projected,
     )
 
 
 inner = layer(LENGTH, tokens)
+# Operations per token: two layer norms of 7 operations per element, two residual additions, the
+# biases of both linear layers, and the activation.
+beside_attention = 2 * 7 * WIDTH + 2 * WIDTH + (FEED + WIDTH) + FEED
 encoder = [
     case(
         "_native_multi_head_attention",
@@ -185,48 +227,56 @@ encoder = [
         HEADS,
         ffn_weight_1=(FEED, WIDTH),
         ffn_weight_2=(WIDTH, FEED),
-        # Up and down; two norms, two additions, two biases, an activation.
+        # Attention, and the two linear layers up and down.
         expected=Cost(
             inner.macs + 2 * tokens * WIDTH * FEED,
-            other_flops=inner.other_flops
-            + tokens * (2 * 7 * WIDTH + 2 * WIDTH + FEED + WIDTH + FEED),
+            other_flops=inner.other_flops + tokens * beside_attention,
         ),
     ),
 ]
 
-N, K, M = 3, 8, 7
+N = 3
+K = 8
+M = 7
 packed = (
-    "quantized::linear quantized::linear_relu quantized::linear_dynamic quantized::linear_relu_dynamic quantized::linear_dynamic_fp16"
-    " _weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu _dyn_quant_matmul_4bit mkldnn_linear"
-    " _weight_int4pack_mm_with_scales_and_zeros _mixed_dtypes_linear quantized::linear_relu_dynamic_fp16 quantized::linear_leaky_relu"
-    " quantized::linear_tanh quantized::linear_with_input_q_dq_qweight_dq_output_fp32"
+    "quantized::linear quantized::linear_relu quantized::linear_dynamic"
+    " quantized::linear_relu_dynamic quantized::linear_dynamic_fp16 _weight_int8pack_mm"
+    " _weight_int4pack_mm _weight_int4pack_mm_for_cpu _dyn_quant_matmul_4bit mkldnn_linear"
+    " _weight_int4pack_mm_with_scales_and_zeros _mixed_dtypes_linear"
+    " quantized::linear_relu_dynamic_fp16 quantized::linear_leaky_relu quantized::linear_tanh"
+    " quantized::linear_with_input_q_dq_qweight_dq_output_fp32"
     " quantized::linear_with_input_q_dq_qweight_dq_relu_output_fp32"
     " onednn::qlinear_pointwise onednn::linear_dynamic_fp16 onednn::linear_relu_dynamic_fp16"
+)
+integer_results = (
+    "quantized::add_relu quantized::add_scalar quantized::add_scalar_relu quantized::mul_relu"
+    " quantized::mul_scalar quantized::mul_scalar_relu quantized::batch_norm"
+    " quantized::batch_norm_relu quantized::batch_norm1d quantized::batch_norm1d_relu"
+    " quantized::batch_norm2d quantized::batch_norm2d_relu quantized::batch_norm3d"
+    " quantized::batch_norm3d_relu quantized::layer_norm quantized::group_norm"
+    " quantized::instance_norm quantized::softmax quantized::prelu onednn::qadd onednn::qadd_relu"
+    " onednn::qmul onednn::qbatch_norm2d quantized::linear_prepack quantized::conv1d_prepack"
+    " quantized::conv2d_prepack quantized::conv3d_prepack quantized::embedding_bag_byte_prepack"
+    " quantized::embedding_bag_4bit_prepack quantized::conv_transpose1d_prepack"
+    " quantized::conv_transpose2d_prepack quantized::conv_transpose3d_prepack"
+    " onednn::qlinear_prepack onednn::qconv_prepack"
 )
 
 quantized = [
     case(packed, (N, K), out=(N, M), expected=N * K * M),
     case(packed, (B, N, K), out=(B, N, M), expected=B * N * K * M),
     case("quantized::matmul", (B, N, K), (B, K, M), expected=B * N * K * M),
-    # 2 images of 6 by 7 places, 7 channels of 8 / 4 times a kernel of 3 by 5.
+    # The results are 2 images of 6 x 7 positions with 7 channels. Each element is a sum over 8 / 4
+    # input channels and a kernel of 3 x 5.
     case(
-        "onednn::qconv_pointwise onednn::qconv1d_pointwise onednn::qconv2d_pointwise onednn::qconv3d_pointwise",
+        "onednn::qconv_pointwise onednn::qconv1d_pointwise onednn::qconv2d_pointwise"
+        " onednn::qconv3d_pointwise",
         (2, K, 8, 11),
         qw=(M, K // 4, 3, 5),
         out=(2, M, 6, 7),
         expected=2 * 6 * 7 * M * K // 4 * 3 * 5,
     ),
-    case(
-        "quantized::add_relu quantized::add_scalar quantized::add_scalar_relu quantized::mul_relu quantized::mul_scalar"
-        " quantized::mul_scalar_relu quantized::batch_norm quantized::batch_norm_relu quantized::batch_norm1d quantized::batch_norm1d_relu"
-        " quantized::batch_norm2d quantized::batch_norm2d_relu quantized::batch_norm3d quantized::batch_norm3d_relu quantized::layer_norm"
-        " quantized::group_norm quantized::instance_norm quantized::softmax quantized::prelu onednn::qadd onednn::qadd_relu onednn::qmul"
-        " onednn::qbatch_norm2d quantized::linear_prepack quantized::conv1d_prepack quantized::conv2d_prepack quantized::conv3d_prepack"
-        " quantized::embedding_bag_byte_prepack quantized::embedding_bag_4bit_prepack quantized::conv_transpose1d_prepack"
-        " quantized::conv_transpose2d_prepack quantized::conv_transpose3d_prepack onednn::qlinear_prepack onednn::qconv_prepack",
-        (N, K),
-        expected=Cost(),
-    ),
+    case(integer_results, (N, K), expected=Cost()),
     case("quantized::embedding_byte quantized::embedding_4bit", None, expected=Cost()),
     case(
         "quantized::embedding_bag_byte quantized::embedding_bag_4bit",
@@ -288,8 +338,8 @@ distances = [
     ),
     case("_pdist_forward", (5, K), expected=Cost(10 * K, other_flops=10 * (K + 1))),
     case("_pdist_backward", (10,), (5, K), expected=Cost(10 * K, other_flops=10 * (K + 1))),
-    # x W y: [batch, in], [out, in, other], [batch, other], each spread over the dimensions that it
-    # has not.
+    # A bilinear layer, x W y, with the shapes [batch, in], [out, in, other] and [batch, other].
+    # Each tensor is expanded to the dimensions that it does not have.
     case(
         "_trilinear",
         (B, N),
@@ -302,9 +352,9 @@ distances = [
     ),
 ]
 
-# Two layers in both directions, four gates of each; the second layer's input is the state of both
-# directions.
 quantized_cells = [
+    # Two layers in two directions with four gates each. The input of the second layer is the state
+    # of both directions.
     case(
         "quantized_lstm",
         x,

@@ -35,23 +35,24 @@ from tests.support.profile_builders import small_profile
 from tests.support.traces_by_hand import small_gpu_trace
 
 LONGEST = 5
-"""Seconds that a file may take."""
+"""Seconds that a command may take for a file."""
 
 MEMORY = 300_000_000
 MEMORY_PER_BYTE = 10
-"""Bytes of memory that a file may take: so many, and so many for each of its bytes."""
+"""A command may use `MEMORY` bytes, and in addition `MEMORY_PER_BYTE` for each byte of the file."""
 
 TRACE = "a_0.1.pt.trace.json"
 
 
 class Reader(NamedTuple):
-    """A file of one kind, and what reads it.
+    """Files of one kind, and the commands that read them.
 
     Attributes:
         file: The name of the damaged file.
-        originals: Whole files.
-        commands: What is run in the folder of the file, one after the other.
-        is_compressed: Whether damage is compressed, so that it reaches the reader of the text.
+        originals: Undamaged files.
+        commands: The commands that run in the folder of the file, in this order.
+        is_compressed: Whether the file is compressed after it was damaged. The file can then be
+            decompressed, and the reader of its text receives the damage.
     """
 
     file: str
@@ -61,7 +62,7 @@ class Reader(NamedTuple):
 
 
 def originals(folder: Path) -> dict[str, Reader]:
-    """The readers, with files that are written below a folder."""
+    """Return the readers by name. The undamaged files of some are first written to a folder."""
     small_profile().save(folder / "profile")
     write_resumed_run(folder / "ledger")
     profile = (folder / "profile").read_bytes()
@@ -95,7 +96,14 @@ def originals(folder: Path) -> dict[str, Reader]:
 
 
 class Edit(NamedTuple):
-    """A change of a file: bytes from a place, as a share of the file, are replaced by others."""
+    """A change of a file: some bytes are replaced by other bytes.
+
+    Attributes:
+        at: The place, as a share of the file's length.
+        removed: Number of bytes that are removed.
+        added: The bytes that are inserted.
+        repeated: How many times they are inserted.
+    """
 
     at: float
     removed: int
@@ -104,7 +112,7 @@ class Edit(NamedTuple):
 
 
 def damaged(reader: Reader, original: bytes, edits: Sequence[Edit]) -> bytes:
-    """A file after changes."""
+    """Return an original file after these changes."""
     content = original
     for edit in edits:
         place = int(edit.at * len(content))
@@ -114,14 +122,19 @@ def damaged(reader: Reader, original: bytes, edits: Sequence[Edit]) -> bytes:
 
 
 class Defect(NamedTuple):
-    """What a reader must not do."""
+    """A forbidden result of a command.
+
+    Attributes:
+        command: The command.
+        what: What it did, such as an exception or an exit status.
+    """
 
     command: str
     what: str
 
 
 def read_all(reader: Reader, content: bytes, folder: Path) -> list[Defect]:
-    """Write a file and run all commands of its reader on it."""
+    """Write a file, run all commands of its reader on it, and return the defects."""
     path = folder / reader.file
     path.write_bytes(content)
     found = []
@@ -134,7 +147,7 @@ def read_all(reader: Reader, content: bytes, folder: Path) -> list[Defect]:
 
 
 def defects(command: str, content: bytes, folder: Path) -> Iterator[str]:
-    """Whatever a command did that it must not do."""
+    """Run a command, and yield a description of each defect."""
     before = memory("VmRSS")
     begin = time.monotonic()
     status, errors, raised = run(command, content, folder)
@@ -153,7 +166,7 @@ def defects(command: str, content: bytes, folder: Path) -> Iterator[str]:
 
 
 def memory(field: str) -> int:
-    """A field of this process's memory in bytes. The highest value is reset."""
+    """Return a field of `/proc/self/status` in bytes, and reset the peak memory `VmHWM`."""
     value = 0
     status = Path("/proc/self/status")
     if status.exists():
@@ -166,7 +179,7 @@ def memory(field: str) -> int:
 
 
 def run(command: str, content: bytes, folder: Path) -> tuple[int, str, str]:
-    """Exit status, errors, and the traceback's last line if there is one."""
+    """Run a command, and return its exit status, its stderr, and the exception if there was one."""
     out = io.TextIOWrapper(io.BytesIO(), "utf-8")
     err = io.StringIO()
     here = Path.cwd()
@@ -196,7 +209,10 @@ def run(command: str, content: bytes, folder: Path) -> tuple[int, str, str]:
 
 
 def read_event(value: bytes) -> int:
-    """What the tab does with a value of a summary. Each function may raise errors of its kind."""
+    """Read a value of a TensorBoard summary as the tab does.
+
+    Each function may raise a `ValueError` or a `LookupError`.
+    """
     calls: list[Callable[[], object]] = [
         lambda: head(value),
         lambda: inflated(value),
@@ -210,7 +226,10 @@ def read_event(value: bytes) -> int:
 
 
 def annotated(_: bytes) -> int:
-    """The background process, with a whole file in place of the one that is not damaged."""
+    """Run the background process that annotates a trace.
+
+    It reads two files. One of them is damaged, and this function writes the other one.
+    """
     raw = Path("raw")
     if not raw.exists():
         raw.write_bytes(small_gpu_trace().text())
@@ -226,7 +245,7 @@ SPECIAL: Mapping[str, Callable[[bytes], int]] = {
     "packed event": lambda content: read_event(packed(content)),
     "annotate": annotated,
 }
-"""Readers that are no command."""
+"""Readers that are not commands of the command line."""
 
 INTERESTING = [
     b"",
@@ -252,4 +271,4 @@ INTERESTING = [
     b"r\xff\xff\xff\x7f",
     b"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f",
 ]
-"""Bytes that are often found where a format goes on in another way."""
+"""Bytes that have a special meaning in JSON, gzip or pickle files."""

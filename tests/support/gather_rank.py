@@ -1,8 +1,7 @@
-"""A script that runs once for each of four ranks, as with torchrun.
+"""Run one of four ranks, as torchrun would, and collect their profiles on rank 0.
 
-Rank 0 writes the gathered profile to the named file.
-
-`sys.argv` is as in `python -c "..." RANK PORT FILE two_meshes|one_killed`.
+The command is `python -c "..." RANK PORT FILE two_meshes|one_killed`. Rank 0 writes the merged
+profile to FILE.
 """
 
 import contextlib
@@ -26,11 +25,11 @@ from lflops.ranks.collect.topology import Topology, topology_of
 from tests.support.small_models import hidden, sequence, wide
 
 LONG = 600.0
-"""Seconds that nobody is to wait."""
+"""A timeout in seconds that no rank should ever reach."""
 
 
 class Wide(nn.Module):
-    """Twice as wide as a block."""
+    """A block with twice the usual width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +41,7 @@ class Wide(nn.Module):
 
 
 def two_meshes(rank: int) -> tuple[RankCollector, Profile, Topology]:
-    """Two times two ranks: tensors are spread over one dimension, data and what is left of the tensors over the other."""
+    """Measure a model on 2 x 2 ranks: tensor parallel in one dimension, FSDP in the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model = parallelize_module(
         Wide(), mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -56,28 +55,35 @@ def two_meshes(rank: int) -> tuple[RankCollector, Profile, Topology]:
 
 
 def one_killed(rank: int) -> tuple[RankCollector, Profile, Topology]:
-    """Stages by hand: an even rank has `up`, an odd one `down`.
+    """Count the stages of a custom pipeline, of which two do not end normally.
 
-    One is killed, one is left by an exception, one goes on.
+    An even rank has the layer `up`, an odd rank has `down`. Rank 1 is killed, rank 2 is interrupted
+    by an exception, and ranks 0 and 3 finish.
     """
     model = nn.Module()
-    setattr(
-        model,
-        "down" if rank % 2 else "up",
-        nn.Linear(wide, hidden) if rank % 2 else nn.Linear(hidden, wide),
-    )
+    if rank % 2:
+        model.down = nn.Linear(wide, hidden)
+        width = wide
+    else:
+        model.up = nn.Linear(hidden, wide)
+        width = hidden
     found = topology_of(4, rank, function=lambda each: {"data": each // 2, "pipeline": each % 2})
     if rank == 1:
         os._exit(1)
     with contextlib.suppress(ZeroDivisionError), lflops.counting(model) as counted:
         layer = next(model.children())
-        layer(torch.zeros(6, wide if rank % 2 else hidden)).sum().backward()
-        _ = 1 // (rank - 2)  # the training of rank 2 is left here
+        layer(torch.zeros(6, width)).sum().backward()
+        # On rank 2, this raises the exception.
+        _ = 1 // (rank - 2)
     return of_rank(rank, found), counted.profile, found
 
 
 def of_rank(rank: int, found: Topology) -> RankCollector:
-    """That of the group; where rank 0 would wait for the killed one, time is over once the others have told."""
+    """Return the collector of this rank.
+
+    If a rank is killed, rank 0 must not really wait for it. So the clock of the collector stands
+    still until the reports of the other two ranks have arrived, and then jumps to the deadline.
+    """
     store = shared_store("lflops", timeout=LONG)
     gather_module.EXIT_SECONDS = LONG
     gather = RankCollector(store, rank, found, timeout=LONG)
@@ -89,19 +95,27 @@ def of_rank(rank: int, found: Topology) -> RankCollector:
             if int(store.add("None/None/reported/", 0)) == 2:
                 moment[0] = min(gather._deadline, 100 * LONG)
 
-        gather._clock, gather._pause = lambda: moment[0], pause
+        gather._clock = lambda: moment[0]
+        gather._pause = pause
     return gather
 
 
 def main() -> None:
-    """Count, hand in, and on rank 0 write."""
-    rank, port, file, scenario = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
+    """Count a model, push its profile to the collector, and on rank 0 save the merged profile."""
+    rank = int(sys.argv[1])
+    port = sys.argv[2]
+    file = Path(sys.argv[3])
+    scenario = sys.argv[4]
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE="4")
     torch.manual_seed(0)
     distributed.init_process_group("gloo")
-    distributed.barrier()  # one that ends while another still connects to it would be waited for
-    gather, profile, _ = {"two_meshes": two_meshes, "one_killed": one_killed}[scenario](rank)
+    # Without this barrier, rank 1 might end while another rank is still connecting to it, and that
+    # rank would wait.
+    distributed.barrier()
+    scenarios = {"two_meshes": two_meshes, "one_killed": one_killed}
+    gather, profile, _ = scenarios[scenario](rank)
     gather.push(profile)
     for whole in gather.finish(failed=scenario == "one_killed" and rank == 2):
         whole.save(file)
-    os._exit(0)  # the group would wait for the killed one
+    # A normal exit would wait for the killed rank.
+    os._exit(0)

@@ -1,4 +1,4 @@
-"""Context managers that install hooks."""
+"""Install the hooks of a listener for the duration of a `with` block."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,15 +10,15 @@ __all__ = ["installed"]
 
 
 class Installs(Protocol):
-    """A timer or a log of modules."""
+    """A listener with hooks, such as `ModuleTimer`."""
 
     def install(self, undo: CleanupStack) -> None:
-        """Install its hooks."""
+        """Install the hooks, and register their removal."""
 
 
 @contextlib.contextmanager
 def installed(listener: Installs) -> Iterator[None]:
-    """Its hooks are on within."""
+    """Install the hooks of a listener, and remove them at the end of the block."""
     with CleanupStack() as undo:
         listener.install(undo)
         yield

@@ -1,6 +1,6 @@
 """Raise KeyboardInterrupt at every line of lflops that runs during training.
 
-Records the exception that reaches the user, and anything that remains.
+For each line, record the exception that reaches the user, and anything that is left behind.
 
 A Python trace function raises KeyboardInterrupt when a line is about to run. Each training run is a
 function. It is run once to find the lines that it executes, and then once for each of these lines.
@@ -39,23 +39,23 @@ __all__ = [
 
 PACKAGE = str(Path(lflops.__file__).parent)
 LONGEST = 120.0
-"""Seconds that one training may take."""
+"""Seconds that one training run may take."""
 NOT_REACHED = "(not reached)"
-"""What comes out of a training that ended before its line."""
+"""Value of `Outcome.came_out` for a training run that ended without running the line."""
 
 Place = tuple[str, int]
-"""A file of the package and a line in it."""
+"""A line of lflops: the path of the file within the package, and the line number."""
 
 Train = Callable[[], object]
 
 
 class Outcome(NamedTuple):
-    """What became of a training that was interrupted.
+    """The result of a training run that was interrupted.
 
     Attributes:
-        place: Where.
-        came_out: The exception's class; empty if there was none.
-        left: What is there that was not there before.
+        place: The line before which it was interrupted.
+        came_out: Name of the class of the exception that reached the user; empty if none did.
+        left: Differences between the state of the process before and after the training run.
     """
 
     place: Place
@@ -65,9 +65,9 @@ class Outcome(NamedTuple):
 
 @contextmanager
 def traced(at_line: Callable[[Place], None], only: Place | None = None) -> Iterator[None]:
-    """Call a function before each line of the package that this thread runs.
+    """Call a function before each line of lflops that this thread runs.
 
-    Given one line, where code that has it runs.
+    If `only` is given, only functions that contain this line are traced, which is faster.
     """
     within = PACKAGE if only is None else str(Path(PACKAGE, only[0]))
 
@@ -80,7 +80,10 @@ def traced(at_line: Callable[[Place], None], only: Place | None = None) -> Itera
         code = frame.f_code
         if not code.co_filename.startswith(within):
             return None
-        return local if only is None or only[1] in {line for *_, line in code.co_lines()} else None
+        if only is None:
+            return local
+        lines = {line for *_, line in code.co_lines()}
+        return local if only[1] in lines else None
 
     before = sys.gettrace()
     sys.settrace(called)
@@ -91,7 +94,7 @@ def traced(at_line: Callable[[Place], None], only: Place | None = None) -> Itera
 
 
 def lines_of(train: Train) -> list[Place]:
-    """The lines that a training runs, in the order in which they first run."""
+    """Return the lines of lflops that a training run executes, in the order of their first run."""
     seen: dict[Place, None] = {}
     with traced(seen.setdefault):
         train()
@@ -99,28 +102,39 @@ def lines_of(train: Train) -> list[Place]:
 
 
 def lines_in_a_child(train: Train, *, once: bool = False) -> tuple[list[Place], list[Place]]:
-    """The lines of a training in a process that trained before, and those that only the first one in a process runs.
+    """Find the lines of two training runs in one child process.
 
     Args:
-        train: The training.
-        once: Whether a process can train but once, so that all lines are the first one's.
+        train: The training run.
+        once: Whether a process can train only once. There is then no second training run.
+
+    Returns:
+        The lines of the second training run, and the lines that only the first one executes.
     """
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.close(reading)
+        first = lines_of(train)
+        second = [] if once else lines_of(train)
         with os.fdopen(writing, "w") as pipe:
-            json.dump([lines_of(train), [] if once else lines_of(train)], pipe)
+            json.dump([first, second], pipe)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        cold, warm = ([(file, number) for file, number in lines] for lines in json.load(pipe))
+        first_lines, second_lines = json.load(pipe)
     os.waitpid(child, 0)
-    return warm, [each for each in cold if each not in set(warm)]
+    cold = [(file, number) for file, number in first_lines]
+    warm = [(file, number) for file, number in second_lines]
+    known = set(warm)
+    return warm, [each for each in cold if each not in known]
 
 
 def look() -> Facts:
-    """What lflops could leave behind in this process."""
+    """Return facts about this process that change if lflops leaves something behind.
+
+    Facts that also change without lflops are left out.
+    """
     unstable = {
         "threads",
         "files",
@@ -131,15 +145,12 @@ def look() -> Facts:
         "environment",
         "logging",
     }
-    facts = {
-        name: value
-        for name, value in {**process(), **modes(), **global_hooks()}.items()
-        if name not in unstable
-    }
+    all_facts = process() | modes() | global_hooks()
+    facts = {name: value for name, value in all_facts.items() if name not in unstable}
     dynamo = sys.modules.get("torch._dynamo.callback")
-    callbacks = (
-        [] if dynamo is None else [Same(each) for each in dynamo.callback_handler.start_callbacks]
-    )
+    callbacks = []
+    if dynamo is not None:
+        callbacks = [Same(each) for each in dynamo.callback_handler.start_callbacks]
     return facts | {
         "listeners": list(map(Same, LISTENERS)),
         "profilers": Same(profile._prepare_trace),
@@ -148,7 +159,7 @@ def look() -> Facts:
 
 
 def outcome_of(train: Train, place: Place, look_at: Callable[[], Facts] = look) -> Outcome:
-    """Train, with an interrupt before the first run of that line."""
+    """Train, and raise `KeyboardInterrupt` before the line runs for the first time."""
     planted: list[bool] = []
 
     def at_line(now: Place) -> None:
@@ -156,15 +167,17 @@ def outcome_of(train: Train, place: Place, look_at: Callable[[], Facts] = look) 
             planted.append(True)
             raise KeyboardInterrupt
 
-    before, handler = look_at(), signal.getsignal(signal.SIGINT)
+    before = look_at()
+    handler = signal.getsignal(signal.SIGINT)
     came_out = ""
     try:
         with traced(at_line, place):
             train()
-    except BaseException as error:  # noqa: BLE001 - it is what this is about
+    except BaseException as error:  # noqa: BLE001 - any exception that reaches the user is recorded
         came_out = type(error).__name__
     finally:
-        signal.signal(signal.SIGINT, handler)  # Lightning ignores it once it was interrupted
+        # After an interrupt, Lightning sets a handler that ignores the signal.
+        signal.signal(signal.SIGINT, handler)
     for thread in threading.enumerate():
         if thread.name.startswith("lflops"):
             thread.join(30)
@@ -179,22 +192,24 @@ def interrupt_each(
     once: bool = False,
     look_at: Callable[[], Facts] = look,
 ) -> Iterator[Outcome]:
-    """The outcome at each place, from child processes.
+    """Yield the outcome of an interrupt at each of these lines. The training runs in children.
 
-    One goes on to the next place unless something was left.
+    A child continues with the next line unless the interrupt has left something behind.
 
     Args:
-        train: What is interrupted.
+        train: The training run.
         places: The lines.
-        cold: Whether these are lines that only a first training runs. A module whose import was
-            interrupted is imported again, so that one child reaches many of them; a line that it
-            does not reach has a child to itself.
-        once: Whether a process can train but once.
-        look_at: What could be left.
+        cold: Whether only the first training run of a process executes these lines. Then the child
+            does not train first without an interrupt. One child can still reach many of these
+            lines, because a module is imported again if its import was interrupted. A new child
+            starts for a line that was not reached.
+        once: Whether a process can train only once. Each line then has a separate child.
+        look_at: Returns the facts that are compared before and after.
     """
     waiting = list(places)
     while waiting:
-        for outcome in _in_a_child(train, waiting[:1] if once else waiting[:], look_at, cold=cold):
+        for_child = waiting[:1] if once else waiting[:]
+        for outcome in _in_a_child(train, for_child, look_at, cold=cold):
             waiting.pop(0)
             yield outcome
 
@@ -226,10 +241,14 @@ def _in_a_child(
 def _report(
     train: Train, places: Sequence[Place], look_at: Callable[[], Facts], writing: int, *, cold: bool
 ) -> NoReturn:
-    """Write a line for each outcome, in the child, until something is left, or a line that only a first training runs is not reached."""
+    """Write a line of JSON for each outcome. This is the child process.
+
+    It ends when an interrupt has left something behind, or when a cold line was not reached.
+    """
     try:
         os.setsid()
-        gc.freeze()  # what is loaded need not be looked through, nor copied, each time
+        # Existing objects need not be searched by each garbage collection.
+        gc.freeze()
         with os.fdopen(writing, "w", buffering=1) as pipe:
             if not cold:
                 train()
@@ -240,13 +259,13 @@ def _report(
                 pipe.write(json.dumps(outcome) + "\n")
                 if outcome.left:
                     break
-    except BaseException:  # noqa: BLE001 - the parent sees that it is gone
+    except BaseException:  # noqa: BLE001 - the parent notices that the child has ended
         traceback.print_exc()
     os._exit(0)
 
 
 def _end(child: int) -> None:
-    """Wait for a child to end, and after five seconds end it."""
+    """Wait for a child to end, and kill its process group after five seconds."""
     end = time.monotonic() + 5
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > end:

@@ -4,20 +4,32 @@ from typing import NamedTuple
 
 
 class Event(NamedTuple):
-    """One of Kineto's, its times in nanoseconds since 1970."""
+    """An event of Kineto.
+
+    Attributes:
+        name: The name.
+        start: Its start in nanoseconds since 1970.
+        end: Its end in nanoseconds since 1970.
+        thread: The thread on which it began.
+        number: For a backward node, the sequence number that it shares with its forward operator.
+            For other operators, -1 or the sequence number of the next node.
+        built_on: For a backward node, the thread that built it.
+        is_named: Whether it is a named span rather than an operator.
+        spans_threads: Whether it ended on another thread than it began on.
+        is_on_device: Whether the device ran it.
+        key: Number that identifies the event.
+        link: For device work and runtime calls, the `key` of the operator that launched them; 0 if
+            there is none.
+    """
 
     name: str
     start: int
     end: int
     thread: int = 1
-    number: int = (
-        -1
-    )  # of a node of backward: when it was built; of any other: -1, or the number of the next node
-    built_on: int = 0  # of a node of backward: the thread that built it; 0 for any other
-    is_named: bool = (
-        False  # whether somebody named a stretch of time, rather than that an operator ran
-    )
-    spans_threads: bool = False  # whether it began on one thread and ended on another
+    number: int = -1
+    built_on: int = 0
+    is_named: bool = False
+    spans_threads: bool = False
     is_on_device: bool = False
     key: int = 0
-    link: int = 0  # the `key` of the operator that it was done for, where it is the device's or the device's library's
+    link: int = 0

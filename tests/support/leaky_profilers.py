@@ -1,4 +1,8 @@
-"""Profilers that each leave one trace behind, so that every check can be seen to fail."""
+"""Profilers that each leave one change behind, to check that this change is detected.
+
+Such a profiler is called a culprit. A test runs it and compares the facts about the process and the
+model before and after.
+"""
 
 import atexit
 import contextlib
@@ -32,10 +36,11 @@ from tests.support.canary_model import Patient, watched
 from tests.support.process_state import HOOKS_OF_SYS, OPERATORS
 
 Culprit = Callable[[contextlib.ExitStack, Patient, Tensor], object]
+"""A function that changes something for a model and its input, and registers how to undo it."""
 
 
 class PlainMode(TorchDispatchMode):
-    """What a profiler that knows nothing of torch.compile would write."""
+    """A dispatch mode without any precaution for torch.compile."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -51,10 +56,11 @@ class PlainFunctionMode(TorchFunctionMode):
 
 
 def patch(owner: object, name: str) -> Culprit:
-    """Put something else in place of a name."""
+    """Return a culprit that replaces an attribute of a module or class by a wrapper."""
 
     def culprit(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
-        original = vars(owner)[name]  # not by getattr: that would make a static method a function
+        # For a static method, `getattr` would return the plain function, which cannot be restored.
+        original = vars(owner)[name]
         undo.callback(setattr, owner, name, original)
 
         def patched(*args: Any, **kwargs: Any) -> Any:
@@ -66,36 +72,36 @@ def patch(owner: object, name: str) -> Culprit:
 
 
 def there(tensor: Tensor | None) -> Tensor:
-    """The one that the model or the input has."""
+    """Return the tensor, and assert that it is not `None`."""
     assert tensor is not None
     return tensor
 
 
 def first_filter_off() -> None:
-    """Take back the newest filter of warnings."""
+    """Remove the newest filter of warnings."""
     filters: Any = warnings.filters
     filters.pop(0)
 
 
 def write(to: Callable[[Patient, Tensor], object], name: str, value: object) -> Culprit:
-    """Set an attribute, of a module say, and take it off or put it back in the end."""
+    """Return a culprit that sets an attribute of an object, for example of a module.
+
+    Undoing it restores the previous value, or deletes the attribute if there was none.
+    """
 
     def culprit(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
         owner = to(model, x)
-        undo.callback(
-            *(
-                (setattr, owner, name, vars(owner)[name])
-                if name in vars(owner)
-                else (delattr, owner, name)
-            )
-        )
+        if name in vars(owner):
+            undo.callback(setattr, owner, name, vars(owner)[name])
+        else:
+            undo.callback(delattr, owner, name)
         setattr(owner, name, value)
 
     return culprit
 
 
 def enter(context: Callable[[], contextlib.AbstractContextManager[object]]) -> Culprit:
-    """Enter something and do not leave it."""
+    """Return a culprit that enters a context manager and does not leave it."""
 
     def culprit(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
         undo.enter_context(context())
@@ -104,7 +110,7 @@ def enter(context: Callable[[], contextlib.AbstractContextManager[object]]) -> C
 
 
 def hook(register: Callable[[Patient, Tensor], Any]) -> Culprit:
-    """Leave a hook."""
+    """Return a culprit that registers a hook and does not remove it."""
 
     def culprit(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
         undo.callback(register(model, x).remove)
@@ -115,7 +121,10 @@ def hook(register: Callable[[Patient, Tensor], Any]) -> Culprit:
 def call(
     function: Callable[[Patient, Tensor], object], undo_by: Callable[[], object] = lambda: None
 ) -> Culprit:
-    """Do something, and say how it is undone where it outlives the model."""
+    """Return a culprit that calls a function.
+
+    `undo_by` undoes it. This is only needed if the change is not in the model or the input.
+    """
 
     def culprit(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
         undo.callback(undo_by)
@@ -125,27 +134,27 @@ def call(
 
 
 def python_kernel(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
-    """Give an operator a kernel for a mode of one's own."""
+    """Register a kernel of an operator for a custom mode."""
     kernels = OPERATORS["mm"].default.py_kernels
     undo.callback(kernels.pop, PlainMode)
     kernels[PlainMode] = torch.mm
 
 
 def pushed_mode(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
-    """Push a mode without telling dynamo, and never pop it."""
+    """Push a mode with a private function, which does not set the flags of torch, and leave it."""
     mode = PlainMode()  # type: ignore[no-untyped-call]
 
     def pop() -> None:
-        assert (
-            mode is _pop_mode()
-        )  # held here: torch 2.8 returns one that nobody else has after it freed it
+        # This function keeps a reference to the mode, because torch 2.8 may otherwise return a mode
+        # that it has already freed.
+        assert mode is _pop_mode()
 
     undo.callback(pop)
     _push_mode(mode)
 
 
 def thread(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
-    """Start a thread that waits for ever."""
+    """Start a thread that waits until the culprit is undone."""
     over = threading.Event()
     waiting = threading.Thread(target=over.wait)
     undo.callback(waiting.join)
@@ -154,17 +163,17 @@ def thread(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
 
 
 def finalizer(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
-    """Watch for a module's end."""
+    """Register a finalizer of a module."""
     undo.callback(weakref.finalize(model.head, watched).detach)
 
 
 def finalized_storage(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
-    """Watch for a storage's end."""
+    """Register a finalizer of a tensor's storage."""
     undo.callback(weakref.finalize(x.untyped_storage(), watched).detach)
 
 
 def registry(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
-    """Add a formula to torch's own table."""
+    """Add a formula to torch's table of formulas."""
     flop_counter.flop_registry[torch.ops.aten.relu] = watched
     undo.callback(flop_counter.flop_registry.pop, torch.ops.aten.relu)
 
@@ -177,26 +186,26 @@ def handler(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
 
 
 def directory(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
-    """Go somewhere else."""
+    """Change the current directory."""
     undo.callback(os.chdir, Path.cwd())
     os.chdir("/")
 
 
 def functorch_level(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
-    """Begin a vmap and do not end it."""
+    """Begin a vmap level and do not end it."""
     undo.callback(torch._C._functorch._vmap_decrement_nesting)
     torch._C._functorch._vmap_increment_nesting(2, "error")
 
 
 def facts_about(buffer: str) -> list[str]:
-    """The names of all facts about a buffer, which come with it."""
+    """Return the names of all facts about a buffer. They are new if the buffer is new."""
     return [
         buffer,
         f"{buffer}.grad",
-        *(
-            f"{buffer}: {fact}"
-            for fact in ("attributes", "hooks", "requires_grad", "weak references")
-        ),
+        f"{buffer}: attributes",
+        f"{buffer}: hooks",
+        f"{buffer}: requires_grad",
+        f"{buffer}: weak references",
     ]
 
 
@@ -206,13 +215,19 @@ ENTERED = [
     "dispatch modes: flags",
     *(f"torch.utils._python_dispatch.{flag}" for flag in FLAGS),
 ]
-"""What changes with a mode that is entered in the ordinary way."""
+"""Names of the facts that change if a dispatch mode is entered with `with`."""
 
 
 def setting(
     change: Callable[[Any], object], before: Callable[[], object], value: object
 ) -> Culprit:
-    """Change a setting of torch's or of Python's."""
+    """Return a culprit that changes a setting of torch or Python.
+
+    Args:
+        change: Changes the setting.
+        before: Returns the current value.
+        value: The new value.
+    """
 
     def culprit(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
         undo.callback(change, before())
@@ -221,7 +236,7 @@ def setting(
     return culprit
 
 
-# What a culprit does, and the names of the facts that it changes: these, and no others.
+# For each culprit, the names of all facts that it changes. No other fact may change.
 CULPRITS: dict[str, tuple[Culprit, list[str]]] = {
     "patches a function": (patch(F, "linear"), ["torch.nn.functional.linear"]),
     "patches an operator's name": (patch(torch, "matmul"), ["torch.matmul"]),
@@ -303,8 +318,9 @@ CULPRITS: dict[str, tuple[Culprit, list[str]]] = {
         setting(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled, False),
         ["autocast: cache"],
     ),
+    # The hooks return nothing, which is no problem, because no tensor is saved.
     "hooks in on saved tensors": (
-        enter(lambda: torch.autograd.graph.saved_tensors_hooks(watched, watched)),  # type: ignore[arg-type] # nothing is saved
+        enter(lambda: torch.autograd.graph.saved_tensors_hooks(watched, watched)),  # type: ignore[arg-type]
         ["saved tensors hooks"],
     ),
     "looks for anomalies": (
@@ -339,8 +355,15 @@ CULPRITS: dict[str, tuple[Culprit, list[str]]] = {
         ["deterministic"],
     ),
     "draws from torch": (call(lambda model, x: torch.rand(1)), ["random numbers: torch"]),
-    "draws from Python": (call(lambda model, x: random.random()), ["random numbers: python"]),  # noqa: S311 - the global one it is
-    "draws from NumPy": (call(lambda model, x: np.random.rand()), ["random numbers: numpy"]),  # noqa: NPY002 - the global one it is
+    # These draw from the global generators on purpose.
+    "draws from Python": (
+        call(lambda model, x: random.random()),  # noqa: S311
+        ["random numbers: python"],
+    ),
+    "draws from NumPy": (
+        call(lambda model, x: np.random.rand()),  # noqa: NPY002
+        ["random numbers: numpy"],
+    ),
     "moves a buffer": (
         call(lambda model, x: there(model.norm.running_mean).add_(1)),
         ["model.norm.running_mean"],

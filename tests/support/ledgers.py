@@ -1,4 +1,4 @@
-"""Handmade ledgers of runs, in seconds."""
+"""Handmade ledgers of runs, with times in seconds."""
 
 from pathlib import Path
 
@@ -19,7 +19,18 @@ def row(
     memory: int | None = None,
     ended: str | None = None,
 ) -> Row:
-    """A part of the account that ends at this second of its start."""
+    """Return a row of the ledger, a part of the run's time account.
+
+    In a ledger, the time between one start of the run's process and its end is a *start*.
+
+    Args:
+        end: When the row ends, in seconds since the start.
+        spent: Seconds by category.
+        step: The number of steps at the end of the row; `None` if there is none.
+        first: The first step of this start, if `step` is given.
+        memory: Peak memory in bytes.
+        ended: How the start ended, such as "finished"; `None` if it goes on or was killed.
+    """
     nanoseconds = {name: int(value * SECOND) for name, value in spent.items()}
     return Row(
         end=int(end * SECOND),
@@ -32,12 +43,12 @@ def row(
 
 
 def slow(step: int, end: float, cause: str = "loader") -> SlowStep:
-    """A slow step of 2 s in place of 0.1 s, which ended at this second of its start."""
+    """Return a step that took 2 s instead of 0.1 s and ended `end` seconds after the start."""
     return SlowStep(step=step, end=end, seconds=2.0, usual=0.1, cost=1.9, cause=cause, phase="data")
 
 
 def step(number: int, *, data: float = 0.1, forward: float = 0.9) -> StepGroup:
-    """A step of these seconds: one second, if not said otherwise."""
+    """Return a step with these seconds of data wait and forward. By default it takes one second."""
     return StepGroup(
         first=number,
         last=number,
@@ -53,7 +64,7 @@ def write_start(
     slow_steps: list[SlowStep] | None = None,
     steps: list[StepGroup] | None = None,
 ) -> None:
-    """The file of a start that began in that second of the clock."""
+    """Write the ledger file of a start that began at second `begin` of the clock."""
     segment = Segment(
         Head(begin=begin * SECOND, rank=0, ranks=1, pid=begin), folder / f"rank0-{begin}{ENDING}"
     )
@@ -69,14 +80,17 @@ def write_start(
 
 
 def write_resumed_run(folder: Path) -> None:
-    """A start of 30 s that is killed, 10 s in which it is down, and one of 20 s that goes on from its last step.
+    """Write the ledger of a run that is killed after 30 s, is down for 10 s, and resumes for 20 s.
 
-    Steps 0 to 9 take a second of which a tenth is data wait, except for 4 and 7, which wait for 1.1 s;
-    steps 10 to 19 take a second.
+    It resumes from its last step. Steps 0 to 9 take one second, of which a tenth is data wait, but
+    steps 4 and 7 wait for 1.1 s. Steps 10 to 19 take one second.
     """
     begin = row(10, {"start_up": 10}, memory=2**20)
     worked = row(30, {"training/data": 18, "slow/loader": 2}, step=10)
-    first = [step(number, data=1.1 if number in {4, 7} else 0.1) for number in range(10)]
+    first = []
+    for number in range(10):
+        is_slow = number in {4, 7}
+        first.append(step(number, data=1.1 if is_slow else 0.1))
     write_start(folder, 1, [begin, worked], [slow(4, 12), slow(7, 29)], first)
     again = row(
         20,

@@ -1,4 +1,4 @@
-"""Small training runs with Lightning, without any output that a test does not need."""
+"""Small training runs with Lightning, without progress bar, checkpoints and other output."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ LIGHTNINGS_WARNINGS = [
         "Found `dataloader_iter` argument",
     )
 ]
-"""What Lightning itself warns of in trainings as small as these."""
+"""Marks that ignore warnings which Lightning raises in training runs as small as these."""
 
 QUIET = {
     "enable_progress_bar": False,
@@ -37,17 +37,24 @@ QUIET = {
     "accelerator": "cpu",
     "devices": 1,
 }
+# On a busy machine, a trace may take longer to be annotated than the end of a run normally waits.
 annotate_in_background.LONGEST = 600.0
-ROWS, WIDTH, CLASSES = 4, 8, 3
-"""A batch, and what a `Classifier` makes of it."""
+
+# The shape of a batch is [ROWS, WIDTH]. A `Classifier` returns [ROWS, CLASSES].
+ROWS = 4
+WIDTH = 8
+CLASSES = 3
 
 
 def away() -> None:
-    """Look at nothing. No lambda, so that a process can be given what looks so."""
+    """Do nothing. This is a function, because a lambda cannot be sent to another process."""
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):
-    """Inputs and their classes, the same in every run."""
+    """Inputs and their classes, the same in every run.
+
+    `look` is called once for each batch, when the first of its rows is fetched.
+    """
 
     def __init__(self, batches: int, *, look: Callable[[], object] = away) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -65,12 +72,12 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
 
 
 def loader(batches: int, *, look: Callable[[], object] = away) -> DataLoader[Any]:
-    """So many batches; the function is called once in the fetch of each."""
+    """Return a loader of so many batches. `look` is called once while each batch is fetched."""
     return DataLoader(Rows(batches, look=look), batch_size=ROWS)
 
 
 class Classifier(LightningModule):
-    """Two layers with dropout between them, and a loss that is no module's."""
+    """Two linear layers with ReLU and dropout between them, and a loss that is not a module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,15 +106,13 @@ class Validated(Classifier):
 def fit(
     module: LightningModule, *callbacks: Any, batches: int = 30, data: Any = None, **options: Any
 ) -> Trainer:
-    """Train for an epoch.
+    """Train for one epoch, and check that the step breakdown of each profile adds up to 100 %.
 
-    Files go where no one looks for them. The breakdown of every profile has to add up.
+    Files are written to a temporary folder, unless the options of the Trainer name another one.
     """
     with tempfile.TemporaryDirectory() as directory:
-        trainer = Trainer(
-            callbacks=list(callbacks),
-            **{"max_epochs": 1, "logger": False, "default_root_dir": directory, **QUIET, **options},
-        )
+        defaults: dict[str, Any] = {"max_epochs": 1, "logger": False, "default_root_dir": directory}
+        trainer = Trainer(callbacks=list(callbacks), **(defaults | QUIET | options))
         trainer.fit(module, loader(batches) if data is None else data)
     for callback in callbacks:
         for profile in getattr(callback, "profiles", ()):
@@ -116,26 +121,22 @@ def fit(
 
 
 def watching(**options: Any) -> FlopsMonitor:
-    """A monitor whose own errors are raised.
+    """Return a monitor that raises the errors of lflops.
 
-    It traces, writes pages, logs modules, and keeps a ledger, where that is asked for.
+    Traces, pages, scalars of modules and the ledger are off, unless an option turns them on.
     """
-    return FlopsMonitor(
-        **{
-            "on_error": "raise",
-            "trace": False,
-            "html": False,
-            "module_scalars": 0,
-            "ledger": False,
-            **options,
-        }
-    )
+    defaults: dict[str, Any] = {
+        "on_error": "raise",
+        "trace": False,
+        "html": False,
+        "module_scalars": 0,
+        "ledger": False,
+    }
+    return FlopsMonitor(**(defaults | options))
 
 
 def steps(monitor: FlopsMonitor, window: int = 0) -> Iterator[Any]:
-    """The steps of a window that were not counted, without those in which things were cold."""
-    return (
-        step
-        for step in monitor.profiles[window].steps
-        if step.kind == "unprofiled" and "warmup" not in step.marks
-    )
+    """Yield the unprofiled steps of a window, without warmup steps."""
+    for step in monitor.profiles[window].steps:
+        if step.kind == "unprofiled" and "warmup" not in step.marks:
+            yield step

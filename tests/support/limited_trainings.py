@@ -2,10 +2,10 @@
 
 The operating system enforces the limit, so no code of lflops is involved.
 
-`RLIMIT_DATA` bounds the private memory of a process. Every tensor of 32 KiB or more is mapped by
-itself, and unmapped when it is freed. So the limit applies to live tensors. It is relative to the
-memory of the process after the same training run without a limit, so it does not include the memory
-of libraries.
+`RLIMIT_DATA` limits the private memory of a process. The C library maps each tensor of 32 KiB or
+more separately, and unmaps it when it is freed. So the limit applies to live tensors. It is
+relative to the memory of the process after the same training run without a limit, so it does not
+include the memory of libraries.
 """
 
 import ctypes
@@ -25,18 +25,23 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 MAPPED_FROM = 32 * 2**10
-TRAINS, OUT_OF_MEMORY = 0, 3
+"""Tensors of this many bytes or more are mapped separately."""
+
+# The exit status of a training process.
+TRAINS = 0
+OUT_OF_MEMORY = 3
+
 STEPS = 2
 
 
 class Case(NamedTuple):
-    """A training.
+    """A training run.
 
     Attributes:
-        build: Makes the model.
-        batch: From a number of samples to the model's argument.
-        samples: How many.
-        optimizer: Makes the optimizer.
+        build: Builds the model.
+        batch: Makes a batch, the model's argument, with a number of samples.
+        samples: The number of samples.
+        optimizer: Makes the optimizer for the parameters.
     """
 
     build: Callable[[], nn.Module]
@@ -46,15 +51,15 @@ class Case(NamedTuple):
 
 
 def perceptron() -> nn.Module:
-    """Four layers."""
-    return nn.Sequential(
-        *(layer for _ in range(3) for layer in (nn.Linear(1024, 1024), nn.ReLU())),
-        nn.Linear(1024, 1024),
-    )
+    """Return four linear layers with ReLU between them."""
+    layers: list[nn.Module] = []
+    for _ in range(3):
+        layers += [nn.Linear(1024, 1024), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(1024, 1024))
 
 
 def convolutions() -> nn.Module:
-    """Three convolutions, each with batch norm."""
+    """Return three convolutions, each with batch norm, and a linear layer."""
     widths = (3, 32, 32, 32)
     blocks = (
         nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
@@ -64,34 +69,33 @@ def convolutions() -> nn.Module:
 
 
 def transformer() -> nn.Module:
-    """Two encoder layers."""
+    """Return two encoder layers of a transformer."""
     layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, dropout=0.0)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
 
 class Recurrent(nn.Module):
-    """An LSTM, and a layer on its last result."""
+    """An LSTM, and a linear layer on its last time step."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.op_counts, self.head = (
-            nn.LSTM(128, 256, num_layers=2, batch_first=True),
-            nn.Linear(256, 10),
-        )
+        self.lstm = nn.LSTM(128, 256, num_layers=2, batch_first=True)
+        self.head = nn.Linear(256, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the last step gives."""
-        out: Tensor = self.head(self.op_counts(x)[0][:, -1])
+        """Return the output of the head for the last time step."""
+        states, _ = self.lstm(x)
+        out: Tensor = self.head(states[:, -1])
         return out
 
 
 def recurrent() -> nn.Module:
-    """Two layers of cells."""
+    """Return a recurrent network with two layers."""
     return Recurrent()
 
 
 def embeddings() -> nn.Module:
-    """A bag of words, and their sum."""
+    """Return an embedding and two linear layers."""
     return nn.Sequential(
         nn.Embedding(20_000, 256), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 32)
     )
@@ -120,12 +124,12 @@ CASES: dict[str, Case] = {
 
 
 def loss_of(out: Tensor) -> Tensor:
-    """A number to go backward from."""
+    """Return a loss for any output of a model."""
     return F.mse_loss(out, torch.zeros_like(out))
 
 
 def train(case: Case, samples: int) -> None:
-    """Make some steps. Nothing is kept when they are over."""
+    """Train for `STEPS` steps. Model, optimizer and batch are freed at the end."""
     torch.manual_seed(0)
     model = case.build()
     optimizer = case.optimizer(list(model.parameters()))
@@ -137,11 +141,15 @@ def train(case: Case, samples: int) -> None:
 
 
 def map_every_tensor() -> None:
-    """Let the C library map each tensor by itself, and give memory back at once.
+    """Let the C library map each tensor separately and return freed memory at once.
 
-    One thread trains.
+    Torch is limited to one thread.
     """
-    library, trim_threshold, mmap_threshold, arenas = ctypes.CDLL(None), -1, -3, -8
+    library = ctypes.CDLL(None)
+    # The numbers of M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_ARENA_MAX in malloc.h.
+    trim_threshold = -1
+    mmap_threshold = -3
+    arenas = -8
     for setting, value in (
         (mmap_threshold, MAPPED_FROM),
         (trim_threshold, MAPPED_FROM),
@@ -152,23 +160,30 @@ def map_every_tensor() -> None:
 
 
 def data_bytes() -> int:
-    """What the limit is on."""
-    return int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0]) * 1024
+    """Return the private memory of this process in bytes, to which `RLIMIT_DATA` applies."""
+    status = Path("/proc/self/status").read_text()
+    kibibytes = status.split("VmData:")[1].split()[0]
+    return int(kibibytes) * 1024
 
 
 @contextmanager
 def limited(limit_bytes: int) -> Iterator[None]:
-    """At most so many bytes more than now."""
+    """Limit the private memory to so many bytes more than it has now.
+
+    The limit stays after the end of the block, so the process should end there.
+    """
     limit = data_bytes() + limit_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     yield
 
 
 def trains(name: str, limit_bytes: int) -> bool:
-    """Whether a training ends in so many bytes. It runs in a fork of this process.
+    """Return True if a training run finishes within so many bytes, or False if it runs out of them.
+
+    The training run is in a fork of this process.
 
     Raises:
-        RuntimeError: It ended otherwise than by running out of memory.
+        RuntimeError: The training run failed for another reason.
     """
     child = os.fork()
     if not child:
@@ -190,12 +205,10 @@ def _in_child(case: Case, limit_bytes: int) -> int:
         try:
             train(case, case.samples)
         except (MemoryError, RuntimeError) as error:
+            # Torch and oneDNN report a lack of memory with these texts.
             text = str(error).lower()
-            if (
-                not isinstance(error, MemoryError)
-                and "memory" not in text
-                and "could not create a primitive" not in text
-            ):
+            lacks_memory = "memory" in text or "could not create a primitive" in text
+            if not isinstance(error, MemoryError) and not lacks_memory:
                 raise
             return OUT_OF_MEMORY
     return TRAINS

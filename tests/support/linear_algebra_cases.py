@@ -1,6 +1,7 @@
-"""Answers calculated by hand for factorisations and for losses that are one kernel.
+"""Test cases, with costs calculated by hand, for matrix factorizations and losses.
 
-The sizes are chosen so that every third is a whole number.
+The operations of a factorization often include a third of a product of sizes. The sizes are chosen
+so that such a third is a whole number.
 """
 
 from typing import Any
@@ -8,27 +9,38 @@ from typing import Any
 from lflops.formulas.table import Cost, Values
 from tests.support.formula_cases import Case, case
 
-B, M, N, K = 2, 9, 6, 4
-"""Matrices; rows; columns; right-hand sides."""
-square, tall, wide, sides = (B, N, N), (B, M, N), (B, N, M), (B, N, K)
+# Number of matrices in a batch:
+B = 2
+# Rows and columns of a matrix:
+M = 9
+N = 6
+# Right-hand sides:
+K = 4
+square = (B, N, N)
+tall = (B, M, N)
+wide = (B, N, M)
+sides = (B, N, K)
 of_all = (B, N)
 
 
 def flops(operations: int) -> Cost:
-    """So many for each matrix."""
+    """Return the cost of a batch, for a number of operations per matrix."""
     return Cost(other_flops=B * operations)
 
 
-# 6 * 6 * 6 = 216, a third of it 72.
-lu_of_square, lu_of_tall = 144, 9 * 36 - 72
-reflections, all_of_q, thin_q = (
-    2 * 9 * 36 - 144,
-    4 * 81 * 6 - 2 * 18 * 36 + 4 * 72,
-    4 * 9 * 36 - 2 * 15 * 36 + 4 * 72,
-)
+# Operations per matrix. N cubed is 216, and a third of it is 72. Below, 36 is N squared and 81 is
+# M squared.
+lu_of_square = 144
+lu_of_tall = 9 * 36 - 72
+# A QR factorization first computes Householder reflections, and from them Q: either all of its
+# columns, or as many as the matrix has.
+reflections = 2 * 9 * 36 - 144
+all_of_q = 4 * 81 * 6 - 2 * 18 * 36 + 4 * 72
+thin_q = 4 * 9 * 36 - 2 * 15 * 36 + 4 * 72
 
 factorisations: list[Case] = [
-    # Five unknowns for each of three right-hand sides; the matrix of both batches is one.
+    # Five unknowns for each of three right-hand sides. Both elements of the batch have the same
+    # matrix.
     case(
         "linalg_solve_triangular",
         (1, 5, 5),
@@ -115,23 +127,28 @@ factorisations: list[Case] = [
     case("_linalg_svd", tall, compute_uv=False, expected=flops(2 * 9 * 36 + 2 * 216)),
 ]
 
-# Two sequences of 5 and 7 steps with 2 and 3 labels: 5 and 7 states, a blank around each label.
-log_probs, states = (7, 2, 10), 5 * 5 + 7 * 7
-forward, backward = 13, 13 + 9
-"""A sum of three exponentials (4 each) and an addition.
-
-The same from the end, and a sum of two and an addition.
-"""
+# A CTC loss of two sequences of 5 and 7 steps, with 2 and 3 labels. n labels have 2 n + 1 states,
+# because there is a blank before, between and after the labels: here 5 and 7 states per step.
+log_probs = (7, 2, 10)
+states = 5 * 5 + 7 * 7
+# Operations per state. In forward: a logsumexp of three states (4 operations each) and an addition.
+forward = 13
+# In backward: the same from the last step to the first, and in addition a logsumexp of two values
+# and an addition.
+backward = 13 + 9
 lengths: list[dict[str, Any]] = [
     {"input_lengths": [5, 7], "target_lengths": [2, 3]},
     {"input_lengths": Values((5, 7)), "target_lengths": Values((2, 3))},
 ]
 targets = Values((1, 2, -1, 0, 3, -1, -1, -1))
-"""Of 4 classes in two rows.
+"""Labels of two samples with 4 classes each.
 
-1 and 2 are labels of the first row, 3 of the second; what follows a -1 is none.
+The labels of a sample end at its first -1: the first sample has the labels 1 and 2, the second has
+the label 3.
 """
+# Pairs of a label and a class that is no label: 2 * 2 in the first sample, 1 * 3 in the second.
 pairs = 2 * 2 + 1 * 3
+# The first sample has the label 1 twice, and the second sample has none.
 of_one = Values((1, 1, -1, 0, -1, 0, 0, 0))
 
 losses: list[Case] = [

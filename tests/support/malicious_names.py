@@ -11,7 +11,7 @@ SCRIPT = "</script><script>alert(2)</script>"
 
 
 def hostile_profile() -> Profile:
-    """A root whose children, classes and notes are all of them."""
+    """Return a profile whose modules, classes, operators and notes have malicious names."""
     rows: dict[str, dict[str, Any]] = {
         "": {"class_name": IMAGE},
         IMAGE: {"class_name": SCRIPT},
@@ -20,6 +20,5 @@ def hostile_profile() -> Profile:
     }
     unknown: Any = IMAGE
     cells = [product(name, IMAGE, "forward", macs=7, bytes_moved=1) for name in rows]
-    return with_seconds(
-        profile(rows, cells, notes=(Note(code=unknown, subject=SCRIPT, values={IMAGE: SCRIPT}),))
-    )
+    note = Note(code=unknown, subject=SCRIPT, values={IMAGE: SCRIPT})
+    return with_seconds(profile(rows, cells, notes=(note,)))

@@ -1,11 +1,11 @@
 """Run the code blocks of a documentation page.
 
-Python blocks run one after the other in one namespace. Shell lines run through the `main` of
-lflops.
+Python blocks run one after the other in one namespace. Lines of shell blocks that begin with
+`lflops` are passed to the `main` of lflops.
 
-* A Python block whose first line is `# name.py` is written to that file.
-* `<!-- setup … -->` has Python code that readers of the page already have.
-* `<!-- not run: reason -->` before a block leaves it out.
+* A block whose first line is `# name.py` (or `.yaml`, `.toml`) is written to this file instead.
+* `<!-- setup … -->` contains Python code that a reader of the page already has. It is run as well.
+* `<!-- not run: reason -->` before a block means that the block is not run.
 * A text block with `title="output"` must be exactly the output of the previous block.
 """
 
@@ -31,11 +31,19 @@ _PART = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _NOT_OURS = {"pip", "make"}
-"""Programs whose lines are only checked for what they name."""
+"""Programs that are not run. Only the targets of `make` are checked."""
 
 
 class Block(NamedTuple):
-    """A fenced block, or a hidden piece of Python (`setup`)."""
+    """A fenced code block, or the Python code of a `setup` comment.
+
+    Attributes:
+        language: The language of the block; empty if there is none.
+        code: The code.
+        line: Its first line in the page.
+        is_output: Whether it is the output of the previous block.
+        not_run: The reason why it is not run; empty if it is run.
+    """
 
     language: str
     code: str
@@ -45,7 +53,7 @@ class Block(NamedTuple):
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The blocks of a page in their order."""
+    """Yield the blocks of a page in order."""
     not_run = ""
     for part in _PART.finditer(text):
         line = text.count("\n", 0, part.start()) + 1
@@ -55,21 +63,20 @@ def blocks(text: str) -> Iterator[Block]:
             not_run = part["comment"].removeprefix("not run: ")
         else:
             code = re.sub(rf"^{part['indent']}", "", part["code"], flags=re.MULTILINE)
-            yield Block(
-                part["language"] or "", code, line, 'title="output"' in part["options"], not_run
-            )
+            is_output = 'title="output"' in part["options"]
+            yield Block(part["language"] or "", code, line, is_output, not_run)
             not_run = ""
 
 
 def run_page(text: str, name: str) -> dict[str, Any]:
-    """Run a page in the working directory.
+    """Run the blocks of a page in the working directory.
 
     Returns:
-        The names that its Python blocks have bound.
+        The namespace of its Python blocks.
 
     Raises:
-        AssertionError: A block fails, or prints something else than the page says. The message has
-            the page's line.
+        AssertionError: A block fails, or its output differs from the output in the page. The
+            message contains the line of the page.
     """
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
@@ -84,16 +91,17 @@ def run_page(text: str, name: str) -> dict[str, Any]:
             elif not block.not_run and block.language in {"python", "sh"}:
                 printed = _run(block, names, where)
     finally:
+        # Forget the modules that blocks of the page have written and imported.
+        folder = f"{Path.cwd()}{os.sep}"
         for module in set(sys.modules) - modules:
-            if (getattr(sys.modules[module], "__file__", None) or "").startswith(
-                f"{Path.cwd()}{os.sep}"
-            ):
+            file = getattr(sys.modules[module], "__file__", None) or ""
+            if file.startswith(folder):
                 del sys.modules[module]
     return names
 
 
 def _run(block: Block, names: dict[str, Any], where: str) -> str:
-    """What a block prints."""
+    """Run a block or write it to its file, and return its output."""
     first = re.match(r"# (\w+\.(?:py|yaml|toml))\n", block.code)
     if first:
         Path(first[1]).write_text(block.code, "utf-8")
@@ -113,14 +121,21 @@ def _run(block: Block, names: dict[str, Any], where: str) -> str:
 
 
 def _run_line(line: str, where: str) -> None:
-    """One line of a shell; `# exit status 1` after it says that it fails on purpose."""
+    """Run one line of a shell block.
+
+    A comment `# exit status 1` at its end means that the command should fail.
+    """
     words = shlex.split(line, comments=True)
-    settings = [words.pop(0).split("=", 1) for word in list(words) if re.match(r"[A-Z_]+=", word)]
+    # Words like `NAME=value` before the command set environment variables.
+    settings = []
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        settings.append(words.pop(0).split("=", 1))
     if not words:
         return
-    program, *arguments = (
-        match for word in words for match in (_expanded(word) if "*" in word else [word])
-    )
+    expanded: list[str] = []
+    for word in words:
+        expanded += _expanded(word) if "*" in word else [word]
+    program, *arguments = expanded
     known = {key: os.environ.get(key) for key, _ in settings}
     os.environ.update(dict(settings))
     try:
@@ -128,7 +143,8 @@ def _run_line(line: str, where: str) -> None:
             expected = 1 if "exit status 1" in line else 0
             assert expected == main(arguments), f"{where}: {line}"
         elif program == "python":
-            argv, sys.argv = sys.argv, arguments
+            argv = sys.argv
+            sys.argv = arguments
             try:
                 runpy.run_path(arguments[0], run_name="__main__")
             finally:
@@ -137,21 +153,24 @@ def _run_line(line: str, where: str) -> None:
             _check(program, arguments, where)
     finally:
         for key, value in known.items():
-            os.environ.pop(key) if value is None else os.environ.update({key: value})
+            if value is None:
+                os.environ.pop(key)
+            else:
+                os.environ[key] = value
 
 
 def _expanded(pattern: str) -> list[str]:
-    """The files that a shell puts in for a pattern."""
+    """Return the files that match a pattern, as a shell does."""
     return sorted(map(str, Path().glob(pattern)))
 
 
 def _check(program: str, arguments: list[str], where: str) -> None:
-    """What a line of another program names is there."""
+    """Check that another program is in `_NOT_OURS`, and that the targets of `make` exist."""
     assert program.rpartition("/")[2] in _NOT_OURS, (
         f"{where}: nothing runs {program} here; say why in <!-- not run: … -->"
     )
     if program == "make":
+        makefile = (ROOT / "Makefile").read_text("utf-8")
+        known = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
         targets = {word for word in arguments if "=" not in word}
-        assert targets <= set(
-            re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-        ), where
+        assert targets <= known, where

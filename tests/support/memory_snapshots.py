@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 Stack = Sequence[tuple[str, int, str]]
+"""A Python stack: file, line and function of each frame, with the innermost frame first."""
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 CALL = (f"{TORCH}/nn/modules/module.py", 1775, "_call_impl")
@@ -25,7 +26,7 @@ LIGHTNING_STEP: Stack = [
     (f"{PACKAGES}/lightning/pytorch/loops/optimization/automatic.py", 270, "_optimizer_step"),
     (f"{PACKAGES}/lightning/pytorch/trainer/trainer.py", 584, "fit"),
 ]
-"""How Lightning calls an optimizer, shortened."""
+"""The stack of an optimizer that Lightning calls, with fewer frames than in reality."""
 IN_CLOSURE: Stack = [
     (f"{PACKAGES}/lightning/pytorch/loops/optimization/automatic.py", 131, "closure"),
     (f"{TORCH}/utils/_contextlib.py", 124, "decorate_context"),
@@ -33,18 +34,21 @@ IN_CLOSURE: Stack = [
     (f"{PACKAGES}/lightning/pytorch/plugins/precision/precision.py", 109, "_wrap_closure"),
     *LIGHTNING_STEP,
 ]
-"""Where it runs `training_step` and backward: in a closure that the optimizer's step calls."""
+"""The stack below `training_step` and backward.
+
+Lightning runs them in a closure, which the step of the optimizer calls.
+"""
 BACKWARD: Stack = []
-"""Backward runs in a thread without a Python stack."""
+"""The stack of backward is empty, because backward runs in a thread without Python."""
 
 
 def forward(line: int, caller: str = "training_step") -> Stack:
-    """A line of the model's forward, called by a function of the training."""
+    """Return the stack of a line in the model's forward, which `caller` in train.py calls."""
     return [("/app/model.py", line, "forward"), CALL, ("/app/train.py", 12, caller)]
 
 
 def loss(line: int) -> Stack:
-    """A line that computes the loss."""
+    """Return the stack of a line in train.py that computes the loss."""
     return [
         (f"{TORCH}/nn/functional.py", 3462, "cross_entropy"),
         ("/app/train.py", line, "training_step"),
@@ -52,17 +56,23 @@ def loss(line: int) -> Stack:
 
 
 class Recorder:
-    """An allocator that gives every allocation a segment of its own, and records what it does."""
+    """A simulated allocator that records its actions. Each allocation has a separate segment.
+
+    Attributes:
+        trace: The recorded actions.
+        alive: Size and stack of each allocation that is not freed, keyed by address.
+        segments: Further segments, with several blocks.
+    """
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Begin without allocations."""
         self.trace: list[dict[str, Any]] = []
         self.alive: dict[int, tuple[int, Stack]] = {}
         self.segments: list[dict[str, Any]] = []
         self._next = 0x7F0000000000
 
     def allocate(self, nbytes: int, stack: Stack, times: int = 1) -> list[int]:
-        """Allocations of a size by one stack; returns their addresses."""
+        """Allocate `nbytes` from a stack, `times` times, and return the addresses."""
         addresses = []
         for _ in range(times):
             address = self._next
@@ -74,9 +84,10 @@ class Recorder:
         return addresses
 
     def free(self, addresses: Iterable[int], by: Stack | None = None) -> None:
-        """Free them, and give their segments back.
+        """Free allocations and their segments.
 
-        A recording has the stack `by` that freed them, or the one that allocated them.
+        The recorded stack is `by`, the stack that frees them. By default it is the stack that
+        allocated them.
         """
         for address in addresses:
             nbytes, stack = self.alive.pop(address)
@@ -84,18 +95,24 @@ class Recorder:
                 self._record(action, address, nbytes, stack if by is None else by)
 
     def forget(self) -> None:
-        """Begin the recording here: what is alive has no stack, and the trace is empty."""
+        """Clear the trace and all stacks, as if the recording began now."""
         self.trace.clear()
         self.alive = {address: (nbytes, ()) for address, (nbytes, _) in self.alive.items()}
 
     def cache(self, nbytes: int, pieces: int) -> None:
-        """Reserved memory of which every other piece is in use, by a tensor of the model's."""
-        address, piece = self._next, nbytes // (2 * pieces)
+        """Reserve a segment in which a tensor of the model uses every other block.
+
+        Args:
+            nbytes: Size of the segment.
+            pieces: Number of used blocks.
+        """
+        address = self._next
         self._next += nbytes + 4096
-        blocks = [
-            _block(address + place * piece, piece, forward(30) if place % 2 == 0 else None)
-            for place in range(2 * pieces)
-        ]
+        piece = nbytes // (2 * pieces)
+        blocks = []
+        for place in range(2 * pieces):
+            is_used = place % 2 == 0
+            blocks.append(_block(address + place * piece, piece, forward(30) if is_used else None))
         self.segments.append(
             {
                 "device": 0,
@@ -107,7 +124,7 @@ class Recorder:
         )
 
     def fail(self, nbytes: int, stack: Stack, device_free: int = 0) -> None:
-        """A request that there is no memory for."""
+        """Record a request that runs out of memory."""
         self.trace.append(
             {
                 "action": "oom",
@@ -119,9 +136,10 @@ class Recorder:
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """In torch's form."""
-        segments = [
-            {
+        """Return the snapshot in the form of `torch.cuda.memory._snapshot`."""
+        segments = []
+        for address, (nbytes, stack) in self.alive.items():
+            segment = {
                 "device": 0,
                 "address": address,
                 "total_size": nbytes,
@@ -134,8 +152,7 @@ class Recorder:
                 "frames": [],
                 "blocks": [_block(address, nbytes, stack)],
             }
-            for address, (nbytes, stack) in self.alive.items()
-        ]
+            segments.append(segment)
         return {
             "segments": segments + self.segments,
             "device_traces": [self.trace],
@@ -162,12 +179,12 @@ def _frames(stack: Stack) -> list[dict[str, Any]]:
 
 
 def _block(address: int, size: int, stack: Stack | None) -> dict[str, Any]:
-    """A block that a stack allocated; of none an unused one."""
-    requested, state = (0, "inactive") if stack is None else (size, "active_allocated")
+    """Return a block that a stack has allocated, or an unused block if there is no stack."""
+    is_used = stack is not None
     return {
         "address": address,
         "size": size,
-        "requested_size": requested,
-        "state": state,
+        "requested_size": size if is_used else 0,
+        "state": "active_allocated" if is_used else "inactive",
         "frames": _frames(stack or ()),
     }

@@ -1,4 +1,7 @@
-"""Answers calculated by hand for operators and functions of other packages."""
+"""Test cases, with costs calculated by hand, for operators of other packages.
+
+The packages are FlashAttention, xFormers, causal-conv1d, bitsandbytes, torchao and FBGEMM.
+"""
 
 from typing import Any
 
@@ -11,12 +14,11 @@ from tests.support.packed_formula_cases import (
     bound,
     causal,
     crossed,
-    first,
     forward,
     grad,
     in_pages,
     key,
-    last,
+    lower_right,
     offsets,
     offsets_of_keys,
     packed,
@@ -27,6 +29,7 @@ from tests.support.packed_formula_cases import (
     shape,
     square,
     squares,
+    upper_left,
     value,
     values_of_keys,
     windowed,
@@ -54,12 +57,18 @@ of_pages = forward(HEADS * (3 + 2 * 4), HEADS * (3 + 3 + 4))
 
 
 def dense(operator: str, before: tuple[Any, ...], answer: Any, **window: Any) -> list[Case]:
-    """Sequences of one length, with a causal mask and without."""
-    mask = (
-        "is_causal"
-        if "3::bwd" in operator or "3::fwd" in operator or "_3::_flash_attn_backward" in operator
-        else "causal"
-    )
+    """Return cases for sequences of one length, without and with a causal mask.
+
+    Args:
+        operator: The operator.
+        before: The operator's arguments before Q, K and V.
+        answer: `forward` or `gradients`.
+        **window: Arguments for an open window.
+    """
+    mask = "causal"
+    for name in ("3::bwd", "3::fwd", "_3::_flash_attn_backward"):
+        if name in operator:
+            mask = "is_causal"
     return [
         case(operator, *before, query, key, value, **{mask: False}, **window, expected=answer()),
         case(
@@ -70,7 +79,7 @@ def dense(operator: str, before: tuple[Any, ...], answer: Any, **window: Any) ->
             value,
             **{mask: True},
             **window,
-            expected=answer(seen=last),
+            expected=answer(seen=lower_right),
         ),
     ]
 
@@ -78,8 +87,18 @@ def dense(operator: str, before: tuple[Any, ...], answer: Any, **window: Any) ->
 def of_lengths(
     operator: str, before: tuple[Any, ...], answer: Any, mask: str = "causal", **window: Any
 ) -> list[Case]:
-    """Packed sequences: whole squares, a causal mask, a window, other keys, and lengths that are not known."""
-    first_name = next((name for name in window if "left" in name), "window_size_left")
+    """Return cases for packed sequences.
+
+    In this order, they are: no mask, a causal mask, a causal window of two keys, cross-attention,
+    and unknown lengths.
+
+    Args:
+        operator: The operator.
+        before: The operator's arguments before Q, K and V.
+        answer: `forward` or `gradients`.
+        mask: Name of the argument for a causal mask.
+        **window: Arguments for an open window.
+    """
     return [
         case(
             operator, *before, *same, **lengths, **{mask: False}, **window, expected=answer(squares)
@@ -99,7 +118,7 @@ def of_lengths(
             *same,
             **lengths,
             **{mask: True},
-            **window | {first_name: 1},
+            **window | {"window_size_left": 1},
             expected=answer(squares, windowed),
         ),
         case(
@@ -125,6 +144,41 @@ def of_lengths(
     ]
 
 
+def flash_3_forward(operator: str, mask: str) -> list[Case]:
+    """Return cases for a forward operator of FlashAttention 3, whose causal argument is `mask`."""
+    return [
+        *dense(operator, (), forward),
+        *of_lengths(operator, (), forward, mask, **open_window),
+        case(operator, *in_pages, **paged, page_table=(2, 2), **{mask: True}, expected=of_pages),
+        # The sequences use 3 and 4 of 8 keys, and each has one new key. So 4 and 5 keys are used.
+        case(
+            operator,
+            query,
+            key,
+            value,
+            k_new=(2, 1, HEADS, 16),
+            seqused_k=Values((3, 4)),
+            expected=forward(HEADS * 5 * (4 + 5)),
+        ),
+        # The sequences use 2, 0 and 1 of their queries.
+        case(
+            operator,
+            *same,
+            **lengths,
+            seqused_q=Values((2, 0, 1)),
+            expected=forward(HEADS * (2 * 3 + 1 * 4)),
+        ),
+    ]
+
+
+def flash_3_backward(operator: str) -> list[Case]:
+    """Return cases for a backward operator of FlashAttention 3."""
+    return [
+        *dense(operator, (grad,), gradients),
+        *of_lengths(operator, (packed_grad,), gradients, "is_causal", **open_window),
+    ]
+
+
 FLASH = [
     *dense("flash_attn::_flash_attn_forward", (), forward, **open_window),
     *dense("flash_attn::_flash_attn_backward", (grad,), gradients, **open_window),
@@ -141,45 +195,10 @@ FLASH = [
         causal=True,
         expected=of_pages,
     ),
-    *(
-        each
-        for operator, mask in (
-            ("flash_attn_3::fwd", "is_causal"),
-            ("flash_attn_3::_flash_attn_forward", "causal"),
-        )
-        for each in (
-            *dense(operator, (), forward),
-            *of_lengths(operator, (), forward, mask, **open_window),
-            case(
-                operator, *in_pages, **paged, page_table=(2, 2), **{mask: True}, expected=of_pages
-            ),
-            # One new key for each sequence: 4 and 5 keys are used of up to 8.
-            case(
-                operator,
-                query,
-                key,
-                value,
-                k_new=(2, 1, HEADS, 16),
-                seqused_k=Values((3, 4)),
-                expected=forward(HEADS * 5 * (4 + 5)),
-            ),
-            case(
-                operator,
-                *same,
-                **lengths,
-                seqused_q=Values((2, 0, 1)),
-                expected=forward(HEADS * (2 * 3 + 1 * 4)),
-            ),
-        )
-    ),
-    *(
-        each
-        for operator in ("flash_attn_3::bwd", "flash_attn_3::_flash_attn_backward")
-        for each in (
-            *dense(operator, (grad,), gradients),
-            *of_lengths(operator, (packed_grad,), gradients, "is_causal", **open_window),
-        )
-    ),
+    *flash_3_forward("flash_attn_3::fwd", "is_causal"),
+    *flash_3_forward("flash_attn_3::_flash_attn_forward", "causal"),
+    *flash_3_backward("flash_attn_3::bwd"),
+    *flash_3_backward("flash_attn_3::_flash_attn_backward"),
 ]
 
 of_xformers: dict[str, Any] = {
@@ -199,10 +218,8 @@ efficient = "xformers::efficient_attention_forward_cutlass xformers::efficient_a
 efficient_back = (
     "xformers::efficient_attention_backward_cutlass xformers::efficient_attention_backward_ck"
 )
-# The heads in 3 groups of one.
+# The heads are in 3 groups of one head.
 in_groups = [(*each[:2], 3, 1, each[-1]) for each in (query, key, value)]
-
-of_last = gradients(seen=last)
 
 XFORMERS = [
     case(
@@ -213,7 +230,7 @@ XFORMERS = [
         **none,
         **of_xformers,
         is_causal=True,
-        expected=forward(seen=last),
+        expected=forward(seen=lower_right),
     ),
     case(flash_2_and_3, *in_groups, **none, **of_xformers, is_causal=False, expected=forward()),
     case(
@@ -244,7 +261,7 @@ XFORMERS = [
             custom_mask_type=mask,
             expected=forward(seen=seen),
         )
-        for mask, seen in ((0, square), (1, first), (2, last))
+        for mask, seen in ((0, square), (1, upper_left), (2, lower_right))
     ),
     case(efficient, *batched, **starts, custom_mask_type=1, expected=forward(squares, causal)),
     case(
@@ -264,7 +281,7 @@ XFORMERS = [
         **no_starts | {"max_seqlen_q": 5},
         max_seqlen_k=8,
         custom_mask_type=2,
-        expected=gradients(seen=last),
+        expected=gradients(seen=lower_right),
     ),
     case(
         efficient_back,
@@ -277,9 +294,13 @@ XFORMERS = [
     ),
 ]
 
-B, C, L, W = 2, 5, 7, 4
-"""Batch, channels, length, width of a short convolution."""
-wave, taps = (B, C, L), (C, W)
+# A short convolution: batch, channels, length, and width of the kernel.
+B = 2
+C = 5
+L = 7
+W = 4
+wave = (B, C, L)
+taps = (C, W)
 elements = B * C * L
 
 CONVOLUTIONS = [
@@ -326,8 +347,11 @@ CONVOLUTIONS = [
     ),
 ]
 
-N, K, M = 3, 8, 6
-a, b = (N, K), (M, K)
+N = 3
+K = 8
+M = 6
+a = (N, K)
+b = (M, K)
 
 BITSANDBYTES = [
     case("bitsandbytes::int8_linear_matmul", a, b, expected=N * K * M),
@@ -346,7 +370,7 @@ BITSANDBYTES = [
         b,
         expected=Cost(N * K * M, other_flops=2 * N * M),
     ),
-    # Two columns are too large for eight bits: their product is made in floats as well, and added.
+    # Two columns are too large for eight bits. Their product is also computed in floats, and added.
     case(
         "bitsandbytes::int8_mixed_scaled_mm",
         a,
@@ -375,7 +399,8 @@ BITSANDBYTES = [
         expected=Cost(other_flops=N * K),
     ),
     case(
-        "bitsandbytes::quantize_4bit bitsandbytes::quantize_blockwise bitsandbytes::int8_vectorwise_quant",
+        "bitsandbytes::quantize_4bit bitsandbytes::quantize_blockwise"
+        " bitsandbytes::int8_vectorwise_quant",
         a,
         expected=Cost(other_flops=2 * N * K),
     ),
@@ -415,7 +440,10 @@ BITSANDBYTES = [
 ]
 
 bits = " ".join(f"torchao::_linear_8bit_act_{each}bit_weight" for each in range(1, 9))
-q, k, v = (2, 3, 5, 16), (2, 3, 8, 16), (2, 3, 8, 24)
+# Queries, keys and values, as [batch, heads, length, width].
+q = (2, 3, 5, 16)
+k = (2, 3, 8, 16)
+v = (2, 3, 8, 24)
 
 TORCHAO = [
     case(
@@ -445,28 +473,51 @@ TORCHAO = [
         expected=Cost(N * K * M // 2, other_flops=3 * N * M),
     ),
     case("torchao::qscaled_dot_product", q, k, v, expected=forward()),
-    case("torchao::qscaled_dot_product", q, k, v, is_causal=True, expected=forward(seen=first)),
+    case(
+        "torchao::qscaled_dot_product", q, k, v, is_causal=True, expected=forward(seen=upper_left)
+    ),
     case("torchao::_scaled_embedding_bag", (100, 8), (12,), expected=Cost(other_flops=2 * 12 * 8)),
     case(
-        "torchao::da8w4_linear_prepack_cpu torchao::float8_linear_prepack_cpu torchao::to_sparse_semi_structured_cutlass_sm9x_f8",
+        "torchao::da8w4_linear_prepack_cpu torchao::float8_linear_prepack_cpu"
+        " torchao::to_sparse_semi_structured_cutlass_sm9x_f8",
         b,
         expected=Cost(),
     ),
 ]
 
-# Sequences of 3, 0 and 4 rows; a kernel leaves out what is beyond the longest.
+# Sequences of 3, 0 and 4 rows. A kernel skips the rows of a sequence after the first `max_L` rows.
 rows = (7, K)
+# These operators only move data.
 moved = (
-    "fbgemm::jagged_to_padded_dense fbgemm::jagged_to_padded_dense_forward fbgemm::jagged_to_padded_dense_backward fbgemm::dense_to_jagged"
-    " fbgemm::dense_to_jagged_forward fbgemm::jagged_index_select_2d_forward fbgemm::jagged_slice_forward"
-    " fbgemm::stacked_jagged_2d_to_dense_forward fbgemm::bounds_check_indices"
+    "fbgemm::jagged_to_padded_dense fbgemm::jagged_to_padded_dense_forward"
+    " fbgemm::jagged_to_padded_dense_backward fbgemm::dense_to_jagged"
+    " fbgemm::dense_to_jagged_forward fbgemm::jagged_index_select_2d_forward"
+    " fbgemm::jagged_slice_forward fbgemm::stacked_jagged_2d_to_dense_forward"
+    " fbgemm::bounds_check_indices"
 )
-with_dense, with_jagged = (
-    "fbgemm::jagged_dense_bmm fbgemm::jagged_dense_bmm_forward",
-    "fbgemm::jagged_jagged_bmm fbgemm::jagged_jagged_bmm_forward",
-)
+with_dense = "fbgemm::jagged_dense_bmm fbgemm::jagged_dense_bmm_forward"
+with_jagged = "fbgemm::jagged_jagged_bmm fbgemm::jagged_jagged_bmm_forward"
+
+# 12 rows of two embedding tables, which have up to 8 columns. If the tables have 16 columns
+# together, each has 8. If they have 12, it is unknown which rows have 8 columns, so the cost is an
+# upper bound. A row costs one operation per column, and two if it is weighted.
 tables: dict[str, Any] = {"indices": (12,), "max_D": 8}
-split = "fbgemm::split_embedding_codegen_forward_{}weighted_pt2_wrapper"
+embedding_cases = []
+for operator, operations in (
+    ("fbgemm::dense_embedding_codegen_lookup_function", 1),
+    ("fbgemm::split_embedding_codegen_forward_unweighted_pt2_wrapper", 1),
+    ("fbgemm::split_embedding_codegen_forward_weighted_pt2_wrapper", 2),
+):
+    for total in (16, 12):
+        embedding_cases.append(
+            case(
+                operator,
+                **tables,
+                D_offsets=(3,),
+                total_D=total,
+                expected=Cost(other_flops=operations * 12 * 8, is_upper_bound=total != 2 * 8),
+            )
+        )
 
 FBGEMM = [
     case(with_dense, rows, x_offsets=offsets, y=(3, K, M), max_L=4, expected=7 * K * M),
@@ -523,21 +574,7 @@ FBGEMM = [
         expected=Cost(other_flops=3 * 4 * K),
     ),
     case(moved, rows, expected=Cost()),
-    *(
-        case(
-            operator,
-            **tables,
-            D_offsets=(3,),
-            total_D=total,
-            expected=Cost(other_flops=each * 12 * 8, is_upper_bound=total != 2 * 8),
-        )
-        for operator, each in (
-            ("fbgemm::dense_embedding_codegen_lookup_function", 1),
-            (split.format("un"), 1),
-            (split.format(""), 2),
-        )
-        for total in (16, 12)
-    ),
+    *embedding_cases,
 ]
 
 CASES = [*FLASH, *XFORMERS, *CONVOLUTIONS, *BITSANDBYTES, *TORCHAO, *FBGEMM]

@@ -1,7 +1,7 @@
-"""Stand-ins for operators of packages that cannot be installed here, with the same schemas.
+"""Stand-ins for operators of packages that tests cannot install, with the same schemas.
 
-Their results are not used. The schemas come from the packages' sources as of summer 2026, and from
-xformers 0.0.30. Its CUTLASS operators come from earlier releases.
+Their results are not used. The schemas come from the packages' sources as of summer 2026. Those of
+xformers come from version 0.0.30, and those of its CUTLASS operators from earlier releases.
 """
 
 from typing import Any
@@ -17,22 +17,38 @@ _WINDOW_3 = "int window_size_left=-1, int window_size_right=-1"
 _GRADIENTS = "Tensor(dq!)? dq, Tensor(dk!)? dk, Tensor(dv!)? dv"
 _SAVED = "Tensor out, Tensor softmax_lse"
 _END = "float softcap, Tensor? alibi_slopes, bool deterministic, Tensor? rng_state=None"
-_KEYS_3 = "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? cu_seqlens_k_new=None, Tensor? seqused_q=None, Tensor? seqused_k=None"
+_KEYS_3 = (
+    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? cu_seqlens_k_new=None, "
+    "Tensor? seqused_q=None, Tensor? seqused_k=None"
+)
 _SIZES_3 = "int? max_seqlen_q=None, int? max_seqlen_k=None"
-_EXTRAS_3 = "Tensor? kv_batch_idx=None, Tensor? leftpad_k=None, Tensor? rotary_cos=None, Tensor? rotary_sin=None, Tensor? seqlens_rotary=None"
-_SCALES_3 = "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, float? softmax_scale=None"
+_EXTRAS_3 = (
+    "Tensor? kv_batch_idx=None, Tensor? leftpad_k=None, Tensor? rotary_cos=None, "
+    "Tensor? rotary_sin=None, Tensor? seqlens_rotary=None"
+)
+_SCALES_3 = (
+    "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, "
+    "float? softmax_scale=None"
+)
 _QUERIES = "Tensor query, Tensor key, Tensor value"
-_OF_XFORMERS = "int max_seqlen_q, int max_seqlen_k, float p, float softmax_scale, bool is_causal, int window_left, int window_right"
+_OF_XFORMERS = (
+    "int max_seqlen_q, int max_seqlen_k, float p, float softmax_scale, bool is_causal, "
+    "int window_left, int window_right"
+)
 _STARTS = "Tensor? attn_bias, Tensor? seqstart_q, Tensor? seqstart_k"
-_EFFICIENT = "float dropout_p, bool compute_logsumexp, int custom_mask_type, float? scale, Tensor? seqlen_k, int? window_size"
+_EFFICIENT = (
+    "float dropout_p, bool compute_logsumexp, int custom_mask_type, float? scale, "
+    "Tensor? seqlen_k, int? window_size"
+)
 _RANDOM = "float dropout_p, int rng_seed, int rng_offset, int custom_mask_type, float? scale"
 _CONVOLUTION = "Tensor x, Tensor weight, Tensor? bias"
 _STATES = "Tensor(a!) g, Tensor(b!) p, Tensor(c!) state1, Tensor(d!)? state2"
 _TABLES = (
-    "Tensor host_weights, Tensor dev_weights, Tensor uvm_weights, Tensor lxu_cache_weights, Tensor weights_placements, "
-    "Tensor weights_offsets, Tensor D_offsets, SymInt total_D, SymInt max_D, Tensor hash_size_cumsum, Tensor indices, Tensor offsets, "
-    "int pooling_mode, Tensor indice_weights, Tensor lxu_cache_locations, Tensor(f!) uvm_cache_stats, bool is_experimental, "
-    "int output_dtype"
+    "Tensor host_weights, Tensor dev_weights, Tensor uvm_weights, Tensor lxu_cache_weights, "
+    "Tensor weights_placements, Tensor weights_offsets, Tensor D_offsets, SymInt total_D, "
+    "SymInt max_D, Tensor hash_size_cumsum, Tensor indices, Tensor offsets, int pooling_mode, "
+    "Tensor indice_weights, Tensor lxu_cache_locations, Tensor(f!) uvm_cache_stats, "
+    "bool is_experimental, int output_dtype"
 )
 _BETAS = "float beta1, float beta2, float beta3, float alpha, float eps"
 
@@ -115,45 +131,52 @@ ALL = [
 ]
 
 result_shape: tuple[int, ...] = (1,)
-"""Of every tensor that a stand-in returns."""
+"""Shape of every single tensor that a stand-in returns. Tests replace it."""
 _LIBRARIES: dict[str, torch.library.Library] = {}
 
 
 def operator(name: str) -> Any:
-    """The operator of that name."""
+    """Return the operator of this name, such as `flash_attn_3::fwd`."""
     namespace, _, short = name.partition("::")
     return getattr(getattr(torch.ops, namespace), short).default
 
 
-def _returns(kind: str) -> Any:
-    made = {
+def _result_of_type(kind: str) -> Any:
+    """Return a result of a type of torch's schemas."""
+    results = {
         "Tensor": torch.zeros(result_shape),
         "List[Tensor]": [torch.zeros(1)],
         "int": 0,
         "Optional[Tensor]": None,
     }
-    return made[kind]
+    return results[kind]
 
 
 def _stand_in(name: str) -> Any:
+    """Return a kernel whose results have the types in the schema of the operator."""
+
     def kernel(*_: Any, **__: Any) -> Any:
-        results = [_returns(str(each.type)) for each in operator(name)._schema.returns]
-        return results[0] if len(results) == 1 else tuple(results) if results else None
+        returns = operator(name)._schema.returns
+        results = [_result_of_type(str(each.type)) for each in returns]
+        if not results:
+            return None
+        if len(results) == 1:
+            return results[0]
+        return tuple(results)
 
     return kernel
 
 
 def registered() -> list[str]:
-    """Register those whose package is not there; the names of all."""
+    """Register stand-ins for operators that are not installed, and return the names of all."""
     names = []
     for schema in ALL:
         namespace, _, rest = schema.partition("::")
         short = rest.partition("(")[0]
-        names.append(f"{namespace}::{short}")
+        name = f"{namespace}::{short}"
+        names.append(name)
         if not hasattr(getattr(torch.ops, namespace), short):
             library = _LIBRARIES.setdefault(namespace, torch.library.Library(namespace, "FRAGMENT"))
             library.define(rest)
-            torch.library.impl(
-                names[-1], "CompositeExplicitAutograd", _stand_in(names[-1]), lib=library
-            )
+            torch.library.impl(name, "CompositeExplicitAutograd", _stand_in(name), lib=library)
     return names

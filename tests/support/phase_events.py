@@ -1,4 +1,4 @@
-"""Append the events of a training run to a log, in the same way as the integrations and the ledger."""
+"""Append events of a training run to a `PhaseLog`, as the integrations and the ledger do."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from lflops.phase_log import BEGIN, DROP, END, ENTER, LEAVE, MOVE, REST, RUN, WA
 
 
 class Events:
-    """Events at the moments of a clock."""
+    """A phase log whose events have the current time of a clock."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self.log = PhaseLog(clock)

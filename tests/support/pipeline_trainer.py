@@ -18,9 +18,9 @@ from tests.support.trainer_ranks import FEW, SOON, WIDE, rank
 
 
 class Stages(DDPStrategy):
-    """Starts the ranks as for a replicated model, and wraps nothing.
+    """A DDP strategy that starts the ranks, but does not wrap the model.
 
-    They have no parameter in common.
+    The ranks have no parameters in common.
     """
 
     def configure_ddp(self) -> None:
@@ -32,7 +32,7 @@ class Stages(DDPStrategy):
 
 
 class Stage(LightningModule):
-    """`up` on the first rank, `down` and the loss on the second."""
+    """A pipeline stage: the layer `up` on rank 0, the layer `down` and the loss on rank 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,16 +72,17 @@ class Stage(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def facts(self) -> Facts:
-        """What became of it on this rank."""
-        return {
-            "losses": self.losses,
-            **{name: bits(tensor) for name, tensor in self.state_dict().items()},
-            **random_numbers(),
-        }
+        """Return the results of training on this rank: losses, weights and random states."""
+        weights = {name: bits(tensor) for name, tensor in self.state_dict().items()}
+        return {"losses": self.losses} | weights | random_numbers()
 
 
 def staged() -> tuple[list[Profile], Facts, Facts]:
-    """What the monitor tells, and what became of a training that was watched and of one that nobody watched."""
+    """Train the pipeline with and without a monitor.
+
+    Returns:
+        The profiles, the results of the run with the monitor, and the results of the other run.
+    """
     monitor = watching(schedule=SOON, topology=lambda each: {"data": 0, "pipeline": each})
     facts = []
     for callbacks in ([monitor], []):

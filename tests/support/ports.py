@@ -1,4 +1,4 @@
-"""Find ports for groups of processes that the tests start."""
+"""Find free ports for groups of processes that the tests start."""
 
 import fcntl
 import os
@@ -6,23 +6,24 @@ import socket
 import tempfile
 from pathlib import Path
 
-_FIRST, _NUMBER = 20_000, 12_000
-"""Below the ports that the system gives to any connection.
+_FIRST = 20_000
+_NUMBER = 12_000
+"""Ports from `_FIRST` on, below the range from which the system takes ports for connections.
 
-None of another test can come in between.
+So no connection of another test can take the port before it is used.
 """
 
 
 def free_port() -> int:
-    """One that nobody listens on, and that no other process of tests was given lately.
+    """Return a port that no process listens on.
 
-    It is free until somebody listens.
+    Other test processes of this user receive other ports, until all of them have been used once.
     """
     for _ in range(_NUMBER):
         port = _FIRST + _next() % _NUMBER
         with socket.socket() as tried:
             try:
-                tried.bind(("0.0.0.0", port))  # noqa: S104 - as a store of torch listens
+                tried.bind(("0.0.0.0", port))  # noqa: S104 - a store of torch does this as well
             except OSError:
                 continue
         return port
@@ -30,10 +31,9 @@ def free_port() -> int:
 
 
 def _next() -> int:
-    """A number that counts up over all processes of this user."""
-    with Path(tempfile.gettempdir(), f"lflops-test-ports-{os.getuid()}").open(
-        "a+", encoding="utf-8"
-    ) as counter:
+    """Increment a counter that all processes of this user share, and return it."""
+    path = Path(tempfile.gettempdir(), f"lflops-test-ports-{os.getuid()}")
+    with path.open("a+", encoding="utf-8") as counter:
         fcntl.flock(counter, fcntl.LOCK_EX)
         counter.seek(0)
         number = int(counter.read() or 61 * os.getpid()) + 1

@@ -1,11 +1,10 @@
-"""Record everything that a profiler could leave behind, as named facts to compare before and after."""
+"""Record the state that a profiler could change, as named facts to compare before and after."""
 
 import atexit
 import builtins
 import contextlib
 import copy
 import gc
-import itertools
 import logging
 import os
 import pickle
@@ -29,10 +28,11 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _python_dispatch, checkpoint, flop_counter
 
 Facts = dict[str, Any]
+"""Values by name. Two values are equal if nothing has changed."""
 MISSING = object()
 
-# Everything that is patched to count: names in modules and classes. The flags that torch keeps
-# about modes are such names too.
+# The modules and classes whose names a profiler may patch. Some of these names are flags, with
+# which torch records which modes are entered.
 OWNERS: dict[str, Any] = {
     "torch": torch,
     "torch.linalg": torch.linalg,
@@ -64,9 +64,9 @@ SIGNALS = [each for each in signal.valid_signals() if each not in (signal.SIGKIL
 
 
 class Same:
-    """Stands for one object: equal to what stands for the same one.
+    """The identity of an object: two of these are equal if they hold the same object.
 
-    It keeps the object, so that no other can have its address.
+    It keeps a reference to the object, so that no other object can have the same address.
     """
 
     def __init__(self, value: object) -> None:
@@ -83,76 +83,74 @@ class Same:
 
 
 def differences(before: Facts, after: Facts) -> list[str]:
-    """The names of the facts that changed, came or went."""
-    return sorted(
-        name
-        for name in before.keys() | after.keys()
-        if before.get(name, MISSING) != after.get(name, MISSING)
-    )
+    """Return the names of the facts that have changed, are new, or are gone."""
+    changed = []
+    for name in before.keys() | after.keys():
+        if before.get(name, MISSING) != after.get(name, MISSING):
+            changed.append(name)
+    return sorted(changed)
 
 
 def everything(model: nn.Module, *tensors: Tensor) -> Facts:
-    """What has to be the same before and after."""
-    copied = {
-        "model: pickle": attempt(pickle.dumps, model),
-        "model: deepcopy": attempt(copy.deepcopy, model),
-    }
-    weak = weak_references(model, *tensors)  # before any other fact keeps one of the objects
+    """Return all facts about the process, a model and its inputs.
+
+    They must be the same before and after a call of lflops.
+    """
+    copied = copies(model)
+    # Weak references are counted first, because other facts keep references to the objects.
+    weak = weak_references(model, *tensors)
     facts = names() | settings() | global_hooks() | structure(model) | contents(model)
-    return (
-        facts
-        | copied
-        | weak
-        | dict(
-            itertools.chain.from_iterable(
-                about(f"tensor {i}", each).items() for i, each in enumerate(tensors)
-            )
-        )
-    )
+    facts |= copied
+    facts |= weak
+    for i, tensor in enumerate(tensors):
+        facts |= about(f"tensor {i}", tensor)
+    return facts
 
 
 def during(model: nn.Module) -> Facts:
-    """What has to be the same even while a pass is running."""
-    copied = {
-        "model: pickle": attempt(pickle.dumps, model),
-        "model: deepcopy": attempt(copy.deepcopy, model),
-    }
+    """Return the facts that must not change even while lflops counts or times a pass."""
+    copied = copies(model)
     return names() | process() | structure(model) | copied
 
 
-def settings() -> Facts:
-    """What belongs to nobody's model.
+def copies(model: nn.Module) -> Facts:
+    """Return facts that show whether the model can be pickled and copied."""
+    return {
+        "model: pickle": attempt(pickle.dumps, model),
+        "model: deepcopy": attempt(copy.deepcopy, model),
+    }
 
-    Of the process, of torch, of the generators of random numbers.
+
+def settings() -> Facts:
+    """Return the facts that do not depend on a model.
+
+    They describe the process, the modes and settings of torch, and the random generators.
     """
     return process() | modes() | random_numbers()
 
 
 def names() -> Facts:
-    """What every name that is commonly patched stands for."""
-    facts: Facts = {
-        f"{owner}.{name}": Same(value)
-        for owner, where in OWNERS.items()
-        for name, value in vars(where).items()
-        if not isinstance(value, ModuleType)
-        and name not in ("__warningregistry__", "__slotnames__", "__annotations__", "_")
-    }
+    """Return the objects behind all names that profilers commonly patch."""
+    volatile = ("__warningregistry__", "__slotnames__", "__annotations__", "_")
+    facts: Facts = {}
+    for owner, where in OWNERS.items():
+        for name, value in vars(where).items():
+            if not isinstance(value, ModuleType) and name not in volatile:
+                facts[f"{owner}.{name}"] = Same(value)
     for name, packet in OPERATORS.items():
         facts[f"torch.ops.aten.{name}"] = Same(getattr(torch.ops.aten, name))
         for overload in packet.overloads():
-            facts[f"torch.ops.aten.{name}.{overload}"] = Same(getattr(packet, overload))
-            facts[f"torch.ops.aten.{name}.{overload}: kernels"] = held(
-                getattr(packet, overload).py_kernels
-            )
-    return facts | {
-        "torch.utils.flop_counter.flop_registry: entries": held(flop_counter.flop_registry)
-    }
+            operator = getattr(packet, overload)
+            facts[f"torch.ops.aten.{name}.{overload}"] = Same(operator)
+            facts[f"torch.ops.aten.{name}.{overload}: kernels"] = held(operator.py_kernels)
+    registry = held(flop_counter.flop_registry)
+    return facts | {"torch.utils.flop_counter.flop_registry: entries": registry}
 
 
 def settle() -> None:
-    """Let what earlier tests have left go now, rather than between two looks.
+    """Wait for the threads of lflops to end, and collect garbage.
 
-    Our threads end, and garbage is collected.
+    So nothing that earlier tests have left disappears between two records of the facts.
     """
     for thread in threading.enumerate():
         if thread.name.startswith("lflops"):
@@ -161,13 +159,12 @@ def settle() -> None:
 
 
 def process() -> Facts:
-    """What belongs to the whole process: streams, handlers, threads, files, filters."""
+    """Return facts about the whole process, such as streams, handlers, threads and open files."""
     root = logging.getLogger()
-    return {
-        **{
-            f"sys.{name}": Same(getattr(sys, name))
-            for name in ("stdin", "stdout", "stderr", *HOOKS_OF_SYS)
-        },
+    of_sys = {}
+    for name in ("stdin", "stdout", "stderr", *HOOKS_OF_SYS):
+        of_sys[f"sys.{name}"] = Same(getattr(sys, name))
+    return of_sys | {
         "sys.settrace": Same(sys.gettrace()),
         "sys.setprofile": Same(sys.getprofile()),
         "sys.setrecursionlimit": sys.getrecursionlimit(),
@@ -184,30 +181,37 @@ def process() -> Facts:
         "weakref.finalize": len(weakref.finalize._registry),  # type: ignore[attr-defined]
         "gc": (gc.isenabled(), gc.get_threshold(), held(dict(enumerate(gc.callbacks)))),
         "environment": dict(os.environ),
-        "directory": str(os.getcwd()),  # noqa: PTH109 - a Path would be another fact
+        "directory": str(os.getcwd()),  # noqa: PTH109
     }
 
 
 def open_files() -> Iterator[str]:
-    """Where the file descriptors of this process lead to; nothing where the system does not tell."""
-    if os.path.isdir("/proc/self/fd"):  # noqa: PTH112 - the plain form opens nothing
-        for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the plain form opens nothing
-            with contextlib.suppress(FileNotFoundError):  # the listing's own
+    """Yield the target of each open file descriptor of this process.
+
+    Yields nothing on systems without `/proc/self/fd`. It uses the functions of `os`, because they
+    open no other file.
+    """
+    if os.path.isdir("/proc/self/fd"):  # noqa: PTH112
+        for number in os.listdir("/proc/self/fd"):  # noqa: PTH208
+            # The list contains the descriptor of the folder itself, which is closed by now.
+            with contextlib.suppress(FileNotFoundError):
                 yield os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
 
 
 def modes() -> Facts:
-    """What torch is doing on this thread, and its settings."""
+    """Return the modes of torch on this thread, and its settings."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    stance = (
-        (dynamo._stance.stance, Same(dynamo._stance.backend)) if dynamo else ("default", Same(None))
-    )
+    stance = ("default", Same(None))
+    if dynamo:
+        stance = (dynamo._stance.stance, Same(dynamo._stance.backend))
+    flags = []
+    for name, value in vars(_python_dispatch).items():
+        if name.startswith("_is_in_"):
+            flags.append(value)
     saved: Any = torch._C._autograd
     return {
         "dispatch modes": tuple(map(Same, _python_dispatch._get_current_dispatch_mode_stack())),
-        "dispatch modes: flags": [
-            value for name, value in vars(_python_dispatch).items() if name.startswith("_is_in_")
-        ],
+        "dispatch modes: flags": flags,
         "function modes": tuple(map(Same, _get_current_function_mode_stack())),
         "functorch": torch._C._functorch.peek_interpreter_stack() is None,
         "grad mode": torch.is_grad_enabled(),
@@ -234,8 +238,8 @@ def modes() -> Facts:
 
 
 def random_numbers() -> Facts:
-    """The states of the generators that a model may draw from."""
-    state: Any = np.random.get_state()  # noqa: NPY002 - the global one is the one that can be left changed
+    """Return the states of the global random generators of torch, Python and NumPy."""
+    state: Any = np.random.get_state()  # noqa: NPY002
     kind, keys, *rest = state
     return {
         "random numbers: torch": torch.get_rng_state().numpy().tobytes(),
@@ -245,30 +249,28 @@ def random_numbers() -> Facts:
 
 
 def global_hooks() -> Facts:
-    """The hooks on all modules and on all optimizers."""
+    """Return the hooks that apply to all modules and to all optimizers."""
     places = {"module": module_module, "optimizer": optimizer_module}
-    return {
-        f"hooks on every {kind}: {name}": held(value)
-        for kind, place in places.items()
-        for name, value in vars(place).items()
-        if name.startswith("_global") and isinstance(value, dict)
-    }
+    facts: Facts = {}
+    for kind, place in places.items():
+        for name, value in vars(place).items():
+            if name.startswith("_global") and isinstance(value, dict):
+                facts[f"hooks on every {kind}: {name}"] = held(value)
+    return facts
 
 
 def structure(model: nn.Module) -> Facts:
-    """Attributes, hooks, flags, classes of every module, parameter and buffer.
+    """Return the attributes, hooks, flags and classes of all modules, parameters and buffers.
 
-    What they are, not what is in them.
+    The numbers in parameters and buffers are not included; see `contents`.
     """
     facts: Facts = {}
     for name, module in model.named_modules(prefix="model"):
         facts[f"{name}: attributes"] = held(vars(module), without="training")
         facts[f"{name}: training"] = module.training
-        facts |= {
-            f"{name}: {key}": held(value)
-            for key, value in vars(module).items()
-            if isinstance(value, dict)
-        }
+        for key, value in vars(module).items():
+            if isinstance(value, dict):
+                facts[f"{name}: {key}"] = held(value)
         for kind in type(module).__mro__[:-1]:
             facts[f"class {kind.__qualname__}"] = held(vars(kind), without="__slotnames__")
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -280,21 +282,23 @@ def structure(model: nn.Module) -> Facts:
 
 
 def contents(model: nn.Module) -> Facts:
-    """What is in the parameters, their gradients and the buffers, to the bit."""
+    """Return the exact numbers in all parameters, their gradients, and the buffers."""
     facts: Facts = {}
-    for name, tensor in (
-        *model.named_parameters(prefix="model"),
-        *model.named_buffers(prefix="model"),
-    ):
+    for name, tensor in tensors_of(model):
         facts[name] = bits(tensor)
         facts[f"{name}.grad"] = (Same(tensor.grad), bits(tensor.grad))
     return facts
 
 
-def about(name: str, tensor: Tensor) -> Facts:
-    """A tensor of the user's.
+def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the names and tensors of all parameters and buffers."""
+    return [*model.named_parameters(prefix="model"), *model.named_buffers(prefix="model")]
 
-    What is in it, its gradient, its hooks, its attributes, and the graph that it came from.
+
+def about(name: str, tensor: Tensor) -> Facts:
+    """Return facts about a tensor of the user.
+
+    They are its numbers, gradient, hooks and attributes, and the autograd graph that computed it.
     """
     grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
     return {
@@ -307,16 +311,14 @@ def about(name: str, tensor: Tensor) -> Facts:
 
 
 def weak_references(model: nn.Module, *tensors: Tensor) -> Facts:
-    """How many watch each module and each storage."""
-    facts: Facts = {
-        f"{name}: weak references": weakref.getweakrefcount(module)
-        for name, module in model.named_modules(prefix="model")
-    }
-    held_by_model = [*model.named_parameters(prefix="model"), *model.named_buffers(prefix="model")]
-    for name, tensor in (
-        *held_by_model,
-        *((f"tensor {i}", each) for i, each in enumerate(tensors)),
-    ):
+    """Return the number of weak references to each module, tensor and storage."""
+    facts: Facts = {}
+    for name, module in model.named_modules(prefix="model"):
+        facts[f"{name}: weak references"] = weakref.getweakrefcount(module)
+    named = tensors_of(model)
+    for i, each in enumerate(tensors):
+        named.append((f"tensor {i}", each))
+    for name, tensor in named:
         facts[f"{name}: weak references"] = (
             weakref.getweakrefcount(tensor),
             weakref.getweakrefcount(tensor.untyped_storage()),
@@ -325,25 +327,28 @@ def weak_references(model: nn.Module, *tensors: Tensor) -> Facts:
 
 
 def held(entries: Mapping[Any, Any], without: str = "") -> list[tuple[Any, Same]]:
-    """Names and identities, in order."""
-    return [
-        (key, Same(value)) for key, value in entries.items() if str(key) != without
-    ]  # a dispatch key cannot be compared with a text
+    """Return the keys and the identities of the values in order, without the entry `without`."""
+    found = []
+    for key, value in entries.items():
+        # The key is converted, because a dispatch key cannot be compared with a text.
+        if str(key) != without:
+            found.append((key, Same(value)))
+    return found
 
 
 def hooks_of(tensor: Tensor) -> list[tuple[Any, Same]]:
-    """The hooks on a tensor, of both kinds."""
+    """Return the hooks on a tensor: backward hooks and post-accumulate-grad hooks."""
     return [*held(tensor._backward_hooks or {}), *held(tensor._post_accumulate_grad_hooks or {})]
 
 
 def bits(tensor: Tensor | None) -> object:
-    """Dtype, shape, strides and bytes."""
+    """Return the dtype, shape, strides and bytes of a tensor."""
     if tensor is None:
         return None
     with torch.no_grad():
-        plain = (
-            tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
-        )
+        plain = tensor.detach()
+        if tensor.layout is not torch.strided:
+            plain = plain.to_dense()
         return (
             plain.dtype,
             plain.shape,
@@ -353,7 +358,7 @@ def bits(tensor: Tensor | None) -> object:
 
 
 def graph(tensor: Tensor) -> list[Any]:
-    """Every node that the tensor was computed by."""
+    """Return all nodes of the autograd graph that computed a tensor."""
     nodes: dict[Any, None] = {}
     waiting: list[Any] = [tensor.grad_fn]
     while waiting:
@@ -365,9 +370,9 @@ def graph(tensor: Tensor) -> list[Any]:
 
 
 def attempt(function: Callable[[Any], object], value: object) -> str | None:
-    """`None`, or the error's class, where there is one."""
+    """Call a function, and return the name of the error's class, or `None` if there was none."""
     try:
         function(value)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the fact
+    except Exception as error:  # noqa: BLE001 - the class of any error is the fact
         return type(error).__name__
     return None

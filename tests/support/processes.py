@@ -1,6 +1,6 @@
-"""Run a function without arguments that returns a profile in other processes.
+"""Run scenarios in other processes, and backward on another thread.
 
-Also runs backward on another thread.
+A scenario is a function without arguments that returns a profile.
 """
 
 import datetime as dt
@@ -21,16 +21,19 @@ __all__ = ["Ranks", "Scenario", "anywhere", "as_a_device_would", "fork_context"]
 
 Scenario = Callable[[], Profile]
 SECONDS = 900
-"""That a scenario may take."""
+"""Seconds that a scenario may take."""
 
 
 def here(scenario: Scenario) -> Profile:
-    """Run it in this process, where autograd has numbered many nodes before."""
+    """Run a scenario in this process, where autograd has already numbered many nodes."""
     return scenario()
 
 
 def in_a_fresh_process(scenario: Scenario) -> Profile:
-    """Run it where every thread numbers its nodes from the beginning, so that two threads give out the same numbers."""
+    """Run a scenario in a new process.
+
+    There each thread numbers its autograd nodes from 0, so two threads use the same numbers.
+    """
     with _process() as fresh:
         return fresh.submit(scenario).result(timeout=SECONDS)
 
@@ -39,9 +42,9 @@ anywhere = pytest.mark.parametrize("run", [here, in_a_fresh_process])
 
 
 def as_a_device_would(executor: ThreadPoolExecutor, function: Callable[[], Any]) -> Any:
-    """Run it as torch runs the backward of a GPU.
+    """Run a function on another thread, with the dispatch modes of this thread.
 
-    On another thread, to which it takes the modes of this one.
+    Torch runs the backward pass of a GPU in this way.
     """
     modes = _python_dispatch._get_current_dispatch_mode_stack()
 
@@ -58,7 +61,7 @@ def as_a_device_would(executor: ThreadPoolExecutor, function: Callable[[], Any])
 
 
 class Ranks:
-    """Processes of one group, each of which runs what it is asked for."""
+    """The processes of one process group. Each of them runs the same scenario."""
 
     def __init__(self, world: int, folder: Path) -> None:
         store = f"file://{folder / 'store'}"
@@ -75,7 +78,7 @@ class Ranks:
             rank.shutdown()
 
     def run(self, scenario: Scenario) -> list[Profile]:
-        """The profile of each rank."""
+        """Run a scenario on all ranks, and return the profile of each rank."""
         return self._everywhere(scenario)
 
     def _everywhere(self, function: Callable[[], Any]) -> list[Any]:
@@ -84,24 +87,25 @@ class Ranks:
 
 
 def wait_for(path: Path, *, exists: bool = True) -> None:
-    """Wait until a process that no one here can join has written a file, or taken it away.
+    """Wait until another process has written a file, or has removed it.
+
+    This is for processes that the caller cannot join.
 
     Raises:
-        TimeoutError: It has not.
+        TimeoutError: The file was not written or removed in time.
     """
     deadline = time.monotonic() + SECONDS
     while path.exists() != exists:
         if time.monotonic() > deadline:
-            raise TimeoutError(
-                f"{path} was not {'written' if exists else 'taken away'} within {SECONDS} s"
-            )
+            event = "written" if exists else "removed"
+            raise TimeoutError(f"{path} was not {event} within {SECONDS} s")
         time.sleep(0.05)
 
 
 def fork_context() -> Any:
-    """Makes processes that are fresh, but for what takes long to import.
+    """Return a multiprocessing context whose processes start quickly.
 
-    That is imported once, and nothing has run there.
+    They are forks of a process that has imported the slow modules and run nothing else.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(

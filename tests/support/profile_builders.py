@@ -1,9 +1,11 @@
 """Handmade profiles for tests.
 
-They are consistent, and small enough to check by hand.
+They are consistent, and small enough to be checked by hand. A function that returns a profile or a
+part of one accepts any field of it as a keyword argument, and has a default for the other fields.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -45,18 +47,20 @@ COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes"
 
 
 def spread(median: float, n: int = 3) -> TimingStats:
-    """A tenth below and a tenth above."""
+    """Return the statistics of `n` times whose quartiles are 10 % below and above the median."""
     return TimingStats(median=median, low=0.9 * median, high=1.1 * median, n=n)
 
 
 def work(**counts: Any) -> Work:
-    """Any field of a `Work`; the counts that are not given are 0."""
-    zeros = dict.fromkeys((*COUNTS, *(f"self_{count}" for count in COUNTS)), 0)
+    """Return a `Work` with these fields. All other counts are 0."""
+    zeros = dict.fromkeys(COUNTS, 0)
+    for count in COUNTS:
+        zeros[f"self_{count}"] = 0
     return Work(**(zeros | counts))
 
 
 def module_profile(**fields: Any) -> ModuleProfile:
-    """Any field of a `ModuleProfile`; without any, a root that did nothing and has no parameter."""
+    """Return a `ModuleProfile`. By default it is a root without work and without parameters."""
     nothing: dict[str, Any] = {
         "class_name": "Module",
         "depth": 0,
@@ -77,7 +81,7 @@ def module_profile(**fields: Any) -> ModuleProfile:
 
 
 def cell(module: str, operator: str, phase: Phase, **counts: Any) -> OpCount:
-    """One call in float32 that only moved 1 byte; any other field of a `OpCount` that is given."""
+    """Return an `OpCount`. By default it is one call in float32 that moves 1 byte."""
     once: dict[str, Any] = {
         "dtype": "float32",
         "calls": 1,
@@ -90,7 +94,7 @@ def cell(module: str, operator: str, phase: Phase, **counts: Any) -> OpCount:
 
 
 def product(module: str, operator: str, phase: Phase, *, macs: int, bytes_moved: int) -> OpCount:
-    """One matrix product in float32."""
+    """Return the `OpCount` of one matmul in float32."""
     return cell(
         module,
         operator,
@@ -103,7 +107,7 @@ def product(module: str, operator: str, phase: Phase, *, macs: int, bytes_moved:
 
 
 def run(**fields: Any) -> Run:
-    """Any field of a `Run`; without any, a count on a CPU."""
+    """Return a `Run`. By default it is a count on a CPU."""
     counted: dict[str, Any] = {
         "kind": "count",
         "created": "2026-01-02T03:04:05Z",
@@ -119,44 +123,48 @@ def run(**fields: Any) -> Run:
 def works(
     names: Iterable[str], cells: Iterable[OpCount], communication: Iterable[Communication] = ()
 ) -> dict[str, dict[str, Work]]:
-    """The work of each module in each phase.
+    """Return the work of each module in each phase.
 
-    Its own is the sum of its cells, the inclusive adds all modules below it.
+    The self values of a module are the sums of its op counts and its communication. The inclusive
+    values also include all modules below it.
     """
-    counts: dict[str, dict[str, dict[str, int]]] = {
-        name: {phase: {} for phase in PHASES} for name in names
-    }
+    counts: dict[str, dict[str, Counter[str]]] = {}
+    for name in names:
+        counts[name] = {phase: Counter() for phase in PHASES}
 
     def count(module: str, phase: Phase, added: Mapping[str, int]) -> None:
         for name in ancestry(module):
-            for field, number in added.items():
-                for counted in (field, f"self_{field}") if name == module else (field,):
-                    counts[name][phase][counted] = counts[name][phase].get(counted, 0) + number
+            counts[name][phase].update(added)
+        for field, number in added.items():
+            counts[module][phase][f"self_{field}"] += number
 
     for each in cells:
-        count(
-            each.module,
-            each.phase,
-            {field: getattr(each, field) for field in COUNTS if field != "comm_bytes"},
-        )
+        added = {field: getattr(each, field) for field in COUNTS if field != "comm_bytes"}
+        count(each.module, each.phase, added)
     for collective in communication:
         count(collective.module, collective.phase, {"comm_bytes": collective.bytes})
-    return {
-        name: {phase: work(**counted) for phase, counted in phases.items()}
-        for name, phases in counts.items()
-    }
+    found: dict[str, dict[str, Work]] = {}
+    for name, phases in counts.items():
+        found[name] = {phase: work(**counted) for phase, counted in phases.items()}
+    return found
 
 
 def profile(
     rows: Mapping[str, Mapping[str, Any]], cells: Iterable[OpCount], **fields: Any
 ) -> Profile:
-    """Rows given by what is special about each, with the work that the cells and the communication add up to."""
+    """Return a profile whose modules have the work of these op counts.
+
+    Args:
+        rows: For each module, the fields that differ from the default of `module_profile`.
+        cells: The op counts.
+        **fields: Further fields of the profile. The bytes of `communication` are added to the work.
+    """
     cells = tuple(cells)
     counted = works(rows, cells, fields.get("communication", ()))
-    modules = {
-        name: module_profile(**({"depth": len(ancestry(name)) - 1} | counted[name] | dict(row)))
-        for name, row in rows.items()
-    }
+    modules = {}
+    for name, row in rows.items():
+        depth = len(ancestry(name)) - 1
+        modules[name] = module_profile(**({"depth": depth} | counted[name] | dict(row)))
     counted_profile: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "run": run(),
@@ -168,24 +176,36 @@ def profile(
 
 
 def weights(own: int, below: int = 0) -> dict[str, Any]:
-    """The fields of a row that has `own` float32 parameters itself and `below` in the rows below it."""
+    """Return the fields of a module with float32 parameters.
+
+    `own` is the number of parameters of the module itself, `below` the number in its submodules.
+    """
     total = own + below
-    fields = {"parameters": total, "trainable_parameters": total, "self_parameters": own}
-    fields |= {"parameter_bytes": 4 * total, "trainable_parameter_bytes": 4 * total}
-    local = {"local_parameters": total, "local_parameter_bytes": 4 * total}
-    return (
-        fields
-        | local
-        | {"dtypes": {"float32": DtypeShare(parameters=total, bytes=4 * total)} if total else {}}
-    )
+    dtypes = {}
+    if total:
+        dtypes["float32"] = DtypeShare(parameters=total, bytes=4 * total)
+    return {
+        "parameters": total,
+        "trainable_parameters": total,
+        "self_parameters": own,
+        "parameter_bytes": 4 * total,
+        "trainable_parameter_bytes": 4 * total,
+        "local_parameters": total,
+        "local_parameter_bytes": 4 * total,
+        "dtypes": dtypes,
+    }
 
 
 def small_profile() -> Profile:
-    """Two training steps of `encoder = Sequential(Linear(8, 16), GELU())` and `head = Linear(16, 2)` on a batch of 4, on 2 ranks.
+    """Return the profile of two training steps of a small model on 2 ranks.
 
-    By hand: the encoder's product has 4 * 8 * 16 = 512 MACs, forward and for its weight's gradient
-    (the input needs none); the head's has 4 * 16 * 2 = 128, forward and for both gradients. So 640
-    MACs forward, 512 + 2 * 128 = 768 backward.
+    The model is `encoder = Sequential(Linear(8, 16), GELU())` and `head = Linear(16, 2)`, and the
+    batch has 4 samples.
+
+    The matmul of the encoder has 4 * 8 * 16 = 512 MACs. It runs in forward, and in backward for the
+    gradient of the weight; the input needs no gradient. The matmul of the head has 4 * 16 * 2 = 128
+    MACs. It runs in forward, and in backward for both gradients. So there are 512 + 128 = 640 MACs
+    in forward and 512 + 2 * 128 = 768 in backward.
     """
     cells = (
         product(
@@ -233,7 +253,8 @@ def small_profile() -> Profile:
         bytes=712,
         seconds=2e-5,
     )
-    not_in_the_list: Any = "rank_missing"  # as of a later version: kept, and shown as it is
+    # A note of a later version: it is kept, and shown without a sentence.
+    not_in_the_list: Any = "rank_missing"
     timed = profile(
         rows,
         cells,
@@ -298,7 +319,10 @@ def small_profile() -> Profile:
 
 
 def small_comparison() -> RankComparison:
-    """Rank 1 takes 0.2 ms longer in the head, in each of six steps of 3 ms; rank 0 waits for that."""
+    """Return a comparison of ranks over six module-timing steps of 3 ms.
+
+    In each step, rank 1 takes 0.2 ms longer in the head, and rank 0 waits for it.
+    """
     excess = RankDelay(
         module="head",
         phase="forward",
@@ -327,9 +351,14 @@ def small_comparison() -> RankComparison:
 
 
 def small_clean_comparison() -> RankComparison:
-    """The same in six clean steps: it is forward, and nothing of the system's."""
+    """Return the comparison of the same ranks over six unprofiled steps.
+
+    These steps only show that rank 1 is late in forward. The system is not the cause: the training
+    thread did not wait for its core, no other threads ran, and the batches had the usual size.
+    """
     hooked = small_comparison()
-    (excess,), (wait,) = hooked.delays, hooked.waits
+    (excess,) = hooked.delays
+    (wait,) = hooked.waits
     usual = RankActivity(rank=1, late=2e-4, waited=0.0, other_threads=0.0, units_ratio=1.0)
     return replace(
         hooked,
@@ -343,7 +372,7 @@ def small_clean_comparison() -> RankComparison:
 
 
 def small_memory() -> Memory:
-    """4 operators, of which the third reaches the peak."""
+    """Return the memory of a step with 4 operators. The third one reaches the peak."""
     return Memory(
         source="counted",
         peak_bytes=3000,
@@ -366,19 +395,16 @@ def small_memory() -> Memory:
 
 
 def small_timeline() -> tuple[StepTimeline, ...]:
-    """A step of 3 ms that was traced on rank 0 and had hooks on rank 1.
+    """Return the timelines of a step of 3 ms: traced on rank 0, and with module timing on rank 1.
 
-    Forward in its first ms, backward in the second.
+    Forward takes the first millisecond and backward the second.
     """
-    places = [
-        ("", 0, 1_000_000, 0),
-        ("encoder", 0, 700_000, 1),
-        ("encoder.0", 0, 500_000, 2),
-        ("encoder.1", 500_000, 200_000, 2),
-    ]
     forward = [
-        ModuleSlice(row, "forward", start, length, depth)
-        for row, start, length, depth in [*places, ("head", 700_000, 300_000, 1)]
+        ModuleSlice("", "forward", 0, 1_000_000, 0),
+        ModuleSlice("encoder", "forward", 0, 700_000, 1),
+        ModuleSlice("encoder.0", "forward", 0, 500_000, 2),
+        ModuleSlice("encoder.1", "forward", 500_000, 200_000, 2),
+        ModuleSlice("head", "forward", 700_000, 300_000, 1),
     ]
     backward = [
         ModuleSlice("", "backward", 1_000_000, 1_000_000, 0),
@@ -407,7 +433,7 @@ def small_timeline() -> tuple[StepTimeline, ...]:
 
 
 def small_trace() -> Trace:
-    """One file and one operator."""
+    """Return a trace with one file and one operator."""
     addmm = TracedOperator(
         name="aten::addmm",
         calls=2,
@@ -425,7 +451,10 @@ def small_trace() -> Trace:
 
 
 def scan_traced() -> Profile:
-    """The small profile with a trace in which the operator without a formula took 10 µs a batch on the device."""
+    """Return the small profile with an unsupported operator in its trace.
+
+    The operator took 10 µs per batch on the device.
+    """
     given = small_profile()
     scan = TracedOperator(
         name="my_ops::scan",
@@ -436,98 +465,88 @@ def scan_traced() -> Profile:
         self_device_seconds=2e-5,
     )
     trace = small_trace()
-    return Profile(
-        **fields_of(given)
-        | {"trace": Trace(**fields_of(trace) | {"operators": (*trace.operators, scan)})}
-    )
+    with_scan = replace(trace, operators=(*trace.operators, scan))
+    return replace(given, trace=with_scan)
+
+
+def with_works(given: Profile, changed: Callable[[str, Phase, Work], Work]) -> Profile:
+    """Return the same profile with a new `Work` for each module and phase.
+
+    `changed` receives the module's name, the phase and the previous `Work`.
+    """
+    modules = {}
+    for name, module in given.modules.items():
+        fields = fields_of(module)
+        for phase in PHASES:
+            fields[phase] = changed(name, phase, module.work(phase))
+        modules[name] = ModuleProfile(**fields)
+    return replace(given, modules=modules)
 
 
 def with_seconds(counted: Profile) -> Profile:
-    """The same profile with a time in every work that ran anything: 100 µs an operator call."""
+    """Return the same profile with times: 100 µs per operator call, and 50 µs on the device."""
 
-    def timed(given: Work) -> dict[str, Any]:
-        kernels = {"device_seconds": spread(5e-5 * given.calls)} if given.calls else {}
-        own = {"self_seconds": spread(1e-4 * given.self_calls)} if given.self_calls else {}
-        return {"seconds": spread(1e-4 * given.calls)} | kernels | own if given.calls else {}
+    def timed(_name: str, _phase: Phase, given: Work) -> Work:
+        if not given.calls:
+            return given
+        fields = {
+            "seconds": spread(1e-4 * given.calls),
+            "device_seconds": spread(5e-5 * given.calls),
+        }
+        if given.self_calls:
+            fields["self_seconds"] = spread(1e-4 * given.self_calls)
+        return Work(**(fields_of(given) | fields))
 
-    def row(given: ModuleProfile) -> ModuleProfile:
-        fields = {field: getattr(given, field) for field in given.__struct_fields__}
-        return ModuleProfile(
-            **fields
-            | {
-                phase: Work(**fields_of(given.work(phase)) | timed(given.work(phase)))
-                for phase in PHASES
-            }
-        )
-
-    return Profile(
-        **fields_of(counted)
-        | {"modules": {name: row(each) for name, each in counted.modules.items()}}
-    )
+    return with_works(counted, timed)
 
 
 def clocked(counted: Profile, own: Mapping[tuple[str, Phase], float]) -> Profile:
-    """The same profile with these times of modules themselves in phases, and with those of all modules above that they add up to."""
+    """Return the same profile with these self times in seconds, by module and phase.
+
+    The inclusive time of a module is the sum of the self times of the module and all modules below
+    it.
+    """
 
     def timed(name: str, phase: Phase, given: Work) -> Work:
-        inside = [
-            seconds
-            for (module, when), seconds in own.items()
-            if when == phase and name in ancestry(module)
-        ]
-        fields = {"seconds": spread(sum(inside), n=8) if inside else None}
-        return Work(
-            **fields_of(given)
-            | fields
-            | ({"self_seconds": spread(own[name, phase])} if (name, phase) in own else {})
-        )
+        inside = []
+        for (module, when), seconds in own.items():
+            if when == phase and name in ancestry(module):
+                inside.append(seconds)
+        fields = fields_of(given)
+        fields["seconds"] = spread(sum(inside), n=8) if inside else None
+        if (name, phase) in own:
+            fields["self_seconds"] = spread(own[name, phase])
+        return Work(**fields)
 
-    def row(name: str, given: ModuleProfile) -> ModuleProfile:
-        return ModuleProfile(
-            **fields_of(given) | {phase: timed(name, phase, given.work(phase)) for phase in PHASES}
-        )
-
-    return Profile(
-        **fields_of(counted)
-        | {"modules": {name: row(name, each) for name, each in counted.modules.items()}}
-    )
+    return with_works(counted, timed)
 
 
 def untimed(given: Profile) -> Profile:
-    """The same profile as a count would have left it.
+    """Return the same profile without steps and without times, as a count would return it."""
+    no_times: dict[str, Any] = dict.fromkeys(("seconds", "self_seconds", "device_seconds"))
 
-    Without a time in any work, and without steps.
-    """
+    def without_times(_name: str, _phase: Phase, timed: Work) -> Work:
+        return Work(**(fields_of(timed) | no_times))
 
-    def row(each: ModuleProfile) -> ModuleProfile:
-        fields = {
-            phase: dict.fromkeys(("seconds", "self_seconds", "device_seconds")) for phase in PHASES
-        }
-        return ModuleProfile(
-            **fields_of(each)
-            | {phase: Work(**fields_of(each.work(phase)) | fields[phase]) for phase in PHASES}
-        )
-
-    return Profile(
-        **fields_of(given)
-        | {"modules": {name: row(each) for name, each in given.modules.items()}, "steps": ()}
-    )
+    return replace(with_works(given, without_times), steps=())
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a struct, to make another one with some of them changed."""
+    """Return the fields of a struct."""
     return {field: getattr(value, field) for field in value.__struct_fields__}
 
 
 def profile_of(n_modules: int) -> Profile:
-    """A profile of so many rows, 9 cells in each but the containers.
+    """Return a profile with so many modules.
 
-    A root, blocks below it, 10 layers in each block.
+    The root contains blocks with 10 layers each. Every module has 9 op counts.
     """
-    names = (f"blocks.{block}.layers.{layer}" for block in range(n_modules) for layer in range(10))
     rows: dict[str, dict[str, Any]] = {}
+    number = 0
     while len(rows) < n_modules:
-        for above in reversed(ancestry(name := next(names))):
+        name = f"blocks.{number // 10}.layers.{number % 10}"
+        number += 1
+        for above in reversed(ancestry(name)):
             if len(rows) < n_modules:
                 rows.setdefault(above, {"class_name": "Linear" if above == name else "ModuleList"})
     operators: tuple[tuple[str, Phase], ...] = (
@@ -541,9 +560,8 @@ def profile_of(n_modules: int) -> Profile:
         ("aten::_foreach_add_", "optimizer"),
         ("aten::clone", "other"),
     )
-    cells = (
-        product(name, operator, phase, macs=1 << 30, bytes_moved=1 << 20)
-        for name in rows
-        for operator, phase in operators
-    )
+    cells = []
+    for name in rows:
+        for operator, phase in operators:
+            cells.append(product(name, operator, phase, macs=1 << 30, bytes_moved=1 << 20))
     return with_seconds(profile(rows, cells))

@@ -3,15 +3,20 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from lflops.profile.module_names import ancestry
-from lflops.profile.profile import ModuleProfile, Profile, Work
+from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import TimingStats
 from lflops.profile.steps import Step
-from tests.support.profile_builders import fields_of, product, profile, run, weights
+from tests.support.profile_builders import product, profile, run, weights
 
 
 def around(median: float, width: float, n: int) -> TimingStats:
-    """Quartiles so far, as a share, on either side of the median."""
+    """Return the statistics of `n` times.
+
+    `width` is the distance of both quartiles from the median, as a share of the median.
+    """
     return TimingStats(median=median, low=median * (1 - width), high=median * (1 + width), n=n)
 
 
@@ -26,19 +31,32 @@ def ran(
     kinds: Mapping[str, str] | None = None,
     **facts: Any,
 ) -> Profile:
-    """Modules by the seconds of their own forward.
+    """Return the profile of a run whose modules have these self times in forward.
 
-    Each has a product of 100 MACs, or of as many as given, and as many parameters.
+    Args:
+        seconds: Self time of each module in forward. Modules above them are added.
+        macs: MACs of the matmul in each module; 100 by default. A module has as many parameters.
+        width: Distance of the quartiles from the median, as a share.
+        n: Number of times.
+        spreads: Statistics that replace the statistics of single modules.
+        steps: The steps of the profile.
+        kinds: Class names of modules; "Linear" by default.
+        **facts: Fields of the `Run`.
     """
-    names = {above: None for name in seconds for above in reversed(ancestry(name))}
-    done = dict.fromkeys(seconds, 100) | dict(macs or {})
-    cells = [
-        product(name, "aten::mm", "forward", macs=done[name], bytes_moved=4 * done[name])
-        for name in seconds
-        if done[name]
-    ]
-    own = {name: weights(done.get(name, 0)) for name in names}
-    rows = {name: own[name] | {"class_name": (kinds or {}).get(name, "Linear")} for name in names}
+    names: dict[str, None] = {}
+    for name in seconds:
+        for above in reversed(ancestry(name)):
+            names[above] = None
+    macs_of = dict.fromkeys(seconds, 100) | dict(macs or {})
+    kind_of = dict(kinds or {})
+    cells = []
+    for name in seconds:
+        done = macs_of[name]
+        if done:
+            cells.append(product(name, "aten::mm", "forward", macs=done, bytes_moved=4 * done))
+    rows = {}
+    for name in names:
+        rows[name] = weights(macs_of.get(name, 0)) | {"class_name": kind_of.get(name, "Linear")}
     counted = profile(rows, cells, run=run(kind="measure", **facts), steps=tuple(steps))
     given = {name: around(each, width, n) for name, each in seconds.items()} | dict(spreads or {})
 
@@ -50,25 +68,17 @@ def ran(
             high=sum(each.high for each in inside),
             n=n,
         )
-        forward = Work(
-            **fields_of(module.forward) | {"seconds": below, "self_seconds": given.get(name)}
-        )
-        return ModuleProfile(**fields_of(module) | {"forward": forward})
+        forward = replace(module.forward, seconds=below, self_seconds=given.get(name))
+        return replace(module, forward=forward)
 
-    return Profile(
-        **fields_of(counted)
-        | {"modules": {name: timed(name, module) for name, module in counted.modules.items()}}
-    )
+    modules = {name: timed(name, module) for name, module in counted.modules.items()}
+    return replace(counted, modules=modules)
 
 
 def clean(*seconds: float, **phases: float) -> list[Step]:
-    """Clean steps of so many seconds, with these shares of them in phases."""
-    return [
-        Step(
-            index=i,
-            kind="unprofiled",
-            seconds=each,
-            phases={name: share * each for name, share in phases.items()},
-        )
-        for i, each in enumerate(seconds)
-    ]
+    """Return unprofiled steps of so many seconds, with the shares of a step in its phases."""
+    steps = []
+    for i, each in enumerate(seconds):
+        times = {name: share * each for name, share in phases.items()}
+        steps.append(Step(index=i, kind="unprofiled", seconds=each, phases=times))
+    return steps

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -14,14 +13,22 @@ from torch.utils.checkpoint import checkpoint
 
 
 class PublishedLayer(nn.Module):
-    """A layer as in "Reducing Activation Recomputation in Large Transformer Models" (Korthikanti et al., 2022), section 4.1."""
+    """A transformer layer with the activations that Korthikanti et al. count.
+
+    See section 4.1 of "Reducing Activation Recomputation in Large Transformer Models" (2022).
+    """
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.before, self.between = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-        self.query, self.key, self.value, self.out = (nn.Linear(hidden, hidden) for _ in range(4))
-        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.before = nn.LayerNorm(hidden)
+        self.between = nn.LayerNorm(hidden)
+        self.query = nn.Linear(hidden, hidden)
+        self.key = nn.Linear(hidden, hidden)
+        self.value = nn.Linear(hidden, hidden)
+        self.out = nn.Linear(hidden, hidden)
+        self.up = nn.Linear(hidden, 4 * hidden)
+        self.down = nn.Linear(4 * hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self._dropped(self.out(self._attention(self.before(x))))
@@ -29,13 +36,14 @@ class PublishedLayer(nn.Module):
 
     def _attention(self, x: Tensor) -> Tensor:
         batch, length, hidden = x.shape
-        query, key, value = (
-            each(x)
-            .view(batch, length, self.heads, -1)
-            .transpose(1, 2)
-            .reshape(batch * self.heads, length, -1)
-            for each in (self.query, self.key, self.value)
-        )
+
+        def by_head(projected: Tensor) -> Tensor:
+            heads = projected.view(batch, length, self.heads, -1).transpose(1, 2)
+            return heads.reshape(batch * self.heads, length, -1)
+
+        query = by_head(self.query(x))
+        key = by_head(self.key(x))
+        value = by_head(self.value(x))
         scores = torch.baddbmm(
             query.new_empty(1, 1, 1),
             query,
@@ -50,16 +58,15 @@ class PublishedLayer(nn.Module):
 
     @staticmethod
     def _dropped(x: Tensor) -> Tensor:
-        """With a mask of a byte an element, as on a GPU."""
+        """Apply dropout with a mask of one byte per element, as on a GPU."""
         return torch.native_dropout(x, 0.1, True)[0]
 
 
 class MixedPrecisionAdam(Optimizer):
-    """Adam as the ZeRO paper counts it for mixed precision.
+    """An optimizer with the state of Adam for mixed precision, as counted in the ZeRO paper.
 
-    12 bytes a parameter, in single precision.
-
-    These are a copy of the parameter, the momentum and the variance.
+    The state has 12 bytes per parameter: a copy of the parameter, the momentum and the variance,
+    all in single precision.
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: float = 1e-3) -> None:
@@ -67,23 +74,33 @@ class MixedPrecisionAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Add up the momentum and set the parameters.
+        """Create the state and copy the parameters.
 
-        The arithmetic of Adam makes no difference to what is kept.
+        The arithmetic of Adam is left out, because it does not change the memory of the state.
         """
-        for parameter in chain.from_iterable(group["params"] for group in self.param_groups):
-            state = self.state[parameter]
-            if not state:
-                state["master"] = parameter.float()
-                state["momentum"], state["variance"] = (
-                    torch.zeros_like(state["master"]),
-                    torch.zeros_like(state["master"]),
-                )
-            parameter.copy_(state["master"])
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["master"] = parameter.float()
+                    state["momentum"] = torch.zeros_like(state["master"])
+                    state["variance"] = torch.zeros_like(state["master"])
+                parameter.copy_(state["master"])
 
 
 class Llama(NamedTuple):
-    """Sizes of a Llama; these are of Llama 3.2 3B."""
+    """The sizes of a Llama model. The defaults are the sizes of Llama 3.2 3B.
+
+    Attributes:
+        width: Width of the hidden states.
+        wide: Width inside the perceptron.
+        heads: Number of attention heads.
+        key_heads: Number of heads of keys and values.
+        layers: Number of blocks.
+        words: Size of the vocabulary.
+        longest: Maximum length of a sequence.
+        tied: Whether the head and the embedding have the same weight.
+    """
 
     width: int = 3072
     wide: int = 8192
@@ -92,7 +109,7 @@ class Llama(NamedTuple):
     layers: int = 28
     words: int = 128_256
     longest: int = 131_072
-    tied: bool = True  # whether the head's weight is the embedding's
+    tied: bool = True
 
 
 LLAMA_3B = Llama()
@@ -108,29 +125,30 @@ class RootMeanSquare(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         exact = x.float()
-        return (exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(
-            x
-        ) * self.scale
+        normed = (exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(x)
+        return normed * self.scale
 
 
 class LlamaBlock(nn.Module):
-    """Attention and a perceptron, as torchtune's `TransformerSelfAttentionLayer` of November 2024 computes them."""
+    """Attention and a perceptron.
+
+    It computes the same as torchtune's `TransformerSelfAttentionLayer` of November 2024.
+    """
 
     def __init__(self, sizes: Llama) -> None:
         super().__init__()
         linear = partial(nn.Linear, bias=False)
-        self.sizes, head = sizes, sizes.width // sizes.heads
-        self.before, self.between = RootMeanSquare(sizes.width), RootMeanSquare(sizes.width)
-        self.query, self.out = linear(sizes.width, sizes.width), linear(sizes.width, sizes.width)
-        self.key, self.value = (
-            linear(sizes.width, sizes.key_heads * head),
-            linear(sizes.width, sizes.key_heads * head),
-        )
-        self.gate, self.up, self.down = (
-            linear(sizes.width, sizes.wide),
-            linear(sizes.width, sizes.wide),
-            linear(sizes.wide, sizes.width),
-        )
+        self.sizes = sizes
+        head = sizes.width // sizes.heads
+        self.before = RootMeanSquare(sizes.width)
+        self.between = RootMeanSquare(sizes.width)
+        self.query = linear(sizes.width, sizes.width)
+        self.out = linear(sizes.width, sizes.width)
+        self.key = linear(sizes.width, sizes.key_heads * head)
+        self.value = linear(sizes.width, sizes.key_heads * head)
+        self.gate = linear(sizes.width, sizes.wide)
+        self.up = linear(sizes.width, sizes.wide)
+        self.down = linear(sizes.wide, sizes.width)
 
     def forward(self, x: Tensor, rotations: Tensor) -> Tensor:
         x = x + self.out(self._attention(self.before(x), rotations))
@@ -138,19 +156,16 @@ class LlamaBlock(nn.Module):
         return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
 
     def _attention(self, x: Tensor, rotations: Tensor) -> Tensor:
-        query, key, value = (
-            each(x).unflatten(-1, (-1, self.sizes.width // self.sizes.heads))
-            for each in (self.query, self.key, self.value)
-        )
-        query, key, value = (
-            rotated(query, rotations).transpose(1, 2),
-            rotated(key, rotations).transpose(1, 2),
-            value.transpose(1, 2),
-        )
+        head = self.sizes.width // self.sizes.heads
+        query = self.query(x).unflatten(-1, (-1, head))
+        key = self.key(x).unflatten(-1, (-1, head))
+        value = self.value(x).unflatten(-1, (-1, head)).transpose(1, 2)
+        # Two tensors are assigned together, so that the memory of the old ones is freed together.
+        query, key = rotated(query, rotations), rotated(key, rotations)
+        query = query.transpose(1, 2)
+        key = key.transpose(1, 2)
         groups = self.sizes.heads // self.sizes.key_heads
-        key, value = (
-            each.unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(1, 2) for each in (key, value)
-        )
+        key, value = repeated(key, groups), repeated(value, groups)
         return (
             F.scaled_dot_product_attention(query, key, value, is_causal=True)
             .transpose(1, 2)
@@ -159,24 +174,26 @@ class LlamaBlock(nn.Module):
 
 
 def rotated(x: Tensor, rotations: Tensor) -> Tensor:
-    """Rotary positions, in single precision; pairs of numbers are neighbours."""
+    """Apply rotary positions in single precision. Neighboring numbers form the rotated pairs."""
     first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cosine, sine = rotations[:, :, None].unbind(-1)
-    return (
-        torch.stack((first * cosine - second * sine, second * cosine + first * sine), -1)
-        .flatten(-2)
-        .type_as(x)
-    )
+    pairs = torch.stack((first * cosine - second * sine, second * cosine + first * sine), -1)
+    return pairs.flatten(-2).type_as(x)
+
+
+def repeated(x: Tensor, times: int) -> Tensor:
+    """Repeat each head of keys or values, so that there are as many as heads of queries."""
+    return x.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)
 
 
 class LlamaModel(nn.Module):
-    """Llama. Its result are logits; of several chunks a list, as torchtune's chunked loss takes it.
+    """A Llama model that returns logits.
 
     Args:
-        sizes: The model's sizes.
+        sizes: The sizes.
         recomputes: Whether each block is recomputed in backward.
-        chunks: In how many parts of the sequence logits are computed; 0 makes them at once, in
-            single precision.
+        chunks: If not 0, the model returns a list of logits for so many parts of the sequence, as
+            the chunked loss of torchtune requires. If 0, it returns all logits in single precision.
     """
 
     rotations: Tensor
@@ -185,31 +202,30 @@ class LlamaModel(nn.Module):
         self, sizes: Llama = LLAMA_3B, *, recomputes: bool = False, chunks: int = 0
     ) -> None:
         super().__init__()
-        self.recomputes, self.chunks = recomputes, chunks
+        self.recomputes = recomputes
+        self.chunks = chunks
         self.embedding = nn.Embedding(sizes.words, sizes.width)
         self.layers = nn.ModuleList(LlamaBlock(sizes) for _ in range(sizes.layers))
         self.norm = RootMeanSquare(sizes.width)
-        self.head = (
-            self.embedding if sizes.tied else nn.Linear(sizes.width, sizes.words, bias=False)
-        )
-        self.register_buffer(
-            "rotations",
-            torch.zeros(sizes.longest, sizes.width // sizes.heads // 2, 2),
-            persistent=False,
-        )
+        if sizes.tied:
+            self.head: nn.Module = self.embedding
+        else:
+            self.head = nn.Linear(sizes.width, sizes.words, bias=False)
+        rotations = torch.zeros(sizes.longest, sizes.width // sizes.heads // 2, 2)
+        self.register_buffer("rotations", rotations, persistent=False)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor | list[Tensor]:
         x = self.embedding(ids)
         for layer in self.layers:
-            x = (
-                checkpoint(self._block, layer, x, positions, use_reentrant=False)
-                if self.recomputes
-                else self._block(layer, x, positions)
-            )
+            if self.recomputes:
+                x = checkpoint(self._block, layer, x, positions, use_reentrant=False)
+            else:
+                x = self._block(layer, x, positions)
         x = self.norm(x)
+        weight: Any = self.head.weight
         if not self.chunks:
-            return F.linear(x, self.head.weight).float()
-        return [F.linear(each, self.head.weight) for each in x.chunk(self.chunks, 1)]
+            return F.linear(x, weight).float()
+        return [F.linear(each, weight) for each in x.chunk(self.chunks, 1)]
 
     def _block(self, layer: nn.Module, x: Tensor, positions: Tensor) -> Any:
         return layer(x, self.rotations[positions])

@@ -1,6 +1,7 @@
-"""Move traces to other times within the quarter of a year at which Kineto's times begin.
+"""Move traces to other times within a quarter of a year.
 
-Times are calculated exactly with decimals, and without the trace reader of the package.
+Kineto counts times from the beginning of the quarter. Times are calculated exactly with decimals,
+and without the trace reader of the package.
 """
 
 import gzip
@@ -11,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+# Durations in microseconds.
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
-"""In microseconds."""
 
 MOMENTS = {
     "a second": SECOND,
@@ -21,35 +22,45 @@ MOMENTS = {
     "51 and a half": 51 * DAY + DAY // 2,
     "91 days": 91 * DAY,
 }
-"""Into a quarter, which has 91.3 days.
+"""Microseconds since the beginning of a quarter, which has 91.3 days.
 
-From 2^42 µs on, 50.9 days, floats of microseconds are 1/1024 µs apart, and what is computed from
-them is off by a nanosecond. Up to 2^52 ns, 52.1 days, even a product with 1000 is: floats of
-nanoseconds are halves there.
+After 2^42 µs, or 50.9 days, neighboring floats of microseconds are 1/1024 µs apart, so times that
+are computed from them are wrong by a nanosecond. Before 2^52 ns, or 52.1 days, floats of
+nanoseconds can have halves, so even 1000 times a float of microseconds is wrong. The third moment
+is between these two.
 """
 
 
 def exact(path: Path) -> dict[str, Any]:
-    """What is in a trace, packed or not; times are decimals."""
+    """Read a trace, compressed or not, with times as decimals."""
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     content: dict[str, Any] = json.loads(text, parse_float=Decimal)
     return content
 
 
 def write(content: dict[str, Any], path: Path) -> None:
-    """A trace, packed or not, with the decimals in full."""
+    """Write a trace with all digits of its decimals. It is compressed if the path ends in `.gz`."""
     text = msgspec.json.Encoder(decimal_format="number").encode(content)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
 def moved(content: dict[str, Any], moment: int) -> dict[str, Any]:
-    """The same events, as they are written where the first comes so many microseconds after the quarter's beginning."""
+    """Return a trace of the same events in which the first slice begins at another moment.
+
+    The base time of the trace moves in the other direction, so the absolute times stay the same.
+
+    Args:
+        content: The trace.
+        moment: Microseconds since the beginning of the quarter.
+    """
     shift = moment - min(event["ts"] for event in content["traceEvents"] if event["ph"] == "X")
-    events = [
-        event | ({"ts": event["ts"] + shift} if "ts" in event else {})
-        for event in content["traceEvents"]
-    ]
+    events = []
+    for event in content["traceEvents"]:
+        shifted = dict(event)
+        if "ts" in event:
+            shifted["ts"] = event["ts"] + shift
+        events.append(shifted)
     return content | {
         "traceEvents": events,
         "baseTimeNanoseconds": content["baseTimeNanoseconds"] - int(shift * 1000),
@@ -57,9 +68,8 @@ def moved(content: dict[str, Any], moment: int) -> dict[str, Any]:
 
 
 def span(event: dict[str, Any], base: int = 0) -> tuple[int, int]:
-    """Start and end in nanoseconds. It fails where a time has a fraction of one."""
-    (start, above), (length, below) = (
-        divmod(Decimal(event[key]) * 1000, 1) for key in ("ts", "dur")
-    )
-    assert 0 == above == below
+    """Return the start and the end of an event in nanoseconds, and check that they are integers."""
+    start, start_fraction = divmod(Decimal(event["ts"]) * 1000, 1)
+    length, length_fraction = divmod(Decimal(event["dur"]) * 1000, 1)
+    assert 0 == start_fraction == length_fraction
     return base + int(start), base + int(start + length)

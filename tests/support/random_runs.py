@@ -1,4 +1,4 @@
-"""Runs by chance: a window and a ledger in one folder."""
+"""Write random runs: a window and a ledger in one folder."""
 
 import random
 from pathlib import Path
@@ -10,8 +10,11 @@ from tests.support.ledgers import row, write_start
 
 
 def write_random_run(folder: Path, seed: int) -> Profile:
-    """A training of 5 to 60 steps and other work, with a window at some step."""
-    chance = random.Random(seed)  # noqa: S311 - to be had again
+    """Write a training run of 5 to 60 steps with other work and one window, and return its profile.
+
+    The same seed writes the same run.
+    """
+    chance = random.Random(seed)  # noqa: S311 - the run must be reproducible
     window = _training(seed)
     groups = [_group(chance, number) for number in range(chance.randint(5, 60))]
     spent = {"start_up": chance.uniform(0.1, 20), "lflops": chance.uniform(0.01, 2)}
@@ -29,7 +32,7 @@ def write_random_run(folder: Path, seed: int) -> Profile:
 
 
 def _training(seed: int) -> Profile:
-    """The first random training from this seed on; some of the random profiles are none."""
+    """Return the random profile of this seed, or of a later seed if it is not of a training run."""
     while True:
         found = by_chance(seed)
         if found.run.kind == "training":

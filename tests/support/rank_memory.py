@@ -1,4 +1,4 @@
-"""Ways to distribute a model over ranks, each with its estimate and the real storages of a rank."""
+"""Distribute a model in several ways, and return the estimated and the real memory of a rank."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,25 +22,29 @@ import lflops
 from lflops.profile.profile import Memory
 
 STEPS = 3
-LOOKS, BETWEEN_LOOKS = 10, 0.002
-"""How often, and after how many seconds, storages are looked at again where they hold more than ever before."""
+
+# If storages hold more bytes than ever before, they are checked up to LOOKS more times, with a
+# pause of BETWEEN_LOOKS seconds before each check.
+LOOKS = 10
+BETWEEN_LOOKS = 0.002
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 class LiveStorages(TorchDispatchMode):
-    """Looks at all storages that operators have made, before and after each operator.
+    """Measure the live storages that operators have made, before and after each operator.
 
     It shares no code with lflops.
 
-    A thread of gloo holds a collective's tensors for some milliseconds after `wait()` has returned,
-    longer on a busy machine. Where a look finds more than any before, and something of it was given
-    to a collective, it is taken again for a while: the least counts.
+    A thread of gloo holds the tensors of a collective for some milliseconds after `wait()` has
+    returned, and longer on a busy machine. So if there are more bytes than ever before, and some of
+    them were passed to a collective, the storages are measured several times, and the smallest
+    value counts.
 
-    What gloo allocates for itself is not among them: a collective makes it, and views of it alone
-    are seen. A profiler has it, but misses what gloo's threads free.
+    Storages that gloo allocates for itself are not included, because this mode only sees views of
+    them. A profiler would record them, but would miss storages that the threads of gloo free.
 
     Attributes:
-        peak: The most bytes that were alive.
+        peak: The largest number of live bytes.
     """
 
     def __init__(self) -> None:
@@ -50,22 +54,23 @@ class LiveStorages(TorchDispatchMode):
         self._given: set[int] = set()
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Add what no operator has made here."""
+        """Add the storages of tensors that may be new."""
         for each in tensors:
-            if (
-                each.untyped_storage().device.type == "cpu"
-            ):  # and not fake, as where shapes are inferred
+            # Other storages are fake: torch uses fake tensors to infer shapes.
+            if each.untyped_storage().device.type == "cpu":
                 storage = StorageWeakRef(each.untyped_storage())
                 self._known[storage.cdata] = storage
 
     def given(self, tensors: Iterable[Tensor]) -> None:
-        """Note what a collective is given."""
+        """Remember the storages of tensors that are passed to a collective."""
         self._given.update(StorageWeakRef(each.untyped_storage()).cdata for each in tensors)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # it comes again with the local parts
-        self.look()  # FSDP resizes storages between operators
+            # The operator is called again with the local tensors.
+            return NotImplemented
+        # FSDP resizes storages between operators, so they are measured before the operator as well.
+        self.look()
         if func.namespace in {"c10d", "_c10d_functional"}:
             self.given(each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor))
         out = func(*args, **(kwargs or {}))
@@ -75,7 +80,7 @@ class LiveStorages(TorchDispatchMode):
         return out
 
     def look(self) -> None:
-        """Note a peak, if it is one."""
+        """Measure the live storages, and update the peak."""
         held = self._bytes()
         self._given &= self._known.keys()
         for _ in range(LOOKS if self._given else 0):
@@ -86,6 +91,7 @@ class LiveStorages(TorchDispatchMode):
         self.peak = max(self.peak, held)
 
     def _bytes(self) -> int:
+        """Return the bytes of all live storages, and forget the others."""
         self._known = {key: each for key, each in self._known.items() if not _is_gone(each)}
         storages: list[Any] = [
             torch.UntypedStorage._new_with_weak_ptr(each.cdata) for each in self._known.values()
@@ -98,7 +104,7 @@ def _is_gone(storage: StorageWeakRef) -> bool:
 
 
 class Size(NamedTuple):
-    """Of a model and its batch."""
+    """The sizes of a model and its batch."""
 
     width: int
     wide: int
@@ -107,7 +113,10 @@ class Size(NamedTuple):
 
 
 class Blocks(nn.Module):
-    """Blocks of two layers, a head, and a plan for tensor parallelism in transformers' words."""
+    """Blocks of two linear layers, and a head.
+
+    `tp_plan` is a plan for tensor parallelism in the format of transformers.
+    """
 
     tp_plan: Mapping[str, str] = {
         "blocks.*.0": "colwise",
@@ -117,12 +126,11 @@ class Blocks(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(
-                nn.Linear(size.width, size.wide), nn.GELU(), nn.Linear(size.wide, size.width)
-            )
-            for _ in range(size.blocks)
-        )
+        self.blocks = nn.ModuleList()
+        for _ in range(size.blocks):
+            up = nn.Linear(size.width, size.wide)
+            down = nn.Linear(size.wide, size.width)
+            self.blocks.append(nn.Sequential(up, nn.GELU(), down))
         self.head = nn.Linear(size.width, size.wide)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -132,7 +140,7 @@ class Blocks(nn.Module):
 
 
 def replicated(model: nn.Module, ranks: int) -> nn.Module:
-    """By DDP with its default settings."""
+    """Replicate the model with DDP and its default settings."""
     return DistributedDataParallel(model)
 
 
@@ -143,12 +151,15 @@ def sharded(
     reshard: bool | None = None,
     policy: MixedPrecisionPolicy | None = None,
 ) -> nn.Module:
-    """By FSDP2, block by block."""
+    """Shard the model with FSDP2, block by block."""
     return _sharded(model, init_device_mesh("cpu", (ranks,)), reshard, policy)
 
 
 def prefetched(model: nn.Module, ranks: int) -> nn.Module:
-    """By FSDP2; each block gathers the next two while it runs, forward and backward."""
+    """Shard the model with FSDP2, so that each block prefetches the next two blocks.
+
+    This is so in forward and in backward.
+    """
     model = sharded(model, ranks)
     blocks: Any = model.blocks
     for place, block in enumerate(blocks):
@@ -158,22 +169,18 @@ def prefetched(model: nn.Module, ranks: int) -> nn.Module:
 
 
 def replicated_shards(model: nn.Module, ranks: int) -> nn.Module:
-    """Two replicas of what FSDP2 shards."""
-    return _sharded(
-        model,
-        init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replica", "data")),
-        None,
-        None,
-    )
+    """Shard the model with FSDP2 in each of two replicas (HSDP)."""
+    mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replica", "data"))
+    return _sharded(model, mesh, None, None)
 
 
 def in_columns_and_rows(model: nn.Module, ranks: int) -> nn.Module:
-    """By `parallelize_module`."""
+    """Divide the model with tensor parallelism over all ranks."""
     return _tensor_parallel(model, init_device_mesh("cpu", (ranks,)))
 
 
 def sharded_columns_and_rows(model: nn.Module, ranks: int) -> nn.Module:
-    """Tensor parallelism on two ranks, and FSDP2 of its parts."""
+    """Divide the model with tensor parallelism over two ranks, and shard the parts with FSDP2."""
     mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("data", "tensor"))
     return _sharded(_tensor_parallel(model, mesh["tensor"]), mesh["data"], None, None)
 
@@ -201,14 +208,14 @@ def _tensor_parallel(model: nn.Module, mesh: object) -> nn.Module:
 
 
 class Case(NamedTuple):
-    """One way.
+    """One way to distribute a model.
 
     Attributes:
-        wrap: What a training does with its model.
-        mesh: What an estimate is asked for, by the number of ranks.
-        by_hand: Whether the estimated function wraps the model itself: `mesh` alone does not say
-            how.
-        least: The fewest ranks.
+        wrap: Distributes the model over a number of ranks, as a training run does.
+        mesh: Returns the `mesh` argument of the estimate for a number of ranks.
+        by_hand: Whether the function that is estimated calls `wrap`. This is necessary if `mesh`
+            does not describe all settings.
+        least: The smallest possible number of ranks.
     """
 
     wrap: Callable[[nn.Module, int], nn.Module]
@@ -222,8 +229,12 @@ class Case(NamedTuple):
         ranks: int,
         optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     ) -> int:
-        """The estimated peak."""
-        build = (lambda: self.wrap(Blocks(size), ranks)) if self.by_hand else partial(Blocks, size)
+        """Return the estimated peak in bytes."""
+
+        def build() -> nn.Module:
+            model = Blocks(size)
+            return self.wrap(model, ranks) if self.by_hand else model
+
         profile = lflops.estimate(
             build,
             batch(size),
@@ -242,9 +253,10 @@ class Case(NamedTuple):
         ranks: int,
         optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
     ) -> int:
-        """The peak of this process, which is one of the ranks, over a few steps."""
+        """Train for a few steps on this rank, and return its real peak in bytes."""
         with LiveStorages() as storages:
-            model, x = self.wrap(Blocks(size), ranks), batch(size)
+            model = self.wrap(Blocks(size), ranks)
+            x = batch(size)
             stepper = optimizer(model.parameters())
             storages.peak = 0
             for _ in range(STEPS):
@@ -255,18 +267,22 @@ class Case(NamedTuple):
 
 
 def batch(size: Size) -> Tensor:
-    """One rank's."""
+    """Return the batch of one rank."""
     return torch.zeros(size.samples, size.width)
 
 
 def over(*names: str) -> Callable[[int], Mapping[str, int]]:
-    """A mesh of these dimensions.
+    """Return a function from the number of ranks to a mesh with one or two dimensions.
 
-    Of two, the one named last has as many ranks as are left by two of the first.
+    If there are two dimensions, the first one has 2 ranks.
     """
-    return lambda ranks: (
-        {names[0]: ranks} if len(names) == 1 else {names[0]: 2, names[1]: ranks // 2}
-    )
+
+    def mesh(ranks: int) -> Mapping[str, int]:
+        if len(names) == 1:
+            return {names[0]: ranks}
+        return {names[0]: 2, names[1]: ranks // 2}
+
+    return mesh
 
 
 CASES: dict[str, Case] = {
@@ -293,7 +309,7 @@ def rank_peak(
     ranks: int,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
 ) -> int:
-    """The peak of this rank under a case."""
+    """Return the real peak of this rank in bytes for one of the cases."""
     return CASES[name].allocated(size, ranks, optimizer)
 
 
@@ -305,27 +321,32 @@ SCHEDULES: Mapping[str, type[PipelineScheduleSingle]] = {
 
 
 def stage_of(size: Size) -> nn.Module:
-    """The blocks of one stage, all of which are alike."""
+    """Return the blocks of one pipeline stage. All stages are identical."""
     return nn.Sequential(*Blocks(size).blocks)
 
 
 class ScheduledStep:
-    """A step by one of torch's schedules. Like a training, it makes the schedule once."""
+    """A training step with a pipeline schedule of torch. The schedule is made in the first step."""
 
     def __init__(self, schedule: str, size: Size) -> None:
-        self._kind, self._size = SCHEDULES[schedule], size
+        self._kind = SCHEDULES[schedule]
+        self._size = size
         self._schedule: PipelineScheduleSingle | None = None
 
     def __call__(self, stage: nn.Module, x: Tensor) -> None:
-        rank, stages = distributed.get_rank(), distributed.get_world_size()
+        rank = distributed.get_rank()
+        stages = distributed.get_world_size()
         if self._schedule is None:
             shape = (self._size.samples // MICROBATCHES, self._size.width)
-            given = (
-                torch.zeros(shape, requires_grad=rank > 0),
-                torch.zeros(shape, requires_grad=True),
-            )
+            example_input = torch.zeros(shape, requires_grad=rank > 0)
+            example_output = torch.zeros(shape, requires_grad=True)
             made = PipelineStage(
-                stage, rank, stages, torch.device("cpu"), input_args=given[0], output_args=given[1]
+                stage,
+                rank,
+                stages,
+                torch.device("cpu"),
+                input_args=example_input,
+                output_args=example_output,
             )
             self._schedule = self._kind(made, MICROBATCHES, loss_fn=lambda out, _: out.sum())
         if rank == 0:
@@ -335,7 +356,7 @@ class ScheduledStep:
 
 
 def estimated_stage(schedule: str, size: Size, stages: int, rank: int) -> Memory:
-    """The estimate of one stage."""
+    """Return the estimated memory of one stage."""
     step = ScheduledStep(schedule, size)
     model = partial(stage_of, size)
     profile = lflops.estimate(
@@ -351,9 +372,11 @@ def estimated_stage(schedule: str, size: Size, stages: int, rank: int) -> Memory
 
 
 def stage_peak(schedule: str, size: Size) -> int:
-    """The peak of this process as a stage, over a few steps."""
+    """Train for a few steps as one stage, and return the real peak of this rank in bytes."""
     with LiveStorages() as storages:
-        stage, x, step = stage_of(size), batch(size), ScheduledStep(schedule, size)
+        stage = stage_of(size)
+        x = batch(size)
+        step = ScheduledStep(schedule, size)
         stepper = torch.optim.AdamW(stage.parameters())
         storages.peak = 0
         for _ in range(STEPS):

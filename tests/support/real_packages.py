@@ -1,7 +1,7 @@
-"""Count kernels of other packages that are really installed.
+"""Count kernels of other packages, if they are installed.
 
-Each function runs in a separate process, because stand-ins with the same names may exist in other
-processes.
+Each function runs in a separate process, because other processes may have stand-ins with the same
+names.
 """
 
 import importlib
@@ -25,25 +25,53 @@ from tests.support.cpu_allocator import allocated
 __all__ = ["ADAPTED", "BITSANDBYTES", "FBGEMM", "LIGER", "TORCHAO"]
 __all__ += ["adapters_over_four_bits", "bitsandbytes", "fbgemm", "liger", "schemas", "torchao"]
 
-BITSANDBYTES = TOKENS, IN, OUT = 6, 64, 128
+# Linear layers of bitsandbytes.
+TOKENS = 6
+IN = 64
+OUT = 128
+BITSANDBYTES = (TOKENS, IN, OUT)
+
+# Width of the layers with adapters.
 ADAPTED = 512
-TORCHAO = ROWS, INNER, OUTER = 16, 128, 256
-FBGEMM = LENGTHS, K, M, BAGS, WIDTH = (3, 5, 2), 4, 7, (2, 3, 1, 3, 3, 2), 8
-LIGER = WORDS, HIDDEN, VOCABULARY = 6, 16, 40
+
+# Linear layers of torchao.
+ROWS = 16
+INNER = 128
+OUTER = 256
+TORCHAO = (ROWS, INNER, OUTER)
+
+# Jagged tensors and embedding bags of FBGEMM.
+LENGTHS = (3, 5, 2)
+K = 4
+M = 7
+BAGS = (2, 3, 1, 3, 3, 2)
+WIDTH = 8
+FBGEMM = (LENGTHS, K, M, BAGS, WIDTH)
+
+# The head and the loss of Liger Kernel.
+WORDS = 6
+HIDDEN = 16
+VOCABULARY = 40
+LIGER = (WORDS, HIDDEN, VOCABULARY)
 
 
 def leaf(*shape: int) -> Tensor:
-    """A tensor that wants its gradient."""
+    """Return a random tensor that requires a gradient."""
     return torch.randn(*shape, requires_grad=True)
 
 
 def answer(profile: Profile) -> dict[str, Any]:
-    """MACs by phase, FLOPs that are no MACs by the package's operator and phase, and what is in the ledger."""
-    others = {
-        f"{cell.operator} {cell.phase}": cell.flops - 2 * cell.macs
-        for cell in profile.op_counts
-        if re.search(r"::|\.", cell.operator) and cell.flops > 2 * cell.macs
-    }
+    """Return the figures of a profile.
+
+    They are the MACs by phase (`macs`), the other FLOPs of operators of the package by operator and
+    phase (`others`), and the names of unsupported operators (`unsupported`).
+    """
+    others = {}
+    for cell in profile.op_counts:
+        other_flops = cell.flops - 2 * cell.macs
+        is_of_package = re.search(r"::|\.", cell.operator)
+        if is_of_package and other_flops > 0:
+            others[f"{cell.operator} {cell.phase}"] = other_flops
     return {
         "macs": macs(profile),
         "others": others,
@@ -52,16 +80,13 @@ def answer(profile: Profile) -> dict[str, Any]:
 
 
 def trained(model: nn.Module | Callable[..., Any], *args: Any) -> dict[str, Any]:
-    """Forward and backward."""
-    return answer(
-        lflops.count(
-            model if isinstance(model, nn.Module) else Function(model), args, backward=True
-        )
-    )
+    """Count forward and backward of a model or a function."""
+    module = model if isinstance(model, nn.Module) else Function(model)
+    return answer(lflops.count(module, args, backward=True))
 
 
 def step(optimizer: Callable[[Any], torch.optim.Optimizer]) -> dict[str, Any]:
-    """An optimizer's step on a linear layer."""
+    """Count a step of an optimizer for a linear layer."""
     model = nn.Linear(IN, OUT)
     model(torch.randn(TOKENS, IN)).sum().backward()
     made = optimizer(model.parameters())
@@ -71,9 +96,10 @@ def step(optimizer: Callable[[Any], torch.optim.Optimizer]) -> dict[str, Any]:
 
 
 def bitsandbytes() -> dict[str, Any]:
-    """Linear layers of few bits, and optimizers."""
+    """Count linear layers with 4 and 8 bits, and optimizers."""
     package = importlib.import_module("bitsandbytes")
-    layers, optimizers = package.nn, package.optim
+    layers = package.nn
+    optimizers = package.optim
     four = layers.Linear4bit(IN, OUT, quant_type="nf4", compute_dtype=torch.float32).to("cpu")
     eight = layers.Linear8bitLt(IN, OUT, has_fp16_weights=False).to("cpu")
     eight_trained = layers.Linear8bitLt(IN, OUT, has_fp16_weights=True).to("cpu")
@@ -91,9 +117,9 @@ def bitsandbytes() -> dict[str, Any]:
 
 
 class Adapters(nn.Module):
-    """Blocks of a linear layer of 4 bits with its adapter, and a ReLU.
+    """Blocks of a linear layer in 4 bits with an adapter, and a ReLU.
 
-    Without a package as an estimate makes them.
+    The layers are those of `package`. If it is `None`, they are the layers that an estimate uses.
     """
 
     def __init__(self, package: Any, kind: str) -> None:
@@ -101,23 +127,33 @@ class Adapters(nn.Module):
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Linear(ADAPTED, ADAPTED, bias=False), nn.ReLU()) for _ in range(4)
         )
-        add_adapters("", self, 4, None if package is not None else kind)
-        for block in self.blocks if package is not None else ():
-            how = {"quant_type": "nf4", "compress_statistics": kind == "nf4-dq"}
+        if package is None:
+            add_adapters("", self, 4, kind)
+            return
+        add_adapters("", self, 4, None)
+        for block in self.blocks:
             layer = package.nn.Linear4bit(
-                ADAPTED, ADAPTED, bias=False, compute_dtype=torch.float32, **how
+                ADAPTED,
+                ADAPTED,
+                bias=False,
+                compute_dtype=torch.float32,
+                quant_type="nf4",
+                compress_statistics=kind == "nf4-dq",
             )
             block.get_submodule("0").base = layer.requires_grad_(requires_grad=False).to("cpu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Through all blocks."""
+        """Run all blocks."""
         for block in self.blocks:
             x = block(x)
         return x
 
 
 def adapters_over_four_bits() -> dict[str, Any]:
-    """The peak of a training by the CPU's allocator, and the estimated one, in bytes."""
+    """Return the real and the estimated peak of training with adapters, in bytes.
+
+    The CPU allocator of torch measures the real peak.
+    """
     package = importlib.import_module("bitsandbytes")
 
     def begin(kind: str) -> Callable[[], object]:
@@ -149,7 +185,7 @@ def adapters_over_four_bits() -> dict[str, Any]:
 
 
 def torchao() -> dict[str, Any]:
-    """Linear layers that are quantized after training, while they are trained, and from the beginning."""
+    """Count linear layers that are quantized after training, during it, or from the beginning."""
     quantization = importlib.import_module("torchao.quantization")
     aware = importlib.import_module("torchao.quantization.qat")
     training = importlib.import_module("torchao.prototype.quantized_training")
@@ -179,14 +215,16 @@ def torchao() -> dict[str, Any]:
 
 
 def fbgemm() -> dict[str, Any]:
-    """Jagged tensors and embedding bags."""
+    """Count matmuls with jagged tensors, and embedding bags."""
     importlib.import_module("fbgemm_gpu")
     training = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
     common = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
     operators = torch.ops.fbgemm
-    tokens, longest = sum(LENGTHS), max(LENGTHS)
+    tokens = sum(LENGTHS)
+    longest = max(LENGTHS)
     offsets = torch.tensor([0, *LENGTHS]).cumsum(0)
-    bags, words = torch.tensor([0, *BAGS]).cumsum(0), torch.randint(0, 20, (sum(BAGS),))
+    bags = torch.tensor([0, *BAGS]).cumsum(0)
+    words = torch.randint(0, 20, (sum(BAGS),))
     host = (20, WIDTH, common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
     return {
         "jagged by dense": trained(
@@ -229,12 +267,13 @@ def fbgemm() -> dict[str, Any]:
 
 
 def liger() -> dict[str, Any]:
-    """Losses and rotary embeddings, their Triton kernels interpreted on the CPU."""
+    """Count losses and rotary embeddings, whose Triton kernels are interpreted on the CPU."""
     os.environ["TRITON_INTERPRET"] = "1"
     package = importlib.import_module("liger_kernel.transformers")
     rope = importlib.import_module("liger_kernel.transformers.rope").liger_rotary_pos_emb
     targets = torch.randint(0, VOCABULARY, (WORDS,))
-    cos, sin = torch.randn(1, WORDS, 8), torch.randn(1, WORDS, 8)
+    cos = torch.randn(1, WORDS, 8)
+    sin = torch.randn(1, WORDS, 8)
     return {
         "cross entropy": trained(
             lambda x: package.LigerCrossEntropyLoss()(2 * x, targets), leaf(WORDS, VOCABULARY)
@@ -251,29 +290,35 @@ def liger() -> dict[str, Any]:
 
 
 def unnamed(schema: Any) -> str:
-    """The schema, without the names of what it writes to."""
+    """Return a schema as text, without the alias names of the arguments that it writes to."""
     return re.sub(r"\(\w+!\)", "(!)", str(schema))
 
 
 def schemas(*modules: str) -> dict[str, Any]:
-    """How many operators have a stand-in and are really there after these imports.
+    """Compare the schemas of stand-ins with those of the real operators.
 
-    And of those whose schemas differ both, by name.
+    Args:
+        *modules: Modules of the packages, which are imported first.
+
+    Returns:
+        `there` is the number of operators that exist. `others` has the schemas that differ: the
+        schema of the stand-in, and the real one.
     """
     from tests.support.package_stand_ins import ALL
 
     for module in modules:
         importlib.import_module(module)
-    ours = [torch._C.parse_schema(schema) for schema in ALL]
-    real = [
-        getattr(
-            getattr(torch.ops, schema.name.partition("::")[0]), schema.name.partition("::")[2], None
-        )
-        for schema in ours
-    ]
-    both = [
-        (unnamed(mine), unnamed(its.default._schema))
-        for mine, its in zip(ours, real, strict=True)
-        if its is not None
-    ]
-    return {"there": len(both), "others": {mine: its for mine, its in both if mine != its}}
+    count = 0
+    others = {}
+    for text in ALL:
+        schema = torch._C.parse_schema(text)
+        namespace, _, name = schema.name.partition("::")
+        real = getattr(getattr(torch.ops, namespace), name, None)
+        if real is None:
+            continue
+        count += 1
+        mine = unnamed(schema)
+        its = unnamed(real.default._schema)
+        if mine != its:
+            others[mine] = its
+    return {"there": count, "others": others}

@@ -1,6 +1,6 @@
-"""Read the claims of each view of a report back from the view itself.
+"""Read the facts of a report back from each of its views, and find differences and wrong sums.
 
-Also finds claims that differ from the value in the report.
+A view is the terminal, the log, the page, or another output. A fact is a label with a text.
 """
 
 import csv
@@ -29,11 +29,11 @@ _COST = re.compile(r"([<\d.]+) % of the (?:step|pass) \(([\d.e-]+) (ns|µs|ms|s)
 _SECONDS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _IN_DEEPSPEED = {"iter latency": "step", "fwd latency": "forward", "bwd latency": "backward"}
 _WIDE = 400
-"""Columns of a terminal on which no line is broken."""
+"""Width of a terminal in which no line is broken."""
 
 
 def claims(given: Profile) -> dict[str, dict[str, str]]:
-    """By drawing: the text behind each label of a fact."""
+    """Return for each view the texts of its facts, keyed by their labels."""
     analysis = analyze(given)
     shown = json.decode(json.encode(payload(analysis)))["report"]
     facts = [*shown["speed"], *shown["model"]]
@@ -45,16 +45,20 @@ def claims(given: Profile) -> dict[str, dict[str, str]]:
 
 
 def _labelled(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Of the lines above the table of modules."""
+    """Yield label and text of each line above the table of modules."""
     for line in lines:
         if line.startswith("───"):
             return
-        if found := _LINE.match(line):
+        found = _LINE.match(line)
+        if found:
             yield found[1].strip(), found[2].split("  ")[0]
 
 
 def _first(labelled: Iterator[tuple[str, str]]) -> dict[str, str]:
-    """Phases are labels once more in the table of totals, below."""
+    """Return the first text of each label.
+
+    The table of totals below has the names of phases as labels again.
+    """
     texts: dict[str, str] = {}
     for label, text in labelled:
         texts.setdefault(label, text)
@@ -64,16 +68,18 @@ def _first(labelled: Iterator[tuple[str, str]]) -> dict[str, str]:
 def disagreements(
     given: Profile, claimed: Mapping[str, Mapping[str, str]] | None = None
 ) -> list[str]:
-    """Every claim of a drawing that is not what the report says.
+    """Return a description of each fact in a view that differs from the report.
 
     Args:
         given: The profile.
-        claimed: What was read from its drawings; `None` draws them.
+        claimed: The facts of its views, as returned by `claims`; by default they are read here.
     """
     analysis = analyze(given)
     report = report_of(analysis)
     wrong = []
-    for drawing, texts in (claims(given) if claimed is None else claimed).items():
+    if claimed is None:
+        claimed = claims(given)
+    for drawing, texts in claimed.items():
         for fact in (*report.speed, *report.model):
             said = texts.get(fact.label)
             if said is not None and not said.startswith(fact.text):
@@ -86,24 +92,30 @@ def disagreements(
         ("mfu", "MFU", 1.0),
         ("samples_per_second", "samples/s", 1.0),
     ):
-        if not _equal(numbers.get(name), logged[tag] * factor if tag in logged else None):
+        scalar = logged[tag] * factor if tag in logged else None
+        if not _equal(numbers.get(name), scalar):
             wrong.append(f"scalars: {tag} is {logged.get(tag)}")
     return [*wrong, *_of_deepspeed(analysis), *_of_the_csv(analysis)]
 
 
 def _of_deepspeed(analysis: Analysis) -> Iterator[str]:
-    """Its own units have fewer digits: a number is the same within one in a hundred."""
+    """Yield times in the summary in DeepSpeed's format that differ from the report.
+
+    This format has few digits, so a difference of 1 % is allowed.
+    """
     report = report_of(analysis)
     for line in summary(analysis, detailed=False).splitlines():
         label, _, text = line.partition(":  ")
         value = report.value(_IN_DEEPSPEED.get(label.strip(), ""))
-        if value and (found := re.match(r"([\d.]+) (ns|us|µs|ms|s)\b", text.strip())):
+        found = re.match(r"([\d.]+) (ns|us|µs|ms|s)\b", text.strip())
+        if value and found:
             said = float(found[1]) * _SECONDS[found[2].replace("us", "µs")]
             if not math.isclose(said, value, rel_tol=0.01):
                 yield f"DeepSpeed: {label.strip()} is {text.strip()}, not {value}"
 
 
 def _of_the_csv(analysis: Analysis) -> Iterator[str]:
+    """Yield the root's share of the step in the CSV table, if it differs from its seconds."""
     root = next(csv.DictReader(io.StringIO(csv_table(analysis, analysis.tree(phase=None)))))
     if root["share_of_step"] and analysis.step_times.mean:
         share = float(root["total_seconds"]) / analysis.step_times.mean
@@ -112,17 +124,22 @@ def _of_the_csv(analysis: Analysis) -> Iterator[str]:
 
 
 def wrong_sums(given: Profile) -> list[str]:
-    """Every whole that its parts do not add up to, and every cost in a sentence that is not its share of the step."""
+    """Return a description of each sum and of each cost in a sentence that is wrong.
+
+    The parts of a whole must add up to it. The seconds and the percentage of a cost must be the
+    same share of the step.
+    """
     analysis = analyze(given)
-    report, times = report_of(analysis), analysis.step_times
+    report = report_of(analysis)
+    times = analysis.step_times
     one = "step" if given.run.kind == "training" else "pass"
     parts = [fact for fact in report.speed if fact.of == one]
     wrong = []
-    if parts and not (
-        _equal(sum(fact.value or 0.0 for fact in parts), times.mean)
-        and _equal(sum(fact.share or 0.0 for fact in parts), 1.0)
-    ):
-        wrong.append(f"phases: {[fact.share for fact in parts]}")
+    if parts:
+        seconds_add_up = _equal(sum(fact.value or 0.0 for fact in parts), times.mean)
+        shares_add_up = _equal(sum(fact.share or 0.0 for fact in parts), 1.0)
+        if not (seconds_add_up and shares_add_up):
+            wrong.append(f"phases: {[fact.share for fact in parts]}")
     if report.breakdown and not _equal(sum(part.share for part in report.breakdown), 1.0):
         wrong.append(f"breakdown: {[part.share for part in report.breakdown]}")
     if report.breakdown and not _equal(sum(part.seconds for part in report.breakdown), times.mean):
@@ -130,25 +147,29 @@ def wrong_sums(given: Profile) -> list[str]:
     for phase in PHASES:
         own = [module.work(phase).self_seconds for module in given.modules.values()]
         whole = given.modules[""].work(phase).seconds
-        if whole is not None and not _equal(
-            sum(each.median for each in own if each is not None), whole.median
-        ):
+        added_up = sum(each.median for each in own if each is not None)
+        if whole is not None and not _equal(added_up, whole.median):
             wrong.append(f"modules: {phase}")
     wrong += _above_their_phase(given, times.phases)
-    for sentence in (*report.verdict.why, *report.verdict.also):
-        for share, number, unit in _COST.findall(sentence):
-            seconds = float(number) * _SECONDS[unit]
-            if (
-                "<" not in share
-                and times.mean
-                and abs(100 * seconds / times.mean - float(share)) > 0.06 + 0.006 * float(share)
-            ):
-                wrong.append(f"verdict: {sentence}")
+    if times.mean:
+        for sentence in (*report.verdict.why, *report.verdict.also):
+            wrong += _wrong_costs(sentence, times.mean)
     return wrong
 
 
+def _wrong_costs(sentence: str, mean: float) -> Iterator[str]:
+    """Yield a sentence for each of its costs whose percentage differs from its seconds."""
+    for share, number, unit in _COST.findall(sentence):
+        if "<" in share:
+            continue
+        percent = 100 * float(number) * _SECONDS[unit] / mean
+        # The percentage has one decimal, and the seconds have three digits.
+        if abs(percent - float(share)) > 0.06 + 0.006 * float(share):
+            yield f"verdict: {sentence}"
+
+
 def _above_their_phase(given: Profile, phases: Mapping[str, float]) -> Iterator[str]:
-    """Modules that take longer than the phase of the step that they run in."""
+    """Yield the phases in which the modules take longer than the step does."""
     passes: Mapping[str, tuple[Phase, ...]] = {
         "forward": ("forward",),
         "backward": ("backward", "recompute"),
@@ -161,8 +182,7 @@ def _above_their_phase(given: Profile, phases: Mapping[str, float]) -> Iterator[
 
 
 def _equal(one: float | None, other: float | None) -> bool:
-    return (
-        one is other
-        if one is None or other is None
-        else math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-15)
-    )
+    """Return True if two numbers are equal except for rounding, or if both are `None`."""
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-15)

@@ -3,4 +3,4 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-"""Its folder."""
+"""The folder of the repository."""

@@ -1,14 +1,13 @@
-"""What the page and the texts of a run claim, read back from them, and the claims that are wrong.
+"""Read the numbers of a run back from the page and the terminal, and find those that are wrong.
 
-A number has a label. The same label must have the same text wherever it stands, and parts must add
-up to their whole.
+Each number has a label. The same label must have the same text everywhere, and parts must add up to
+their whole.
 """
 
 import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 SECONDS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -38,7 +37,17 @@ READ_PAGE = """(root) => {
 
 
 class Page(NamedTuple):
-    """The numbers of the view Run, as its elements show them."""
+    """The texts of the view Run.
+
+    Attributes:
+        figures: Label, value and remark of each figure at the top.
+        facts: Label and value of each fact.
+        phases: The phases of the step.
+        account: The categories of the run's time.
+        cards: Saving, cause and sentence of each recommended action.
+        trained: The sentence about the time trained.
+        caption: The caption of the chart of steps.
+    """
 
     figures: Sequence[Sequence[str]]
     facts: Sequence[Sequence[str]]
@@ -56,23 +65,24 @@ def read_page(page: Any) -> Page:
 
 
 def seconds_of(text: str) -> float:
-    """The first duration in a text, such as 1 min 5 s."""
+    """Return the first duration in a text, such as 1 min 5 s, in seconds."""
     found = _AMOUNT.findall(text.partition(",")[0])
     return sum(float(number) * SECONDS[unit] for number, unit in found)
 
 
 def share_of(text: str) -> float:
-    """The last share in a text, from 0 to 1; a text such as `<0.1 %` is half of that."""
-    (less, number) = _SHARE.findall(text)[-1]
+    """Return the last share in a text, from 0 to 1. For `<0.1 %` it is 0.05 %."""
+    less, number = _SHARE.findall(text)[-1]
     return float(number) / (200 if less else 100)
 
 
 def labelled(page: Page, terminal: str) -> dict[str, set[str]]:
-    """Every text behind a label, of the page and of the terminal."""
+    """Return all texts after each label, in the page and in the terminal."""
     texts: dict[str, set[str]] = defaultdict(set)
-    for label, value, _ in filter(itemgetter(0), page.figures):
-        texts[label].add(value)
-        texts[label] |= set(_in_terminal(label, value, terminal))
+    for label, value, _ in page.figures:
+        if label:
+            texts[label].add(value)
+            texts[label] |= set(_in_terminal(label, value, terminal))
     for label, value in page.facts:
         if label and _is_number(value):
             texts[label].add(_short(value))
@@ -80,7 +90,8 @@ def labelled(page: Page, terminal: str) -> dict[str, set[str]]:
         is_time = all(map(_is_duration, said))
         row = re.compile(rf"^ *{re.escape(label)}  +(.+?)(?:  |$)", re.MULTILINE)
         for value in map(_short, row.findall(terminal)):
-            # The table of totals has MACs behind the name of a phase.
+            # The table of totals has MACs after the name of a phase. They are not compared with a
+            # duration.
             if _is_duration(value) or (not is_time and _is_number(value)):
                 said.add(value)
     return texts
@@ -95,19 +106,25 @@ def _is_duration(text: str) -> bool:
 
 
 def _in_terminal(label: str, value: str, terminal: str) -> Iterator[str]:
-    """What a row of the first screen says behind a label: as much of it as the page's text."""
+    """Yield the texts after a label in the first screen, cut to the length of the page's text."""
     row = re.compile(rf"^(?:figures)? +{re.escape(label)} (\S.*)$", re.MULTILINE)
     for said in row.findall(terminal):
         yield said[: len(value)]
 
 
 def _short(text: str) -> str:
-    """A text without its remarks."""
+    """Return a text without its remarks."""
     return re.split(r", | ± |  ", text)[0].strip()
 
 
 def wrong_claims(page: Page, terminal: str, why: str) -> Iterator[str]:
-    """Every word with two values, and every sum and share that is wrong."""
+    """Yield a description of each label with two values, and of each wrong sum, share and cost.
+
+    Args:
+        page: The view Run.
+        terminal: The first screen in the terminal.
+        why: The output of `lflops why`.
+    """
     for label, said in labelled(page, terminal).items():
         if len(said) > 1:
             yield f"{label} has several values: {sorted(said)}"
@@ -133,12 +150,15 @@ def wrong_claims(page: Page, terminal: str, why: str) -> Iterator[str]:
 
 
 def _first_lines(items: Sequence[str]) -> list[str]:
-    """The categories of the account without their parts."""
+    """Return the categories of the account without their parts."""
     return [item.split("\n")[0] for item in items]
 
 
 def _wrong_parts(name: str, parts: Sequence[str], whole: float) -> Iterator[str]:
-    """Durations with three digits and shares with one decimal add up to about their whole."""
+    """Yield sums and shares that differ from the whole.
+
+    Durations have three digits and shares one decimal, so small differences are allowed.
+    """
     durations = [seconds_of(part) for part in parts]
     shares = [share_of(part) for part in parts]
     if not math.isclose(sum(durations), whole, rel_tol=0.006):
@@ -151,7 +171,7 @@ def _wrong_parts(name: str, parts: Sequence[str], whole: float) -> Iterator[str]
 
 
 def _wrong_shares_of_run(page: Page, figures: Mapping[str, str]) -> Iterator[str]:
-    """Shares in the sentence about the time trained are those of the account."""
+    """Yield shares in the sentence about the time trained that differ from the account."""
     of_account = {}
     for line in _first_lines(page.account):
         label = re.split(r" [\d<]", line)[0]
@@ -159,13 +179,18 @@ def _wrong_shares_of_run(page: Page, figures: Mapping[str, str]) -> Iterator[str
     if figures["time trained"] != of_account.get("training"):
         yield f"{figures['time trained']} trained, and the account says {of_account}"
     for part in page.trained.rstrip(".").split("; ")[1].split(", "):
-        label, share = re.fullmatch(r"(.*?) (<?[\d.]+ %)", part).groups()  # type: ignore[union-attr]
+        found = re.fullmatch(r"(.*?) (<?[\d.]+ %)", part)
+        assert found is not None, part
+        label, share = found.groups()
         if of_account.get(label) != share:
             yield f"{part} in the sentence, and {of_account.get(label)} in the account"
 
 
 def _wrong_cost(saving: str, sentence: str, step: float) -> Iterator[str]:
-    """A card saves what its sentence costs, and the share in its sentence is one of the step."""
+    """Yield a card whose saving differs from the cost in its sentence.
+
+    Also yield a sentence whose percentage differs from its seconds.
+    """
     found = _COST.search(sentence)
     if found is None:
         return

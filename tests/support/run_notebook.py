@@ -1,9 +1,9 @@
-"""Run the example notebook without Jupyter, and write its outputs again.
+"""Run the example notebook without Jupyter, and write its new outputs into the file.
 
     python -m tests.support.run_notebook
 
-The output of a cell is the value of its last expression: as text, and as HTML if the value has an
-HTML form.
+The output of a cell is the value of its last expression as text. If the value has an HTML form, the
+output also contains the HTML.
 """
 
 import ast
@@ -17,7 +17,7 @@ NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
 
 
 def executed(notebook: dict[str, Any]) -> dict[str, Any]:
-    """The notebook with the outputs of its cells, which run from top to bottom."""
+    """Run all cells from top to bottom, and return the notebook with their outputs."""
     names: dict[str, Any] = {}
     number = 0
     cells = []
@@ -32,7 +32,7 @@ def executed(notebook: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(source: str, names: dict[str, Any]) -> Any:
-    """Run a cell; return the value of its last line, if that is an expression."""
+    """Run a cell, and return the value of its last statement if that is an expression."""
     tree = ast.parse(source)
     last = tree.body[-1]
     if not isinstance(last, ast.Expr):
@@ -56,13 +56,13 @@ def _output(value: Any, number: int) -> dict[str, Any]:
 
 
 def read(path: Path = NOTEBOOK) -> dict[str, Any]:
-    """The notebook as it is stored."""
+    """Return the notebook in a file."""
     notebook: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return notebook
 
 
 def main() -> None:
-    """Write the outputs into the file."""
+    """Run the notebook, and write it with its outputs."""
     text = json.dumps(executed(read()), indent=1, ensure_ascii=False)
     NOTEBOOK.write_text(f"{text}\n", "utf-8")
 

@@ -1,8 +1,8 @@
-"""Print random docstrings, comments, messages and sentences of the documentation, for readers.
+"""Print a random sample of docstrings, comments, messages, or sentences of the documentation.
 
 `python -m tests.support.sample_prose docstrings 100 --seed 7` prints a hundred docstrings. A reader
-marks the docstrings that need a second reading. At most five of a hundred may need it. The seed
-makes the sample repeatable, and another seed gives another sample.
+marks the docstrings that need a second reading; at most five of a hundred may need it. The same
+seed prints the same sample.
 """
 
 import argparse
@@ -24,7 +24,7 @@ WORDS_OF_A_MESSAGE = 4
 
 
 class Text(NamedTuple):
-    """A piece of prose and the place where it stands."""
+    """A piece of prose, and the file and line where it begins."""
 
     path: Path
     line: int
@@ -32,7 +32,7 @@ class Text(NamedTuple):
 
 
 def docstrings() -> Iterator[Text]:
-    """Every docstring of the package, and every string that documents a constant."""
+    """Yield every docstring of the package, and every string that documents a constant."""
     for path, tree in _modules():
         for node in ast.walk(tree):
             if isinstance(node, ast.Expr) and _is_string(node.value):
@@ -40,7 +40,7 @@ def docstrings() -> Iterator[Text]:
 
 
 def comments() -> Iterator[Text]:
-    """Every comment of the package; consecutive comment lines are one comment."""
+    """Yield every comment of the package. Consecutive comment lines are one comment."""
     for path in _files("lflops/**/*.py"):
         lines: list[str] = []
         last = 0
@@ -59,17 +59,14 @@ def comments() -> Iterator[Text]:
 
 
 def messages() -> Iterator[Text]:
-    """Every string of the package that reads as words: errors, warnings, help, notes, findings."""
+    """Yield every string of the package that contains words, such as errors, help and notes.
+
+    Docstrings are left out, and an f-string is one message.
+    """
     for path, tree in _modules():
-        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        inside_f_strings = {
-            id(part)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.JoinedStr)
-            for part in node.values
-        }
+        left_out = _no_messages(tree)
         for node in ast.walk(tree):
-            if id(node) in documented or id(node) in inside_f_strings:
+            if id(node) in left_out:
                 continue
             text = _text_of(node)
             if text is not None and _is_message(text):
@@ -81,7 +78,7 @@ def messages() -> Iterator[Text]:
 
 
 def sentences() -> Iterator[Text]:
-    """Every sentence of the documentation outside code, headings and tables."""
+    """Yield every sentence of the documentation, without code, headings and tables."""
     for pattern in DOCUMENTS:
         for path in _files(pattern):
             source = (ROOT / path).read_text("utf-8")
@@ -106,14 +103,14 @@ KINDS: dict[str, Callable[[], Iterator[Text]]] = {
 
 
 def sample(kind: str, number: int, seed: int) -> list[Text]:
-    """A random sample of one kind, the same for the same seed and the same sources."""
+    """Return a random sample of one kind. It is the same for the same seed and the same sources."""
     everything = _everything(kind)
     return random.Random(seed).sample(everything, min(number, len(everything)))  # noqa: S311
 
 
 @functools.cache
 def _everything(kind: str) -> list[Text]:
-    """All texts of one kind, in order. Reading the sources takes seconds."""
+    """Return all texts of one kind, sorted. They are cached, because reading takes seconds."""
     return sorted(KINDS[kind]())
 
 
@@ -126,12 +123,26 @@ def _modules() -> Iterator[tuple[Path, ast.Module]]:
         yield path, ast.parse((ROOT / path).read_text("utf-8"))
 
 
+def _no_messages(tree: ast.Module) -> set[int]:
+    """Return the ids of the nodes that are docstrings or parts of f-strings."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            found.add(id(node.value))
+        elif isinstance(node, ast.JoinedStr):
+            found.update(id(part) for part in node.values)
+    return found
+
+
 def _is_string(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _text_of(node: ast.AST) -> str | None:
-    """The text of a string or an f-string, with `{…}` for each value; `None` for other nodes."""
+    """Return the text of a string or an f-string, with `{…}` for each value.
+
+    For other nodes, return `None`.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if not isinstance(node, ast.JoinedStr):
@@ -143,7 +154,7 @@ def _text_of(node: ast.AST) -> str | None:
 
 
 def _strings_in(value: Any) -> Iterator[str]:
-    """All strings of a table in TOML."""
+    """Yield all strings in a value of a TOML file."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -155,14 +166,14 @@ def _strings_in(value: Any) -> Iterator[str]:
 
 
 def _is_message(text: str) -> bool:
-    """Whether a string is words for people: no pattern, no list of names, no code."""
+    """Return True if a string has words for people and is no pattern, list of names, or code."""
     words = re.findall(r"(?<![\w.<])[A-Za-z]{2,}(?![\w=(])", text)
     is_code = re.search(r"[<>\\]|\(\?|::|://", text) is not None
     return len(words) >= WORDS_OF_A_MESSAGE and not is_code
 
 
 def _blank(match: re.Match[str]) -> str:
-    """The newlines of a match alone, so that line numbers stay right."""
+    """Return only the newlines of a match, so that line numbers stay correct."""
     return "\n" * match[0].count("\n")
 
 

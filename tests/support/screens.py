@@ -1,6 +1,6 @@
-"""Draw the screens of the commands from handmade profiles, for a terminal with a given width.
+"""Draw the screens of the commands from handmade profiles, for a terminal with a chosen width.
 
-`python -m tests.support.screens` draws all of them again into `tests/golden/`.
+`python -m tests.support.screens` writes all of them to `tests/golden/`.
 """
 
 import io
@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -51,10 +52,13 @@ __all__ = [
 
 GOLDEN = ROOT / "tests" / "golden"
 WIDTHS = (80, 120)
-"""Of the screens that are kept; the log has none."""
+"""Widths of the screens in `tests/golden/`. The log does not depend on the width."""
 
-TOKENS, WIDTH, BLOCKS = 512, 256, 6
+TOKENS = 512
+WIDTH = 256
+BLOCKS = 6
 SLOW = "blocks.2.mlp.0"
+"""The module that `gpt_training` can make slower."""
 MILLISECONDS = {
     "norm1": 0.2,
     "qkv": 1.2,
@@ -64,7 +68,7 @@ MILLISECONDS = {
     "mlp.1": 0.3,
     "mlp.2": 1.6,
 }
-"""Own time of a block's layers in forward; backward takes twice as long."""
+"""Self time of each layer of a block in forward. Backward takes twice as long."""
 
 SCREENS: Mapping[str, tuple[str, ...]] = {
     "show": ("show", "gpt.json"),
@@ -90,12 +94,12 @@ SCREENS: Mapping[str, tuple[str, ...]] = {
 
 
 def gpt_training(*, slow: float = 1.0) -> Profile:
-    """A GPT of six blocks on 4 sequences of 128 tokens, on an H100.
+    """Return the profile of a GPT with six blocks on an H100, for 4 sequences of 128 tokens.
 
-    By hand, a Linear has tokens x weights MACs, and twice that backward.
+    A linear layer has tokens x weights MACs in forward, and twice as many in backward.
 
     Args:
-        slow: How many times as long one layer of the third block takes.
+        slow: Factor by which the layer `SLOW` is slower.
     """
     layers = {"qkv": 3 * WIDTH**2, "out": WIDTH**2, "mlp.0": 4 * WIDTH**2, "mlp.2": 4 * WIDTH**2}
     kinds = {
@@ -104,8 +108,10 @@ def gpt_training(*, slow: float = 1.0) -> Profile:
         "out": "Linear",
         "norm2": "LayerNorm",
         "mlp": "Sequential",
+        "mlp.0": "Linear",
+        "mlp.1": "GELU",
+        "mlp.2": "Linear",
     }
-    kinds |= {"mlp.0": "Linear", "mlp.1": "GELU", "mlp.2": "Linear"}
     a_block = sum(layers.values())
     rows: dict[str, dict[str, object]] = {
         "": weights(0, BLOCKS * a_block + 2 * TOKENS * WIDTH) | {"class_name": "GPT"},
@@ -125,48 +131,33 @@ def gpt_training(*, slow: float = 1.0) -> Profile:
             path = f"blocks.{block}.{name}"
             for phase, times in passes:
                 if name in layers:
-                    cells.append(
-                        product(
-                            path,
-                            "aten::mm",
-                            phase,
-                            macs=times * TOKENS * layers[name],
-                            bytes_moved=times * 4 * layers[name],
-                        )
-                    )
+                    macs = times * TOKENS * layers[name]
+                    moved = times * 4 * layers[name]
+                    cells.append(product(path, "aten::mm", phase, macs=macs, bytes_moved=moved))
                 else:
-                    cells.append(
-                        cell(
-                            path,
-                            "aten::native_layer_norm" if "norm" in name else "aten::gelu",
-                            phase,
-                            flops=8,
-                            bytes_moved=2**20,
-                        )
-                    )
+                    operator = "aten::native_layer_norm" if "norm" in name else "aten::gelu"
+                    cells.append(cell(path, operator, phase, flops=8, bytes_moved=2**20))
                 own[path, phase] = times * 1e-3 * milliseconds * (slow if path == SLOW else 1.0)
     rows["head"] = weights(TOKENS * WIDTH) | {"class_name": "Linear"}
     for phase, times in passes:
-        cells.append(
-            product(
-                "head", "aten::mm", phase, macs=times * TOKENS**2 * WIDTH, bytes_moved=times * 2**20
-            )
-        )
+        macs = times * TOKENS**2 * WIDTH
+        cells.append(product("head", "aten::mm", phase, macs=macs, bytes_moved=times * 2**20))
         own["head", phase] = times * 1e-3
         own["tokens", phase] = times * 2e-4
     return _stepped(clocked(profile(_sorted(rows), cells), own), slow)
 
 
 def _sorted(rows: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
-    """In the model's order: a container before what is in it."""
-    return {
-        name: rows[name]
-        for name in ("", "tokens", *(name for name in rows if name.startswith("blocks")), "head")
-    }
+    """Return the modules in the order of the model, with each container before its submodules."""
+    blocks = [name for name in rows if name.startswith("blocks")]
+    return {name: rows[name] for name in ("", "tokens", *blocks, "head")}
 
 
 def _stepped(given: Profile, slow: float) -> Profile:
-    """With five clean steps, of which modules take most, a memory and a chip."""
+    """Return the profile with five unprofiled steps, memory, and a chip.
+
+    Forward and backward of a step take as long as all modules together.
+    """
     forward = 1e-3 * (
         BLOCKS * sum(MILLISECONDS.values()) + 1.2 + (slow - 1.0) * MILLISECONDS["mlp.0"]
     )
@@ -178,16 +169,16 @@ def _stepped(given: Profile, slow: float) -> Profile:
         "optimizer": 7e-3,
         "other": 1e-3,
     }
-    steps = tuple(
-        Step(
+    steps = []
+    for n, noise in enumerate((0.99, 1.01, 1.0, 0.98, 1.02)):
+        step = Step(
             index=5 + n,
             kind="unprofiled",
             seconds=sum(phases.values()) * noise,
-            phases={k: v * noise for k, v in phases.items()},
+            phases={phase: seconds * noise for phase, seconds in phases.items()},
             samples=4,
         )
-        for n, noise in enumerate((0.99, 1.01, 1.0, 0.98, 1.02))
-    )
+        steps.append(step)
     of = run(
         kind="training",
         stage="train",
@@ -202,11 +193,11 @@ def _stepped(given: Profile, slow: float) -> Profile:
         observer_ratio=1.04,
     )
     note = Note(code="few_unprofiled_steps", subject="", values={"steps": 5})
-    return replace(given, run=of, steps=steps, notes=(note,), memory=_memory())
+    return replace(given, run=of, steps=tuple(steps), notes=(note,), memory=_memory())
 
 
 def _memory() -> Memory:
-    """Of 48 MiB alive at the peak most are activations of the blocks."""
+    """Return the memory of a step with a peak of 48 MiB, of which 20 MiB are activations."""
     mib = 2**20
     by_category = {"parameters": 19 * mib, "activations": 20 * mib, "gradients": 9 * mib}
     most = {"parameters": 19 * mib, "activations": 24 * mib, "gradients": 19 * mib}
@@ -240,7 +231,7 @@ def _memory() -> Memory:
 
 
 def ranks_training() -> Profile:
-    """The small profile of two ranks, of which the second is slow in the head."""
+    """Return the small profile with reports of both ranks. Rank 1 is slow in the head."""
     given = small_profile()
     second = Rank(
         rank=1,
@@ -256,34 +247,37 @@ def ranks_training() -> Profile:
 
 
 def deep_model(depth: int = 40) -> Profile:
-    """A chain of modules so deep that its indent does not fit into 80 columns, with a second module at each level."""
-    names = [".".join(["inner"] * level) for level in range(1, depth + 1)]
-    others = [".".join([*(["inner"] * (level - 1)), "outer"]) for level in range(1, depth + 1)]
-    rows: dict[str, dict[str, object]] = {"": {"class_name": "Model"}}
-    kinds = dict.fromkeys(names, "Wrapper") | dict.fromkeys(others, "Linear")
-    rows |= {name: {"class_name": kind} for name, kind in kinds.items()}
-    own: dict[tuple[str, Phase], float] = {(name, "forward"): 1e-3 for name in rows if name}
-    cells = [
-        product(name, "aten::mm", "forward", macs=10**6 + index, bytes_moved=1)
-        for index, name in enumerate(rows)
-        if name
-    ]
+    """Return the profile of a chain of nested modules, with a second module at each level.
+
+    By default the chain is so deep that its indentation is wider than 80 columns.
+    """
+    kinds = {"": "Model"}
+    for level in range(1, depth + 1):
+        kinds[".".join(["inner"] * level)] = "Wrapper"
+    for level in range(1, depth + 1):
+        kinds[".".join([*(["inner"] * (level - 1)), "outer"])] = "Linear"
+    rows = {name: {"class_name": kind} for name, kind in kinds.items()}
+    own: dict[tuple[str, Phase], float] = {}
+    cells = []
+    for index, name in enumerate(rows):
+        if name:
+            own[name, "forward"] = 1e-3
+            macs = 10**6 + index
+            cells.append(product(name, "aten::mm", "forward", macs=macs, bytes_moved=1))
     return clocked(profile(rows, cells), own)
 
 
 def _estimated() -> Profile:
+    """Return the profile that the command `estimate` shows: the GPT without times."""
     given = untimed(gpt_training())
-    return replace(
-        given,
-        run=replace(
-            given.run, kind="estimate", stage=None, step=None, window=None, observer_ratio=None
-        ),
-        notes=(),
+    estimate = replace(
+        given.run, kind="estimate", stage=None, step=None, window=None, observer_ratio=None
     )
+    return replace(given, run=estimate, notes=())
 
 
 def files(folder: Path) -> None:
-    """Write what the commands read."""
+    """Write the files that the commands in `SCREENS` read."""
     profiles: dict[str, Profile] = {
         "gpt": gpt_training(),
         "slow": gpt_training(slow=5.0),
@@ -297,14 +291,17 @@ def files(folder: Path) -> None:
 
 
 def drawn_screen(arguments: tuple[str, ...], width: int, folder: Path) -> str:
-    """What a command prints on a terminal without colours.
+    """Return the output of a command on a terminal without colors.
 
     Args:
-        arguments: The command line; files are in the folder.
-        width: Of the terminal.
-        folder: Where `files` has written.
+        arguments: The command line. Names of files in the folder are replaced by their paths.
+        width: Width of the terminal.
+        folder: The folder to which `files` has written.
     """
-    given = [str(folder / each) if (folder / each).is_file() else each for each in arguments]
+    given = []
+    for argument in arguments:
+        path = folder / argument
+        given.append(str(path) if path.is_file() else argument)
     written = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     built = patch("lflops.cli.estimate._builder", lambda *_, **__: None)
     estimated = patch("lflops.estimation.estimate.Estimator.run", lambda *_: _estimated())
@@ -321,20 +318,18 @@ def drawn_screen(arguments: tuple[str, ...], width: int, folder: Path) -> str:
 
 
 def golden_screens(folder: Path) -> Mapping[str, Callable[[], str]]:
-    """By the file's name, what draws each screen that is kept."""
+    """Return for each file in `tests/golden/`, by its name, the function that draws it."""
     drawing: dict[str, Callable[[], str]] = {
         "log": lambda: f"{log_text(analyze(gpt_training()))}\n"
     }
     for name, arguments in SCREENS.items():
         for width in WIDTHS:
-            drawing[f"{name}-{width}"] = lambda arguments=arguments, width=width: drawn_screen(
-                arguments, width, folder
-            )  # type: ignore[misc]
+            drawing[f"{name}-{width}"] = partial(drawn_screen, arguments, width, folder)
     return drawing
 
 
 def write_golden() -> None:
-    """Draw all of them into `tests/golden/`."""
+    """Draw all screens and write them to `tests/golden/`."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         files(folder)

@@ -1,6 +1,6 @@
-"""List test files that share a slow start.
+"""List test files that share a slow start, such as a browser.
 
-The files of a group run on one worker, and begin first.
+All files of such a group run on one worker, and before the other files.
 """
 
 from collections.abc import Mapping
@@ -18,25 +18,25 @@ STARTS: Mapping[str, tuple[str, ...]] = {
     ),
     "a browser": ("tests.support.browser",),
 }
-"""What takes seconds to start, and the words in a test's file that tell of it.
+"""Names of things that take seconds to start, and words in the test files that use them.
 
-It starts once for all of these files, on one worker.
+Each of them starts once for all of its files.
 """
 
 
 @cache
 def scope_of(file: str) -> str:
-    """What the file's tests share with other files, or the file itself."""
+    """Return the slow start that a test file shares with other files, or the file's own name."""
     path = ROOT / file
-    text = (
-        path.read_text("utf-8") if path.exists() else ""
-    )  # a file that a test has written lies elsewhere
-    return next(
-        (name for name, words in STARTS.items() if any(word in text for word in words)), file
-    )
+    # A file that a test has written is not in the repository.
+    text = path.read_text("utf-8") if path.exists() else ""
+    for name, words in STARTS.items():
+        if any(word in text for word in words):
+            return name
+    return file
 
 
 def shares_first(nodeid: str) -> int:
-    """A test's place by what it shares; what shares nothing comes last."""
+    """Return a sort key that puts tests with a shared slow start first, group by group."""
     scope = scope_of(nodeid.partition("::")[0])
     return list(STARTS).index(scope) if scope in STARTS else len(STARTS)

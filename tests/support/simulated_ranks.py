@@ -1,6 +1,6 @@
-"""Simulate tables of the steps of many ranks that wait for each other, with planted stragglers.
+"""Simulate the step times of many ranks that wait for each other, with planted stragglers.
 
-The steps have noise as on a cluster.
+The times have noise like those of a cluster.
 """
 
 import random
@@ -12,19 +12,25 @@ from lflops.profile.records import ModulePhase
 __all__ = ["LAYERS", "Plant", "Simulation", "ddp", "fsdp", "patterns", "staged", "tensor_parallel"]
 
 LAYERS = 8
-DATA, OPTIMIZER, OTHER, SYNC = (
-    ModulePhase("", phase) for phase in ("data", "optimizer", "other", "sync")
-)
+DATA = ModulePhase("", "data")
+OPTIMIZER = ModulePhase("", "optimizer")
+OTHER = ModulePhase("", "other")
+SYNC = ModulePhase("", "sync")
 ROOT = ModulePhase("", "backward")
 TRANSFER = 1e-3
-"""Seconds of a collective itself."""
+"""Seconds of a collective after the last rank has arrived."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plant:
-    """A culprit: seconds more in one place, in every so manieth step.
+    """A planted straggler.
 
-    Or so many times slower in all that the device does.
+    Attributes:
+        rank: The slow rank.
+        place: The place in which it needs more time; `None` for none.
+        seconds: Additional seconds in this place.
+        every: The place is slow in each step whose number is a multiple of this.
+        factor: Factor by which the rank is slower in all modules, as with a slow device.
     """
 
     rank: int
@@ -36,15 +42,16 @@ class Plant:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """A program that all ranks run in each step.
-
-    Places in their order, with their seconds, and whether a collective ends them.
+    """The places that all ranks go through in each step, with random noise.
 
     Attributes:
-        jitter: Of each place in each step, a share of it.
-        drift: Of a rank over the steps, and from rank to rank.
-        tail: How often a place is hit by something that takes a millisecond or, more and more
-            rarely, longer.
+        program: The places in order: module and phase, the usual seconds, and whether the place
+            ends with a collective.
+        jitter: Standard deviation of the noise of each place in each step, as a share.
+        drift: Standard deviation of the differences between ranks, and of the changes of a rank's
+            speed from step to step, as a share.
+        tail: Probability that a place is interrupted. The interruption takes a millisecond or, with
+            decreasing probability, longer.
     """
 
     program: Sequence[tuple[ModulePhase, float, bool]]
@@ -54,17 +61,17 @@ class Simulation:
 
     @property
     def waits(self) -> frozenset[ModulePhase]:
-        """The places where ranks wait for each other."""
+        """The places in which ranks wait for each other."""
         return frozenset(place for place, _, collective in self.program if collective)
 
     def run(
         self, ranks: int, steps: int, seed: int, plants: Sequence[Plant] = ()
     ) -> dict[int, list[Mapping[ModulePhase, float]]]:
-        """Seconds of each place in each step, by rank.
+        """Return for each rank the seconds of each place in each step.
 
-        A collective ends for all when the last rank has come.
+        A collective ends on all ranks at the same time, after the last rank has arrived.
         """
-        draw = random.Random(seed)  # noqa: S311 - nothing is secret
+        draw = random.Random(seed)  # noqa: S311 - the times must be reproducible
         clocks = [0.0] * ranks
         speed = [1 + draw.gauss(0, self.drift) for _ in range(ranks)]
         slow = [1.0] * ranks
@@ -75,9 +82,8 @@ class Simulation:
             for place, base, collective in self.program:
                 arrived = list(clocks)
                 for rank in range(ranks):
-                    seconds = (
-                        base * speed[rank] * slow[rank] * (1 + abs(draw.gauss(0, self.jitter)))
-                    )
+                    noise = 1 + abs(draw.gauss(0, self.jitter))
+                    seconds = base * speed[rank] * slow[rank] * noise
                     if draw.random() < self.tail:
                         seconds += 1e-3 * draw.paretovariate(1.5)
                     arrived[rank] += seconds + _planted(plants, rank, place, step, seconds)
@@ -94,6 +100,7 @@ class Simulation:
 def _planted(
     plants: Sequence[Plant], rank: int, place: ModulePhase, step: int, seconds: float
 ) -> float:
+    """Return the additional seconds of a rank in a place that usually takes `seconds`."""
     more = 0.0
     for plant in plants:
         if plant.rank == rank:
@@ -105,107 +112,103 @@ def _planted(
 
 
 def patterns() -> dict[str, str]:
-    """The names of the layers and their parts, with a star for their number."""
-    return {
-        f"layers.{number}{part}": f"layers.*{part}"
-        for number in range(LAYERS)
-        for part in ("", ".attention", ".mlp")
-    }
+    """Return the pattern of each layer and of its parts, with a star instead of the number."""
+    found = {}
+    for number in range(LAYERS):
+        for part in ("", ".attention", ".mlp"):
+            found[f"layers.{number}{part}"] = f"layers.*{part}"
+    return found
 
 
-UPDATE = ((OPTIMIZER, 3e-3, False), (OTHER, 1e-3, False), (SYNC, 1e-5, True))
-"""How each step ends."""
+Place = tuple[ModulePhase, float, bool]
+"""A place with its seconds, and whether it ends with a collective."""
+
+UPDATE: tuple[Place, ...] = ((OPTIMIZER, 3e-3, False), (OTHER, 1e-3, False), (SYNC, 1e-5, True))
+"""The last places of each step."""
 
 
 def _layer(number: int, name: str, phase: str) -> ModulePhase:
     return ModulePhase(f"layers.{number}{name}", phase)
 
 
-def ddp() -> Simulation:
-    """Gradients are reduced at the end of backward.
+def _forward(*parts: str) -> list[Place]:
+    """Return the places of forward: the parts of each layer in order.
 
-    Lightning synchronizes each step. 8 layers: 96 ms.
+    The empty part is the layer itself, which only runs a collective.
     """
-    forward = [
-        (_layer(n, part, "forward"), 2e-3, False)
-        for n in range(LAYERS)
-        for part in (".attention", ".mlp")
-    ]
-    backward = [
-        (_layer(n, part, "backward"), 4e-3, False)
-        for n in reversed(range(LAYERS))
-        for part in (".mlp", ".attention")
-    ]
+    places = []
+    for number in range(LAYERS):
+        for part in parts:
+            places.append((_layer(number, part, "forward"), 2e-3 if part else 1e-4, not part))
+    return places
+
+
+def _backward(*parts: str) -> list[Place]:
+    """Return the places of backward, from the last layer to the first."""
+    places = []
+    for number in reversed(range(LAYERS)):
+        for part in parts:
+            places.append((_layer(number, part, "backward"), 4e-3 if part else 1e-4, not part))
+    return places
+
+
+def ddp() -> Simulation:
+    """Return a DDP run, in which gradients are reduced at the end of backward.
+
+    The ranks also wait for each other at the end of each step. The 8 layers take 96 ms.
+    """
+    forward = _forward(".attention", ".mlp")
+    backward = _backward(".mlp", ".attention")
     return Simulation(
         program=[(DATA, 1e-3, False), *forward, *backward, (ROOT, 1e-4, True), *UPDATE]
     )
 
 
 def fsdp() -> Simulation:
-    """Each layer's parameters are gathered before its forward and its backward."""
-    forward = [
-        (_layer(n, part, "forward"), 2e-3 if part else 1e-4, not part)
-        for n in range(LAYERS)
-        for part in ("", ".attention", ".mlp")
-    ]
-    backward = [
-        (_layer(n, part, "backward"), 4e-3 if part else 1e-4, not part)
-        for n in reversed(range(LAYERS))
-        for part in ("", ".mlp", ".attention")
-    ]
+    """Return an FSDP run, which gathers the parameters of a layer before forward and backward."""
+    forward = _forward("", ".attention", ".mlp")
+    backward = _backward("", ".mlp", ".attention")
     return Simulation(
         program=[(DATA, 1e-3, False), *forward, *backward, (ROOT, 1e-4, True), *UPDATE]
     )
 
 
 def tensor_parallel() -> Simulation:
-    """Each layer ends with an all-reduce, forward and backward; none comes with the gradients."""
-    forward = [
-        (_layer(n, part, "forward"), 2e-3 if part else 1e-4, not part)
-        for n in range(LAYERS)
-        for part in (".attention", ".mlp", "")
-    ]
-    backward = [
-        (_layer(n, part, "backward"), 4e-3 if part else 1e-4, not part)
-        for n in reversed(range(LAYERS))
-        for part in (".mlp", ".attention", "")
-    ]
+    """Return a tensor-parallel run, in which each layer ends with an all-reduce.
+
+    This is so in forward and in backward. The gradients are not reduced.
+    """
+    forward = _forward(".attention", ".mlp", "")
+    backward = _backward(".mlp", ".attention", "")
     return Simulation(program=[(DATA, 1e-3, False), *forward, *backward, *UPDATE])
 
 
 def staged(
     stages: int, steps: int, seed: int, plants: Sequence[Plant] = ()
 ) -> dict[int, list[Mapping[ModulePhase, float]]]:
-    """A pipeline without overlap.
+    """Return the times of a pipeline without overlap.
 
-    Each stage has its part of the layers, and waits while the others work.
+    Each stage is a rank with an equal part of the layers. It waits in forward while the other
+    stages work.
     """
     simulation = Simulation(program=())
-    draw = random.Random(seed)  # noqa: S311 - nothing is secret
+    draw = random.Random(seed)  # noqa: S311 - the times must be reproducible
     own = LAYERS // stages
     times: dict[int, list[Mapping[ModulePhase, float]]] = {rank: [] for rank in range(stages)}
     for step in range(steps):
         took: list[dict[ModulePhase, float]] = []
         for rank in range(stages):
             layers = range(rank * own, (rank + 1) * own)
-            bases = (
-                {_layer(n, "", "forward"): 2e-3 for n in layers}
-                | {_layer(n, "", "backward"): 4e-3 for n in layers}
-                | {OPTIMIZER: 3e-3}
-            )
-            seconds = {
-                place: base * (1 + abs(draw.gauss(0, simulation.jitter)))
-                for place, base in bases.items()
-            }
-            took.append(
-                {
-                    place: each + _planted(plants, rank, place, step, each)
-                    for place, each in seconds.items()
-                }
-            )
+            bases = {_layer(n, "", "forward"): 2e-3 for n in layers}
+            bases |= {_layer(n, "", "backward"): 4e-3 for n in layers}
+            bases[OPTIMIZER] = 3e-3
+            of_rank = {}
+            for place, base in bases.items():
+                seconds = base * (1 + abs(draw.gauss(0, simulation.jitter)))
+                of_rank[place] = seconds + _planted(plants, rank, place, step, seconds)
+            took.append(of_rank)
         whole = sum(sum(each.values()) for each in took)
         for rank in range(stages):
-            times[rank].append(
-                took[rank] | {ModulePhase("", "forward"): whole - sum(took[rank].values())}
-            )
+            waited = whole - sum(took[rank].values())
+            times[rank].append(took[rank] | {ModulePhase("", "forward"): waited})
     return times

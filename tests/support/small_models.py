@@ -1,26 +1,31 @@
 """Models that are small enough to count by hand.
 
-Each of their matmuls is one of `square`, `up` and `down`.
+Each of their matmuls has `square`, `up` or `down` MACs.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-batch, length, hidden, wide = 2, 3, 5, 7
+batch = 2
+length = 3
+hidden = 5
+wide = 7
 tokens = batch * length
+
+# MACs of the matmuls.
 square = tokens * hidden * hidden
 up = tokens * hidden * wide
 down = tokens * wide * hidden
 
 
 def sequence(*, requires_grad: bool = False) -> Tensor:
-    """An input of `tokens` vectors."""
+    """Return a random input with the shape [batch, length, hidden]."""
     return torch.randn(batch, length, hidden, requires_grad=requires_grad)
 
 
 class Block(nn.Module):
-    """Two products, `up` and `down`; the ReLU between them is the block's own."""
+    """Two linear layers, `up` and `down`. The ReLU between them belongs to the block itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +37,10 @@ class Block(nn.Module):
 
 
 class Projections(nn.Module):
-    """What every transformer does, and what attribution by the gradient of a module's input gets wrong."""
+    """Three projections of the same input, as in every transformer.
+
+    Attribution by the gradients of module inputs is wrong here, because the modules share an input.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +55,7 @@ class Projections(nn.Module):
 
 
 class Towers(nn.Module):
-    """Two inputs, two blocks, one head."""
+    """A model with two inputs, a block for each of them, and one head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,5 +68,5 @@ class Towers(nn.Module):
 
 
 def between_linears(body: nn.Module) -> nn.Sequential:
-    """The body, with something before and behind it to tell it from."""
+    """Return a module between two linear layers, from which attribution must distinguish it."""
     return nn.Sequential(nn.Linear(hidden, hidden), body, nn.Linear(hidden, hidden))

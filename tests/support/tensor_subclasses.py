@@ -1,4 +1,4 @@
-"""Tensor subclasses like those of other packages, and losses that are computed with them."""
+"""Tensor subclasses like those of other packages, and losses that use them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +12,7 @@ WIDTH = 4
 
 
 class LabelTensor(Tensor):
-    """As in pina: columns have names, and `__new__` makes an alias."""
+    """A tensor with names of columns, as in pina. Its `__new__` makes an alias of the input."""
 
     @staticmethod
     def __new__(cls, x: Tensor, *_args: Any) -> "LabelTensor":  # noqa: ANN001, PYI034
@@ -23,11 +23,11 @@ class LabelTensor(Tensor):
 
 
 class Plain(Tensor):
-    """A class without any method: torch's constructor makes it."""
+    """A class without methods, which torch's constructor creates."""
 
 
 class Alias(Tensor):
-    """A class whose `__new__` does what torch's does."""
+    """A class whose `__new__` does the same as torch's `__new__`."""
 
     @staticmethod
     def __new__(cls, x: Tensor) -> "Alias":  # noqa: ANN001, PYI034
@@ -35,10 +35,11 @@ class Alias(Tensor):
 
 
 class OverriddenTensor(Tensor):
-    """As in MONAI and fastai.
+    """A tensor with `__torch_function__`, as in MONAI and fastai.
 
-    `__torch_function__` keeps what the tensor knows. It notes its calls, and each missing
-    attribute.
+    Attributes:
+        seen: Names of the functions that were called with such a tensor, and for each missing
+            attribute that was read, "no" and its name.
     """
 
     seen: list[str] = []  # noqa: RUF012
@@ -54,7 +55,7 @@ class OverriddenTensor(Tensor):
 
 
 class RefusingTensor(Tensor):
-    """A class that knows the functions of its users, and raises for each operator."""
+    """A class that supports the functions of torch, but raises an error for each ATen operator."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,7 +65,10 @@ class RefusingTensor(Tensor):
 
 
 class WrapperTensor(Tensor):
-    """As in torchao: the values are in another tensor, and `__torch_dispatch__` has the operators."""
+    """A tensor that wraps another tensor with the values, as in torchao.
+
+    Its `__torch_dispatch__` runs each operator on the inner tensors.
+    """
 
     values_inside: Tensor
 
@@ -92,9 +96,9 @@ def _square(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def _physics(model: nn.Module, x: Tensor) -> Tensor:
-    """The loss of `u' = u`, as in a physics-informed solver.
+    """Return the loss for the equation `u' = u`, as in a physics-informed solver.
 
-    The derivative is differentiated again.
+    Backward differentiates the derivative again.
     """
     points = LabelTensor(x, "abcd").requires_grad_()
     u = model(points)
@@ -103,19 +107,19 @@ def _physics(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def _hessian(model: nn.Module, x: Tensor) -> Tensor:
-    return (
-        torch.func.vmap(torch.func.hessian(lambda row: model(row).sum()))(x).square().mean()
-        + model(x).mean()
-    )
+    hessian = torch.func.hessian(lambda row: model(row).sum())
+    return torch.func.vmap(hessian)(x).square().mean() + model(x).mean()
 
 
 def _through_functional_call(model: nn.Module, x: Tensor) -> Tensor:
-    weights = dict(model.named_parameters())
-    per_sample = torch.func.vmap(
-        torch.func.grad(lambda w, row: torch.func.functional_call(model, w, (row,)).sum()),
-        in_dims=(None, 0),
-    )
-    return sum((each.square().mean() for each in per_sample(weights, x).values()), model(x).mean())
+    def summed(weights: dict[str, Tensor], row: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(model, weights, (row,))
+        return out.sum()
+
+    weights: dict[str, Tensor] = dict(model.named_parameters())
+    per_sample = torch.func.vmap(torch.func.grad(summed), in_dims=(None, 0))
+    gradients = per_sample(weights, x).values()
+    return sum((each.square().mean() for each in gradients), model(x).mean())
 
 
 def _jvp(model: nn.Module, x: Tensor) -> Tensor:
@@ -143,10 +147,10 @@ def _inference(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def _made_of_numbers(model: nn.Module, x: Tensor) -> Tensor:
-    weights = Plain([1.0, 2.0, 3.0, 4.0])
-    return (model(x) * weights.as_subclass(Tensor)).square().mean() + 0 * Plain(
-        2, 3
-    ).zero_().sum().as_subclass(Tensor)
+    from_numbers = Plain([1.0, 2.0, 3.0, 4.0])
+    loss = (model(x) * from_numbers.as_subclass(Tensor)).square().mean()
+    from_sizes = Plain(2, 3).zero_()
+    return loss + 0 * from_sizes.sum().as_subclass(Tensor)
 
 
 LOSSES: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
@@ -171,4 +175,4 @@ LOSSES: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "sparse tensor": _sparse,
     "quantized tensor": _quantized,
 }
-"""Loss functions of a model and a batch, by what they try."""
+"""Loss functions of a model and a batch, keyed by the feature of torch that they use."""

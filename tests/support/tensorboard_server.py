@@ -1,7 +1,6 @@
-"""Start a TensorBoard in a separate process.
+"""Start a TensorBoard in a separate process, with the LFLOPS tab or with torch-tb-profiler.
 
-It has the LFLOPS tab, in a process that cannot load packages for training, or the tab of
-torch-tb-profiler.
+The process with the LFLOPS tab cannot import torch or Lightning, because the tab must not need it.
 """
 
 import gzip
@@ -45,15 +44,15 @@ if __name__ == "__main__":  # it reads each trace in a process that loads this p
 """
 
 PATIENCE = 600
-"""Seconds that a server may take to read."""
+"""Seconds within which a server must have read its files."""
 
 
 class Board:
-    """A TensorBoard that runs.
+    """A running TensorBoard.
 
     Args:
-        address: Where it answers.
-        plugin: Which of its plugins is asked.
+        address: Its address.
+        plugin: The plugin that receives the requests.
     """
 
     def __init__(self, address: str, plugin: str = "lflops") -> None:
@@ -61,7 +60,11 @@ class Board:
         self.plugin = plugin
 
     def get(self, route: str, **parameters: Any) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body."""
+        """Send a request, and return status, headers and body.
+
+        `accept` is the accepted encoding and `headers` are further headers. All other parameters
+        become the query.
+        """
         headers = {"Accept-Encoding": parameters.pop("accept", "identity")}
         headers |= parameters.pop("headers", {})
         url = f"{self.address}data/plugin/{self.plugin}/{route}?{urlencode(parameters)}"
@@ -73,15 +76,15 @@ class Board:
                 return error.code, dict(error.headers), error.read()
 
     def json(self, route: str, **parameters: Any) -> Any:
-        """What is there, unpacked."""
+        """Send a request, and return the JSON of the response."""
         status, headers, body = self.get(route, **parameters)
         assert status == 200, (route, parameters, body)
-        return json.loads(
-            gzip.decompress(body) if headers.get("Content-Encoding") == "gzip" else body
-        )
+        if headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        return json.loads(body)
 
     def windows(self, *, expected: int) -> dict[str, Any]:
-        """What the tab lists, as soon as TensorBoard has read so many windows and problems."""
+        """Wait until the tab lists so many windows and problems together, and return its list."""
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             found: dict[str, Any] = json.loads(self.get("windows")[2])
@@ -93,38 +96,39 @@ class Board:
 
 @contextmanager
 def board(logdir: Path, *options: str) -> Iterator[Board]:
-    """Has the tab."""
+    """Start a TensorBoard with the LFLOPS tab."""
     with _runs([sys.executable, "-c", _SERVER, str(logdir), *options]) as address:
         yield Board(address)
 
 
 @contextmanager
 def profiler_board(logdir: Path, folder: Path, runs: int) -> Iterator[Board]:
-    """Has torch-tb-profiler, as soon as that has read so many runs.
+    """Start a TensorBoard with torch-tb-profiler, and wait until it has read all runs.
 
-    What it warns of is its own business.
+    Its warnings are ignored.
 
     Args:
-        logdir: What it shows.
-        folder: Where its program may lie.
-        runs: How many there are.
+        logdir: The folder with the runs.
+        folder: A folder for the program that is started.
+        runs: The number of runs.
     """
     program = folder / "profiler_board.py"
     program.write_text(_PROFILER)
     with _runs([sys.executable, "-W", "ignore", str(program), str(logdir)]) as address:
         shown = Board(address, "pytorch_profiler")
         until = time.monotonic() + PATIENCE
-        while len((found := shown.json("runs"))["runs"]) < runs:
-            if time.monotonic() < until:
-                time.sleep(0.05)
-                continue
-            raise AssertionError(f"torch-tb-profiler never read {runs} runs: {found}")
+        found = shown.json("runs")
+        while len(found["runs"]) < runs:
+            if time.monotonic() >= until:
+                raise AssertionError(f"torch-tb-profiler never read {runs} runs: {found}")
+            time.sleep(0.05)
+            found = shown.json("runs")
         yield shown
 
 
 @contextmanager
 def _runs(command: list[str]) -> Iterator[str]:
-    """A server's address, as long as it is used; it ends with its input."""
+    """Start a server, and yield its address. The server ends when its stdin is closed."""
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
@@ -138,7 +142,7 @@ def _runs(command: list[str]) -> Iterator[str]:
 
 
 def write(writer: Any, tag: str, value: bytes, *, metadata: bytes = b"4", step: int = 0) -> None:
-    """A summary under our plugin's name that may hold anything."""
+    """Write a summary for the plugin of lflops. Its value and metadata may be any bytes."""
     summary_metadata = SummaryMetadata(
         plugin_data=SummaryMetadata.PluginData(plugin_name="lflops", content=metadata),
         data_class=DATA_CLASS_TENSOR,

@@ -1,4 +1,4 @@
-"""Render a profile as on a terminal."""
+"""Render a profile or another object as on a terminal without colors."""
 
 from io import StringIO
 from typing import Any
@@ -11,12 +11,12 @@ from lflops.report.terminal.modules import render
 
 
 def drawn(given: Profile, width: int = 100, **options: Any) -> list[str]:
-    """The lines on a terminal without colours."""
+    """Return the lines of a profile's report."""
     return printed(render(analyze(given), **options), width)
 
 
 def printed(content: RenderableType, width: int = 100) -> list[str]:
-    """Anything that rich draws, as those lines."""
+    """Return the lines of anything that rich can print."""
     console = Console(file=StringIO(), width=width, color_system=None)
     console.print(content)
     file = console.file

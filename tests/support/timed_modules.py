@@ -9,14 +9,16 @@ from tests.support.fake_clock import StillClock
 
 
 class Takes(torch.autograd.Function):
-    """Passes a tensor on; forward and backward take their time."""
+    """Return the input, and advance a clock in forward and in backward."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, _weight: Tensor | None, clock: StillClock, seconds: tuple[float, float]
     ) -> Tensor:
-        ctx.clock, ctx.seconds = clock, seconds[1]
-        clock.advance(seconds[0])
+        forward_seconds, backward_seconds = seconds
+        ctx.clock = clock
+        ctx.seconds = backward_seconds
+        clock.advance(forward_seconds)
         return x.clone()
 
     @staticmethod
@@ -26,9 +28,9 @@ class Takes(torch.autograd.Function):
 
 
 class Part(nn.Module):
-    """Takes so many seconds forward and backward.
+    """A module that takes so many seconds in forward and in backward.
 
-    It has a weight, so it goes backward whatever its input is.
+    It has a weight, so its backward runs even if the input requires no gradient.
     """
 
     def __init__(self, clock: StillClock, forward: float = 0.0, backward: float = 0.0) -> None:
@@ -42,9 +44,9 @@ class Part(nn.Module):
 
 
 class Itself(nn.Module):
-    """A module with work of its own beside its parts.
+    """A module with submodules that can also take time itself.
 
-    It too has a weight, so it goes backward whatever its input is.
+    It has a weight, so its backward runs even if the input requires no gradient.
     """
 
     def __init__(self, clock: StillClock, **parts: nn.Module) -> None:
@@ -55,5 +57,5 @@ class Itself(nn.Module):
         self.weight = nn.Parameter(torch.ones(()))
 
     def take(self, x: Tensor, forward: float = 0.0, backward: float = 0.0) -> Tensor:
-        """Work that is in no part."""
+        """Take so many seconds in forward and in backward, outside the submodules."""
         return Takes.apply(x, self.weight, self.clock, (forward, backward))  # type: ignore[no-untyped-call]

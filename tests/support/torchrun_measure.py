@@ -1,6 +1,6 @@
-"""A script that torchrun starts on each rank.
+"""Measure a batch on each rank. This script is started by torchrun.
 
-It measures a separate batch on each rank, and saves the profile in the named folder.
+The batches of the ranks have different sizes. The argument is the folder for the profiles.
 """
 
 import sys

@@ -1,6 +1,7 @@
-"""Write traces by hand, event by event, late in a quarter of a year.
+"""Write traces by hand, event by event, in the format of torch.profiler.
 
-The input is times in nanoseconds, and the output is a file in the format of torch.profiler.
+The arguments are times in nanoseconds. The traces are late in a quarter of a year, where times are
+most difficult to read exactly.
 """
 
 import gzip
@@ -19,18 +20,23 @@ from lflops.trace.recorded import RecordedTrace
 from tests.support.quarters import DAY
 
 BEGIN = 79 * DAY * 1000
-"""Nanoseconds; so late a float of microseconds is off by one."""
+"""Start of the traces in nanoseconds. At this time a float of microseconds is wrong by one."""
 
 BASE = 1_790_857_026_000_000_000
-MAIN, BACKWARD = 100, 101
-"""Threads."""
+
+# Threads of the host.
+MAIN = 100
+BACKWARD = 101
 
 GPU_TRACES = "LFLOPS_GPU_TRACES"
-"""Names a folder with traces of GPUs that others recorded, and TraceLens's answers in a folder beside each."""
+"""Environment variable with the path of a folder of recorded GPU traces.
+
+Next to each trace there is a folder with the results of TraceLens for it.
+"""
 
 
 def gpu_traces() -> Path:
-    """That folder; the test is skipped where there is none."""
+    """Return the folder of recorded GPU traces, or skip the test if there is none."""
     folder = os.environ.get(GPU_TRACES, "")
     if not folder or not Path(folder).is_dir():
         pytest.skip(f"needs traces of GPUs: set {GPU_TRACES} to a folder that has them")
@@ -38,10 +44,10 @@ def gpu_traces() -> Path:
 
 
 class TraceByHand:
-    """Events, added one after the other; times are nanoseconds after the trace's beginning."""
+    """A trace to which events are added. Times are nanoseconds since the start of the trace."""
 
     def __init__(self, **header: Any) -> None:
-        """Begin with what the trace says of itself."""
+        """Begin without events. `header` has further fields of the trace."""
         self.header: dict[str, Any] = {"schemaVersion": 1, "baseTimeNanoseconds": BASE, **header}
         self.events: list[dict[str, Any]] = []
         self._correlation = 0
@@ -57,7 +63,7 @@ class TraceByHand:
         pid: int = 5,
         **args: Any,
     ) -> dict[str, Any]:
-        """Any slice."""
+        """Add a slice of any category, and return it."""
         times = {"ts": Decimal(BEGIN + start) / 1000, "dur": Decimal(end - start) / 1000}
         self.events.append(
             {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, **times, "args": args}
@@ -78,36 +84,38 @@ class TraceByHand:
         cat: str = "kernel",
         **args: Any,
     ) -> int:
-        """A kernel, and the call that launched it if there is one.
+        """Add a kernel, and the runtime call that launched it.
 
-        Returns the number that both have.
+        Args:
+            name: Name of the kernel.
+            start: Its start.
+            end: Its end.
+            launch: Start and end of the runtime call; `None` adds no call.
+            thread: The thread of the runtime call.
+            call: Name of the runtime call.
+            stream: The stream of the kernel.
+            device: The device of the kernel.
+            cat: The category of the slice.
+            **args: Further arguments of the slice.
+
+        Returns:
+            The correlation number of the kernel and the call.
         """
         self._correlation += 1
-        of_both = {"correlation": self._correlation}
-        self.event(
-            cat,
-            name,
-            start,
-            end,
-            pid=device,
-            tid=stream,
-            **{"device": device, "stream": stream, **of_both, **args},
-        )
+        number = self._correlation
+        all_args = {"device": device, "stream": stream, "correlation": number} | args
+        self.event(cat, name, start, end, pid=device, tid=stream, **all_args)
         if launch is not None:
-            self.event("cuda_runtime", call, *launch, tid=thread, **of_both)
-        return self._correlation
+            self.event("cuda_runtime", call, *launch, tid=thread, correlation=number)
+        return number
 
     def copy(self, start: int, end: int, **more: Any) -> None:
-        """A copy from the host to the device."""
-        self.kernel(
-            "Memcpy HtoD (Pinned -> Device)",
-            start,
-            end,
-            **{"cat": "gpu_memcpy", "call": "cudaMemcpyAsync", **more},
-        )
+        """Add a copy from the host to the device. `more` has further arguments of `kernel`."""
+        options: dict[str, Any] = {"cat": "gpu_memcpy", "call": "cudaMemcpyAsync"} | more
+        self.kernel("Memcpy HtoD (Pinned -> Device)", start, end, **options)
 
     def call(self, name: str, start: int, end: int, *, thread: int = MAIN) -> None:
-        """A call of the runtime that launches nothing."""
+        """Add a call of the runtime that launches nothing."""
         self._correlation += 1
         self.event("cuda_runtime", name, start, end, tid=thread, correlation=self._correlation)
 
@@ -123,44 +131,58 @@ class TraceByHand:
         values: Sequence[str] | None = None,
         **args: Any,
     ) -> None:
-        """An operator of the host; all that is not a tensor has an empty shape."""
+        """Add an operator of the host.
+
+        Args:
+            name: Name of the operator.
+            start: Its start.
+            end: Its end.
+            thread: Its thread.
+            shapes: Shapes of its arguments. An argument that is not a tensor has an empty shape.
+            types: Types of its arguments. By default tensors are floats.
+            values: Values of its arguments. By default they are empty.
+            **args: Further arguments of the slice.
+        """
         if shapes is not None:
+            if types is None:
+                types = [_type_of(shape) for shape in shapes]
+            if values is None:
+                values = [""] * len(shapes)
             args["Input Dims"] = shapes
-            args["Input type"] = (
-                types if types is not None else ["float" if shape else "Scalar" for shape in shapes]
-            )
-            args["Concrete Inputs"] = values if values is not None else [""] * len(shapes)
+            args["Input type"] = types
+            args["Concrete Inputs"] = values
         self.event("cpu_op", name, start, end, tid=thread, **args)
 
     def step(self, number: int, start: int, end: int) -> None:
-        """A step of the profiler."""
+        """Add a step of the profiler."""
         self.event("user_annotation", f"ProfilerStep#{number}", start, end)
 
     def text(self) -> bytes:
-        """The file."""
-        return msgspec.json.format(
-            msgspec.json.Encoder(decimal_format="number").encode(
-                {**self.header, "traceEvents": self.events}
-            ),
-            indent=2,
-        )
+        """Return the JSON of the trace."""
+        content = {**self.header, "traceEvents": self.events}
+        encoded = msgspec.json.Encoder(decimal_format="number").encode(content)
+        return msgspec.json.format(encoded, indent=2)
 
     def write(self, path: Path) -> Path:
-        """Write the file, packed if its name says so."""
-        path.write_bytes(
-            gzip.compress(self.text(), mtime=0) if path.suffix == ".gz" else self.text()
-        )
+        """Write the trace, and return the path. It is compressed if the path ends in `.gz`."""
+        text = self.text()
+        path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
         return path
 
     def read(self, folder: Path) -> RecordedTrace:
-        """Write the file and read it."""
+        """Write the trace, and read it with lflops."""
         return read_trace(self.write(folder / "by_hand.pt.trace.json"))
 
 
-def small_gpu_trace(**header: Any) -> TraceByHand:
-    """Two steps of 1000 ns on a chip of the table.
+def _type_of(shape: Sequence[int]) -> str:
+    """Return the type of an argument with this shape. Only a tensor has a shape."""
+    return "float" if shape else "Scalar"
 
-    A product of 2 x 3 x 4, a copy, a collective, idle time of each usual kind.
+
+def small_gpu_trace(**header: Any) -> TraceByHand:
+    """Return a trace of two steps of 1000 ns on an H100.
+
+    Each step has a matmul with 2 * 3 * 4 MACs, a collective, a copy, and idle time.
     """
     device = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85018279936}
     trace = TraceByHand(
@@ -193,5 +215,5 @@ def small_gpu_trace(**header: Any) -> TraceByHand:
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:
-    """A trace's text without spaces."""
+    """Return a trace as JSON without spaces."""
     return json.dumps(value, separators=(",", ":")).encode()

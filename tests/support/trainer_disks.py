@@ -10,13 +10,17 @@ from tests.support.lightning_runs import Classifier, fit, watching
 from tests.support.trainer_ranks import SOON, rank, train
 
 LARGEST_FILE = 2048
-"""Bytes: less than any file of a window has."""
+"""Size limit in bytes. Every file of a window is larger."""
 
 
 class Watched(NamedTuple):
-    """What a training with a monitor leaves.
+    """The results of a training run with a monitor.
 
-    The profiles, the files below the folder, and what the monitor warned of.
+    Attributes:
+        profiles: The profiles.
+        files: The files in the folder, with relative paths.
+        warned: The warnings of the monitor.
+        steps: The number of steps that the run has done.
     """
 
     profiles: list[Profile]
@@ -26,7 +30,10 @@ class Watched(NamedTuple):
 
 
 def on_a_full_disk(folder: Path) -> Watched:
-    """No file gets longer than a little: this process's, Kineto's, or that of a process of ours."""
+    """Train while no file may be larger than `LARGEST_FILE`.
+
+    The limit applies to the files of this process, of Kineto, and of the child processes of lflops.
+    """
     monitor = watching(
         on_error="warn", trace=True, html=True, dirpath=folder, output_file=folder / "summary.txt"
     )
@@ -42,7 +49,7 @@ def on_a_full_disk(folder: Path) -> Watched:
 
 
 def where_the_second_cannot_write(folder: Path) -> Watched:
-    """Every rank traces; for the folder of the second one there is a file in the way."""
+    """Train two ranks with traces. Rank 1 has a file where its folder should be."""
     own = folder / str(rank())
     if rank():
         own.touch()
@@ -57,9 +64,6 @@ def _watched(
     profiles: list[Profile], folder: Path, warned: list[warnings.WarningMessage], steps: int
 ) -> Watched:
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    return Watched(
-        profiles,
-        files,
-        [text for each in warned if (text := str(each.message)).startswith("FlopsMonitor")],
-        steps,
-    )
+    texts = [str(each.message) for each in warned]
+    of_monitor = [text for text in texts if text.startswith("FlopsMonitor")]
+    return Watched(profiles, files, of_monitor, steps)

@@ -1,8 +1,7 @@
-"""Train with Trainers in the processes of one group.
+"""Train with Trainers in the processes of one process group.
 
-As a script, it is a training run for which Lightning itself starts the ranks.
-
-python trainer_ranks.py FOLDER
+`python trainer_ranks.py FOLDER` is a training run for which Lightning itself starts the ranks. It
+writes profiles and traces to the folder.
 """
 
 import functools
@@ -36,37 +35,41 @@ from tests.support.processes import fork_context
 
 WIDE = 12
 BATCHES = 16
-"""Of each rank."""
+"""Number of batches of each rank."""
 FEW = 10
-"""With so many the window is told of at the end: it waits for clean steps until then."""
+"""Number of batches with which the window of `SOON` closes only at the end of the run.
+
+Until then it waits for unprofiled steps.
+"""
 SECONDS = 600
-"""That the processes may take for anything."""
+"""Timeout of the processes in seconds."""
 FIRST = Schedule(wait=0, warmup=1, active=2)
-"""Counts the first batch of all."""
+"""A schedule whose counting step is the first batch of the run."""
 SOON = Schedule(wait=1, warmup=2, active=2)
 IN_THE_WINDOW = 3
-"""A batch of this schedule's."""
+"""Index of a batch in the window of `SOON`."""
 FEWER = FEW - 1
-"""With so many its window still waits for a clean step when the training ends, so nobody has told of it before."""
+"""Number of batches with which the window of `SOON` still lacks an unprofiled step at the end.
+
+So no rank has sent its report on the window before the training ends.
+"""
 
 
 class Ranks:
-    """Processes that know which rank each of them is, as a launcher tells it.
+    """Processes with the environment variables with which a launcher sets their ranks.
 
-    What takes long to import is imported once for all.
+    They are forks of a process that has imported the slow modules.
     """
 
     def __init__(self, world: int) -> None:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
-        self._ranks = [
-            ProcessPoolExecutor(
-                1,
-                mp_context=fork_context(),
-                initializer=_stand,
-                initargs=(place | {"LOCAL_RANK": str(rank)},),
+        self._ranks = []
+        for rank in range(world):
+            environment = place | {"LOCAL_RANK": str(rank)}
+            executor = ProcessPoolExecutor(
+                1, mp_context=fork_context(), initializer=_set_environment, initargs=(environment,)
             )
-            for rank in range(world)
-        ]
+            self._ranks.append(executor)
 
     def __enter__(self) -> Self:
         return self
@@ -78,28 +81,29 @@ class Ranks:
             rank.shutdown()
 
     def run(self, function: Callable[..., Any], *given: Any) -> list[Any]:
-        """What each gives.
+        """Call a function on all ranks, and return the results.
 
         Raises:
-            ExceptionGroup: With the error of each rank that was left by one.
+            ExceptionGroup: The errors of all ranks on which the function raised one.
         """
         outcomes = self.outcomes(function, *given)
-        if errors := [outcome for outcome in outcomes if isinstance(outcome, Exception)]:
+        errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        if errors:
             raise ExceptionGroup("ranks were left by errors", errors)
         return outcomes
 
     def outcomes(self, function: Callable[..., Any], *given: Any) -> list[Any]:
-        """What each gives, or the error that it is left by."""
+        """Call a function on all ranks, and return the result or the error of each rank."""
         running = [rank.submit(function, *given) for rank in self._ranks]
         return [each.exception(SECONDS) or each.result() for each in running]
 
 
-def _stand(place: dict[str, str]) -> None:
-    os.environ.update(place)
+def _set_environment(variables: dict[str, str]) -> None:
+    os.environ.update(variables)
 
 
 class Layers(nn.Module):
-    """Two that may be spread over ranks, and a head that each rank has whole."""
+    """Two layers that may be divided among ranks, and a head that each rank has completely."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,9 +116,9 @@ class Layers(nn.Module):
 
 
 class Spread(LightningModule):
-    """Layers that are spread as the strategy wants it, with a record of the losses.
+    """A module that distributes its layers as the strategy requires, and records its losses.
 
-    Draws from every generator.
+    It draws random numbers from torch, Python and NumPy.
     """
 
     def __init__(self) -> None:
@@ -125,18 +129,19 @@ class Spread(LightningModule):
     def configure_model(self) -> None:
         if self.device_mesh is None:
             return
-        data, tensor = self.device_mesh["data_parallel"], self.device_mesh["tensor_parallel"]
+        data = self.device_mesh["data_parallel"]
+        tensor = self.device_mesh["tensor_parallel"]
         if tensor.size() > 1:
-            parallelize_module(
-                self.net, tensor, {"up": ColwiseParallel(), "down": RowwiseParallel()}
-            )
+            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+            parallelize_module(self.net, tensor, plan)
         if data.size() > 1:
             for module in (self.net.up, self.net.down, self.net):
                 fully_shard(module, mesh=data)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
-        drawn = random.random() + float(np.random.rand())  # noqa: NPY002, S311 - the global ones are what can be left changed
+        # The global generators are used because lflops could leave their states changed.
+        drawn = random.random() + float(np.random.rand())  # noqa: NPY002, S311
         loss = F.cross_entropy(self.net(x) * drawn, y)
         self.losses.append(bits(loss))
         return loss
@@ -145,22 +150,18 @@ class Spread(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
     def facts(self) -> Facts:
-        """What became of it on this rank."""
-        whole = {
-            name: getattr(tensor, "to_local", lambda tensor=tensor: tensor)()
-            for name, tensor in self.state_dict().items()
-        }
-        return {
-            "losses": self.losses,
-            **{name: bits(tensor) for name, tensor in whole.items()},
-            **random_numbers(),
-        }
+        """Return the results of training on this rank: losses, weights and random states."""
+        weights = {}
+        for name, tensor in self.state_dict().items():
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            weights[name] = bits(local)
+        return {"losses": self.losses} | weights | random_numbers()
 
 
 class Flat(DDPStrategy):
-    """As Lightning's `FSDPStrategy` on a device that it is not for.
+    """A strategy that does the same as Lightning's `FSDPStrategy`, but on the CPU.
 
-    The LightningModule is within the outermost unit, layers are others.
+    The outermost FSDP unit contains the LightningModule, and large layers are separate units.
     """
 
     def _setup_model(self, model: Any) -> Any:
@@ -181,22 +182,26 @@ STRATEGIES: dict[str, tuple[int, int, Callable[[], Any]]] = {
         lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2),
     ),
 }
-"""By how many the data and the tensors are divided, and Lightning's strategy for that."""
+"""Ways to distribute a model, by name.
+
+The numbers are the ranks that divide the data and the ranks that divide the tensors. The function
+makes Lightning's strategy.
+"""
 
 
 def rank() -> int:
-    """Which this process is."""
+    """Return the rank of this process."""
     return int(os.environ["LOCAL_RANK"])
 
 
 def train(
     name: str, *callbacks: Any, module: Spread | None = None, batches: int = BATCHES, **options: Any
 ) -> Spread:
-    """From the same beginning."""
+    """Train with one of the `STRATEGIES`, with the same seeds in every run."""
     data, tensor, strategy = STRATEGIES[name]
     torch.manual_seed(0)
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - the global one is what models draw from
+    np.random.seed(0)  # noqa: NPY002 - the modules draw from the global generator
     module = Spread() if module is None else module
     fit(
         module,
@@ -210,7 +215,7 @@ def train(
 
 
 class Draws(Callback):
-    """Draws a number in the middle of the run, on the last rank alone."""
+    """Draw a random number in the middle of the run, only on the last rank."""
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -220,7 +225,15 @@ class Draws(Callback):
 
 
 class Trained(NamedTuple):
-    """What one rank has of a training from its very first batch, of one whose window opens later, and of two that nobody watched."""
+    """The results of four training runs on one rank.
+
+    Attributes:
+        first: Profiles of a monitor whose window begins with the first batch.
+        later: Profiles of a monitor whose window begins later.
+        watched: Results of the runs with these two monitors.
+        alone: Results of a run without a monitor.
+        meddled: Results of a run without a monitor, in which one rank draws a random number more.
+    """
 
     first: list[Profile]
     later: list[Profile]
@@ -230,25 +243,29 @@ class Trained(NamedTuple):
 
 
 def trained(name: str) -> Trained:
-    """One after the other in the same processes: nothing of the first is in any cache."""
-    first, later = watching(schedule=FIRST), watching(schedule=SOON)
+    """Train four times in the same processes, with and without monitors.
+
+    A run with a monitor comes first, so that no cache has results of an earlier run.
+    """
+    first = watching(schedule=FIRST)
+    later = watching(schedule=SOON)
     watched = [train(name, monitor).facts() for monitor in (first, later)]
-    return Trained(
-        first.profiles, later.profiles, watched, train(name).facts(), train(name, Draws()).facts()
-    )
+    alone = train(name).facts()
+    meddled = train(name, Draws()).facts()
+    return Trained(first.profiles, later.profiles, watched, alone, meddled)
 
 
 def on_a_device(strategy: str) -> list[Profile]:
-    """Of a training with one of Lightning's strategies that are for GPUs alone."""
+    """Train on a GPU with one of Lightning's strategies that need one, and return the profiles."""
     monitor = watching(schedule=SOON)
     fit(Spread(), monitor, batches=BATCHES, strategy=strategy, accelerator="gpu")
     return monitor.profiles
 
 
 class Mixed(Spread):
-    """Multiplies what the first layer gave with itself.
+    """A module that multiplies the result of the first layer by itself.
 
-    Under tensor parallelism each rank does that with its own columns.
+    Under tensor parallelism, each rank multiplies its own columns.
     """
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -258,8 +275,12 @@ class Mixed(Spread):
 
 
 def mixed(*, told: bool) -> list[Profile]:
-    """What the monitor tells, beside a count in one piece or not."""
-    whole, batch = Mixed(), next(iter(loader(1)))
+    """Train with tensor parallelism, and return the profiles.
+
+    If `told` is true, the monitor receives a count of the whole model as `logical`.
+    """
+    whole = Mixed()
+    batch = next(iter(loader(1)))
     with lflops.counting(whole) as counted:
         whole.training_step(batch, 0).backward()
     monitor = watching(schedule=SOON, logical=counted.profile if told else None)
@@ -268,9 +289,12 @@ def mixed(*, told: bool) -> list[Profile]:
 
 
 class Ended(NamedTuple):
-    """How a training ended on a rank.
+    """The end of a training run on one rank.
 
-    By which error, after how many steps, and what the monitor tells of it.
+    Attributes:
+        error: Name of the class of the error that ended it; `None` if there was none.
+        losses: Number of steps.
+        profiles: The profiles of the monitor.
     """
 
     error: str | None
@@ -279,27 +303,30 @@ class Ended(NamedTuple):
 
 
 def ended(deed: str, watched: bool) -> Ended:
-    """Train while the last rank comes to grief.
+    """Train two ranks while something goes wrong on the last rank.
 
-    Its process ends with its training, unless that goes on.
+    If its training ends with an error, its process ends too.
+
+    Args:
+        deed: What goes wrong, a key of `GIVEN`.
+        watched: Whether there is a monitor.
     """
-    gather.EXIT_SECONDS = (
-        60.0  # nobody waits for so long: all have handed in what they have long before
-    )
+    # No rank really waits for so long, because all ranks send their reports long before.
+    gather.EXIT_SECONDS = 60.0
     module = Failing(deed) if deed in {"raises", "is killed"} else Spread()
     units = _raising if deed == "cannot be watched" and rank() else None
     monitor = watching(schedule=SOON, gather_timeout=GIVEN[deed], on_error="warn", units=units)
-    more = [Leaving()] if deed == "is killed at the end" else []
+    callbacks: list[Any] = []
+    batches = FEW
+    if deed == "is killed at the end":
+        callbacks.append(Leaving())
+        batches = FEWER
+    if watched:
+        callbacks.append(monitor)
     error = None
     try:
-        train(
-            "ddp",
-            *more,
-            *([monitor] if watched else []),
-            module=module,
-            batches=FEWER if more else FEW,
-        )
-    except Exception as left:  # noqa: BLE001 - whatever it is, it is what is asked for
+        train("ddp", *callbacks, module=module, batches=batches)
+    except Exception as left:  # noqa: BLE001 - the class of any error is a result
         error = type(left).__name__
         if rank():
             os._exit(1)
@@ -312,11 +339,15 @@ GIVEN = {
     "cannot be watched": 100.0,
     "is killed at the end": 4.0,
 }
-"""Seconds: where nobody is to be waited for as many as would fail the test, else a few."""
+"""For each misfortune, the `gather_timeout` of the monitor in seconds.
+
+It is so long that a test fails if a rank waits for it. Only if the last rank is killed at the end,
+the first rank has to wait, so the timeout is short.
+"""
 
 
 class Failing(Spread):
-    """On the last rank, in the window."""
+    """A module that raises an error or kills its process, on the last rank and in the window."""
 
     def __init__(self, deed: str) -> None:
         super().__init__()
@@ -331,7 +362,7 @@ class Failing(Spread):
 
 
 class Leaving(Callback):
-    """Kills the last rank when its last step is over, before the monitor can tell of it."""
+    """Kill the last rank after its last step, before the monitor can send its report."""
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if trainer.global_rank:
@@ -343,7 +374,7 @@ def _raising(batch: Any) -> Any:
 
 
 class Uneven(Spread):
-    """Has so many batches to be validated with on each rank."""
+    """A module whose ranks have different numbers of validation batches."""
 
     def __init__(self, batches: tuple[int, int]) -> None:
         super().__init__()
@@ -358,7 +389,13 @@ class Uneven(Spread):
 
 
 class Validated(NamedTuple):
-    """What the monitor tells, what became of the training, and of one that nobody watched."""
+    """The results of two training runs with validation.
+
+    Attributes:
+        profiles: The profiles of the monitor.
+        watched: Results of the run with the monitor.
+        alone: Results of the run without a monitor.
+    """
 
     profiles: list[Profile]
     watched: Facts
@@ -366,9 +403,11 @@ class Validated(NamedTuple):
 
 
 def validated(batches: tuple[int, int], folder: Path) -> Validated:
-    """Train and validate, three times within the fit.
+    """Train with and without a monitor, and validate three times in each run.
 
-    The folder outlives it: a rank whose report nobody takes keeps it there.
+    Args:
+        batches: Number of validation batches of each rank.
+        folder: The folder of the monitor. A rank whose report is not collected writes it there.
     """
     schedule = Schedule(wait=1, warmup=1, active=1)
     monitor = watching(
@@ -378,17 +417,20 @@ def validated(batches: tuple[int, int], folder: Path) -> Validated:
         dirpath=folder,
     )
     options = {"use_distributed_sampler": False, "val_check_interval": 4, "num_sanity_val_steps": 0}
-    # The first of all trainings in a process draws other numbers than those that follow, watched or
-    # not.
-    _, watched, alone = (
-        train("ddp", *each, module=Uneven(batches), batches=6, **options).facts()
-        for each in ([], [monitor], [])
-    )
+
+    def results(*callbacks: Any) -> Facts:
+        return train("ddp", *callbacks, module=Uneven(batches), batches=6, **options).facts()
+
+    # The first training run in a process draws other random numbers than the later ones, with or
+    # without a monitor. So its results are not used.
+    results()
+    watched = results(monitor)
+    alone = results()
     return Validated(monitor.profiles, watched, alone)
 
 
 class Reader(Callback):
-    """Notes how many windows were told of before the last step."""
+    """A callback that records the number of profiles before the last step, as `told`."""
 
     def __init__(self, monitor: Any) -> None:
         self.monitor = monitor
@@ -401,12 +443,15 @@ class Reader(Callback):
 
 
 def told_meanwhile() -> int:
-    """How many windows the main process has told of while the training went on, with time enough for it."""
+    """Return the number of profiles that the monitor has published before the end of training.
+
+    After each step, the run waits for reports in progress.
+    """
     monitor = watching(schedule=SOON)
     reader = Reader(monitor)
 
     class Waiting(Callback):
-        """Has patience for what is under way, as a step that takes long."""
+        """Wait for the reports in progress after each step, as if the step was long."""
 
         def on_train_batch_end(
             self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

@@ -1,4 +1,4 @@
-"""Training runs in groups with a store that other connections cannot reach, or without a store."""
+"""Training runs in process groups whose store refuses further connections or has gone away."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from tests.support.trainer_ranks import FEW, IN_THE_WINDOW, SECONDS, SOON, Sprea
 
 
 class OneConnection(Store):
-    """A store of somebody's own, as a launcher may have one."""
+    """A store that cannot be cloned, like the store of some launchers."""
 
     def __init__(self, store: TCPStore) -> None:
         super().__init__()
@@ -52,37 +52,33 @@ class OneConnection(Store):
 
 @cache
 def join() -> OneConnection:
-    """Make the group, before Lightning would.
+    """Make the process group before Lightning does.
 
-    The first rank's store is the server of both: the cache keeps it until the process ends.
+    The store of rank 0 is the server for both ranks, so the cache keeps it until the process ends.
     """
     port = int(os.environ["MASTER_PORT"])
-    store = OneConnection(
-        TCPStore("127.0.0.1", port, 2, rank() == 0, timeout=timedelta(seconds=SECONDS))
-    )
-    distributed.init_process_group(
-        "gloo", store=store, rank=rank(), world_size=2, timeout=timedelta(seconds=SECONDS)
-    )
+    timeout = timedelta(seconds=SECONDS)
+    store = OneConnection(TCPStore("127.0.0.1", port, 2, rank() == 0, timeout=timeout))
+    distributed.init_process_group("gloo", store=store, rank=rank(), world_size=2, timeout=timeout)
     return store
 
 
 def without_a_store(folder: Path) -> tuple[list[Profile], list[str]]:
-    """What the monitor tells, and warns of.
+    """Train with a store that cannot be cloned, and return the profiles and the monitor's warnings.
 
-    Both ranks close the window at the same step: at the end.
+    Both ranks close the window at the same step, at the end of the run.
     """
     join()
     monitor = watching(schedule=SOON, dirpath=folder)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         train("ddp", monitor, batches=FEW)
-    return monitor.profiles, [
-        said for each in warned if (said := str(each.message)).startswith("FlopsMonitor")
-    ]
+    texts = [str(each.message) for each in warned]
+    return monitor.profiles, [text for text in texts if text.startswith("FlopsMonitor")]
 
 
 class Killed(Spread):
-    """On the first rank, in the window."""
+    """A module that kills its process on rank 0, in the window."""
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         if not self.global_rank and batch_idx == IN_THE_WINDOW:
@@ -91,7 +87,10 @@ class Killed(Spread):
 
 
 def without_the_first(folder: Path) -> str:
-    """By what the second's training is left when the first rank is killed, with the store in its process."""
+    """Train until rank 0 is killed, whose process has the store.
+
+    Returns the name of the class of the error that ends training on rank 1, or "nothing".
+    """
     try:
         train("ddp", watching(schedule=SOON, dirpath=folder, on_error="warn"), module=Killed())
     except RuntimeError as error:
@@ -100,9 +99,10 @@ def without_the_first(folder: Path) -> str:
 
 
 class Refusing:
-    """Stands before a store's server, and lets one connection through.
+    """A proxy for the server of a store that accepts only one connection.
 
-    A machine that allows no second one.
+    Attributes:
+        port: The port of the proxy.
     """
 
     def __init__(self, port: int) -> None:
@@ -120,35 +120,41 @@ class Refusing:
 
 
 def _pass_on(one: socket.socket, other: socket.socket) -> None:
+    """Send everything that is received from one socket to the other."""
     with contextlib.suppress(OSError):
-        while data := one.recv(1 << 16):
+        data = one.recv(1 << 16)
+        while data:
             other.sendall(data)
+            data = one.recv(1 << 16)
 
 
 def on_a_refused_connection() -> tuple[list[Profile], timedelta, int]:
-    """What the monitor tells, the timeout of the group's store afterwards, and the steps that the training made.
+    """Train while rank 1 can have only one connection to the store.
 
-    The second rank's way to the store refuses what comes after the group's own connection. The
-    group waits for an hour.
+    The process group uses this connection, so lflops cannot open another one. The timeout of the
+    group is an hour.
+
+    Returns:
+        The profiles, the timeout of the group's store afterwards, and the number of steps.
     """
     hour = timedelta(hours=1)
-    server = (
-        TCPStore(
-            "127.0.0.1", int(os.environ["MASTER_PORT"]), 2, is_master=True, wait_for_workers=False
-        )
-        if rank() == 0
-        else None
-    )
     port = int(os.environ["MASTER_PORT"])
-    while server is None:
-        with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", port)).close()
-            break
-    store = server or TCPStore(
-        "127.0.0.1", Refusing(port).port, 2, is_master=False, wait_for_workers=False
-    )
+    if rank() == 0:
+        store = TCPStore("127.0.0.1", port, 2, is_master=True, wait_for_workers=False)
+    else:
+        _wait_for_server(port)
+        proxy = Refusing(port).port
+        store = TCPStore("127.0.0.1", proxy, 2, is_master=False, wait_for_workers=False)
     store.set_timeout(hour)
     distributed.init_process_group("gloo", store=store, rank=rank(), world_size=2, timeout=hour)
     monitor = watching(schedule=SOON, gather_timeout=6.0, on_error="warn")
     module = train("ddp", monitor)
     return monitor.profiles, store.timeout, len(module.losses)  # type: ignore[attr-defined]
+
+
+def _wait_for_server(port: int) -> None:
+    """Wait until the server of rank 0 accepts connections."""
+    while True:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return

@@ -23,16 +23,22 @@ from typing import NamedTuple, Self
 from tests.support.repository import ROOT
 
 SECONDS = 900
-"""After which a script is killed."""
+"""Seconds after which a script is killed."""
 LOADED = ("torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torchmetrics")
-"""What takes long, of others.
+"""Packages that take long to import.
 
-Lightning loads the last one, and that loads transformers where they are installed.
+Lightning imports torchmetrics, and torchmetrics imports transformers if it is installed.
 """
 
 
 class Script(NamedTuple):
-    """A program's text and its arguments, as `python -c` takes them, and the folder that it has lflops from."""
+    """A script as for `python -c`.
+
+    Attributes:
+        code: The code.
+        arguments: The arguments, which are converted to text.
+        path: The folder from which it imports lflops.
+    """
 
     code: str
     arguments: tuple[object, ...] = ()
@@ -40,7 +46,13 @@ class Script(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The exit status, negative for a signal, and what was printed."""
+    """The result of a script.
+
+    Attributes:
+        status: The exit status; negative for a signal.
+        out: The text on stdout.
+        err: The text on stderr.
+    """
 
     status: int
     out: str
@@ -48,9 +60,9 @@ class Ended(NamedTuple):
 
 
 class WarmPython:
-    """The program that loads once, and runs scripts when it is asked to.
+    """A server process that imports torch once and runs scripts on request.
 
-    It starts with the first of them.
+    It starts with the first request.
     """
 
     def __init__(self) -> None:
@@ -64,15 +76,15 @@ class WarmPython:
             self._server.communicate()
 
     def run(self, code: str, *arguments: object) -> Ended:
-        """Run one script in the repository's folder, to its end."""
+        """Run one script in the folder of the repository, and wait for its end."""
         return self.together([Script(code, arguments)])[0]
 
     def together(self, scripts: Sequence[Script]) -> list[Ended]:
-        """Run them at once, each in its process, and wait for all."""
+        """Run scripts at the same time, each in a separate process, and wait for all of them."""
         if self._server is None:
             command = [sys.executable, "-m", "tests.support.warm_python"]
-            # torch would load lflops as one of its backends, and a script has its own folder to
-            # load it from.
+            # Otherwise torch would import lflops as one of its backends, but each script imports
+            # lflops from its own folder.
             environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
             self._server = subprocess.Popen(
                 command,
@@ -84,36 +96,35 @@ class WarmPython:
             )
         assert self._server.stdin is not None
         assert self._server.stdout is not None
+        to_run = []
+        for script in scripts:
+            arguments = [str(each) for each in script.arguments]
+            to_run.append((script.code, arguments, str(script.path)))
         with tempfile.TemporaryDirectory() as folder:
-            request = {
-                "folder": folder,
-                "environment": dict(os.environ),
-                "scripts": [
-                    (script.code, [str(each) for each in script.arguments], str(script.path))
-                    for script in scripts
-                ],
-            }
+            request = {"folder": folder, "environment": dict(os.environ), "scripts": to_run}
             print(json.dumps(request), file=self._server.stdin, flush=True)
             statuses = json.loads(self._server.stdout.readline())
-            printed = [
-                [Path(folder, f"{name}{number}").read_text("utf-8") for name in ("out", "err")]
-                for number in range(len(scripts))
-            ]
-        return [Ended(status, *texts) for status, texts in zip(statuses, printed, strict=True)]
+            ended = []
+            for number, status in enumerate(statuses):
+                out = Path(folder, f"out{number}").read_text("utf-8")
+                err = Path(folder, f"err{number}").read_text("utf-8")
+                ended.append(Ended(status, out, err))
+        assert len(ended) == len(scripts)
+        return ended
 
 
 def asked() -> str | None:
-    """A script's text, in the process that is to run it.
+    """Fork a child for each requested script.
 
-    None in the one that runs none, when its input ends.
+    In a child, return the code that it must run. In the server, return `None` when the input ends.
     """
     for line in sys.stdin:
         request = json.loads(line)
         children = []
         for number, (code, arguments, path) in enumerate(request["scripts"]):
-            with warnings.catch_warnings(
-                action="ignore"
-            ):  # Python 3.12 warns of threads; those of torch's libraries wait for work
+            # Python 3.12 warns about a fork of a process with threads. The threads of torch's
+            # libraries only wait for work, so this is safe.
+            with warnings.catch_warnings(action="ignore"):
                 child = os.fork()
             if not child:
                 os.environ.clear()
@@ -131,10 +142,9 @@ def asked() -> str | None:
 
 
 def _redirect(folder: Path, number: int) -> None:
-    """Read from nowhere, and write into the files that the one who asked reads."""
-    for target, name in enumerate(
-        [Path(os.devnull), folder / f"out{number}", folder / f"err{number}"]
-    ):
+    """Let stdin be empty, and let stdout and stderr go to the files that `together` reads."""
+    files = [Path(os.devnull), folder / f"out{number}", folder / f"err{number}"]
+    for target, name in enumerate(files):
         opened = os.open(name, os.O_RDWR | os.O_CREAT)
         os.dup2(opened, target)
         os.close(opened)
@@ -143,6 +153,9 @@ def _redirect(folder: Path, number: int) -> None:
 if __name__ == "__main__":
     for module in LOADED:
         importlib.import_module(module)
-    gc.freeze()  # else each would copy all that is loaded only to look through it
-    if (script := asked()) is not None:
-        exec(compile(script, "<script>", "exec"), {"__name__": "__main__"})  # noqa: S102 - as `python -c` does
+    # Without this, a garbage collection in a child would touch, and so copy, all loaded objects.
+    gc.freeze()
+    script = asked()
+    if script is not None:
+        # This is what `python -c` does.
+        exec(compile(script, "<script>", "exec"), {"__name__": "__main__"})  # noqa: S102

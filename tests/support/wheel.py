@@ -1,4 +1,4 @@
-"""Install the files of lflops as pip would, with the entry points that other packages use."""
+"""Build and unpack a wheel of lflops, so that its entry points exist as after `pip install`."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from tests.support.repository import ROOT
 
 
 def unpacked_wheel(folder: Path) -> Path:
-    """Build a wheel and unpack it there."""
+    """Build a wheel in a folder, unpack it there, and return the folder."""
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
         cwd=ROOT,

@@ -1,3 +1,8 @@
+"""Test the server of the LFLOPS tab in a real TensorBoard, with its two data loaders.
+
+Tests that need no server call the functions that pack, read and check payloads.
+"""
+
 import json
 import os
 import subprocess
@@ -34,7 +39,7 @@ TRACE = b"a trace"
 
 @pytest.fixture(scope="module")
 def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two good windows of one run, and a run of all that can be wrong."""
+    """Write two good windows of one run, and a run with every kind of bad value."""
     path = tmp_path_factory.mktemp("logs")
     with SummaryWriter(path / "good") as writer:
         lflops.tensorboard.log(writer, small_profile(), 8)
@@ -56,10 +61,16 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PROBLEMS = [
     "cut of run bad, step 0 is unreadable: its end is missing",
     "foreign of run bad is not a summary of lflops",
-    "future of run bad has format 1, but this lflops reads 4: show it with the version of lflops that wrote it",
+    (
+        "future of run bad has format 1, but this lflops reads 4: show it with the version "
+        "of lflops that wrote it"
+    ),
     "large of run bad, step 0 is not a summary of lflops",
     "mixed of run bad, step 1 is unreadable: it is damaged, or not compressed with deflate",
-    "newer of run bad, step 0 has format 12, but this lflops reads 4: show it with the version of lflops that wrote it",
+    (
+        "newer of run bad, step 0 has format 12, but this lflops reads 4: show it with the "
+        "version of lflops that wrote it"
+    ),
     "other of run bad, step 0 is not a summary of lflops",
     "text of run bad, step 0 is unreadable: it is damaged, or not compressed with deflate",
 ]
@@ -67,15 +78,15 @@ PROBLEMS = [
 
 @pytest.fixture(scope="module", params=["--load_fast=false", "--load_fast=true"])
 def server(logdir: Path, request: pytest.FixtureRequest) -> Iterator[Board]:
-    """With either of the loaders that TensorBoard has."""
+    """Start TensorBoard on the log directory, once with each of its two data loaders."""
     with board(logdir, request.param) as running:
         yield running
 
 
 def test_what_can_be_shown_is_listed_and_what_cannot_is_named(server: Board) -> None:
-    """The unreadable, the future and the foreign one with the reason.
+    """Each unreadable, newer or foreign value is listed as a problem with its reason.
 
-    The windows beside them all the same.
+    The readable windows of the same run are listed nevertheless.
     """
     found = server.windows(expected=4 + len(PROBLEMS))
     assert PROBLEMS == sorted(found["problems"])
@@ -89,7 +100,11 @@ def test_what_can_be_shown_is_listed_and_what_cannot_is_named(server: Board) -> 
 
 
 def test_what_is_listed_has_the_figures_that_it_is_followed_by(server: Board) -> None:
-    """3 ms and 4 samples a step, a peak of 3000 bytes; MFU and tokens are unknown."""
+    """The list has the figures of a window that the page shows as trends over steps.
+
+    By `small_profile`, a step takes 3 ms and has 4 samples, and the peak is 3000 bytes. The list
+    has no MFU and no tokens per second, because they are unknown.
+    """
     found = server.windows(expected=4 + len(PROBLEMS))
     shown = found["windows"][0]["head"]
     figures = shown["figures"]
@@ -103,9 +118,9 @@ def test_what_is_listed_has_the_figures_that_it_is_followed_by(server: Board) ->
 
 
 def test_a_window_comes_as_it_was_logged(server: Board, logdir: Path) -> None:
-    """Deflated where the browser takes that, else inflated.
+    """A window is sent as it was logged, compressed only if the request accepts deflate.
 
-    Its traces are named as they are reached from the run's folder.
+    In the payload, the paths of traces are relative to the folder of the run.
     """
     server.windows(expected=4 + len(PROBLEMS))
     logged = msgspec.json.encode(payload(analyze(small_profile()), logdir / "good"))
@@ -118,7 +133,11 @@ def test_a_window_comes_as_it_was_logged(server: Board, logdir: Path) -> None:
 
 
 def test_the_timeline_of_a_window_comes_by_itself(server: Board) -> None:
-    """As Python makes it, deflated where the browser takes that; a window that has none says so."""
+    """The timeline of a window has its own route; without a timeline, the reply is 404.
+
+    It equals the timeline that Python computes, and is compressed only if the request accepts
+    deflate.
+    """
     server.windows(expected=4 + len(PROBLEMS))
     analysis = analyze(small_profile())
     logged = msgspec.json.encode(timeline(analysis, payload(analysis).memory))
@@ -127,14 +146,13 @@ def test_the_timeline_of_a_window_comes_by_itself(server: Board) -> None:
             "timeline", run="good", tag="lflops/fit/profile", step=8, accept=accept
         )
         assert (200, sent) == (status, body)
-    assert (404, b"this window has no timeline") == server.get(
-        "timeline", run="bad", tag="bare", step=0
-    )[::2]
+    status, _, body = server.get("timeline", run="bad", tag="bare", step=0)
+    assert (404, b"this window has no timeline") == (status, body)
     assert 404 == server.get("timeline", run="good", tag="lflops/fit/profile", step=7)[0]
 
 
 def test_a_window_that_cannot_be_shown_is_refused(server: Board) -> None:
-    """With the reason; and one that is not there is not found, whatever it is called."""
+    """The reply for an unreadable window gives the reason; an unknown window is not found."""
     server.windows(expected=4 + len(PROBLEMS))
     status, _, body = server.get("window", run="bad", tag="large", step=0)
     assert (422, f"this window inflates to more than {LARGEST} bytes".encode()) == (status, body)
@@ -147,7 +165,7 @@ def test_a_window_that_cannot_be_shown_is_refused(server: Board) -> None:
 
 
 def test_two_windows_are_compared(server: Board, logdir: Path) -> None:
-    """As Python compares their profiles; deflated where the browser takes that."""
+    """The comparison equals that of Python, compressed only if the request accepts deflate."""
     server.windows(expected=4 + len(PROBLEMS))
     logged = msgspec.json.encode(payload(analyze(small_profile()), logdir / "good"))
     before = {"before_run": "good", "before_tag": "lflops/fit/profile", "before_step": 8}
@@ -162,51 +180,42 @@ def test_two_windows_are_compared(server: Board, logdir: Path) -> None:
 
 
 def test_windows_that_cannot_be_compared_are_refused(server: Board) -> None:
-    """With the reason, which names the window; one that is not there is not found."""
+    """The reply names the window and the reason; an unknown window is not found."""
     server.windows(expected=4 + len(PROBLEMS))
     good = {"run": "good", "tag": "lflops/fit/profile", "step": 8}
+    before_good = {f"before_{name}": value for name, value in good.items()}
     for tag, problem in (
         ("cut", "is unreadable: its end is missing"),
         ("other", "is not a summary of lflops"),
     ):
         other = {"run": "bad", "tag": tag, "step": 0}
-        for before, after in (good, other), (other, good):
-            status, _, body = server.get(
-                "compare", **{f"before_{name}": each for name, each in before.items()}, **after
-            )
+        before_other = {f"before_{name}": value for name, value in other.items()}
+        for before, after in (before_good, other), (before_other, good):
+            status, _, body = server.get("compare", **before, **after)
             assert (422, f"{tag} of run bad, step 0 {problem}".encode()) == (status, body)
-    status, _, body = server.get(
-        "compare",
-        **{f"before_{name}": each for name, each in good.items()},
-        run="bad",
-        tag="bare",
-        step=0,
-    )
+    status, _, body = server.get("compare", **before_good, run="bad", tag="bare", step=0)
+    assert 422 == status
     assert (
-        422,
-        b"these windows lack data that a comparison needs: Object missing required field `modules`",
-    ) == (
-        status,
-        body,
+        b"these windows lack data that a comparison needs: Object missing required field `modules`"
+        == body
     )
-    assert (
-        404
-        == server.get("compare", **good)[0]
-        == server.get("compare", **good, before_run="good", before_tag="x", before_step=8)[0]
-    )
+    assert 404 == server.get("compare", **good)[0]
+    unknown = {"before_run": "good", "before_tag": "x", "before_step": 8}
+    assert 404 == server.get("compare", **good, **unknown)[0]
 
 
 def test_the_page_s_files_are_served_and_no_others(server: Board) -> None:
-    """The style sheet as it is, and one script with all modules that the entry imports, which gives TensorBoard `render`."""
+    """The tab serves only the style sheet and one script; all other paths are not found.
+
+    The script contains all modules that the entry imports, and exports `render` to TensorBoard.
+    """
     style = (ROOT / "lflops" / "page" / "shell" / "style.css").read_bytes()
-    (sheet, sheet_headers, sent), (status, headers, script) = (
-        server.get("shell/style.css"),
-        server.get("entry/tensorboard.js"),
-    )
-    assert (200, 200, style) == (sheet, status, sent)
-    assert ["text/css", "text/javascript"] == [
-        each["Content-Type"].partition(";")[0] for each in (sheet_headers, headers)
-    ]
+    status, headers, sheet = server.get("shell/style.css")
+    assert (200, style) == (status, sheet)
+    assert "text/css" == headers["Content-Type"].partition(";")[0]
+    status, headers, script = server.get("entry/tensorboard.js")
+    assert 200 == status
+    assert "text/javascript" == headers["Content-Type"].partition(";")[0]
     assert script.decode().endswith("export const { render } = $entry_tensorboard;\n")
     assert b"const $shell_app = (() => {" in script
     assert b"\nimport " not in script
@@ -215,15 +224,15 @@ def test_the_page_s_files_are_served_and_no_others(server: Board) -> None:
 
 
 def test_tensorboard_shows_the_tab_by_the_entry_point() -> None:
-    """What pyproject.toml names is the plugin."""
+    """The entry point in `pyproject.toml` names the plugin class."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["entry-points"]
     assert resolve_name(points["tensorboard_plugins"]["lflops"]) is Tab
 
 
 def test_the_tab_loads_nothing_that_it_does_not_need() -> None:
-    """What only training needs may be missing: plugins are loaded outside of any `try`.
+    """The tab imports no package that only training needs; comparing windows imports only msgspec.
 
-    Comparing needs msgspec.
+    TensorBoard imports plugins outside any `try`, so a failed import would stop TensorBoard.
     """
     heavy = {"torch", "lightning", "pytorch_lightning", "rich", "matplotlib", "msgspec"}
     for module, needed in (
@@ -231,16 +240,13 @@ def test_the_tab_loads_nothing_that_it_does_not_need() -> None:
         ("lflops.report.payload.compare", {"msgspec"}),
     ):
         code = f"import sys; import {module}; print(*{heavy - needed} & sys.modules.keys())"
-        assert (
-            ""
-            == subprocess.run(
-                [sys.executable, "-c", code], check=True, capture_output=True, text=True
-            ).stdout.strip()
-        )
+        command = [sys.executable, "-c", code]
+        ended = subprocess.run(command, check=True, capture_output=True, text=True)
+        assert "" == ended.stdout.strip()
 
 
 def test_a_payload_is_read_back() -> None:
-    """Up to the bound, and not beyond it."""
+    """A payload of at most `LARGEST` bytes is unpacked; a larger payload is refused."""
     assert SMALL == unpacked(packed(SMALL))
     start = b'{"lflops":4'
     whole = start + bytes(LARGEST - len(start))
@@ -251,7 +257,7 @@ def test_a_payload_is_read_back() -> None:
 
 @pytest.mark.parametrize("value", [None, "text", 1.5, b"", b"x"])
 def test_what_is_no_payload_is_refused(value: object) -> None:
-    """As an error that says so."""
+    """The error says what is wrong with the value."""
     with pytest.raises(ValueError, match=r"^is "):
         unpacked(value)
 
@@ -268,29 +274,39 @@ def test_what_is_no_payload_is_refused(value: object) -> None:
     ],
 )
 def test_what_is_no_head_shows_nothing(written: bytes) -> None:
-    """Whatever stands where it would be; nor does that of a payload that has none."""
+    """A head that is damaged or missing gives no figures, and no error."""
     empty: dict[str, object] = {"partial": False, "figures": {}, "ranges": {}}
     assert head(packed(b'{"lflops":4,"head":' + written)) in ({}, empty)
     assert {} == head(packed(b'{"lflops":4,"title":"x"}'))
 
 
 def test_of_a_head_only_what_has_its_type_is_taken() -> None:
-    """Numbers, words and pairs of numbers; the rest is left out."""
-    written = b'{"step":7,"kind":"fit","device":3,"figures":{"step":0.5,"pass":2,"x":"1","y":NaN},"ranges":{"step":[0.4,0.6],"z":[1]}}'
-    figures, ranges = {"step": 0.5, "pass": 2.0}, {"step": [0.4, 0.6]}
+    """Fields with an unexpected type are left out of the head.
+
+    Figures must be finite numbers, and ranges must be pairs of numbers.
+    """
+    written = (
+        b'{"step":7,"kind":"fit","device":3,"figures":{"step":0.5,"pass":2,"x":"1","y":NaN},'
+        b'"ranges":{"step":[0.4,0.6],"z":[1]}}'
+    )
+    figures = {"step": 0.5, "pass": 2.0}
+    ranges = {"step": [0.4, 0.6]}
     expected = {"kind": "fit", "step": 7, "partial": False, "figures": figures, "ranges": ranges}
     assert expected == head(packed(b'{"lflops":4,"head":' + written + b',"title":"x"}'))
 
 
 def test_versions_are_told_apart() -> None:
-    """Ours fits; a number is another version, however long; anything else is not ours."""
+    """Format 4 has no problem, other numbers are other versions, and any other text is foreign.
+
+    Of a very long number, the message shows only the first nine digits.
+    """
     assert "" == metadata_problem(b"4")
     assert metadata_problem(b"3" * 1000).startswith("has format 333333333, ")
     assert "is not a summary of lflops" == metadata_problem(b"") == metadata_problem(b"\xff")
 
 
 def test_a_writer_that_is_none_is_refused(tmp_path: Path) -> None:
-    """And one that is closed."""
+    """`log` accepts neither `None` nor a closed writer."""
     writer = SummaryWriter(tmp_path)
     writer.close()
     for given in (writer, None):
@@ -303,10 +319,12 @@ def test_a_writer_that_is_none_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
-    """A run whose summary names its trace, and one whose summary names whatever somebody would like to have."""
+    """Start TensorBoard on a run with a valid trace and a run with hostile or broken paths."""
     folder = tmp_path_factory.mktemp("traced")
-    logs, secret = folder / "logs", folder / NAME
-    (trace := logs / "good" / "lflops_traces" / "w" / NAME).parent.mkdir(parents=True)
+    logs = folder / "logs"
+    secret = folder / NAME
+    trace = logs / "good" / "lflops_traces" / "w" / NAME
+    trace.parent.mkdir(parents=True)
     (logs / "bad").mkdir()
     for file in (trace, logs / "bad" / "weights.pt"):
         file.write_bytes(TRACE)
@@ -317,17 +335,11 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
     (logs / "bad" / f"folder_{NAME}").mkdir()
     os.mkfifo(logs / "bad" / f"pipe_{NAME}")
     with SummaryWriter(logs / "good") as writer:
-        lflops.tensorboard.log(
-            writer, replace(small_profile(), trace=Trace(files={"0": str(trace)})), 8
-        )
+        with_trace = replace(small_profile(), trace=Trace(files={"0": str(trace)}))
+        lflops.tensorboard.log(writer, with_trace, 8)
     with SummaryWriter(logs / "bad") as writer:
-        write(
-            writer,
-            "asks",
-            packed(
-                json.dumps({"lflops": 4, "traces": [{"file": file} for file in REFUSED]}).encode()
-            ),
-        )
+        hostile = {"lflops": 4, "traces": [{"file": file} for file in REFUSED]}
+        write(writer, "asks", packed(json.dumps(hostile).encode()))
         write(writer, "odd", packed(b'{"lflops":4,"traces":[3,{"file":3},{}]}'))
         write(writer, "none", packed(b'{"lflops":4}'))
         write(writer, "cut", packed(SMALL)[:-9])
@@ -356,11 +368,11 @@ REFUSED = {
     ),
     f"a\0b/{NAME}": (404, b"the trace does not exist, or is still being written in the background"),
 }
-"""What a summary may name, and what comes of it."""
+"""Paths in the hostile summary, each with the status and the text of the reply."""
 
 
 def test_a_trace_is_served_by_the_summary_s_name(traced: Board) -> None:
-    """As it is, to be saved under its own name."""
+    """A trace is sent unchanged, as a download with the name of its file."""
     status, headers, body = traced.get(
         "trace", run="good", tag="lflops/fit/profile", step=8, index=0
     )
@@ -370,25 +382,24 @@ def test_a_trace_is_served_by_the_summary_s_name(traced: Board) -> None:
 
 @pytest.mark.parametrize("index", range(len(REFUSED)), ids=range(len(REFUSED)))
 def test_a_trace_that_is_none_or_elsewhere_is_refused(traced: Board, index: int) -> None:
-    """Whatever a summary names."""
+    """Each hostile or broken path is refused with its own reason."""
     status, _, body = traced.get("trace", run="bad", tag="asks", step=0, index=index)
     assert [*REFUSED.values()][index] == (status, body)
 
 
 def test_a_request_names_no_file(traced: Board) -> None:
-    """It says which of a summary's it wants.
+    """A request selects a trace by its index in the summary; it cannot name a file.
 
-    What a summary holds that is no list of files is refused as well.
+    An unknown run or an invalid index is not found, and a summary whose list of traces is damaged
+    is refused.
     """
     for run in ("../..", "/etc", "good/../good", "", "bad/linked"):
         assert 404 == traced.get("trace", run=run, tag="lflops/fit/profile", step=8, index=0)[0]
     for index in ("1", "-1", "", "x", "²", "0" * 9, NAME, f"../../{NAME}"):
-        assert (
-            404
-            == traced.get(
-                "trace", run="good", tag="lflops/fit/profile", step=8, index=index, file=NAME
-            )[0]
+        status, _, _ = traced.get(
+            "trace", run="good", tag="lflops/fit/profile", step=8, index=index, file=NAME
         )
+        assert 404 == status
     assert 404 == traced.get("trace", run="good", tag="lflops/fit/profile", step=8)[0]
     assert [403, 403, 403, 404] == [
         traced.get("trace", run="bad", tag="odd", step=0, index=index)[0] for index in range(4)
@@ -398,10 +409,7 @@ def test_a_request_names_no_file(traced: Board) -> None:
 
 
 def test_an_absolute_name_is_held_to_the_same(tmp_path: Path) -> None:
-    """Elsewhere it is refused, by whichever way it is named.
-
-    Below the log directory it is what it is.
-    """
+    """An absolute path is served if it is below the log directory, and refused otherwise."""
     logs = tmp_path / "logs"
     logs.mkdir()
     for folder in (logs, tmp_path):
@@ -421,7 +429,10 @@ def test_an_absolute_name_is_held_to_the_same(tmp_path: Path) -> None:
     [("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403)],
 )
 def test_a_page_of_another_site_gets_nothing(traced: Board, site: str, expected: int) -> None:
-    """Browsers say with each request whose page makes it; scripts cannot change that."""
+    """Requests that a page of another site makes are refused.
+
+    Browsers send `Sec-Fetch-Site` with each request, and scripts cannot change this header.
+    """
     status, headers, body = traced.get("windows", headers={"Sec-Fetch-Site": site})
     assert expected == status
     assert "same-origin" == headers["Cross-Origin-Resource-Policy"]
@@ -429,7 +440,10 @@ def test_a_page_of_another_site_gets_nothing(traced: Board, site: str, expected:
 
 
 def test_a_payload_of_millions_of_values_takes_little_memory() -> None:
-    """Sixty megabytes of empty objects would be gigabytes of Python's dictionaries."""
+    """Searching 60 MB of empty objects for a trace allocates less than 10 MiB.
+
+    As Python dictionaries, these objects would take gigabytes.
+    """
     values = b"{}," * (LARGEST // 3 - 100)
     payload = b'{"lflops":4,"other":[' + values + b'{}],"traces":[' + values[:3000000] + b"{}]}"
     tracemalloc.start()
@@ -441,7 +455,7 @@ def test_a_payload_of_millions_of_values_takes_little_memory() -> None:
 
 
 def test_a_ledger_elsewhere_is_refused(tmp_path: Path) -> None:
-    """A link in a folder of the run leads out of the log directory."""
+    """A ledger is refused if a link in the run's folder leads out of the log directory."""
     logs = tmp_path / "logs"
     with SummaryWriter(logs / "run") as writer:
         lflops.tensorboard.log(writer, small_profile(), 8)
@@ -456,7 +470,10 @@ def test_a_ledger_elsewhere_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
-    """Anybody who can write into the folder of a run can make one."""
+    """A named pipe is refused and not opened, because the server would wait for a writer.
+
+    Any user who can write into the folder of a run can create such a pipe.
+    """
     with SummaryWriter(tmp_path / "run") as writer:
         lflops.tensorboard.log(writer, small_profile(), 8)
     (tmp_path / "run" / "lflops").mkdir()

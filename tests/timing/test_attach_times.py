@@ -1,42 +1,66 @@
-"""A counted profile gets the times of its modules, where ranks wait for each other.
+"""Test how a counted profile gets the times of its modules if the rank had to wait.
 
-Worked out by hand.
+It waits for other ranks, or for a core that another process uses. The expected values are worked
+out by hand.
 """
 
 from collections import defaultdict
 
 import pytest
 
+from lflops.profile.profile import Profile
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import Step
 from lflops.timing.module_times import NO_OVERHEAD, PassTimes, attach_module_times
 from tests.support.profile_builders import product, profile, run
 
-ROOT, Q = ModulePhase("", "backward"), ModulePhase("q", "backward")
+ROOT = ModulePhase("", "backward")
+Q = ModulePhase("q", "backward")
+
+
+def backward_seconds(profile: Profile) -> dict[str, float]:
+    """Return the self seconds of each module in backward, without modules whose time is unknown."""
+    seconds = {}
+    for name, module in profile.modules.items():
+        stats = module.backward.self_seconds
+        if stats is not None:
+            seconds[name] = stats.median
+    return seconds
 
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_how_late_other_ranks_are_says_nothing_about_the_modules(is_known: bool) -> None:
-    """Backward without the wait takes 1 s in all steps, of which q has 0.8.
+    """The wait for other ranks does not change the times of modules, if it is known.
 
-    A clean step waits for 2 s, a hooked one for 1 s.
+    Without the wait, backward takes 1 s in both steps, of which q has 0.8 s. The unprofiled step
+    waits for 2 s, and the module-timing step for 1 s, both in the root.
 
-    Where that is unknown, 2 s of a hooked step are stretched to the clean one's 3 s.
+    If the waits are unknown, the 2 s of the module-timing step are scaled to the 3 s of the
+    unprofiled step, and a note reports the factor.
     """
+    unprofiled_wait = None
+    hooked_wait = None
+    expected = {"": 1.8, "q": 1.2}
+    factors = [{"backward": 1.5}]
+    if is_known:
+        unprofiled_wait = 2.0
+        hooked_wait = 1.0
+        expected = {"": 2.2, "q": 0.8}
+        factors = []
     steps = (
         Step(
             index=0,
             kind="unprofiled",
             seconds=3.0,
             phases={"backward": 3.0},
-            waiting=2.0 if is_known else None,
+            waiting=unprofiled_wait,
         ),
         Step(
             index=1,
             kind="module_timing",
             seconds=2.0,
             phases={"backward": 2.0},
-            waiting=1.0 if is_known else None,
+            waiting=hooked_wait,
         ),
     )
     counted = profile(
@@ -47,30 +71,32 @@ def test_how_late_other_ranks_are_says_nothing_about_the_modules(is_known: bool)
     )
     hooked = {"backward": PassTimes(self_seconds=defaultdict(float, {ROOT: 1.2, Q: 0.8}))}
     timed, stamped = attach_module_times(counted, [hooked], NO_OVERHEAD)
-    took = {
-        row: spread.median
-        for row, module in timed.modules.items()
-        if (spread := module.backward.self_seconds) is not None
-    }
-    assert pytest.approx({"": 2.2, "q": 0.8} if is_known else {"": 1.8, "q": 1.2}) == took
-    assert ([] if is_known else [{"backward": 1.5}]) == [note.values for note in timed.notes]
+    assert pytest.approx(expected) == backward_seconds(timed)
+    assert factors == [note.values for note in timed.notes]
     assert ({ROOT: 1.2, Q: 0.8},) == stamped
 
 
 @pytest.mark.parametrize(
     ("is_known", "own", "factors"),
     [
-        (True, {"": 0.4, "q": 1.6}, []),  # 0.2 and 0.8 of 1.0 s, and clean steps take 2
+        (True, {"": 0.4, "q": 1.6}, []),
         (False, {"": 0.4, "q": 1.6}, [{"backward": 2.0}]),
     ],
 )
 def test_modules_that_are_timed_without_others_are_compared_with_a_step_without_others(
     is_known: bool, own: dict[str, float], factors: list[dict[str, float]]
 ) -> None:
-    """Others had half of the hooked step's 2 s, and so of the clean one's.
+    """If waits for a core are known, the times of modules are compared with a step without them.
 
-    What is left is as long as the modules are together.
+    In the module-timing step, the rank waited for a core for 1 of 2 s. The modules took 0.2 and
+    0.8 s in the other second. It is assumed that the unprofiled step also waited for 1 of 2 s. The
+    remaining second equals the time of the modules, so there is no note. Without this knowledge,
+    there is a note with the factor 2. In both cases, the times are scaled to the 2 s of the
+    unprofiled step.
     """
+    uncontended = {}
+    if is_known:
+        uncontended = {"backward": 1.0}
     steps = (
         Step(index=0, kind="unprofiled", seconds=2.0, phases={"backward": 2.0}),
         Step(
@@ -78,7 +104,7 @@ def test_modules_that_are_timed_without_others_are_compared_with_a_step_without_
             kind="module_timing",
             seconds=2.0,
             phases={"backward": 2.0},
-            uncontended_phases={"backward": 1.0} if is_known else {},
+            uncontended_phases=uncontended,
         ),
     )
     counted = profile(
@@ -87,15 +113,7 @@ def test_modules_that_are_timed_without_others_are_compared_with_a_step_without_
         run=run(kind="training"),
         steps=steps,
     )
-    timed, _ = attach_module_times(
-        counted,
-        [{"backward": PassTimes(self_seconds=defaultdict(float, {ROOT: 0.2, Q: 0.8}))}],
-        NO_OVERHEAD,
-    )
-    took = {
-        row: spread.median
-        for row, module in timed.modules.items()
-        if (spread := module.backward.self_seconds) is not None
-    }
-    assert pytest.approx(own) == took
+    hooked = {"backward": PassTimes(self_seconds=defaultdict(float, {ROOT: 0.2, Q: 0.8}))}
+    timed, _ = attach_module_times(counted, [hooked], NO_OVERHEAD)
+    assert pytest.approx(own) == backward_seconds(timed)
     assert factors == [note.values for note in timed.notes]

@@ -1,6 +1,6 @@
-"""What other processes took of the CPU.
+"""Test how much CPU time other processes took.
 
-Clocks of devices are tried in `tests/simulated/test_clocks.py`.
+`tests/simulated/test_clocks.py` tests the clocks of devices.
 """
 
 from pathlib import Path
@@ -14,18 +14,28 @@ from lflops.timing.clock import CpuWatch, ThreadSchedule, UncontendedClock, Unco
 @pytest.mark.parametrize(
     ("used", "waited", "lost"),
     [
-        (1.0, 0.0, 0.0),  # one thread on two CPUs that nobody else wants
-        (0.5, 0.5, 0.5),  # it had to share one
-        (2.0, 3.0, 0.0),  # five threads waited for each other on both CPUs
-        (1.5, 3.0, 0.5),  # and somebody else had half a second of the two
-        (0.1, 0.0, 0.0),  # it slept
-        (1.0, None, None),  # no Linux
+        # One thread runs, and no other process needs the two CPUs.
+        (1.0, 0.0, 0.0),
+        # The thread shares its CPU with another process.
+        (0.5, 0.5, 0.5),
+        # Five threads of this process use both CPUs and wait for each other.
+        (2.0, 3.0, 0.0),
+        # The same, but another process had a CPU for half a second.
+        (1.5, 3.0, 0.5),
+        # The thread sleeps most of the time.
+        (0.1, 0.0, 0.0),
+        # The system is not Linux.
+        (1.0, None, None),
     ],
 )
 def test_cpu_time_is_lost_to_others_and_not_to_own_threads(
     monkeypatch: pytest.MonkeyPatch, used: float, waited: float | None, lost: float | None
 ) -> None:
-    """In one second on two CPUs."""
+    """CPU time is lost if other processes had the CPUs, but not if own threads shared them.
+
+    Each case lasts one second on two CPUs. In this second, the threads of this process used the
+    CPUs for `used` seconds, and waited for them for `waited` seconds.
+    """
     readings = {"used": 7.0, "waited": 3.0, "now": 100.0}
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(module, "perf_counter", lambda: readings["now"])
@@ -35,15 +45,19 @@ def test_cpu_time_is_lost_to_others_and_not_to_own_threads(
     readings["used"] += used
     readings["waited"] += waited or 0.0
     readings["now"] += 1.0
-    assert lost == pytest.approx(watch.lost()) if lost is not None else watch.lost() is None
+    if lost is None:
+        assert watch.lost() is None
+    else:
+        assert lost == pytest.approx(watch.lost())
 
 
 def test_a_file_that_says_nothing_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three threads one has ended, two have waited for 2 and 3 s.
+    """The waiting times of all threads are added; a thread without a file has ended.
 
-    Without the folder nothing is known.
+    Two of three threads have waited for 2 s and 3 s. Without the folder, the waiting time is
+    unknown.
     """
     for thread, waited in {"1": "2000000000", "2": "3000000000", "3": None}.items():
         tmp_path.joinpath(thread).mkdir()
@@ -56,9 +70,10 @@ def test_a_file_that_says_nothing_is_unknown(
 
 
 def test_the_own_clock_stands_still_while_others_have_the_core() -> None:
-    """Marks take from 1.0 to 1.5 and from 4.0 to 4.5 s.
+    """`UncontendedClock` leaves out the time in which the thread waited for a core.
 
-    Of the 2.5 s between them others had 0.5; where that is unknown, none is theirs.
+    One mark was taken from 1.0 to 1.5 s, and the other from 4.0 to 4.5 s. In the 2.5 s between
+    them, the thread waited for 0.5 s. If its counters are unknown, no time is left out.
     """
     clock = UncontendedClock()
     assert 2.0 == clock.seconds(
@@ -77,6 +92,9 @@ def test_the_own_clock_stands_still_while_others_have_the_core() -> None:
 def test_the_own_clock_is_needed_where_others_had_a_twentieth(
     counted: bytes | None, is_needed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 100 ns in which the thread could have run."""
+    """`UncontendedClock` is needed if the thread waited for a core for more than 5 % of its time.
+
+    In the first two cases, it waited for 4 and 6 of the 100 ns in which it could have run.
+    """
     monkeypatch.setattr(ThreadSchedule, "read", lambda _: counted)
     assert is_needed == UncontendedClock().is_needed

@@ -1,6 +1,7 @@
-"""Counting and timing the same pass.
+"""Test `CountAndTime`, which counts and times the same pass.
 
-The counts are those of a count, the times those of the modules, without what counting took.
+The counts must equal those of `lflops.counting`, and the times must not include the time that
+counting takes.
 """
 
 import gc
@@ -27,18 +28,18 @@ from tests.support.process_state import differences, everything, random_numbers
 from tests.support.timed_modules import Itself, Part
 
 CLOCKS: list[StillClock] = []
-"""What the operator below advances."""
+"""The clocks of the running tests. The operator `wait` advances the last one."""
 
 
 @torch.library.custom_op("timed_tests::wait", mutates_args=())
 def wait(x: Tensor, seconds: float, backward: float) -> Tensor:
-    """An operator that takes its time, and so does the one that goes backward."""
+    """Run an operator that takes `seconds`, and whose backward takes `backward` seconds."""
     CLOCKS[-1].advance(seconds)
     return x.clone()
 
 
 def remember(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
-    """How long backward takes."""
+    """Save the duration of backward."""
     ctx.seconds = inputs[2]
 
 
@@ -50,7 +51,10 @@ wait.register_autograd(
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[StillClock]:
-    """A clock, on which to count the operator above takes 1000 s."""
+    """Return a clock on which it takes 1,000 s to count a call of `wait`.
+
+    The formula counts 7 MACs for each call.
+    """
     still = StillClock()
 
     def formula(*_: Any, out: Any) -> int:
@@ -65,7 +69,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[StillClock]:
 
 
 class Waits(nn.Module):
-    """Waits in an operator."""
+    """A module that calls the operator `wait`."""
 
     def __init__(self, forward: float, backward: float = 0.0) -> None:
         super().__init__()
@@ -83,7 +87,7 @@ def watch(
     overhead: HookOverhead = NO_OVERHEAD,
     **options: Any,
 ) -> Profile:
-    """What runs in the action, counted and timed."""
+    """Count and time the work that runs in `action`."""
     watching = CountAndTime(model, clock=clock, overhead=overhead, **options)
     with watching:
         action()
@@ -91,7 +95,7 @@ def watch(
 
 
 def seconds(profile: Profile, phase: str) -> dict[str, float]:
-    """Of each row itself; rows whose seconds are unknown are left out."""
+    """Return the self seconds of each module, without modules whose time is unknown."""
     works = {name: module.work(phase) for name, module in profile.modules.items()}
     return {
         name: work.self_seconds.median
@@ -101,13 +105,13 @@ def seconds(profile: Profile, phase: str) -> dict[str, float]:
 
 
 def differentiated(model: nn.Module, x: Tensor) -> None:
-    """Forward and backward, without a loss."""
+    """Run forward and backward, without a loss."""
     out = model(x)
     out.backward(torch.ones_like(out))
 
 
 def penalised(model: nn.Module, x: Tensor) -> None:
-    """A gradient that is itself differentiated."""
+    """Run backward through a gradient, as for a gradient penalty."""
     x = x.clone().requires_grad_()
     out = model(x)
     (gradient,) = torch.autograd.grad(out, x, torch.ones_like(out), create_graph=True)
@@ -115,7 +119,7 @@ def penalised(model: nn.Module, x: Tensor) -> None:
 
 
 def recomputed(reentrant: bool) -> Callable[[nn.Module, Tensor], None]:
-    """A checkpoint around the model."""
+    """Return a function that runs forward and backward with a checkpoint around the model."""
 
     def step(model: nn.Module, x: Tensor) -> None:
         out = checkpoint(model, x.clone().requires_grad_(), use_reentrant=reentrant)
@@ -125,19 +129,19 @@ def recomputed(reentrant: bool) -> Callable[[nn.Module, Tensor], None]:
 
 
 def stepped(model: nn.Module, x: Tensor) -> None:
-    """With an optimizer's step."""
+    """Run forward, backward and an optimizer step."""
     optimizer = torch.optim.AdamW(model.parameters())
     differentiated(model, x)
     optimizer.step()
 
 
 def small() -> nn.Module:
-    """Three layers that can be differentiated twice."""
+    """Return three layers that can be differentiated twice."""
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
 
 
 def encoder() -> nn.Module:
-    """A layer that evaluates in one fused operator."""
+    """Return a layer that evaluates in one fused operator."""
     return nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
 
 
@@ -163,24 +167,23 @@ STEPS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, Tensor], ob
 
 
 def all_but_outside(profile: Profile) -> list[Any]:
-    """Cells but those of what is neither in the model nor in backward nor in the optimizer.
+    """Return the op counts without those of code outside the model, such as another model.
 
-    Another model's, perhaps.
+    Op counts of backward and the optimizer are included.
     """
-    return [
-        cell for cell in profile.op_counts if cell.module or cell.phase not in {"forward", "other"}
-    ]
+    outside = {"forward", "other"}
+    return [cell for cell in profile.op_counts if cell.module or cell.phase not in outside]
 
 
 def counted(model: nn.Module, action: Callable[[], object]) -> Profile:
-    """What runs in the action, counted only."""
+    """Count the work that runs in `action`, without timing it."""
     with lflops.counting(model) as counting:
         action()
     return counting.profile
 
 
 def watched(model: nn.Module, action: Callable[[], object]) -> Profile:
-    """By this machine's own clock."""
+    """Count and time the work that runs in `action`, with the clock of the machine."""
     return watch(model, None, action)
 
 
@@ -188,11 +191,12 @@ def watched(model: nn.Module, action: Callable[[], object]) -> Profile:
 def test_counts_are_those_of_a_count(
     make: Callable[[], nn.Module], step: Callable[[nn.Module, Tensor], object]
 ) -> None:
-    """OpCount by cell, and what is in no cell."""
+    """The op counts, the unsupported operators and the calls equal those of `lflops.counting`."""
     profiles = []
     for way in (counted, watched):
         torch.manual_seed(0)
-        model, x = make(), torch.ones(3, 4)
+        model = make()
+        x = torch.ones(3, 4)
         profiles.append(way(model, lambda model=model, x=x: step(model, x)))
     expected, found = profiles
     assert all_but_outside(expected) == all_but_outside(found)
@@ -213,7 +217,7 @@ class Waiting(Itself):
 
 
 def waiting(clock: StillClock) -> nn.Module:
-    """Waits in Python and in operators, 119 s forward and 56 s backward."""
+    """Return a model that takes 119 s forward and 56 s backward, in Python and in operators."""
     return Waiting(clock, first=Waits(16, 32), second=nn.Sequential(Part(clock, 32), Waits(0, 16)))
 
 
@@ -221,7 +225,10 @@ x = torch.ones(3, 4)
 
 
 def test_times_are_the_modules_own_and_not_those_of_counting_them(clock: StillClock) -> None:
-    """To count the operator takes 1000 s each of three times forward and three times backward."""
+    """The times of the modules do not include the time for counting.
+
+    Counting takes 6 times 1,000 s here: three calls of `wait` in forward and three in backward.
+    """
     model = waiting(clock)
     profile = watch(model, clock, lambda: differentiated(model, x))
     assert {
@@ -236,17 +243,18 @@ def test_times_are_the_modules_own_and_not_those_of_counting_them(clock: StillCl
         row: s for row, s in seconds(profile, "backward").items() if row
     }
     (step,) = profile.steps
-    assert ("counting", {"forward": 119, "backward": 56}, 175) == (
-        step.kind,
-        step.phases,
-        step.seconds,
-    )
+    assert "counting" == step.kind
+    assert {"forward": 119, "backward": 56} == step.phases
+    assert 175 == step.seconds
     assert ("measure", (175 + 6000) / 175) == (profile.run.kind, profile.run.observer_ratio)
     assert 7 == profile.modules["first"].forward.macs == profile.modules["first"].backward.macs
 
 
 def test_own_seconds_add_up_to_those_of_the_rows_above(clock: StillClock) -> None:
-    """In each phase, and no phase that did not run has any."""
+    """In each phase, the inclusive time of a module is the sum of the self times below it.
+
+    A module whose phase did not run has no time.
+    """
     model = waiting(clock)
     profile = watch(model, clock, lambda: checkpointed(model))
     assert 119 == profile.modules[""].recompute.seconds.median
@@ -254,46 +262,49 @@ def test_own_seconds_add_up_to_those_of_the_rows_above(clock: StillClock) -> Non
         rows = seconds(profile, phase)
         for name, module in profile.modules.items():
             spread = module.work(phase).seconds
-            assert (spread is None) == (not any(name in ancestry(row) for row in rows))
+            below = [mine for row, mine in rows.items() if name in ancestry(row)]
+            assert (spread is None) == (not below)
             if spread is not None:
-                assert (
-                    sum(mine for row, mine in rows.items() if name in ancestry(row))
-                    == spread.median
-                )
+                assert sum(below) == spread.median
 
 
 def checkpointed(model: nn.Module) -> None:
-    """A checkpoint around the model, which saves a tensor at its end so that all of it is computed again."""
+    """Run forward and backward with a checkpoint around the model.
+
+    The last operator saves a tensor, so that the whole model is recomputed.
+    """
     out = checkpoint(lambda x: model(x).exp(), x.clone().requires_grad_(), use_reentrant=False)
     out.backward(torch.ones_like(out))
 
 
 def test_the_overhead_is_taken_off_once_for_each_call_and_operator(clock: StillClock) -> None:
-    """Two calls: of the root, which makes another, and of its part, which runs an operator of 16 s."""
+    """The overhead is subtracted once for each call and for each counted operator.
+
+    The root is called and calls its part, which runs an operator of 16 s.
+    """
     model = nn.Sequential(Waits(16))
-    profile = watch(
-        model, clock, lambda: model(x), overhead=HookOverhead(inside=1, outside=2, operator=4)
-    )
+    overhead = HookOverhead(inside=1, outside=2, operator=4)
+    profile = watch(model, clock, lambda: model(x), overhead=overhead)
     assert {"": 0, "0": 16 - 1 - 4} == seconds(profile, "forward")
     assert profile.run.observer_ratio == (11 + 1000 + 1 + 2 + 1 + 4 + 2) / 11
 
 
 def test_an_overhead_that_would_leave_nothing_is_not_taken_off(clock: StillClock) -> None:
-    """A trial on a busy machine says more than the pass took.
+    """An overhead that is longer than the time of its module is not subtracted.
 
-    An operator of 16 s and 17 s of overhead in its module.
+    The trial on a busy machine may measure such an overhead: here 17 s in a module whose operator
+    takes 16 s.
     """
     model = nn.Sequential(Waits(16))
-    profile = watch(
-        model, clock, lambda: model(x), overhead=HookOverhead(inside=17, outside=0, operator=0)
-    )
+    overhead = HookOverhead(inside=17, outside=0, operator=0)
+    profile = watch(model, clock, lambda: model(x), overhead=overhead)
     assert {"": 0, "0": 16} == seconds(profile, "forward")
 
 
 def test_what_runs_between_passes_is_in_no_time(clock: StillClock) -> None:
-    """Data that is waited for, a loss in Python, another model.
+    """Code before, between and after two passes is in no time.
 
-    Before, between and behind two passes.
+    It is the wait for data, a loss in Python, and another model, of 100 s each.
     """
     model = nn.Sequential(Waits(1, 2))
 
@@ -314,9 +325,9 @@ def test_what_runs_between_passes_is_in_no_time(clock: StillClock) -> None:
 
 
 def test_what_follows_a_backward_is_in_no_time(clock: StillClock) -> None:
-    """Nothing says when it ends.
+    """The time after a backward pass belongs to no phase.
 
-    Seconds behind the first, between two, and behind the last are those of none.
+    No event shows when the code after backward ends. Here, 100 s follow each of three passes.
     """
     model = nn.Sequential(Waits(1, 2))
 
@@ -331,7 +342,7 @@ def test_what_follows_a_backward_is_in_no_time(clock: StillClock) -> None:
 
 
 class Force(nn.Module):
-    """Gives a gradient, and goes on."""
+    """A model that computes a gradient in forward, and then runs for 64 s."""
 
     def __init__(self, clock: StillClock) -> None:
         super().__init__()
@@ -346,7 +357,10 @@ class Force(nn.Module):
 
 
 def test_what_follows_a_gradient_within_a_module_is_the_modules(clock: StillClock) -> None:
-    """64 s of the model itself, which has gone back into its body for 2."""
+    """The 64 s after a gradient within a module are self time of the module.
+
+    The gradient runs 2 s of backward in its body.
+    """
     model = Force(clock)
     profile = watch(model, clock, lambda: model(x.clone().requires_grad_()))
     assert {"": 64, "body": 1} == seconds(profile, "forward")
@@ -354,7 +368,7 @@ def test_what_follows_a_gradient_within_a_module_is_the_modules(clock: StillCloc
 
 
 def test_what_is_ignored_takes_its_time_with_it(clock: StillClock) -> None:
-    """16 s forward and 32 s backward."""
+    """The time of an ignored module, 16 s forward and 32 s backward, is only in a note."""
     model = waiting(clock)
     profile = watch(model, clock, lambda: differentiated(model, x), ignore=["first"])
     assert {"forward": 119 - 16, "backward": 56 - 32} == profile.steps[0].phases
@@ -363,7 +377,10 @@ def test_what_is_ignored_takes_its_time_with_it(clock: StillClock) -> None:
 
 
 def test_an_error_leaves_what_was_found_until_then(clock: StillClock) -> None:
-    """16 s of forward, and none of what would have followed; the error goes on."""
+    """After an error in the model, the profile has the work and the time until then.
+
+    The error is raised, and the profile is marked as partial.
+    """
 
     class Fails(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -381,7 +398,10 @@ def test_an_error_leaves_what_was_found_until_then(clock: StillClock) -> None:
 
 
 def test_an_error_that_the_loop_catches_is_no_error(clock: StillClock) -> None:
-    """A pass that failed when it went backward, and one that did not: both were timed."""
+    """An error that the user's loop catches does not make the profile partial.
+
+    Backward of the first pass fails, and backward of the second does not. Both passes are timed.
+    """
     model = nn.Sequential(Waits(16, 3), Waits(1, 2))
 
     def loop() -> None:
@@ -399,10 +419,7 @@ def test_an_error_that_the_loop_catches_is_no_error(clock: StillClock) -> None:
 
 
 def test_within_a_count_both_count(clock: StillClock) -> None:
-    """And within the watch another count.
-
-    Its formula takes its time while the operator runs, which nobody but it can know of.
-    """
+    """A count around `CountAndTime` has the same work, and so has a count within it."""
     model = nn.Sequential(Waits(16))
     with lflops.counting(model) as outer:
         profile = watch(model, clock, lambda: model(x))
@@ -417,9 +434,9 @@ def test_within_a_count_both_count(clock: StillClock) -> None:
 
 
 def test_a_trial_is_no_work_of_who_counts_around_it() -> None:
-    """What watching costs is tried out on products of its own.
+    """Only the operators of the model are counted, not those of the trial of the overhead.
 
-    Only the model's are counted, by either.
+    The trial runs its own matmuls.
     """
     watching_module._overhead.cache_clear()
     model = small()
@@ -429,7 +446,7 @@ def test_a_trial_is_no_work_of_who_counts_around_it() -> None:
 
 
 def test_a_watch_that_is_entered_again_says_so_and_goes_on(clock: StillClock) -> None:
-    """The one that is running is not ended by it."""
+    """Entering a `CountAndTime` for the second time is an error, but the first block continues."""
     model = nn.Sequential(Waits(16))
     watching = CountAndTime(model, clock=clock, overhead=NO_OVERHEAD)
     with watching:
@@ -441,7 +458,10 @@ def test_a_watch_that_is_entered_again_says_so_and_goes_on(clock: StillClock) ->
 
 
 def test_there_is_no_profile_before_the_end(clock: StillClock) -> None:
-    """Nor is there a time."""
+    """Before the end of the block, reading the profile is an error.
+
+    As no model ran in the block, all times are unknown.
+    """
     watching = CountAndTime(nn.Sequential(Waits(16)), clock=clock, overhead=NO_OVERHEAD)
     with watching, pytest.raises(lflops.CountError, match="until the `with` block has ended"):
         _ = watching.profile
@@ -450,7 +470,10 @@ def test_there_is_no_profile_before_the_end(clock: StillClock) -> None:
 
 
 def test_other_threads_are_counted_and_not_timed(clock: StillClock) -> None:
-    """Two at once would cut each other's time short."""
+    """Modules on another thread are counted but not timed.
+
+    Two threads at once would end each other's times.
+    """
     model = nn.Sequential(Waits(16), Part(clock, 1, 2))
     with ThreadPoolExecutor(1) as pool:
         profile = watch(model, clock, lambda: pool.submit(model, x).result(60))
@@ -459,7 +482,7 @@ def test_other_threads_are_counted_and_not_timed(clock: StillClock) -> None:
 
 
 def with_a_trial(model: nn.Module, x: Tensor) -> None:
-    """As a user's: what it costs is tried out first."""
+    """Count and time a pass as a user does, with the trial of the overhead before it."""
     watching_module._overhead.cache_clear()
     watching = CountAndTime(model)
     with watching:
@@ -468,7 +491,7 @@ def with_a_trial(model: nn.Module, x: Tensor) -> None:
 
 
 def until_an_error(model: nn.Module, x: Tensor) -> None:
-    """Left by an error out of backward."""
+    """Leave the block by an error in backward."""
     with pytest.raises(ValueError, match="planted"), CountAndTime(model, overhead=NO_OVERHEAD):
         torch.autograd.grad(Raises.apply(model(x), ValueError("planted")).sum(), x)
 
@@ -483,22 +506,26 @@ WAYS: dict[str, Callable[[nn.Module, Tensor], object]] = {
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_to_be_watched_leaves_no_trace(way: Callable[[nn.Module, Tensor], object]) -> None:
-    """Hooks, modes, attributes, gradients, random numbers.
+    """`CountAndTime` leaves hooks, modes, attributes, gradients and random numbers unchanged.
 
-    The model evaluates, so that the loop itself changes nothing.
+    The model is in eval mode, so that the pass itself changes nothing.
     """
-    model, x = Patient().eval(), torch.randn(3, 4, requires_grad=True)
-    way(
-        Patient().eval(), torch.randn(3, 4, requires_grad=True)
-    )  # what torch loads when it is first asked is loaded
-    gc.collect()  # what others have left is not to go away meanwhile
+    model = Patient().eval()
+    x = torch.randn(3, 4, requires_grad=True)
+    # The first run loads everything that torch loads on first use.
+    way(Patient().eval(), torch.randn(3, 4, requires_grad=True))
+    # Free objects of earlier tests now, so that they do not disappear during the comparison.
+    gc.collect()
     before = everything(model, x)
     way(model, x)
     assert [] == differences(before, everything(model, x))
 
 
 def test_a_trial_that_draws_random_numbers_is_seen_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that draws some in place of the one that is tried."""
+    """The comparison above finds random numbers that a trial draws.
+
+    In this test, the matmul of the trial is replaced by a function that draws one.
+    """
     monkeypatch.setattr(module_hooks, "mm", lambda x, _: x * torch.rand(()))
     before = random_numbers()
     with_a_trial(small(), torch.ones(3, 4))

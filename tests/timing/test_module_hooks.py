@@ -154,13 +154,13 @@ def containers(clock: StillClock) -> nn.Module:
 
 
 def frozen(clock: StillClock) -> nn.Module:
-    """Return a model with a frozen part. In backward, it still takes time for its input's gradient."""
+    """Return a model with a frozen part, which takes time for its input's gradient in backward."""
     still = Part(clock, 16, 32).requires_grad_(requires_grad=False)
     return nn.Sequential(Part(clock, 1, 2), Part(clock, 4, 8), still, Part(clock, 64, 128))
 
 
 class SwiGLU(Itself):
-    """A gate whose activation is no module: the result of `gate` is computed early, and used late."""
+    """A gate whose activation is no module: its result is computed early, and used late."""
 
     def forward(self, x: Tensor) -> Tensor:
         gate = self.take(self.gate(x), 1, 2)
@@ -196,7 +196,7 @@ class InPlace(Part):
 
 
 def in_place(clock: StillClock) -> nn.Module:
-    """Return a model in which three modules, one of them torch's ReLU, change their input in place."""
+    """Return a model in which two parts and torch's ReLU change their input in place."""
     return nn.Sequential(
         Part(clock, 1, 2),
         InPlace(clock, 4, 8),
@@ -235,7 +235,7 @@ class Unpacks(Itself):
 
 
 def outputs(clock: StillClock) -> nn.Module:
-    """Return a model with outputs in a dataclass that has a list with a dictionary, and in a dict."""
+    """Return a model with two kinds of outputs: a dataclass with a list of dicts, and a dict."""
     return Unpacks(clock, packs=Packs(clock, 1, 2), part=Part(clock, 4, 8))
 
 

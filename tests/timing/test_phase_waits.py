@@ -1,4 +1,4 @@
-"""Waits for a core by phase, from counters and a clock that the test advances."""
+"""Test `PhaseWaits`: waits for a core by phase. The test sets the counters and the clock."""
 
 import pytest
 
@@ -7,7 +7,12 @@ from tests.support.fake_clock import StillClock
 
 
 class Thread:
-    """A thread whose scheduler counters the test sets: nanoseconds on a core, and waiting."""
+    """A thread whose scheduler counters the test sets.
+
+    Attributes:
+        waited: Nanoseconds that the thread has waited for a core.
+        readings: How often the counters have been read.
+    """
 
     def __init__(self, clock: StillClock) -> None:
         self.clock = clock
@@ -15,36 +20,40 @@ class Thread:
         self.readings = 0
 
     def run(self, seconds: float, *, waiting: float = 0.0) -> None:
-        """Let time pass, in a part of which the thread waits for a core."""
+        """Advance the clock by `seconds`, of which the thread waits for a core for `waiting`."""
         self.clock.advance(seconds)
         self.waited += round(1e9 * waiting)
 
     def read(self) -> bytes:
-        """As `/proc/self/task/*/schedstat` has them."""
+        """Return the counters in the format of `/proc/self/task/*/schedstat`."""
         self.readings += 1
         return b"0 %d 1" % self.waited
 
 
 @pytest.fixture
 def clock() -> StillClock:
-    """At 0."""
+    """Return a clock at 0."""
     return StillClock()
 
 
 @pytest.fixture
 def thread(clock: StillClock) -> Thread:
-    """Before its first wait."""
+    """Return a thread that has not waited yet."""
     return Thread(clock)
 
 
 @pytest.fixture
 def waits(clock: StillClock, thread: Thread) -> PhaseWaits:
-    """Before the first phase."""
+    """Return a `PhaseWaits` before its first phase."""
     return PhaseWaits(clock, thread.read)
 
 
 def test_a_wait_belongs_to_the_phase_in_which_it_is(waits: PhaseWaits, thread: Thread) -> None:
-    """2 ms in forward, 3 ms at the end of backward, 1 ms behind it in no phase."""
+    """A wait belongs to the phase in which it happens.
+
+    The thread waits for 2 ms in forward, for 3 ms at the end of backward, and for 1 ms after it,
+    outside all phases.
+    """
     waits.enter("forward")
     thread.run(10e-3, waiting=2e-3)
     waits.leave()
@@ -62,7 +71,10 @@ def test_a_wait_belongs_to_the_phase_in_which_it_is(waits: PhaseWaits, thread: T
 
 
 def test_each_step_has_its_own_waits(waits: PhaseWaits, thread: Thread) -> None:
-    """1 ms and 4 ms in two steps of 10 ms; the time before the first step belongs to none."""
+    """Each of two steps has its own wait, 1 ms and 4 ms.
+
+    The wait of 9 ms before the first step belongs to no step.
+    """
     for waiting in (9e-3, 1e-3, 4e-3):
         waits.enter("forward")
         thread.run(10e-3, waiting=waiting)
@@ -76,7 +88,10 @@ def test_each_step_has_its_own_waits(waits: PhaseWaits, thread: Thread) -> None:
 def test_a_phase_that_begins_where_another_ends_needs_no_reading_of_its_own(
     waits: PhaseWaits, thread: Thread
 ) -> None:
-    """Three moments, five changes of phase."""
+    """If a phase begins right after another phase ends, both changes share one reading.
+
+    There are five changes of phase at three moments.
+    """
     waits.enter("data")
     thread.run(1.0)
     waits.leave()
@@ -91,7 +106,10 @@ def test_a_phase_that_begins_where_another_ends_needs_no_reading_of_its_own(
 def test_a_phase_that_an_exception_ends_is_left_without_a_reading(
     waits: PhaseWaits, thread: Thread
 ) -> None:
-    """The wait is that of the phase before the next change."""
+    """If an exception ends a phase, the counters are not read.
+
+    The wait until the next change belongs to this phase.
+    """
     waits.enter("forward")
     thread.run(1.0)
     waits.drop()
@@ -103,7 +121,7 @@ def test_a_phase_that_an_exception_ends_is_left_without_a_reading(
 
 
 def test_without_counters_nothing_is_known(clock: StillClock) -> None:
-    """As on a system that has none."""
+    """Without counters, as on some systems, the waits of a step are unknown."""
     waits = PhaseWaits(clock, lambda: None)
     waits.enter("forward")
     clock.advance(1.0)

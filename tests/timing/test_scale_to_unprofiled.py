@@ -1,4 +1,7 @@
-"""How hooked passes divide the time of clean ones, worked out by hand."""
+"""Test how the times of hooked passes divide the time of unprofiled passes among the modules.
+
+The expected values are worked out by hand.
+"""
 
 from collections.abc import Mapping
 
@@ -7,8 +10,11 @@ import pytest
 from lflops.profile.records import ModulePhase, TimingStats
 from lflops.timing.module_times import NO_OVERHEAD, HookOverhead, PassTimes, scale_to_unprofiled
 
-ROOT, Q, K = (ModulePhase(row, "forward") for row in ("", "q", "k"))
-ROOT_BACK, Q_BACK = ModulePhase("", "backward"), ModulePhase("q", "backward")
+ROOT = ModulePhase("", "forward")
+Q = ModulePhase("q", "forward")
+K = ModulePhase("k", "forward")
+ROOT_BACK = ModulePhase("", "backward")
+Q_BACK = ModulePhase("q", "backward")
 
 
 def lap(
@@ -16,7 +22,7 @@ def lap(
     called: Mapping[ModulePhase, int] | None = None,
     calls_others: Mapping[ModulePhase, int] | None = None,
 ) -> PassTimes:
-    """A lap of these seconds and calls."""
+    """Return the times of one part of a pass, with the given self seconds and calls."""
     made = PassTimes()
     made.self_seconds.update(seconds)
     made.called.update(called or {})
@@ -25,12 +31,12 @@ def lap(
 
 
 def medians(spreads: Mapping[ModulePhase, TimingStats]) -> dict[ModulePhase, float]:
-    """What a single lap says."""
+    """Return the medians. With a single pass, these are the times of this pass."""
     return {place: spread.median for place, spread in spreads.items()}
 
 
 def test_what_adds_up_to_the_clean_pass_is_left_as_it_is() -> None:
-    """4 s and 6 s of a clean pass of 10 s."""
+    """If the modules add up to the unprofiled pass, their times stay: 4 s and 6 s of 10 s."""
     divided = scale_to_unprofiled([{"forward": lap({ROOT: 4, Q: 6})}], {"forward": 10}, NO_OVERHEAD)
     assert {ROOT: 4, Q: 6} == medians(divided.self_seconds)
     assert {ROOT: 10, Q: 6} == medians(divided.inclusive)
@@ -38,16 +44,20 @@ def test_what_adds_up_to_the_clean_pass_is_left_as_it_is() -> None:
 
 
 def test_what_no_overhead_explains_scales_all_places_alike() -> None:
-    """A hooked pass of 10 s for a clean one of 5 s."""
+    """A difference that no overhead explains scales all modules by the same factor.
+
+    The hooked pass takes 10 s and the unprofiled pass 5 s, so all times are halved.
+    """
     divided = scale_to_unprofiled([{"forward": lap({ROOT: 4, Q: 6})}], {"forward": 5}, NO_OVERHEAD)
     assert {ROOT: 2, Q: 3} == medians(divided.self_seconds)
     assert {"forward": 0.5} == divided.factors
 
 
 def test_a_mean_above_the_usual_pass_is_no_fault_of_the_division() -> None:
-    """One clean pass that was held up doubles the mean.
+    """The times of the modules add up to the mean, but the factor refers to the usual pass.
 
-    Modules add up to that, and the hooked pass is like the usual one.
+    One slow unprofiled pass doubles the mean. The hooked pass takes as long as the usual unprofiled
+    pass, so the factor is 1.
     """
     divided = scale_to_unprofiled(
         [{"forward": lap({ROOT: 4, Q: 6})}], {"forward": 10}, NO_OVERHEAD, means={"forward": 20}
@@ -57,7 +67,11 @@ def test_a_mean_above_the_usual_pass_is_no_fault_of_the_division() -> None:
 
 
 def times_the_overhead(clean: float) -> tuple[dict[ModulePhase, float], float]:
-    """100 s in 10 calls of q by the root, of which the trial's overhead is 10 + 10 s, beside a clean pass; the seconds, and the factor."""
+    """Scale a hooked pass of 100 s to an unprofiled pass of `clean` seconds.
+
+    In the hooked pass, the root calls q ten times, so the overhead of the trial is 10 s in each of
+    them. Returns the self seconds of the modules, and the factor.
+    """
     hooked = lap({ROOT: 40, Q: 60}, called={Q: 10}, calls_others={ROOT: 10})
     divided = scale_to_unprofiled(
         [{"forward": hooked}], {"forward": clean}, HookOverhead(inside=1, outside=1)
@@ -66,24 +80,34 @@ def times_the_overhead(clean: float) -> tuple[dict[ModulePhase, float], float]:
 
 
 def test_the_overhead_is_as_much_as_explains_the_difference() -> None:
-    """Once, one and a half times, and three times the trial's: nothing is left to be scaled."""
+    """The overhead is multiplied so that it explains the whole difference, and nothing is scaled.
+
+    The overhead of 20 s is subtracted once, one and a half times, and three times.
+    """
     assert ({ROOT: 30, Q: 50}, 1) == times_the_overhead(80)
     assert ({ROOT: 25, Q: 45}, 1) == times_the_overhead(70)
     assert ({ROOT: 10, Q: 30}, 1) == times_the_overhead(40)
 
 
 def test_the_overhead_is_never_more_than_three_times_the_trials() -> None:
-    """Of 100 s 60 s are taken off, and the 40 s that are left are halved to 20 s."""
+    """At most three times the overhead is subtracted: 60 of 100 s.
+
+    The remaining 40 s are halved, because the unprofiled pass takes 20 s.
+    """
     assert ({ROOT: 5, Q: 15}, 0.5) == times_the_overhead(20)
 
 
 def test_the_overhead_is_never_less_than_nothing() -> None:
-    """A clean pass that was slower is no reason to add to who was called often."""
+    """If the unprofiled pass takes longer, no overhead is added to modules with many calls."""
     assert ({ROOT: 80, Q: 120}, 2) == times_the_overhead(200)
 
 
 def test_nobody_owes_more_overhead_than_they_have() -> None:
-    """Q has 1 s and is owed 10: it has none then, and the rest is scaled to the clean pass."""
+    """The overhead of a module is at most its time.
+
+    q has 1 s, and its overhead would be 10 s. So it gets 0 s, and the rest is scaled to the
+    unprofiled pass.
+    """
     hooked = lap({ROOT: 19, Q: 1}, called={Q: 10})
     divided = scale_to_unprofiled([{"forward": hooked}], {"forward": 10}, HookOverhead(inside=1))
     assert {ROOT: 10, Q: 0} == medians(divided.self_seconds)
@@ -91,7 +115,11 @@ def test_nobody_owes_more_overhead_than_they_have() -> None:
 
 
 def test_each_part_is_fitted_to_its_own_clean_time() -> None:
-    """Forward took twice as long, backward no longer; what is computed again is a part of backward."""
+    """Each part is scaled to its own unprofiled time.
+
+    With hooks, forward took twice as long, and backward the same time. The phase `recompute`
+    belongs to the part `backward`.
+    """
     recompute = ModulePhase("q", "recompute")
     parts = {
         "forward": lap({ROOT: 2, Q: 6}),
@@ -103,9 +131,10 @@ def test_each_part_is_fitted_to_its_own_clean_time() -> None:
 
 
 def test_a_gradient_that_forward_takes_is_in_the_time_of_forward() -> None:
-    """Forward's 10 s are 4 s of its own and 6 s backward.
+    """A gradient that is computed in forward belongs to the part `forward`.
 
-    Both fit the clean 10 s, and what goes backward later is another part.
+    This part has 4 s of the phase `forward` and 6 s of `backward`, which add up to the unprofiled
+    10 s. The later backward is another part, whose 10 s are halved.
     """
     parts = {"forward": lap({ROOT: 4, Q_BACK: 6}), "backward": lap({Q_BACK: 10})}
     divided = scale_to_unprofiled([parts], {"forward": 10, "backward": 5}, NO_OVERHEAD)
@@ -114,7 +143,7 @@ def test_a_gradient_that_forward_takes_is_in_the_time_of_forward() -> None:
 
 
 def test_without_a_clean_pass_the_trials_overhead_is_taken_off_once() -> None:
-    """And nothing is scaled."""
+    """Without an unprofiled pass, the overhead is subtracted once, and nothing is scaled."""
     divided = scale_to_unprofiled(
         [{"": lap({ROOT: 40, Q: 60}, called={Q: 10})}], {}, HookOverhead(inside=1)
     )
@@ -123,9 +152,10 @@ def test_without_a_clean_pass_the_trials_overhead_is_taken_off_once() -> None:
 
 
 def test_the_median_pass_is_the_one_that_fits() -> None:
-    """Passes of 8, 10 and 12 s for a clean one of 5 s.
+    """All hooked passes are scaled by the factor of the median pass.
 
-    All are halved, and the spread is that of the halves.
+    They take 8, 10 and 12 s, and the unprofiled pass takes 5 s. So all are halved, also their
+    quartiles.
     """
     divided = scale_to_unprofiled(
         [{"forward": lap({Q: seconds})} for seconds in (8, 10, 12)], {"forward": 5}, NO_OVERHEAD
@@ -135,9 +165,10 @@ def test_the_median_pass_is_the_one_that_fits() -> None:
 
 
 def test_a_layer_that_runs_in_some_passes_has_its_share() -> None:
-    """It is dropped in two of three.
+    """A layer that runs in one of three passes gets a third of its time.
 
-    2 s in a third of the passes, and 3 s of the root, are 11 / 3 s, scaled to a clean pass of 3 s.
+    Its 2 s in a third of the passes and the 3 s of the root add up to 11 / 3 s, which are scaled to
+    an unprofiled pass of 3 s.
     """
     laps = [
         {"forward": lap({ROOT: 1, K: 2})},
@@ -145,16 +176,18 @@ def test_a_layer_that_runs_in_some_passes_has_its_share() -> None:
         {"forward": lap({ROOT: 3})},
     ]
     divided = scale_to_unprofiled(laps, {"forward": 3}, NO_OVERHEAD)
-    assert (pytest.approx(6 / 11), 1) == (divided.self_seconds[K].median, divided.self_seconds[K].n)
-    assert (pytest.approx(27 / 11), 3) == (
-        divided.self_seconds[ROOT].median,
-        divided.self_seconds[ROOT].n,
-    )
+    layer = divided.self_seconds[K]
+    root = divided.self_seconds[ROOT]
+    assert (pytest.approx(6 / 11), 1) == (layer.median, layer.n)
+    assert (pytest.approx(27 / 11), 3) == (root.median, root.n)
     assert pytest.approx(3) == divided.inclusive[ROOT].median
 
 
 def test_what_is_ignored_is_fitted_and_then_left_out() -> None:
-    """It is in no row above either, and its seconds in all phases are told apart."""
+    """An ignored module is scaled like the others, but its time is in no result except `ignored`.
+
+    `ignored` has its time in all phases: 3 s forward and 2 s backward.
+    """
     parts = {"forward": lap({ROOT: 4, Q: 6}), "backward": lap({ROOT_BACK: 1, Q_BACK: 2})}
     divided = scale_to_unprofiled(
         [parts], {"forward": 5, "backward": 3}, NO_OVERHEAD, ignored={"q"}
@@ -164,32 +197,33 @@ def test_what_is_ignored_is_fitted_and_then_left_out() -> None:
 
 
 def test_passes_in_which_nothing_was_stamped_fit_nothing() -> None:
-    """There is no factor that would make 5 s of them."""
+    """If the hooked passes have no time, there is no factor: 0 s cannot be scaled to 5 s."""
     divided = scale_to_unprofiled([{"forward": lap({ROOT: 0})}], {"forward": 5}, NO_OVERHEAD)
     assert ({ROOT: 0}, {}) == (medians(divided.self_seconds), divided.factors)
 
 
 def test_a_module_takes_no_less_than_its_kernels() -> None:
-    """Hooks made the host late: 12 s, of which kernels are 1 + 6 s, for a clean 9 s.
+    """A module never gets less time than its kernels, because hooks slow down only the host.
 
-    Of the other 3 + 2 s 2 s are left: 0.4 of each.
-
-    For a clean 8 s 1 s is left, 0.2 of each. Scaled as one, q would have 5.3 s then, less than its
-    kernels.
+    The hooked pass takes 12 s, of which 1 + 6 s are kernels and 3 + 2 s are not. For an unprofiled
+    pass of 9 s, 2 s remain outside kernels, so these times are multiplied by 0.4. For an unprofiled
+    pass of 8 s, 1 s remains, and they are multiplied by 0.2. If the whole times were scaled, q
+    would have 5.3 s, which is less than its kernels take.
     """
-    hooked, kernels = [{"forward": lap({ROOT: 4, Q: 8})}], {ROOT: 1.0, Q: 6.0}
+    hooked = [{"forward": lap({ROOT: 4, Q: 8})}]
+    kernels = {ROOT: 1.0, Q: 6.0}
     divided = scale_to_unprofiled(hooked, {"forward": 9}, NO_OVERHEAD, kernels=kernels)
     assert pytest.approx({ROOT: 1 + 0.4 * 3, Q: 6 + 0.4 * 2}) == medians(divided.self_seconds)
     assert {"forward": 9 / 12} == divided.factors
-    assert pytest.approx({ROOT: 1.6, Q: 6.4}) == medians(
-        scale_to_unprofiled(hooked, {"forward": 8}, NO_OVERHEAD, kernels=kernels).self_seconds
-    )
+    divided = scale_to_unprofiled(hooked, {"forward": 8}, NO_OVERHEAD, kernels=kernels)
+    assert pytest.approx({ROOT: 1.6, Q: 6.4}) == medians(divided.self_seconds)
 
 
 def test_what_hooks_cost_is_not_taken_from_kernels() -> None:
-    """Q keeps the 55 s of its kernels, though 10 calls' overhead would leave 50 s.
+    """The overhead of hooks is not subtracted from the time of kernels.
 
-    Of the clean 80 s 25 s are left for the root.
+    q keeps the 55 s of its kernels, although the overhead of ten calls would leave only 50 s. Of
+    the unprofiled 80 s, 25 s remain for the root.
     """
     hooked = [{"forward": lap({ROOT: 40, Q: 60}, called={Q: 10}, calls_others={ROOT: 10})}]
     divided = scale_to_unprofiled(
@@ -199,23 +233,24 @@ def test_what_hooks_cost_is_not_taken_from_kernels() -> None:
 
 
 def test_a_pass_that_is_all_kernels_is_divided_as_they_are() -> None:
-    """Kernels of 3 and 5 s in the trace, for a clean pass of 8 s, and for one of 6 s.
+    """If kernels take the whole pass or longer, the pass is divided in proportion to them.
 
-    Nothing is left for what hooks made longer.
+    The trace has kernels of 3 s and 5 s. In an unprofiled pass of 8 s, no time remains outside
+    kernels. In an unprofiled pass of 6 s, the times of the kernels are scaled by 6 / 8.
     """
-    hooked, kernels = [{"forward": lap({ROOT: 9, Q: 6})}], {ROOT: 3.0, Q: 5.0}
-    assert {ROOT: 3, Q: 5} == medians(
-        scale_to_unprofiled(hooked, {"forward": 8}, NO_OVERHEAD, kernels=kernels).self_seconds
-    )
-    assert {ROOT: 2.25, Q: 3.75} == medians(
-        scale_to_unprofiled(hooked, {"forward": 6}, NO_OVERHEAD, kernels=kernels).self_seconds
-    )
+    hooked = [{"forward": lap({ROOT: 9, Q: 6})}]
+    kernels = {ROOT: 3.0, Q: 5.0}
+    divided = scale_to_unprofiled(hooked, {"forward": 8}, NO_OVERHEAD, kernels=kernels)
+    assert {ROOT: 3, Q: 5} == medians(divided.self_seconds)
+    divided = scale_to_unprofiled(hooked, {"forward": 6}, NO_OVERHEAD, kernels=kernels)
+    assert {ROOT: 2.25, Q: 3.75} == medians(divided.self_seconds)
 
 
 def test_kernels_that_overlap_with_others_are_no_more_than_the_stream_was_busy() -> None:
-    """A side stream has 20 s of the root's kernels in 4 s.
+    """The time of a module's kernels counts only up to the module's time.
 
-    These 4 s stay, and of q's 6 s those that are left.
+    The root has 20 s of kernels in 4 s, because a side stream runs them at the same time. These 4 s
+    stay, and q gets the remaining 3 s of the unprofiled pass.
     """
     divided = scale_to_unprofiled(
         [{"forward": lap({ROOT: 4, Q: 6})}], {"forward": 7}, NO_OVERHEAD, kernels={ROOT: 20.0}

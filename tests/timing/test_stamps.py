@@ -1,4 +1,4 @@
-"""Rows of stamps, worked out by hand."""
+"""Test how sequences of stamps become times and counts. Expected values are worked out by hand."""
 
 from lflops.profile.records import ModulePhase
 from lflops.timing.module_times import (
@@ -12,15 +12,19 @@ from lflops.timing.module_times import (
 )
 from tests.support.fake_clock import StillClock
 
-ROOT, Q, K = (ModulePhase(row, "forward") for row in ("", "q", "k"))
-ROOT_BACK, Q_BACK = ModulePhase("", "backward"), ModulePhase("q", "backward")
+ROOT = ModulePhase("", "forward")
+Q = ModulePhase("q", "forward")
+K = ModulePhase("k", "forward")
+ROOT_BACK = ModulePhase("", "backward")
+Q_BACK = ModulePhase("q", "backward")
 OBSERVER = None
 
 
 def test_what_lies_between_two_stamps_is_the_time_of_what_the_first_says() -> None:
-    """The row in the module's own text.
+    """The time between two stamps belongs to the module that the first stamp names.
 
-    2 s of the root, 1 s of a hook, 6 s of q, 1 s of a hook, 2 s of the root.
+    The stamps are those in the docstring of `lflops.timing.module_times`: 2 s of the root, 1 s of a
+    hook, 6 s of q, 1 s of a hook, and 2 s of the root.
     """
     stamps = [
         (0, ROOT, ""),
@@ -36,9 +40,10 @@ def test_what_lies_between_two_stamps_is_the_time_of_what_the_first_says() -> No
 
 
 def test_calls_are_those_of_who_is_entered_and_of_who_enters() -> None:
-    """The root enters q twice, and q enters k once.
+    """A call is counted for the module that is entered and for the module that calls it.
 
-    To be left, and to enter a part that is no module, is no call.
+    The root calls q twice, and q calls k once. Leaving a module is no call, and neither is entering
+    a part that is no module.
     """
     entered = [
         (0, ROOT, ""),
@@ -64,7 +69,10 @@ def test_calls_are_those_of_who_is_entered_and_of_who_enters() -> None:
 
 
 def test_segments_and_operators_are_counted_where_they_are() -> None:
-    """Two segments of q and one of the root begin; an operator of q's is counted within the second."""
+    """Backward segments and counted operators are counted for their module.
+
+    Two segments of q and one of the root begin. An operator of q is counted in its second segment.
+    """
     backward = [
         (0, ROOT_BACK, ""),
         (1, Q_BACK, SEGMENT_BEGAN),
@@ -82,32 +90,38 @@ def test_segments_and_operators_are_counted_where_they_are() -> None:
 
 
 def test_the_observer_is_nobodys_callee_where_nothing_ran_before_it() -> None:
-    """A hook that is the first to be stamped was not called by any place."""
+    """If the first stamp is the entry of a module, no module has called it."""
     lap = pass_times([(0, OBSERVER, MODULE_ENTERED), (1, Q, ""), (3, OBSERVER, "")], StillClock())
     assert ({Q: 2}, {Q: 1}, {}) == (lap.self_seconds, +lap.called, +lap.calls_others)
 
 
 def test_no_stamps_are_no_time() -> None:
-    """Nor is one alone."""
+    """Without stamps, or with only one stamp, no time is known."""
     for stamps in ([], [(5, ROOT, "")]):
         lap = pass_times(stamps, StillClock())
         assert ({}, 0) == (lap.self_seconds, lap.observer)
 
 
 def test_the_overhead_of_a_place_is_that_of_all_that_it_did() -> None:
-    """Two calls of it, three by it, four segments, five operators.
+    """The overhead of a module is the sum over its calls, segments and counted operators.
 
-    None in a place that did nothing of it.
+    A module without any of them has no overhead.
     """
     lap = PassTimes()
-    lap.called[Q], lap.calls_others[Q], lap.segments[Q], lap.operators[Q] = 2, 3, 4, 5
+    lap.called[Q] = 2
+    lap.calls_others[Q] = 3
+    lap.segments[Q] = 4
+    lap.operators[Q] = 5
     overhead = HookOverhead(inside=1, outside=10, segment=100, operator=1000)
     assert 2 * 1 + 3 * 10 + 4 * 100 + 5 * 1000 == lap.overhead(Q, overhead)
     assert lap.overhead(K, overhead) == 0
 
 
 def test_inclusive_is_a_row_and_all_rows_below_it_in_each_phase() -> None:
-    """A container that never ran itself has the time of what is in it."""
+    """The inclusive time of a module is the sum of the self times of the module and all below it.
+
+    A container that never ran has the time of its modules.
+    """
     own = {
         ROOT: 1.0,
         ModulePhase("blocks.0", "forward"): 2.0,
@@ -116,6 +130,9 @@ def test_inclusive_is_a_row_and_all_rows_below_it_in_each_phase() -> None:
     }
     forward = {"": 15, "blocks": 14, "blocks.0": 6, "blocks.0.q": 4, "blocks.1": 8}
     backward = {"": 16, "blocks": 16, "blocks.0": 16, "blocks.0.q": 16}
-    assert {ModulePhase(row, "forward"): seconds for row, seconds in forward.items()} | {
-        ModulePhase(row, "backward"): seconds for row, seconds in backward.items()
-    } == inclusive({**own, ModulePhase("blocks.0.q", "backward"): 16.0})
+    expected = {}
+    for row, seconds in forward.items():
+        expected[ModulePhase(row, "forward")] = seconds
+    for row, seconds in backward.items():
+        expected[ModulePhase(row, "backward")] = seconds
+    assert expected == inclusive({**own, ModulePhase("blocks.0.q", "backward"): 16.0})

@@ -1,4 +1,4 @@
-"""Self times of nested phases, on a clock that the test advances."""
+"""Test the self times of nested phases, on a clock that the test advances."""
 
 import itertools
 from collections.abc import Callable
@@ -12,9 +12,10 @@ from tests.support.fake_clock import StillClock
 
 
 def whole_seconds(phases: MarkedPhases, clock: StillClock, script: str) -> dict[str, float]:
-    """The phases of one step.
+    """Run the step that the characters of `script` describe, and return the seconds of its phases.
 
-    A letter enters its phase, `)` leaves the innermost, and a digit lets that many seconds pass.
+    A letter enters the phase in `names`, `)` leaves the innermost phase, and a digit advances the
+    clock by that many seconds.
     """
     names = {"d": "data", "o": "optimizer", "f": "forward", "b": "backward", "c": "clip"}
     for sign in script:
@@ -29,13 +30,13 @@ def whole_seconds(phases: MarkedPhases, clock: StillClock, script: str) -> dict[
 
 @pytest.fixture
 def clock() -> StillClock:
-    """At 0."""
+    """Return a clock at 0."""
     return StillClock()
 
 
 @pytest.fixture
 def phases(clock: StillClock) -> MarkedPhases:
-    """At the beginning of a step."""
+    """Return phases at the beginning of a step."""
     phases = MarkedPhases(clock)
     phases.begin()
     return phases
@@ -44,7 +45,11 @@ def phases(clock: StillClock) -> MarkedPhases:
 def test_a_phase_has_its_time_less_that_of_the_phases_within_it(
     phases: MarkedPhases, clock: StillClock
 ) -> None:
-    """A step of Lightning's: forward and backward run in the closure that the optimizer is given."""
+    """The time of a phase excludes the phases within it, so all phases add up to the step.
+
+    The script is a step of Lightning: forward and backward run in the closure that is passed to the
+    optimizer.
+    """
     expected = {
         "other": 3.0,
         "data": 4.0,
@@ -59,7 +64,10 @@ def test_a_phase_has_its_time_less_that_of_the_phases_within_it(
 
 
 def test_a_phase_that_comes_twice_is_added_up(phases: MarkedPhases, clock: StillClock) -> None:
-    """Two micro-batches, and a forward within a forward."""
+    """The times of a phase that occurs several times are added up.
+
+    The step has two micro-batches, and a forward within a forward.
+    """
     assert {"other": 0.0, "forward": 9.0, "backward": 5.0} == whole_seconds(
         phases, clock, "f1f1)1)b2)f6)b3)"
     )
@@ -68,7 +76,10 @@ def test_a_phase_that_comes_twice_is_added_up(phases: MarkedPhases, clock: Still
 def test_a_step_that_ends_within_a_phase_leaves_the_rest_of_it_to_the_next(
     phases: MarkedPhases, clock: StillClock
 ) -> None:
-    """2 s of 5 in the first step, 3 in the second."""
+    """A phase that continues over the end of a step is divided between the two steps.
+
+    Of 5 s, 2 s are in the first step and 3 s in the second.
+    """
     assert {"other": 1.0, "data": 2.0} == whole_seconds(phases, clock, "1d2")
     assert {"data": 3.0, "other": 1.0} == whole_seconds(phases, clock, "3)1")
 
@@ -76,7 +87,11 @@ def test_a_step_that_ends_within_a_phase_leaves_the_rest_of_it_to_the_next(
 def test_the_wait_at_the_end_of_backward_is_a_part_of_it(
     phases: MarkedPhases, clock: StillClock
 ) -> None:
-    """3 s of 5, in two passes; a step in which nobody told of it does not know."""
+    """The wait at the end of backward is a part of backward, and is also known separately.
+
+    In two backward passes, 3 of 5 s are the wait. In a step without a call of `wait`, the wait is
+    unknown.
+    """
     for work, wait in ((1, 2), (1, 1)):
         phases.enter("backward")
         clock.advance(work)
@@ -91,9 +106,10 @@ def test_the_wait_at_the_end_of_backward_is_a_part_of_it(
 def test_what_is_between_backward_and_the_optimizer_has_a_name(
     phases: MarkedPhases, clock: StillClock
 ) -> None:
-    """3 s, where a loop clips.
+    """The time between backward and the optimizer is the phase `BETWEEN`.
 
-    4 before another forward and 5 before a clip that is named are other.
+    It is 3 s; a custom loop clips gradients in this time. The 4 s between backward and another
+    forward, and the 5 s between backward and the phase `clip`, belong to `other`.
     """
     found = whole_seconds(phases, clock, "f1)b2)4f1)b2)3o1)b1)5c1)o1)")
     assert {
@@ -108,7 +124,7 @@ def test_what_is_between_backward_and_the_optimizer_has_a_name(
 
 
 def test_time_before_a_step_begins_is_in_none(phases: MarkedPhases, clock: StillClock) -> None:
-    """What ran since the last one ended is forgotten, and a phase that runs still goes on."""
+    """`begin` drops the time since the last step ended. A phase that is running continues."""
     phases.enter("data")
     clock.advance(7)
     phases.begin()
@@ -119,7 +135,11 @@ def test_time_before_a_step_begins_is_in_none(phases: MarkedPhases, clock: Still
 def test_a_phase_that_is_left_by_an_exception_is_not_running(
     phases: MarkedPhases, clock: StillClock
 ) -> None:
-    """Nor is what ran within it; its time goes on to the next mark, for none was made."""
+    """An exception ends a phase and the phases within it, without a mark.
+
+    So the innermost phase, forward, lasts until the next mark: 1 s before the exception and 1 s
+    after it.
+    """
     phases.enter("optimizer")
     phases.enter("forward")
     clock.advance(1)
@@ -139,12 +159,12 @@ SCRIPTS = ["".join(script) for script in itertools.product(("1f2)", "b3c1)2)", "
 def test_the_phases_of_a_step_add_up_to_it(
     phases: MarkedPhases, clock: StillClock, script: str
 ) -> None:
-    """Whatever they are, and in whatever order."""
+    """The phases add up to the step, whatever they are and in whatever order."""
     assert sum(whole_seconds(phases, clock, script).values()) == clock.now
 
 
 class Late:
-    """A mark that has not come yet, as an event that the stream has not reached."""
+    """A mark that is not ready, like an event that the stream has not reached yet."""
 
     def query(self) -> bool:
         return False
@@ -154,7 +174,7 @@ class Late:
 def test_a_mark_that_has_not_come_is_not_read(
     clock: StillClock, mark: Callable[[], object], expected: bool
 ) -> None:
-    """A moment of the host's has come at once."""
+    """A step with a mark that is not ready cannot be read. A mark of the host clock is ready."""
     clock.mark = mark  # type: ignore[assignment,method-assign]
     phases = MarkedPhases(clock)
     phases.begin()
@@ -163,7 +183,11 @@ def test_a_mark_that_has_not_come_is_not_read(
 
 @pytest.mark.gpu
 def test_on_cuda_a_phase_is_the_time_of_the_stream(cuda: torch.device) -> None:
-    """The host is done with a product's launch long before the stream is done with the product."""
+    """On CUDA, a phase has the time of the stream, not of the host.
+
+    The host launches a matmul long before the stream has finished it. Backward has four times as
+    many matmuls as forward.
+    """
     phases = MarkedPhases(StreamClock(cuda))
     x = torch.ones(8192, 8192, device=cuda)
     torch.mm(x, x)

@@ -1,4 +1,4 @@
-"""Generating text: what the prompt costs, and what each further token does."""
+"""Test `measure_generate`: the work and the time of the prompt (prefill) and of decode."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,36 +20,45 @@ pytestmark = pytest.mark.usefixtures("undisturbed")
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:
-    """What generating is timed by."""
+    """Return the clock that `measure_generate` uses in this test."""
     still = StillClock()
     monkeypatch.setattr("lflops.timing.measure.clock_of", lambda _device: still)
     return still
 
 
 def measured(model: nn.Module, *args: Any, **kwargs: Any) -> Profile:
-    """With as few passes as can be."""
+    """Measure a generation with as few passes as possible."""
     return measure_generate(model, args, kwargs, warmup=0, repeats=1)
 
 
 def generated(profile: Profile) -> Note:
-    """What is said of prefill and decode."""
+    """Return the note about prefill and decode."""
     (note,) = (note for note in profile.notes if note.code == "generated")
     return note
 
 
-BATCH, PROMPT, WIDTH, HEADS, LAYERS, WORDS, NEW = 2, 4, 8, 2, 2, 16, 3
+BATCH = 2
+PROMPT = 4
+WIDTH = 8
+HEADS = 2
+LAYERS = 2
+WORDS = 16
+NEW = 3
 LINEAR = WIDTH * 3 * WIDTH + WIDTH * WIDTH + 2 * WIDTH * 4 * WIDTH
-"""Of a layer for each token: queries, keys and values, the projection, the two layers behind."""
+"""MACs of the linear layers in one block for one token.
+
+These are the queries, keys and values, the projection, and the two layers of the MLP.
+"""
 
 
 def attention(queries: int, keys: int) -> int:
-    """Each query with each key, and the weights with the values."""
+    """Return the MACs of attention: queries with keys, and attention weights with values."""
     return 2 * queries * keys * WIDTH
 
 
 @pytest.fixture
 def gpt2() -> nn.Module:
-    """The real thing, a few thousand parameters of it."""
+    """Return a GPT-2 model with a few thousand parameters."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
         vocab_size=WORDS,
@@ -66,31 +75,33 @@ def gpt2() -> nn.Module:
 
 
 def test_a_prompt_and_the_tokens_behind_it(gpt2: nn.Module) -> None:
-    """A prompt of 4 tokens, of which the last alone gets logits.
+    """Prefill has the MACs of the prompt, and decode those of the generated tokens.
 
-    Then 2 tokens, which look back at 5 and 6.
+    The prompt has 4 tokens, and logits are computed only for the last of them. Then two more tokens
+    are generated, which attend to 5 and 6 tokens.
     """
     profile = measured(
         gpt2, torch.ones(BATCH, PROMPT, dtype=torch.long), max_new_tokens=NEW, do_sample=False
     )
     logits = WIDTH * WORDS
     prefill = BATCH * (PROMPT * LAYERS * LINEAR + LAYERS * attention(PROMPT, PROMPT) + logits)
-    decode = BATCH * sum(
-        LAYERS * LINEAR + LAYERS * attention(1, keys) + logits for keys in (PROMPT + 1, PROMPT + 2)
-    )
+    decode = 0
+    for keys in (PROMPT + 1, PROMPT + 2):
+        decode += BATCH * (LAYERS * LINEAR + LAYERS * attention(1, keys) + logits)
     values = generated(profile).values
-    assert (prefill, decode, NEW - 1) == (
-        values["prefill_macs"],
-        values["decode_macs"],
-        values["decode_calls"],
-    )
+    assert prefill == values["prefill_macs"]
+    assert decode == values["decode_macs"]
+    assert NEW - 1 == values["decode_calls"]
     assert prefill + decode == profile.total()
     assert profile.modules[""].forward.flops == values["prefill_flops"] + values["decode_flops"]
     assert values["decode_flops"] > 2 * values["decode_macs"]
 
 
 def test_its_steps_have_both_and_their_sum(gpt2: nn.Module) -> None:
-    """By this machine's own clock; both are forward, and there is nothing else."""
+    """Each step has the times of prefill, decode and forward, which is their sum.
+
+    This test uses the clock of the machine. Generation has no other phase.
+    """
     profile = measured(
         gpt2, torch.ones(BATCH, PROMPT, dtype=torch.long), max_new_tokens=NEW, do_sample=False
     )
@@ -105,7 +116,10 @@ def test_its_steps_have_both_and_their_sum(gpt2: nn.Module) -> None:
 
 
 class Writer(nn.Module):
-    """Calls itself as often as it is told, and does something of its own before each time."""
+    """A model that calls itself several times in `generate`.
+
+    Each call takes 4 s, with 1 s before it. `generate` takes 16 s more after the last call.
+    """
 
     def __init__(self, clock: StillClock) -> None:
         super().__init__()
@@ -128,7 +142,10 @@ ONCE = 3 * 2 * 2
 
 
 def test_prefill_is_all_up_to_the_end_of_the_first_call(clock: StillClock) -> None:
-    """1 + 4 s; decode is two such calls, and the 16 s behind them."""
+    """Prefill ends with the first call of the model, and decode is the rest.
+
+    Prefill takes 1 + 4 s. Decode takes two such calls and the 16 s after them.
+    """
     profile = measured(Writer(clock), x, times=3)
     assert [{"forward": 5 + 26, "prefill": 5, "decode": 26}] * 2 == [
         step.phases for step in profile.steps
@@ -150,7 +167,7 @@ def test_prefill_is_all_up_to_the_end_of_the_first_call(clock: StillClock) -> No
 def test_where_the_model_is_not_called_twice_they_are_not_told_apart(
     clock: StillClock, times: int
 ) -> None:
-    """A model that writes all at once has a forward like any other."""
+    """If the model is called at most once, there is only forward, without prefill and decode."""
     profile = measured(Writer(clock), x, times=times)
     assert () == profile.notes
     assert [{"forward": 5 * times + 16}] * 2 == [step.phases for step in profile.steps]
@@ -158,7 +175,7 @@ def test_where_the_model_is_not_called_twice_they_are_not_told_apart(
 
 
 class Wrapper(nn.Module):
-    """Has another write."""
+    """A model that calls `generate` of another module."""
 
     def __init__(self, writer: nn.Module) -> None:
         super().__init__()
@@ -169,7 +186,10 @@ class Wrapper(nn.Module):
 
 
 def test_where_a_part_of_it_writes_they_are_not_told_apart(clock: StillClock) -> None:
-    """It is not the model itself that is called; its work and its time are there all the same."""
+    """If only a submodule generates, there is only forward, because the model is not called.
+
+    The work and the time of the submodule are still measured.
+    """
     profile = measured(Wrapper(Writer(clock)), x, 2)
     assert () == profile.notes
     assert [{"forward": 26}] * 2 == [step.phases for step in profile.steps]
@@ -179,7 +199,10 @@ def test_where_a_part_of_it_writes_they_are_not_told_apart(clock: StillClock) ->
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
 def test_a_wrapper_of_torchs_is_told_apart_as_what_it_wraps_is(clock: StillClock) -> None:
-    """`torch.compile` gives a module that is not the one that calls itself."""
+    """A model in a wrapper of `torch.compile` has prefill and decode like the model itself.
+
+    Within `generate`, the original model is called, not the wrapper.
+    """
     torch.compiler.reset()
     values = generated(measured(torch.compile(Writer(clock), backend="eager"), x, times=3)).values
     assert (ONCE, 2 * ONCE, 2) == (
@@ -190,7 +213,7 @@ def test_a_wrapper_of_torchs_is_told_apart_as_what_it_wraps_is(clock: StillClock
 
 
 def test_what_is_ignored_takes_its_work_and_its_time_with_it(clock: StillClock) -> None:
-    """4 s of each call."""
+    """The 4 s of `body.0` in each call are in no total, because this module is ignored."""
     profile = measure_generate(
         Writer(clock), (x,), {"times": 2}, warmup=0, repeats=1, ignore=["body.0"]
     )
@@ -198,7 +221,7 @@ def test_what_is_ignored_takes_its_work_and_its_time_with_it(clock: StillClock) 
 
 
 def in_its_second_pass(clock: StillClock, x: Tensor) -> None:
-    """An error in a pass that is timed."""
+    """Check that the model is unchanged after an error in a timed pass."""
     writer = Writer(clock)
     calls: list[Tensor] = []
 
@@ -216,7 +239,7 @@ def in_its_second_pass(clock: StillClock, x: Tensor) -> None:
 
 
 def as_it_should(clock: StillClock, x: Tensor) -> None:
-    """All goes well."""
+    """Check that the model is unchanged after a measurement without errors."""
     writer = Writer(clock)
     before = everything(writer, x)
     measured(writer, x, times=2)
@@ -227,11 +250,14 @@ def as_it_should(clock: StillClock, x: Tensor) -> None:
 def test_generating_leaves_no_trace(
     clock: StillClock, way: Callable[[StillClock, Tensor], None]
 ) -> None:
-    """Neither on the model, which is told from others by a hook while it writes, nor anywhere."""
+    """A measurement leaves the model and the process unchanged, also after an error.
+
+    During the measurement, there is a hook on the calls of the model.
+    """
     way(clock, torch.ones(3, 2))
 
 
 def test_a_wrong_argument_is_named() -> None:
-    """As those of `measure` are."""
+    """The error message for a wrong argument names the function and the argument."""
     with pytest.raises(lflops.CountError, match=r"measure_generate: args is a list"):
         measure_generate(nn.Linear(2, 2), [x])

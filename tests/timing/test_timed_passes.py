@@ -1,4 +1,4 @@
-"""In which order passes run, what is kept of them, and when their marks are read."""
+"""Test `time_passes`: the order of the passes, their results, and when their marks are read."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,11 @@ from tests.support.timed_modules import Part
 
 
 class Unsettled(StillClock):
-    """Stops a test that reads a mark before the clock has settled since."""
+    """A clock that fails a test which reads a mark before the clock has settled.
+
+    Attributes:
+        settled: The moments at which the clock has settled.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +35,11 @@ class Unsettled(StillClock):
 
 
 class Model(nn.Module):
-    """A part, and a memory of who watched it."""
+    """A model with one part, which takes 1 s forward and 2 s backward.
+
+    Attributes:
+        passes: The kind of each pass so far: with hooks (`module_timing`) or without.
+    """
 
     def __init__(self, clock: StillClock) -> None:
         super().__init__()
@@ -40,9 +48,8 @@ class Model(nn.Module):
         self.passes: list[str] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        self.passes.append(
-            "module_timing" if module_module._global_forward_pre_hooks else "unprofiled"
-        )
+        has_hooks = bool(module_module._global_forward_pre_hooks)
+        self.passes.append("module_timing" if has_hooks else "unprofiled")
         return self.part(x)
 
 
@@ -54,7 +61,7 @@ def timed(
     repeats: int,
     first: str = "forward",
 ) -> TimedPasses:
-    """Passes of a model."""
+    """Time passes of a model."""
     spans = ModuleTimer(ModuleTree({"": model}), model.clock)
     return time_passes(Pass(run, first=first), spans, model.clock, warmup=warmup, repeats=repeats)
 
@@ -79,25 +86,26 @@ ORDERS = {
 def test_clean_passes_stand_around_the_hooked_ones_and_one_of_them_is_the_first(
     repeats: int, warmup: int
 ) -> None:
-    """What is compiled in the first pass is compiled without hooks.
+    """Unprofiled passes run before and after the hooked passes.
 
-    What is thrown away has none, and is no step.
+    An unprofiled pass is the first, so that code is compiled without hooks. The first pass after
+    the hooked passes runs without hooks, but is thrown away.
     """
     model = Model(Unsettled())
     passes = timed(model, lambda _: model(torch.ones(2)), warmup=warmup, repeats=repeats)
     order = ORDERS[repeats]
-    assert ["unprofiled"] * warmup + [
-        each.replace("thrown away", "unprofiled") for each in order
-    ] == model.passes
+    expected = [each.replace("thrown away", "unprofiled") for each in order]
+    assert ["unprofiled"] * warmup + expected == model.passes
     kept = [each for each in order if each != "thrown away"]
     assert list(enumerate(kept)) == [(step.index, step.kind) for step in passes.steps]
     assert repeats == len(passes.hooked) == kept.count("unprofiled") == kept.count("module_timing")
 
 
 def test_passes_to_warm_up_are_in_no_figure() -> None:
-    """Each pass takes a second less than the one before.
+    """Warm-up passes are in no result.
 
-    9 and 8 are thrown away, 7 is clean, 6 is hooked.
+    Each pass takes a second less than the previous pass. The passes of 9 and 8 s are the warm-up,
+    the pass of 7 s is unprofiled, and the pass of 6 s is hooked.
     """
     model = Model(Unsettled())
     seconds = iter(range(9, 0, -1))
@@ -112,7 +120,10 @@ def test_passes_to_warm_up_are_in_no_figure() -> None:
 
 
 def test_marks_are_read_once_all_passes_are_over() -> None:
-    """The clock settles a single time, at the end: nothing waits for a device in between."""
+    """The clock settles only once, at the end, so that no pass waits for the device.
+
+    Each of these passes takes 1 s: one of warm-up, six that are kept and one that is thrown away.
+    """
     clock = Unsettled()
     model = Model(clock)
     timed(model, lambda _: model(torch.ones(2)), warmup=1, repeats=3)
@@ -120,7 +131,7 @@ def test_marks_are_read_once_all_passes_are_over() -> None:
 
 
 def test_a_clock_that_is_read_too_early_is_seen_to_be() -> None:
-    """The clock of these tests can fail."""
+    """The clock of these tests detects marks that are read too early."""
     clock = Unsettled()
     start = clock.mark()
     with pytest.raises(AssertionError, match="before it settled"):
@@ -132,9 +143,10 @@ def test_a_clock_that_is_read_too_early_is_seen_to_be() -> None:
 
 
 def test_a_step_says_how_long_its_parts_took() -> None:
-    """A second forward, two backward.
+    """A step has the time of each part: 1 s forward and 2 s backward.
 
-    What is run aside between them, and before each pass, is in neither and not in their sum.
+    The 16 s of the part `ASIDE` between them and the 64 s of `prepare` before each pass are not
+    included. Each pass takes 64 + 1 + 16 + 2 = 83 s.
     """
     model = Model(Unsettled())
     prepared: list[float] = []
@@ -164,7 +176,10 @@ def test_a_step_says_how_long_its_parts_took() -> None:
 
 
 def test_parts_are_called_what_they_are_called() -> None:
-    """Those that are not backward are all forward to who watches."""
+    """The parts of a step have the names that the pass gives them.
+
+    For the times of modules, all parts except backward belong to forward.
+    """
     model = Model(Unsettled())
 
     def run(divide: Divide) -> None:
@@ -182,9 +197,9 @@ def test_parts_are_called_what_they_are_called() -> None:
 
 
 def test_a_step_says_what_the_process_used_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The difference between two readings, of its own and of the system's for it.
+    """A step has the user and system CPU time of the process: the differences of two readings.
 
-    Samples and marks are for others to add.
+    `time_passes` adds no samples, tokens or marks.
     """
     model = Model(Unsettled())
     readings = iter([(1.0, 10.0), (3.0, 15.0), (3.0, 15.0), (3.5, 15.0)])
@@ -197,7 +212,7 @@ def test_a_step_says_what_the_process_used_of_the_cpu(monkeypatch: pytest.Monkey
 
 
 def test_a_pass_that_fails_leaves_no_hook() -> None:
-    """The third pass is the first that is hooked."""
+    """If a hooked pass fails, its hooks are removed. The third pass is the first hooked one."""
     model = Model(Unsettled())
 
     def run(_: Divide) -> None:

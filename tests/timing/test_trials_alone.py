@@ -1,4 +1,7 @@
-"""The trials that lflops runs inside of a training call nothing of the user's, and nothing of the user's breaks them."""
+"""Test the trials that lflops runs during a training run.
+
+They must not call the user's hooks, modes or patched functions, and must work in spite of them.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -20,17 +23,17 @@ from lflops.torch_private import self_check
 
 
 class UserError(Exception):
-    """Raised by a user's code that no trial may run."""
+    """Raised by the user's code that no trial may run."""
 
 
 def fails(*_: Any, **__: Any) -> Any:
-    """Be called by a trial."""
+    """Raise an error, because a trial has called the user's code."""
     raise UserError
 
 
 @contextlib.contextmanager
 def global_hooks() -> Iterator[None]:
-    """Every kind of global module hook, each of which raises."""
+    """Register global module hooks of every kind, which all raise an error."""
     names = (
         "forward_pre",
         "forward",
@@ -38,32 +41,30 @@ def global_hooks() -> Iterator[None]:
         "full_backward",
         "buffer_registration",
         "module_registration",
+        "parameter_registration",
     )
-    registers = [
-        getattr(torch_module, f"register_module_{name}_hook")
-        for name in (*names, "parameter_registration")
-    ]
     with contextlib.ExitStack() as hooks:
-        for register in registers:
+        for name in names:
+            register = getattr(torch_module, f"register_module_{name}_hook")
             hooks.callback(register(fails).remove)
         yield
 
 
 class FunctionMode(TorchFunctionMode):
-    """Raises at each function of torch."""
+    """A mode that raises an error at each torch function."""
 
     __torch_function__ = fails
 
 
 class DispatchMode(TorchDispatchMode):
-    """Raises at each operator."""
+    """A mode that raises an error at each operator."""
 
     __torch_dispatch__ = fails
 
 
 @contextlib.contextmanager
 def setting(change: Callable[[], object], undo: Callable[[], object]) -> Iterator[None]:
-    """A setting of the whole process."""
+    """Change a setting of the whole process, and undo the change afterwards."""
     change()
     try:
         yield
@@ -73,7 +74,7 @@ def setting(change: Callable[[], object], undo: Callable[[], object]) -> Iterato
 
 @contextlib.contextmanager
 def patched(owner: Any, name: str) -> Iterator[None]:
-    """A function of torch's that a user has replaced."""
+    """Replace a torch function by one that raises an error."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, fails)
         yield
@@ -107,19 +108,19 @@ SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 def trial_of_hooks() -> None:
-    """What hooks cost, measured."""
+    """Measure the overhead of hooks."""
     module_hooks._of_timer.cache_clear()
     assert min(vars(module_hooks.hook_overhead(HostClock())).values()) >= 0
 
 
 def trial_of_counting() -> None:
-    """What counting costs, measured."""
+    """Measure the overhead of counting."""
     measure._overhead.cache_clear()
     assert min(vars(measure._overhead()).values()) >= 0
 
 
 def trial_of_private_names() -> None:
-    """The self-check."""
+    """Run the self-check of private torch names."""
     self_check.check.cache_clear()
     self_check.check()
 
@@ -135,9 +136,9 @@ TRIALS = {
 @pytest.mark.parametrize("surrounding", SURROUNDINGS)
 @pytest.mark.parametrize("trial", TRIALS)
 def test_a_trial_is_alone(trial: str, surrounding: str) -> None:
-    """Whatever the user has set, hooked or patched.
+    """A trial works whatever the user has set, hooked or patched.
 
-    Nothing of it is called, the trial holds, and no random number is drawn.
+    It calls none of the user's code and draws no random number.
     """
     before = torch.get_rng_state()
     with SURROUNDINGS[surrounding]():
@@ -156,18 +157,25 @@ def test_a_trial_is_alone(trial: str, surrounding: str) -> None:
     ],
 )
 def test_the_surroundings_would_be_noticed(surrounding: str) -> None:
-    """The planted culprit: a pass of a usual module calls what the user has there."""
-    linear, x = nn.Linear(2, 2), torch.ones(1, 2)
+    """The surroundings of the test above raise an error in a pass of an ordinary module.
+
+    So the test above would fail if a trial called the user's code.
+    """
+    linear = nn.Linear(2, 2)
+    x = torch.ones(1, 2)
     with SURROUNDINGS[surrounding](), pytest.raises(UserError):
         linear(x).sum().backward()
 
 
 def test_the_hooks_of_a_chain_are_its_own() -> None:
-    """Each module of it is entered and left once, and those of another chain, or of the user, are not."""
+    """The listener of a chain is called once for each of its modules, and for no other module.
+
+    Other modules are those of another chain and of the user.
+    """
     calls: list[str] = []
 
     class Listener:
-        """Notes what it hears of."""
+        """Records its calls."""
 
         def enter_module(self, *_: Any) -> None:
             calls.append("enter")
@@ -175,7 +183,8 @@ def test_the_hooks_of_a_chain_are_its_own() -> None:
         def leave_module(self, *_: Any) -> None:
             calls.append("leave")
 
-    chain, other = Chain(), Chain()
+    chain = Chain()
+    other = Chain()
     chain.hooked(Listener())  # type: ignore[arg-type]
     other.root(torch.ones(()))
     nn.Identity()(torch.ones(()))

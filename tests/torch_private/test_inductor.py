@@ -1,6 +1,6 @@
-"""Recording the graphs that inductor compiles.
+"""Test the recording of the graphs that inductor compiles.
 
-Tried before it is relied on, and its settings are restored.
+lflops checks inductor before it records, and restores inductor's settings afterwards.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ try:
     from lflops.torch_private import inductor
 except CountError:
     pytest.skip(
-        "this torch's inductor has other names: test_inside_compiled.py holds that this is said",
+        "this torch's inductor has other names: test_inside_compiled.py tests that this is said",
         allow_module_level=True,
     )
 
 
 def gone(*_: object) -> Any:
-    """What a name does that is no longer there."""
+    """Raise the error of a name that does not exist."""
     raise AttributeError("no such name")
 
 
@@ -50,18 +50,23 @@ INDUCTOR_LIES: dict[str, tuple[str, Callable[..., Any], str]] = {
         "the graph nodes of compiled kernels are unknown",
     ),
 }
+"""Changed behavior of inductor, and the text that the refusal must contain.
+
+Each value is the name of a function of lflops, its replacement, and the text.
+"""
 
 
 @pytest.mark.parametrize(("name", "lie", "said"), INDUCTOR_LIES.values(), ids=INDUCTOR_LIES)
 def test_an_inductor_that_means_something_else_records_nothing(
     name: str, lie: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compiled modules stay one row then, and the refusal says why.
+    """If inductor behaves differently, nothing is recorded, and the refusal says why.
 
-    The next monitor tries again.
+    Compiled modules then have only one row each. The next monitor checks inductor again.
     """
     torch_check.check_inductor.cache_clear()
-    refused, tracking = CompileTracking(), CompileTracking()
+    refused = CompileTracking()
+    tracking = CompileTracking()
     with monkeypatch.context() as torch_changes:
         torch_changes.setattr(inductor, name, lie)
         refused.start()
@@ -77,8 +82,13 @@ def test_an_inductor_that_means_something_else_records_nothing(
 
 
 def test_a_second_monitor_shares_the_settings_and_the_last_restores_them() -> None:
-    """In any order of ending; and a pass of the user's is left alone."""
-    first, second, refused = CompileTracking(), CompileTracking(), CompileTracking()
+    """Two monitors share inductor's settings, and the last monitor that stops restores them.
+
+    If the user has set the same setting, it is left unchanged, and recording is refused.
+    """
+    first = CompileTracking()
+    second = CompileTracking()
+    refused = CompileTracking()
     first.start()
     second.start()
     first.stop()

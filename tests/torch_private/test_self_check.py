@@ -1,4 +1,7 @@
-"""The private names of torch that lflops uses are tried out before the first count."""
+"""Test the self-check of the private torch names that lflops uses.
+
+The self-check runs before the first count. The tests replace functions, as if torch had changed.
+"""
 
 import ast
 import importlib
@@ -32,13 +35,12 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """The test of torch has not been made yet, and is made anew afterwards.
+    """Run a test as if torch had not been checked yet, and check torch again afterwards.
 
-    A lie about removing hooks leaves none.
+    One of the replaced functions does not remove its hooks, so the fixture removes them.
     """
-    importlib.import_module(
-        "lflops.flop_counter.count"
-    )  # or it would be loaded, and kept, with names that are not torch's
+    # Otherwise, the module would be imported during the test, and keep the replaced names.
+    importlib.import_module("lflops.flop_counter.count")
     torch_check.check.cache_clear()
     before = dict(_global_forward_hooks_with_kwargs)
     yield
@@ -48,7 +50,7 @@ def unchecked() -> Iterator[None]:
 
 
 def gone(*_: object) -> Any:
-    """What a name does that is no longer there."""
+    """Raise the error of a name that does not exist."""
     raise AttributeError("no such name")
 
 
@@ -191,6 +193,10 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
         "reported as sharded",
     ),
 }
+"""Changed behavior of torch, and the text that the error must contain.
+
+Each value is a module or a class, the name of a function in it, its replacement, and the text.
+"""
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -202,11 +208,12 @@ def test_a_torch_that_means_something_else_is_named(
     said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A wrong number is worse than none.
+    """If torch behaves differently, `count` and `counting` raise an error instead of a wrong count.
 
-    The error has torch's version and what is no longer so, for `count` and for `counting`.
+    The error contains torch's version and the difference.
     """
-    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    model = nn.Linear(2, 2)
+    x = torch.ones(1, 2)
     with monkeypatch.context() as torch_changes:
         torch_changes.setattr(subject, name, lie)
         for ask in (lambda: lflops.count(model, x), lambda: lflops.counting(model)):
@@ -230,7 +237,7 @@ def test_a_torch_that_means_something_else_is_named(
     ids=["no_grad", "inference_mode", "autocast", "default device", "counting"],
 )
 def test_the_torch_at_hand_passes_wherever_it_is_first_asked(context: Callable[[], Any]) -> None:
-    """In whatever mode the first count is made."""
+    """The installed torch passes the self-check, in any mode in which the first count may run."""
     with context():
         torch_check.check.cache_clear()
         torch_check.check()
@@ -243,9 +250,10 @@ def test_the_torch_at_hand_passes_wherever_it_is_first_asked(context: Callable[[
 def test_fake_tensors_that_mean_something_else_are_named(
     name: str, lie: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only an estimate tries them, because loading them takes a second.
+    """If fake tensors behave differently, the check raises an error with torch's version.
 
-    The one after it tries them again.
+    The check runs only before an estimate, because importing fake tensors takes a second. After a
+    failure, the next estimate runs it again.
     """
     torch_check.check_fake_tensors.cache_clear()
     with monkeypatch.context() as torch_changes:
@@ -269,7 +277,11 @@ def test_fake_tensors_that_mean_something_else_are_named(
 def test_a_fake_group_that_means_something_else_is_named(
     name: str, lie: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only an estimate of a mesh tries it; the one after it tries it again."""
+    """If the fake process group behaves differently, the check raises an error.
+
+    The check runs only before an estimate with a device mesh. After a failure, the next such
+    estimate runs it again.
+    """
     torch_check.check_fake_group.cache_clear()
     with monkeypatch.context() as torch_changes:
         torch_changes.setattr(distributed, name, lie)
@@ -279,7 +291,7 @@ def test_a_fake_group_that_means_something_else_is_named(
 
 
 class Recording:
-    """The names of CUDA's memory with an allocator written by hand."""
+    """A replacement for the functions of `cuda_memory`, with a snapshot written by hand."""
 
     def __init__(self) -> None:
         self.on = False
@@ -308,13 +320,16 @@ class Recording:
 
 
 def renamed(snapshot: Any, part: str) -> Any:
-    """The snapshot with another name for a part, wherever it is."""
-    if isinstance(snapshot, dict):
-        return {
-            f"new_{name}" if name == part else name: renamed(value, part)
-            for name, value in snapshot.items()
-        }
-    return [renamed(each, part) for each in snapshot] if isinstance(snapshot, list) else snapshot
+    """Return the snapshot with another name for a field, wherever it occurs."""
+    if isinstance(snapshot, list):
+        return [renamed(each, part) for each in snapshot]
+    if not isinstance(snapshot, dict):
+        return snapshot
+    found = {}
+    for name, value in snapshot.items():
+        new_name = f"new_{name}" if name == part else name
+        found[new_name] = renamed(value, part)
+    return found
 
 
 CUDA_LIES: dict[str, tuple[str, Callable[..., Any], str]] = {
@@ -347,13 +362,21 @@ CUDA_LIES: dict[str, tuple[str, Callable[..., Any], str]] = {
         "lacks the expected trace entries",
     ),
 }
+"""Changed behavior of CUDA's memory recording, and the text that the error must contain.
+
+Each value is the name of a function of `cuda_memory`, its replacement, and the text.
+"""
 
 
 @pytest.mark.parametrize(("name", "lie", "said"), CUDA_LIES.values(), ids=CUDA_LIES)
 def test_memory_of_cuda_that_is_recorded_otherwise_is_named(
     name: str, lie: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With torch's version. The allocator is one by hand, and the trial's tensor is on the CPU."""
+    """If CUDA's memory recording behaves differently, the error contains torch's version.
+
+    The functions of `cuda_memory` are replaced, and the check's tensor is on the CPU, so no GPU is
+    needed.
+    """
     Recording().put_in_place(monkeypatch)
     torch_check.check_cuda_memory(CPU)
     torch_check.check_cuda_memory.cache_clear()
@@ -364,7 +387,10 @@ def test_memory_of_cuda_that_is_recorded_otherwise_is_named(
 
 
 def test_a_recording_of_the_users_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is neither begun again nor ended; without one, the trial ends its own."""
+    """A recording that the user has started is neither started again nor stopped.
+
+    Without one, the check starts a recording and stops it.
+    """
     for was_on, asked in ((True, []), (False, ["record True", "stop"])):
         recording = Recording()
         recording.on = was_on
@@ -374,13 +400,10 @@ def test_a_recording_of_the_users_is_left_alone(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_report_on_cuda_begins_with_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU there is none."""
+    """`MemoryHistory` checks the recording of memory first on a CUDA device, and not on the CPU."""
     tried: list[torch.device] = []
-    for name, stand_in in (
-        ("check_cuda_memory", tried.append),
-        ("is_recording_memory", lambda: True),
-    ):
-        monkeypatch.setattr(out_of_memory, name, stand_in)
+    monkeypatch.setattr(out_of_memory, "check_cuda_memory", tried.append)
+    monkeypatch.setattr(out_of_memory, "is_recording_memory", lambda: True)
     for device in (CPU, torch.device("cuda", 1)):
         out_of_memory.MemoryHistory(device).start()
     assert [torch.device("cuda", 1)] == tried
@@ -397,9 +420,9 @@ PRIVATE = [
 def test_a_torch_without_a_private_name_is_named(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same error where a name is missing altogether.
+    """If a private name is missing, importing the module raises the same error.
 
-    The page is loaded afresh, beside the one in use.
+    The test loads a second copy of the module, and leaves the imported module unchanged.
     """
     monkeypatch.delattr(name)
     spec = importlib.util.spec_from_file_location("autograd_afresh", autograd.__file__)
@@ -423,37 +446,42 @@ SUBJECTS = (
 
 
 def offered(subject: str) -> list[str]:
-    """The functions that a file of the folder has for others, its own and those of torch that it names and types.
+    """Return the public functions of a file in `torch_private/`, without importing it.
 
-    None is loaded.
+    These are its own functions, and functions of torch that it assigns to an annotated name.
     """
-    body = ast.parse(Path(str(torch_check.__file__)).with_name(f"{subject}.py").read_text()).body
-    statements = [
-        each
-        for statement in body
-        for each in (statement.body if isinstance(statement, ast.With) else [statement])
-    ]
-    names = [each.name for each in statements if isinstance(each, ast.FunctionDef)]
-    names += [
-        each.target.id
-        for each in statements
-        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
-    ]
+    source = Path(str(torch_check.__file__)).with_name(f"{subject}.py").read_text()
+    statements: list[ast.stmt] = []
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.With):
+            statements += statement.body
+        else:
+            statements.append(statement)
+    names = []
+    for each in statements:
+        if isinstance(each, ast.FunctionDef):
+            names.append(each.name)
+        elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            names.append(each.target.id)
     return [name for name in names if name.islower() and not name.startswith("_")]
 
 
 def untried(check: str) -> list[str]:
-    """The functions of torch_private that the text of a self-check does not call."""
-    functions = [f"{subject}.{name}" for subject in SUBJECTS for name in offered(subject)]
-    return [
-        name
-        for name in functions
-        if not re.search(rf"\b{re.escape(name)}\(|undo\.add\({re.escape(name)}\b", check)
-    ]
+    """Return the functions of `torch_private/` that the source of a self-check does not call."""
+    missing = []
+    for subject in SUBJECTS:
+        for function in offered(subject):
+            name = re.escape(f"{subject}.{function}")
+            if not re.search(rf"\b{name}\(|undo\.add\({name}\b", check):
+                missing.append(f"{subject}.{function}")
+    return missing
 
 
 def test_the_self_check_tries_every_function() -> None:
-    """A function that is added without a trial is named; so is one whose trial is taken out."""
+    """The self-check calls every function of `torch_private/`.
+
+    The second assertion shows that a function without a call is found.
+    """
     check = Path(str(torch_check.__file__)).read_text()
     assert [] == untried(check)
     assert ["tensors.storage_key"] == untried(check.replace("tensors.storage_key(", "key("))

@@ -1,7 +1,4 @@
-"""The copy of a trace for torch-tb-profiler.
-
-What is called otherwise in it, and what its modules are.
-"""
+"""Test the copy of a trace for torch-tb-profiler: its names of events, and its modules."""
 
 import gzip
 import json
@@ -16,14 +13,17 @@ from lflops.trace import annotate_in_background as program
 from lflops.trace.annotate import PROCESS_ID
 from lflops.trace.convert import convert_for_tb_profiler, place
 
-TRAINER, ENGINE = 5, 9
-"""Threads."""
+TRAINER = 5
+"""The thread that trains."""
+
+ENGINE = 9
+"""The thread of the autograd engine."""
 
 
 def event(
     name: str, category: str, start: float, length: float, *, thread: int = TRAINER, **args: Any
 ) -> dict[str, Any]:
-    """A stretch of time, in microseconds."""
+    """Return a slice. Its times are in microseconds."""
     return {
         "ph": "X",
         "cat": category,
@@ -45,17 +45,17 @@ def module(
     thread: int = 0,
     kind: str | None = "Linear",
 ) -> dict[str, Any]:
-    """A call as the annotation writes it: three tracks to each thread."""
+    """Return the slice of a module as `annotate` writes it, which has three tracks for a thread."""
     track = 3 * thread + ["forward", "recompute", "backward"].index(phase)
-    args = {"module": row, "phase": phase} | ({"kind": kind} if kind else {})
-    return event(row or "(model)", "lflops_module", start, length, thread=track) | {
-        "pid": PROCESS_ID,
-        "args": args,
-    }
+    args = {"module": row, "phase": phase}
+    if kind:
+        args["kind"] = kind
+    slice_of_module = event(row or "(model)", "lflops_module", start, length, thread=track)
+    return slice_of_module | {"pid": PROCESS_ID, "args": args}
 
 
 def node(start: float, length: float, thread: int = TRAINER) -> dict[str, Any]:
-    """One of backward."""
+    """Return an autograd node."""
     return event("autograd::engine::evaluate_function: X", "cpu_op", start, length, thread=thread)
 
 
@@ -63,34 +63,33 @@ STEP = event("ProfilerStep#0", "user_annotation", 0, 100)
 
 
 def copied(folder: Path, *events: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """What is in the copy."""
+    """Write a trace with these events, and return the content of its copy."""
     trace = folder / "train-0-1" / "host_0.7.pt.trace.json"
     trace.parent.mkdir(exist_ok=True)
     trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events, **more}))
-    content: dict[str, Any] = json.loads(
-        gzip.decompress(convert_for_tb_profiler(trace)[0].read_bytes())
-    )
+    copy, _ = convert_for_tb_profiler(trace)
+    content: dict[str, Any] = json.loads(gzip.decompress(copy.read_bytes()))
     return content
 
 
 def modules(content: dict[str, Any]) -> list[tuple[str, int, int, int, float, float]]:
-    """Name, thread, number, that of the one around it, start and end."""
-    return [
-        (
-            each["name"].removeprefix("nn.Module: "),
-            each["tid"],
-            each["args"]["Python module id"],
-            each["args"]["Python parent id"],
-            each["ts"],
-            each["ts"] + each["dur"],
-        )
-        for each in content["traceEvents"]
-        if each.get("cat") == "python_function"
-    ]
+    """Return the name, thread, number, parent's number, start and end of each module."""
+    found = []
+    for each in content["traceEvents"]:
+        if each.get("cat") == "python_function":
+            name = each["name"].removeprefix("nn.Module: ")
+            number = each["args"]["Python module id"]
+            parent = each["args"]["Python parent id"]
+            end = each["ts"] + each["dur"]
+            found.append((name, each["tid"], number, parent, each["ts"], end))
+    return found
 
 
 def test_categories_get_the_names_that_it_knows(tmp_path: Path) -> None:
-    """What it would take for something else gets one that it does not know; all others stay."""
+    """Categories are renamed to those that torch-tb-profiler reads.
+
+    A category that it would misunderstand gets a name that it ignores. All others stay.
+    """
     told = [
         ("cuda_runtime", "cudaLaunchKernel", "runtime"),
         ("cuda_driver", "cuLaunchKernel", "runtime"),
@@ -113,7 +112,7 @@ def test_categories_get_the_names_that_it_knows(tmp_path: Path) -> None:
 
 
 def test_collectives_get_the_names_that_it_knows(tmp_path: Path) -> None:
-    """Those that are the same."""
+    """Collectives are renamed to the names that torch-tb-profiler reads."""
     told = {
         "nccl:_all_gather_base": "nccl:all_gather",
         "nccl:_reduce_scatter_base": "nccl:reduce_scatter",
@@ -124,9 +123,10 @@ def test_collectives_get_the_names_that_it_knows(tmp_path: Path) -> None:
 
 
 def test_all_else_stays_and_the_events_come_last(tmp_path: Path) -> None:
-    """What it adds itself goes before the last bracket.
+    """All other content stays, and the list of events comes last.
 
-    A name of Lightning's, with which it would look for no modules, goes.
+    torch-tb-profiler inserts its own fields before the last bracket. The field `Framework` of
+    Lightning is removed, because with it torch-tb-profiler would not search for modules.
     """
     point = {
         "ph": "C",
@@ -149,7 +149,10 @@ def test_all_else_stays_and_the_events_come_last(tmp_path: Path) -> None:
 
 
 def test_calls_of_modules_become_modules_where_they_ran(tmp_path: Path) -> None:
-    """Each with the number of its place, on the thread that trains, before the operators in them."""
+    """Calls of modules become module events on the thread on which they ran.
+
+    Each has the number of its place in the module tree, and comes before the operators in it.
+    """
     operator = event("aten::mm", "cpu_op", 12, 6)
     calls = (
         module("body", "forward", 10, 10, kind="Sequential"),
@@ -166,19 +169,22 @@ def test_calls_of_modules_become_modules_where_they_ran(tmp_path: Path) -> None:
 
 
 def test_a_place_is_one_row_however_often_it_is_called(tmp_path: Path) -> None:
-    """Twice in one step and once in the next; below another caller it is another."""
-    calls = [module("a", "forward", start, 10) for start in (0, 10, 60)] + [
-        module("b", "forward", start, 2) for start in (1, 62, 80)
-    ]
+    """A module has one number for all of its calls from the same caller.
+
+    With another caller, or without a caller, it has another number.
+    """
+    calls = [module("a", "forward", start, 10) for start in (0, 10, 60)]
+    calls += [module("b", "forward", start, 2) for start in (1, 62, 80)]
     content = copied(tmp_path, STEP, *calls)
     assert [1, 2, 1, 1, 2, 3] == [number for _, _, number, _, _, _ in modules(content)]
     assert [0, 1, 0, 0, 1, 0] == [around for _, _, _, around, _, _ in modules(content)]
 
 
 def test_backward_is_one_module_a_step(tmp_path: Path) -> None:
-    """Its stretches are in it, on the engine's thread, which the nodes tell.
+    """The backward pass of each step is one module event, with the backward slices of the modules.
 
-    What is computed again is in the stretch that asks for it.
+    It is on the thread of the autograd nodes. A recompute slice is in the backward slice that
+    needs it.
     """
     second = event("ProfilerStep#1", "user_annotation", 100, 100)
     stretches = [
@@ -188,9 +194,8 @@ def test_backward_is_one_module_a_step(tmp_path: Path) -> None:
     ]
     nodes = [node(each["ts"], 3, ENGINE) for each in stretches]
     again = module("body", "recompute", 42, 4, thread=1)
-    content = copied(
-        tmp_path, STEP, second, *nodes, module("head", "forward", 20, 10), *stretches, again
-    )
+    forward = module("head", "forward", 20, 10)
+    content = copied(tmp_path, STEP, second, *nodes, forward, *stretches, again)
     assert [
         ("head (Linear)", TRAINER, 1, 0, 20, 30),
         ("backward", ENGINE, 2, 0, 40, 60),
@@ -203,7 +208,7 @@ def test_backward_is_one_module_a_step(tmp_path: Path) -> None:
 
 
 def test_forward_between_two_backwards_is_in_neither(tmp_path: Path) -> None:
-    """As with two optimizers."""
+    """A forward pass between two backward passes, as with two optimizers, is in neither of them."""
     calls = (
         module("a", "backward", 10, 10),
         module("a", "forward", 20, 10),
@@ -216,7 +221,10 @@ def test_forward_between_two_backwards_is_in_neither(tmp_path: Path) -> None:
 
 
 def test_calls_whose_thread_nobody_tells_and_that_cross_are_left_out(tmp_path: Path) -> None:
-    """It would leave out what they lie across instead."""
+    """A call is left out if it crosses another call, or if its thread is unknown.
+
+    torch-tb-profiler would otherwise leave out the calls that it crosses.
+    """
     calls = (
         module("a", "forward", 10, 10),
         module("b", "forward", 15, 10),
@@ -226,21 +234,28 @@ def test_calls_whose_thread_nobody_tells_and_that_cross_are_left_out(tmp_path: P
 
 
 def test_what_ends_together_ends_together(tmp_path: Path) -> None:
-    """In decimals 4387374628158.489 + 26.597 is less than 4387374628183.178 + 1.908, of which both are 4387374628185.086."""
-    outer, inner = (4387374628158.489, 26.597), (4387374628183.178, 1.908)
+    """Events with the same end also have the same end if their times are added as floats.
+
+    Both events end at 4387374628185.086. As floats, 4387374628158.489 + 26.597 is less than
+    4387374628183.178 + 1.908.
+    """
+    outer = (4387374628158.489, 26.597)
+    inner = (4387374628183.178, 1.908)
     assert outer[0] + outer[1] < inner[0] + inner[1]
     content = copied(tmp_path, event("outer", "cpu_op", *outer), event("inner", "cpu_op", *inner))
-    first, second = ((each["ts"], each["dur"]) for each in content["traceEvents"])
-    assert (
-        first[0] + first[1] == second[0] + second[1] == pytest.approx(4387374628185.086, abs=0.001)
-    )
+    first, second = (each["ts"] + each["dur"] for each in content["traceEvents"])
+    assert first == second == pytest.approx(4387374628185.086, abs=0.001)
 
 
 def test_the_copies_of_a_folder_are_beside_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Packed, each under the trace's own name; what is no trace has none."""
-    folder, beside = tmp_path / "train-0-1", tmp_path / "compat-train-0-1"
+    """`lflops trace compat` writes the copies of a folder's traces to a folder next to it.
+
+    The copies are compressed and have the names of the traces. A merged trace has no copy.
+    """
+    folder = tmp_path / "train-0-1"
+    beside = tmp_path / "compat-train-0-1"
     copied(tmp_path, STEP)
     (folder / "host_1.8.pt.trace.json.gz").write_bytes(
         gzip.compress((folder / "host_0.7.pt.trace.json").read_bytes(), mtime=0)
@@ -273,7 +288,10 @@ DAMAGED = {
 def test_a_damaged_event_is_left_out_and_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    """The copy is that of the trace without it, and the shell says so."""
+    """A damaged event is missing in the copy, and the command prints how many are left out.
+
+    Otherwise, the copy is the same as without the damaged event.
+    """
     events = [STEP, event("aten::mm", "cpu_op", 12, 6), module("up", "forward", 10, 20)]
     whole = copied(tmp_path, *events)
     assert whole == copied(tmp_path, DAMAGED[kind], *events)  # type: ignore[arg-type]
@@ -285,27 +303,28 @@ def test_a_damaged_event_is_left_out_and_counted(
 
 
 def test_an_infinite_rate_costs_no_trace(tmp_path: Path) -> None:
-    """As C++ writes it of a copy that took no time.
+    """A rate of `inf`, which C++ writes for a copy without duration, is unknown in the copy.
 
-    The rate is unknown in the copy, and no event is left out.
+    No event is left out.
     """
-    (trace := tmp_path / "w" / "a.pt.trace.json").parent.mkdir()
-    trace.write_text(
-        json.dumps({"traceEvents": [STEP | {"args": {"GB/s": 7.5}}]}).replace("7.5", "inf")
-    )
+    trace = tmp_path / "w" / "a.pt.trace.json"
+    trace.parent.mkdir()
+    text = json.dumps({"traceEvents": [STEP | {"args": {"GB/s": 7.5}}]})
+    trace.write_text(text.replace("7.5", "inf"))
     copy, left_out = convert_for_tb_profiler(trace)
     assert 0 == left_out.number
-    assert {"GB/s": None} == json.loads(gzip.decompress(copy.read_bytes()))["traceEvents"][0][
-        "args"
-    ]
+    content = json.loads(gzip.decompress(copy.read_bytes()))
+    assert {"GB/s": None} == content["traceEvents"][0]["args"]
 
 
 def test_broken_json_is_refused_with_its_line_and_column(tmp_path: Path) -> None:
-    """No event can be told from the next there.
+    """Malformed JSON is an error with the line and the column, also in a compressed file.
 
-    The same where it is packed under a name that does not say so.
+    The name of the compressed file does not end with `.gz`. A compressed file that is damaged is
+    another error.
     """
-    (trace := tmp_path / "w" / "a.pt.trace.json").parent.mkdir()
+    trace = tmp_path / "w" / "a.pt.trace.json"
+    trace.parent.mkdir()
     text = b'{"traceEvents": [\n{"name": "a"},\n  {"name": "b" "}\n]}'
     for content in (text, gzip.compress(text, mtime=0)):
         trace.write_bytes(content)
@@ -332,9 +351,11 @@ def test_broken_json_is_refused_with_its_line_and_column(tmp_path: Path) -> None
     ],
 )
 def test_what_is_no_trace_is_refused(events: str, tmp_path: Path) -> None:
-    """By its name, and nothing is written."""
-    (folder := tmp_path / "w").mkdir()
-    (trace := folder / "a.pt.trace.json").write_text(f'{{"traceEvents": {events}}}')
+    """A file that is no trace is an error that names the file, and no file is written."""
+    folder = tmp_path / "w"
+    folder.mkdir()
+    trace = folder / "a.pt.trace.json"
+    trace.write_text(f'{{"traceEvents": {events}}}')
     with pytest.raises(ProfileError, match=r"a\.pt\.trace\.json: is not a torch.profiler trace"):
         convert_for_tb_profiler(trace)
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file() and path != trace]
@@ -344,31 +365,37 @@ def test_what_is_no_trace_is_refused(events: str, tmp_path: Path) -> None:
 def test_the_program_writes_it_where_its_reader_is_installed(
     wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the annotated trace."""
+    """The annotation program copies the annotated trace if torch-tb-profiler is installed."""
     monkeypatch.setattr(program, "is_wanted", lambda: wanted)
-    (folder := tmp_path / "w").mkdir()
-    (raw := folder / "raw").write_text(json.dumps({"traceEvents": [STEP]}))
-    (told := folder / "calls").write_text(
+    folder = tmp_path / "w"
+    folder.mkdir()
+    raw = folder / "raw"
+    raw.write_text(json.dumps({"traceEvents": [STEP]}))
+    told = folder / "calls"
+    told.write_text(
         '{"batches":1,"rank":3,"world_size":4,"calls":[["up","forward",10000,20000,0,true,0]]}'
     )
     into = folder / "a.1.pt.trace.json.gz"
     assert 0 == program.main([str(raw), str(told), str(into)])
     assert wanted == place(into).exists()
     if wanted:
-        assert [("up", TRAINER, 1, 0, 10, 20)] == modules(
-            json.loads(gzip.decompress(place(into).read_bytes()))
-        )
+        content = json.loads(gzip.decompress(place(into).read_bytes()))
+        assert [("up", TRAINER, 1, 0, 10, 20)] == modules(content)
 
 
 def test_the_program_says_what_the_copy_leaves_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The trace is annotated and copied all the same."""
-    (folder := tmp_path / "w").mkdir()
-    (raw := folder / "raw").write_text(
-        json.dumps({"traceEvents": [STEP, {"ph": "i", "name": "a", "ts": "soon"}]})
-    )
-    (told := folder / "calls").write_text(
+    """The annotation program prints the events that the copy leaves out.
+
+    The trace is still annotated and copied.
+    """
+    folder = tmp_path / "w"
+    folder.mkdir()
+    raw = folder / "raw"
+    raw.write_text(json.dumps({"traceEvents": [STEP, {"ph": "i", "name": "a", "ts": "soon"}]}))
+    told = folder / "calls"
+    told.write_text(
         '{"batches":1,"rank":3,"world_size":4,"calls":[["up","forward",10000,20000,0,true,0]]}'
     )
     into = folder / "a.1.pt.trace.json.gz"
@@ -378,19 +405,24 @@ def test_the_program_says_what_the_copy_leaves_out(
     assert (
         "1 of its events; the problem of the first one: a time of soon" in capsys.readouterr().err
     )
-    assert [("up", TRAINER, 1, 0, 10, 20)] == modules(
-        json.loads(gzip.decompress(place(into).read_bytes()))
-    )
+    content = json.loads(gzip.decompress(place(into).read_bytes()))
+    assert [("up", TRAINER, 1, 0, 10, 20)] == modules(content)
 
 
 def test_a_copy_that_cannot_be_written_takes_nothing_from_the_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """There is a file where its folder should be."""
-    (folder := tmp_path / "w").mkdir()
+    """If the copy cannot be written, the trace is still annotated.
+
+    The copy cannot be written, because there is a file with the name of its folder.
+    """
+    folder = tmp_path / "w"
+    folder.mkdir()
     (tmp_path / "compat-w").touch()
-    (raw := folder / "raw").write_text('{"traceEvents": []}')
-    (told := folder / "calls").write_text('{"batches":1,"rank":0,"world_size":1,"calls":[]}')
+    raw = folder / "raw"
+    raw.write_text('{"traceEvents": []}')
+    told = folder / "calls"
+    told.write_text('{"batches":1,"rank":0,"world_size":1,"calls":[]}')
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(program, "is_wanted", lambda: True)
         assert program.NO_COPY == program.main([str(raw), str(told), str(folder / "a.gz")])

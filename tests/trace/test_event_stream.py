@@ -1,6 +1,6 @@
-"""Trace files of every form, cut anywhere.
+"""Test that trace files of every form are read, wherever the text is divided into pieces.
 
-The same events, or one sentence that says what is wrong.
+A file that cannot be read gives an error message of one sentence.
 """
 
 import gzip
@@ -19,23 +19,26 @@ from tests.support.traces_by_hand import as_json
 
 
 class Named(Struct):
-    """What is looked at in an event."""
+    """The fields of an event that these tests read."""
 
     name: str = ""
     args: dict[str, Any] = {}
 
 
 def names(path: Path, piece: int | None = None) -> tuple[list[str], Header]:
-    """The names of a file's events, read so many bytes at a time, and the header."""
+    """Return the names of a file's events and the header. `piece` is the bytes of each read."""
     with pytest.MonkeyPatch.context() as patch:
         if piece is not None:
             patch.setattr(event_stream, "_PIECE", piece)
         stream = TraceStream(path, Named)
-        return [event.name for events in stream.portions() for event in events], stream.header
+        found = []
+        for events in stream.portions():
+            found += [event.name for event in events]
+        return found, stream.header
 
 
 def written(path: Path, text: bytes) -> Path:
-    """A file."""
+    """Write a file, and return its path."""
     path.write_bytes(text)
     return path
 
@@ -53,9 +56,10 @@ AWKWARD = [
 def test_events_are_the_same_wherever_the_text_is_cut(
     tmp_path: Path, piece: int, indent: int | None
 ) -> None:
-    """Brackets in texts and objects in arguments are no ends of events.
+    """The events are the same, however the text is divided into pieces.
 
-    What stands before and after the list is the header.
+    Brackets in strings and objects in arguments do not end an event. The fields before and after
+    the list of events are the header.
     """
     content = {
         "metadata": {"note": '"traceEvents": [{"name": "none"}]'},
@@ -65,9 +69,8 @@ def test_events_are_the_same_wherever_the_text_is_cut(
         "baseTimeNanoseconds": 17,
         "more": [{"x": 1}, {"y": 2}],
     }
-    found, header = names(
-        written(tmp_path / "trace.json", json.dumps(content, indent=indent).encode()), piece
-    )
+    text = json.dumps(content, indent=indent).encode()
+    found, header = names(written(tmp_path / "trace.json", text), piece)
     assert [event["name"] for event in AWKWARD] * 5 == found
     assert (17, ["A", "B"]) == (header.base, [device.name for device in header.devices])
     assert header.distributed is not None
@@ -97,32 +100,39 @@ def test_any_text_in_events_is_read(
     indent: int | None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Whatever the events hold, and however few bytes are read at a time."""
-    text = json.dumps(
-        {"schemaVersion": 1, "traceEvents": events, "traceName": "x"}, indent=indent
-    ).encode()
-    assert [event["name"] for event in events] == names(
-        written(tmp_path_factory.mktemp("any") / "t.json", text), piece
-    )[0]
+    """Events with any text are read, however few bytes are read at a time."""
+    content = {"schemaVersion": 1, "traceEvents": events, "traceName": "x"}
+    text = json.dumps(content, indent=indent).encode()
+    found, _ = names(written(tmp_path_factory.mktemp("any") / "t.json", text), piece)
+    assert [event["name"] for event in events] == found
 
 
 def test_a_packed_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
-    """Its name says nothing; a packed file without the ending is read, and a plain one with it."""
+    """A compressed file is detected by its first bytes, not by its name.
+
+    A compressed file without `.gz` is read, and so is a plain file with `.gz`.
+    """
     text = as_json({"traceEvents": AWKWARD})
     for name, content in (("plain.json.gz", text), ("packed.json", gzip.compress(text, mtime=0))):
         assert len(AWKWARD) == len(names(written(tmp_path / name, content))[0])
 
 
 def test_a_list_of_events_without_a_header_is_a_trace(tmp_path: Path) -> None:
-    """The other form of Chrome's format."""
+    """A plain list of events, the other form of Chrome's trace format, is read."""
     assert [event["name"] for event in AWKWARD] == names(
         written(tmp_path / "list.json", as_json(AWKWARD)), 9
     )[0]  # type: ignore[arg-type]
 
 
 def test_infinite_rates_are_read_as_unknown(tmp_path: Path) -> None:
-    """C++ writes `inf` and `nan` for a copy that took no time. A name with such a word stays."""
-    text = b'{"traceEvents": [{"name": "a: inf", "args": {"GB/s": inf}}, {"name": "b", "args": {"x": -nan, "y": 1}}]}'
+    """The values `inf` and `nan`, which are no JSON, are read as unknown.
+
+    C++ writes them for a copy that took no time. A name that contains such a word stays unchanged.
+    """
+    text = (
+        b'{"traceEvents": [{"name": "a: inf", "args": {"GB/s": inf}}, '
+        b'{"name": "b", "args": {"x": -nan, "y": 1}}]}'
+    )
     assert ["a: inf", "b"] == names(written(tmp_path / "infinite.json", text))[0]
 
 
@@ -151,7 +161,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_file_is_refused_in_one_sentence_that_names_it(tmp_path: Path, kind: str) -> None:
-    """Which file, and what is wrong with it."""
+    """A file that cannot be read is an error of one line, with the file's name and the reason."""
     text, reason = BROKEN[kind]
     path = written(tmp_path / "broken.pt.trace.json", text)
     with pytest.raises(ProfileError) as raised:
@@ -165,14 +175,18 @@ def test_a_broken_file_is_refused_in_one_sentence_that_names_it(tmp_path: Path, 
 def test_a_damaged_event_is_left_out_and_counted(
     tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that is a number, no object, a name that is no UTF-8.
+    """Damaged events are left out and counted, and the first one is described.
 
-    Three of six, and the first is described.
+    Three of six events are damaged: one has a number as its name, one is no object, and one has a
+    name that is not UTF-8.
     """
     monkeypatch.setattr(event_stream, "_PIECE", piece)
     events = b'{"name": "a"}, {"name": 5}, {"name": "b"}, 7, {"name": "\xff\xfe"}, {"name": "c"}'
     stream = TraceStream(written(tmp_path / "t.json", b'{"traceEvents": [' + events + b"]}"), Named)
-    assert ["a", "b", "c"] == [event.name for portion in stream.portions() for event in portion]
+    found = []
+    for portion in stream.portions():
+        found += [event.name for event in portion]
+    assert ["a", "b", "c"] == found
     assert (3, "Expected `str`, got `int` - at `$.name`") == (stream.damaged, stream.damage)
 
 
@@ -186,14 +200,14 @@ def test_a_damaged_event_is_left_out_and_counted(
     ids=["cut off", "damaged", "no archive"],
 )
 def test_a_broken_archive_is_refused(tmp_path: Path, text: bytes) -> None:
-    """Truncated, torn, or no archive but for its first two bytes."""
+    """A compressed file that is truncated or damaged, or that only begins like one, is an error."""
     path = written(tmp_path / "broken.pt.trace.json.gz", text)
     with pytest.raises(ProfileError, match=r"broken\.pt\.trace\.json\.gz: cannot be read: "):
         names(path)
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    """With the system's reason."""
+    """A missing file and a folder are errors, with the reason."""
     with pytest.raises(ProfileError, match="No such file"):
         names(tmp_path / "missing.json")
     with pytest.raises(ProfileError, match="is a folder, a pipe or a device"):
@@ -203,7 +217,11 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 def test_damage_ends_the_reading_before_the_file_is_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A torn event among many, at column 51: what follows is read until no event can be so long."""
+    """After a damaged event, reading stops before the whole file is in memory.
+
+    The event at column 51 is malformed. The text after it is read only up to the maximum length of
+    an event.
+    """
     monkeypatch.setattr(event_stream, "_LONGEST", 4096)
     text = (
         b'{"traceEvents": [{"name": "good"}, {"name": "bad" "}, '
@@ -217,7 +235,10 @@ def test_damage_ends_the_reading_before_the_file_is_in_memory(
 def test_a_file_that_unpacks_without_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Packed a thousandth: the text is measured while it is read."""
+    """A compressed file is rejected while it is read, when its text becomes too large.
+
+    The text is about a thousand times as large as the file.
+    """
     monkeypatch.setattr(event_stream, "_LARGEST", 1 << 20)
     path = written(
         tmp_path / "bomb.json.gz",

@@ -1,7 +1,4 @@
-"""The walk over nested slices, and the value that it walks through.
-
-Of events in memory, and of their file.
-"""
+"""Test `outer_first`, and that events in memory equal the events of their file."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +15,7 @@ from lflops.trace.recorded import OperatorCall, outer_first
 
 
 class Named(NamedTuple):
-    """A slice."""
+    """A slice with a name."""
 
     name: str
     start: int
@@ -31,15 +28,18 @@ SLICES = [
     Named("outer", 10, 30),
     Named("crossing", 25, 40),
 ]
-"""`crossing` begins in `outer` and ends after it;
+"""Slices of which some overlap.
 
-`later` begins when `outer` ends, within `crossing`.
+`crossing` begins in `outer` and ends after it. `later` begins when `outer` ends, within `crossing`.
 """
 
 
 @pytest.mark.parametrize(("may_cross", "around_crossing"), [(True, ["outer"]), (False, [])])
 def test_slices_come_the_outer_ones_first(may_cross: bool, around_crossing: list[str]) -> None:
-    """What ends after the one around it is inside of that, or is not, as the caller wants it."""
+    """`outer_first` yields outer slices before inner ones, with the open slices around each.
+
+    With `may_cross`, a slice that ends after the slice in which it begins counts as inside it.
+    """
     opened: list[Named] = []
     around = {}
     for each in outer_first(SLICES, opened, may_cross=may_cross):
@@ -56,7 +56,10 @@ def test_slices_come_the_outer_ones_first(may_cross: bool, around_crossing: list
 
 
 def figures(calls: list[OperatorCall]) -> list[tuple[int, str, int, int]]:
-    """Nanoseconds since the first one began, name, length and number."""
+    """Return the start, name, length and sequence number of each call, in the order of the starts.
+
+    The starts are nanoseconds since the first call began.
+    """
     known = [call for call in calls if call.name not in NO_OPERATORS]
     begin = min(call.start for call in known)
     return sorted(
@@ -66,7 +69,10 @@ def figures(calls: list[OperatorCall]) -> list[tuple[int, str, int, int]]:
 
 
 def test_events_in_memory_are_the_value_that_their_file_gives(tmp_path: Path) -> None:
-    """Every operator of a forward and a backward, to the nanosecond; torch writes the file itself."""
+    """The operators that are read from memory equal those of the file that torch exports.
+
+    They are all operators of a forward and a backward pass, with times in nanoseconds.
+    """
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     with profile(activities=[ProfilerActivity.CPU]) as recorder:
         model(torch.randn(4, 8)).sum().backward()

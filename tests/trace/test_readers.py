@@ -1,6 +1,6 @@
-"""Annotated traces in the readers that people have.
+"""Test that other programs can read annotated traces.
 
-Each in a process of its own, where it is installed.
+Each reader runs in a separate process, if it is installed.
 """
 
 import gzip
@@ -47,25 +47,21 @@ print(json.dumps({"slices": int(slices.sum()), "products": int(products.sum())})
 
 
 def installed(name: str) -> pytest.MarkDecorator:
-    """Skips where the reader is not."""
+    """Return a mark that skips a test if the reader is not installed."""
     return pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"needs {name}")
 
 
 def read_by(script: str, trace: Path) -> dict[str, object]:
-    """What the reader says of the trace.
-
-    It runs with the warnings of its own code left to itself.
-    """
+    """Run a reader on a trace, and return its results. Its warnings are ignored."""
     command = [sys.executable, "-W", "ignore", "-c", script, str(trace.parent), trace.name]
-    said: dict[str, object] = json.loads(
-        subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
-    )
+    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+    said: dict[str, object] = json.loads(ended.stdout.splitlines()[-1])
     return said
 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Three batches of a training, on rank 4."""
+    """Return the annotated trace of three training batches on rank 4."""
     model = Projections()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     lflops.count(model, (sequence(),), backward=True).save(tmp_path / "p.json")
@@ -86,20 +82,19 @@ def trace(tmp_path: Path) -> Path:
 
 @installed("torch_tb_profiler")
 def test_torch_tb_profiler_reads_it(trace: Path) -> None:
-    """Its steps are the batches, in microseconds; its operators are torch's alone."""
+    """torch-tb-profiler finds the batches as steps, and only torch's operators as operators.
+
+    The durations of the steps are in microseconds.
+    """
     said = read_by(TB_PROFILER, trace)
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    steps = {
-        str(number): event["dur"]
-        for number in range(3)
-        for event in events
-        if event["name"] == f"ProfilerStep#{number}"
-    }
-    assert ("host_4", 4, ["overall", "operator", "trace", "memory"]) == (
-        said["worker"],
-        said["rank"],
-        said["views"],
-    )
+    steps = {}
+    for event in events:
+        name, _, number = event["name"].partition("#")
+        if name == "ProfilerStep" and number in {"0", "1", "2"}:
+            steps[number] = event["dur"]
+    assert ("host_4", 4) == (said["worker"], said["rank"])
+    assert ["overall", "operator", "trace", "memory"] == said["views"]
     assert steps == pytest.approx(said["steps"], rel=0.01)
     operators = said["operators"]
     assert isinstance(operators, dict)
@@ -109,8 +104,9 @@ def test_torch_tb_profiler_reads_it(trace: Path) -> None:
 
 @installed("hta")
 def test_holistic_trace_analysis_reads_it(trace: Path) -> None:
-    """It leaves the last step out.
+    """Holistic Trace Analysis finds the slices of modules and the matmuls.
 
-    Five modules forward in each of the others; backward has its six stretches in each.
+    It leaves out the last of the three steps. Each of the other two steps has five modules in
+    forward and six slices in backward.
     """
     assert {"slices": 2 * 5 + 2 * 6, "products": 2 * 4} == read_by(HTA, trace)

@@ -1,6 +1,6 @@
-"""Times of a trace to the nanosecond, early and late in a quarter.
+"""Test that the times of a trace are exact to the nanosecond, early and late in a quarter.
 
-What is annotated, merged and copied still nests.
+Slices that are nested in a trace must also be nested after it was annotated, merged or copied.
 """
 
 import importlib.util
@@ -25,10 +25,13 @@ from tests.trace.test_convert import STEP, module
 
 BASE = 1_790_857_026_000_000_000
 CALLS = 300
-LENGTH, EVERY = 2999, 9973
-"""Nanoseconds of a call, and from one to the next.
+LENGTH = 2999
+"""Length of a call in nanoseconds."""
 
-No two of them end at the same part of a microsecond.
+EVERY = 9973
+"""Nanoseconds from the beginning of a call to the beginning of the next one.
+
+No two outer calls end at the same fraction of a microsecond.
 """
 
 OWN_TIMES = """
@@ -42,10 +45,10 @@ PLACES = [pytest.param(moment * 1000, id=name) for name, moment in MOMENTS.items
 
 
 def calls(quarter: int) -> list[tuple[str, int, int]]:
-    """Names, starts and ends.
+    """Return the name, start and end of each call.
 
-    In each call others run for a nanosecond at its beginning, for two at its end, and of these for
-    the last.
+    Each outer call contains an inner call in its first nanosecond and another in its last two
+    nanoseconds. The latter contains a call in its last nanosecond.
     """
     found = []
     for number in range(CALLS):
@@ -61,27 +64,24 @@ def calls(quarter: int) -> list[tuple[str, int, int]]:
 
 
 def written(nanoseconds: int) -> Decimal:
-    """A time as Kineto writes it."""
+    """Return a time in microseconds, as Kineto writes it."""
     return Decimal(nanoseconds).scaleb(-3)
 
 
 def operators(quarter: int) -> list[dict[str, Any]]:
-    """The calls as operators, in a step."""
+    """Return a step, and the calls in it as operators."""
     place = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 5}
-    step = STEP | {"ts": written(quarter), "dur": written(CALLS * EVERY)}
-    return [
-        step,
-        *(
-            place | {"name": name, "ts": written(start), "dur": written(end - start)}
-            for name, start, end in calls(quarter)
-        ),
-    ]
+    events = [STEP | {"ts": written(quarter), "dur": written(CALLS * EVERY)}]
+    for name, start, end in calls(quarter):
+        events.append(place | {"name": name, "ts": written(start), "dur": written(end - start)})
+    return events
 
 
 @pytest.mark.parametrize("quarter", PLACES)
 def test_what_is_annotated_has_its_own_times(quarter: int, tmp_path: Path) -> None:
-    """To the nanosecond, whenever that is."""
-    trace, into = tmp_path / "trace.json", tmp_path / "out.gz"
+    """The slices that `annotate` adds have the exact times of the calls."""
+    trace = tmp_path / "trace.json"
+    into = tmp_path / "out.gz"
     write({"baseTimeNanoseconds": BASE, "traceEvents": operators(quarter)}, trace)
     told = [
         Call(name, "forward", BASE + start, BASE + end, 0, name != "outer", 0)
@@ -97,7 +97,10 @@ def test_what_is_annotated_has_its_own_times(quarter: int, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("quarter", PLACES)
 def test_what_is_merged_stays_when_it_was(quarter: int, tmp_path: Path) -> None:
-    """The second rank's clock begins 1 234 567.891 µs later, and so its times are less by as much."""
+    """Merging two traces keeps the exact times.
+
+    The clock of the second rank begins 1,234,567.891 µs later, so its times are smaller by as much.
+    """
     later = 1_234_567_891
     for rank in (0, 1):
         content = {
@@ -120,19 +123,18 @@ def test_what_is_merged_stays_when_it_was(quarter: int, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("quarter", PLACES)
 def test_torch_tb_profiler_drops_nothing_of_the_copy(quarter: int, tmp_path: Path) -> None:
-    """It adds floats, and says that ranges intersect where an operator ends after the one around it.
+    """torch-tb-profiler reads all operators of the copy with correct self times.
 
-    Modules are as long as these.
-
-    Each operator is within the one that it ran in: its own time is the nanoseconds without those of
-    the others in it.
+    It adds floats, and reports that ranges intersect if an inner operator seems to end after the
+    outer one. The modules in the trace are as long as the outer operators.
     """
-    (trace := tmp_path / "window" / "host_0.1.pt.trace.json").parent.mkdir()
-    modules = [
-        module(name, "forward", 0, 0) | {"ts": written(start), "dur": written(end - start)}
-        for name, start, end in calls(quarter)
-        if name == "outer"
-    ]
+    trace = tmp_path / "window" / "host_0.1.pt.trace.json"
+    trace.parent.mkdir()
+    modules = []
+    for name, start, end in calls(quarter):
+        if name == "outer":
+            times_of_call = {"ts": written(start), "dur": written(end - start)}
+            modules.append(module(name, "forward", 0, 0) | times_of_call)
     header = {"schemaVersion": 1, "distributedInfo": {"rank": 0}, "baseTimeNanoseconds": BASE}
     write(header | {"traceEvents": operators(quarter) + modules}, trace)
     copy, _ = convert_for_tb_profiler(trace)
@@ -144,10 +146,10 @@ def test_torch_tb_profiler_drops_nothing_of_the_copy(quarter: int, tmp_path: Pat
     assert "intersect" not in read.stdout + read.stderr
     own = {"outer": LENGTH - 3, "first": 1, "last": 1, "within": 1}
     said = json.loads(read.stdout.splitlines()[-1])
-    assert {name: [CALLS, nanoseconds] for name, nanoseconds in own.items()} == {
-        name: [calls, round(1000 * microseconds / CALLS)]
-        for name, (calls, microseconds) in said.items()
-    }
+    assert own.keys() == said.keys()
+    for name, (number, microseconds) in said.items():
+        assert CALLS == number
+        assert own[name] == round(1000 * microseconds / CALLS)
 
 
 @pytest.mark.parametrize(
@@ -155,14 +157,15 @@ def test_torch_tb_profiler_drops_nothing_of_the_copy(quarter: int, tmp_path: Pat
     [
         ("4387374628158.489", "26.597", (4387374628158489, 4387374628185086)),
         ("1", "2.5", (1000, 3500)),
-        ("1.0004", "0.0004", (1000, 1001)),  # 1000.4 and 1000.8 ns
+        # From 1000.4 to 1000.8 ns.
+        ("1.0004", "0.0004", (1000, 1001)),
         ("1e3", "1E-3", (1_000_000, 1_000_001)),
         ("-1.5", "0.001", (-1500, -1499)),
         ("0.000", "0.000", (0, 0)),
     ],
 )
 def test_times_are_read_as_integers(ts: str, dur: str, expected: tuple[int, int]) -> None:
-    """Whole nanoseconds, however a program writes them."""
+    """The start and the length of an event are read as whole nanoseconds, in any number format."""
     assert expected == times.span(Raw(ts.encode()), Raw(dur.encode()))
 
 
@@ -171,7 +174,7 @@ def test_times_are_read_as_integers(ts: str, dur: str, expected: tuple[int, int]
     [(91 * DAY * 1000 + 1, b"7862400000000.001"), (999, b"0.999"), (-1500, b"-1.500")],
 )
 def test_times_are_written_as_decimals(nanoseconds: int, expected: bytes) -> None:
-    """Which are read as what they were."""
+    """Nanoseconds are written as decimal microseconds, which are read as the same nanoseconds."""
     assert expected == bytes(times.microseconds(nanoseconds))
     assert (nanoseconds, nanoseconds) == times.span(times.microseconds(nanoseconds))
 
@@ -180,9 +183,9 @@ def test_times_are_written_as_decimals(nanoseconds: int, expected: bytes) -> Non
     "ts", ['"soon"', '"nan"', '"-Infinity"', "null", "1e18", "1e999999999999", "9" * 5000]
 )
 def test_what_is_no_time_is_refused(ts: str, tmp_path: Path) -> None:
-    """Of a rank whose clock is moved the event is left out, and counted.
+    """An event with an invalid time is left out if the clocks of ranks are aligned, and is counted.
 
-    Else the error names the file and the value.
+    For the copy for torch-tb-profiler, it is an error that names the file.
     """
     event = f'{{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": {ts}, "dur": 1.0}}'
     for rank in (0, 1):

@@ -1,4 +1,4 @@
-"""The site builds without a network, names what is broken, and asks no server when it is opened."""
+"""Test that the site builds and opens without a network, and that broken links fail the build."""
 
 import os
 import re
@@ -11,9 +11,9 @@ from tests.support.repository import ROOT
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """`make docs`, in a process of its own, which loads no torch.
+    """Run what `make docs` runs, in a separate process.
 
-    A request to any host would fail at the proxy.
+    The proxies point to a closed port, so a request to any other host fails.
     """
     nowhere = dict.fromkeys(["http_proxy", "https_proxy"], "http://127.0.0.1:9")
     command = [sys.executable, "-m", "mkdocs", "build", "--config-file", config, "--site-dir", site]
@@ -24,9 +24,10 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_site_builds_and_asks_no_server(tmp_path: Path, opening: Callable) -> None:
-    """Without a warning.
+    """The site builds without warnings, and its pages request only files of the site.
 
-    Opened from disk, it loads files of its own folder alone, and shows what is made from the code.
+    Each page is opened from disk, and must show a text that is generated from the code or included
+    from another file of the repository.
     """
     built = build(ROOT / "mkdocs.yml", tmp_path)
     assert 0 == built.returncode, built.stderr
@@ -52,11 +53,15 @@ CULPRITS = {
     "[a](/absolute.md)": "/absolute.md",
     "[a][lflops.missing]": "lflops.missing",
 }
-"""Of each what the build says."""
+"""Broken links, each with the text that must appear in the build's error output."""
 
 
 def test_what_is_broken_fails_the_build(tmp_path: Path) -> None:
-    """The same settings, and a site of one page."""
+    """Each broken link fails the build, and the error output names its target.
+
+    The build uses the settings of `mkdocs.yml` without hooks and navigation, and a site of one
+    page.
+    """
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "index.md").write_text("\n\n".join(["# Page", *CULPRITS]), "utf-8")

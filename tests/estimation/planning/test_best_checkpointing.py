@@ -1,11 +1,11 @@
-"""The choice of what to recompute.
+"""Test the choice of blocks to recompute.
 
-Against every other choice, and against estimates of what was chosen.
+It is compared with every other choice, and with estimates of the chosen model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import compress, product
 from typing import Any
 
 import pytest
@@ -30,11 +30,12 @@ from lflops.estimation.planning.block_trials import (
 )
 from lflops.memory.peak import USABLE, memory_fit, memory_fit_of
 
-ROWS, HIDDEN, FLOAT = 32, 8, 4
+ROWS = 32
+HIDDEN = 8
 
 
 class Block(nn.Module):
-    """A perceptron beside a residual, of a width of its own."""
+    """An MLP of a given width beside a residual."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class Block(nn.Module):
 
 
 class Narrowing(nn.Module):
-    """Keeps neither its input nor its result as they are: a neighbour may."""
+    """A block that keeps neither its input nor its result for backward, although a neighbor may."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -58,24 +59,24 @@ class Narrowing(nn.Module):
 
 
 def squared(out: Tensor) -> Tensor:
-    """A loss."""
+    """Return the mean square of the output, as a loss."""
     return out.square().mean()
 
 
 def rows() -> Tensor:
-    """A batch."""
+    """Return a batch."""
     return torch.zeros(ROWS, HIDDEN)
 
 
 def stack(kind: type[nn.Module], widths: Sequence[int]) -> nn.Sequential:
-    """Blocks after a layer, before another."""
+    """Build blocks between two linear layers."""
     return nn.Sequential(
         nn.Linear(HIDDEN, HIDDEN), *(kind(width) for width in widths), nn.Linear(HIDDEN, HIDDEN)
     )
 
 
 class Tried:
-    """A chain from trials, and the peaks of whole estimates."""
+    """A chain computed from trials, and the peaks of whole estimates to compare it with."""
 
     def __init__(self, build: Callable[[], nn.Module], *, fold: bool = False, **how: Any) -> None:
         self.model = build()
@@ -92,7 +93,7 @@ class Tried:
         self.how = how
 
     def peak(self, choices: Sequence[Policy]) -> int:
-        """By a whole estimate."""
+        """Return the peak of a whole estimate in which each block has the given policy."""
         policies = policies_of(self.units, choices)
         with checkpointed({name: self.model.get_submodule(name) for name in policies}, policies):
             return memory_of(
@@ -101,7 +102,10 @@ class Tried:
 
 
 def test_every_choice_has_the_peak_that_the_chain_says() -> None:
-    """All 27 of three blocks, to the byte; what lies between two blocks is kept by either."""
+    """For all 27 choices of three blocks, the chain's peak is exact to the byte.
+
+    A tensor between two blocks is kept if either of them keeps it.
+    """
     tried = Tried(lambda: stack(Narrowing, (64, 160, 96)))
     some = list(product(POLICIES, repeat=3))
     assert {each: tried.peak(each) for each in some} == {
@@ -110,24 +114,25 @@ def test_every_choice_has_the_peak_that_the_chain_says() -> None:
 
 
 def test_the_choice_for_twelve_blocks_is_the_best_of_all() -> None:
-    """Of all 4,096 that recompute some blocks, at budgets from the lowest peak to the highest.
+    """The choice is the cheapest of all 4,096, at budgets from the lowest peak to the highest.
 
-    Some are estimated as a whole.
-
-    A block recomputes its first product, the bias and the ReLU: for each of its width 8 MACs and
-    two operations a row.
+    The costs are worked out by hand: a block recomputes its first matmul, the bias and the ReLU,
+    and for each row and each element of its width they are 8 MACs and two other operations. Some
+    choices are compared with whole estimates.
     """
     widths = [64 * (3 + 5 * place % 12) for place in range(12)]
     tried = Tried(lambda: stack(Block, widths), optimizer=partial(torch.optim.SGD, lr=0.1))
     chain, both = tried.chain, ("none", "full")
     by_hand = [ROWS * width * (2 * HIDDEN + 2) for width in widths]
     peaks = {each: chain.peak(each) for each in product(both, repeat=12)}
-    costs = {
-        each: sum(cost for cost, policy in zip(by_hand, each, strict=True) if policy == "full")
-        for each in peaks
-    }
-    lowest, highest = min(peaks.values()), max(peaks.values())
-    assert (lowest, highest) == (lowest_peak(chain, both), chain.peak(["none"] * 12))
+    costs = {}
+    for choices in peaks:
+        recomputed = [policy == "full" for policy in choices]
+        costs[choices] = sum(compress(by_hand, recomputed))
+    lowest = min(peaks.values())
+    highest = max(peaks.values())
+    assert lowest == lowest_peak(chain, both)
+    assert highest == chain.peak(["none"] * 12)
     assert cheapest_choice(chain, both, lowest - 1) is None
     for budget in range(lowest, highest + 1, (highest - lowest) // 7):
         found = cheapest_choice(chain, both, budget)
@@ -135,14 +140,15 @@ def test_the_choice_for_twelve_blocks_is_the_best_of_all() -> None:
         assert peaks[found] <= budget
         assert min(cost for each, cost in costs.items() if peaks[each] <= budget) == costs[found]
     mixed: list[Policy] = ["full", "none", "none", "selective"]
-    for choices in (mixed * 3, [policy for each in found for policy in POLICIES if policy == each]):
-        assert tried.peak(choices) == chain.peak(choices)
+    assert tried.peak(mixed * 3) == chain.peak(mixed * 3)
+    assert found is not None
+    assert tried.peak(found) == chain.peak(found)
 
 
 def test_a_deep_model_is_tried_with_fewer_blocks() -> None:
-    """Ten that are alike after one that is not: six of them show what whole estimates say.
+    """Trials with six of ten equal blocks give the same peaks as whole estimates.
 
-    The model has all its blocks again.
+    An eleventh, different block precedes the ten. Afterwards the model has all its blocks again.
     """
     short = Tried(
         lambda: stack(Block, (512, *[128] * 10)),
@@ -159,9 +165,9 @@ def test_a_deep_model_is_tried_with_fewer_blocks() -> None:
 
 
 def test_what_differs_is_not_taken_for_alike() -> None:
-    """A width, a setting, a gap in the numbers.
+    """A different width, a different setting or a missing number ends a run of equal blocks.
 
-    But a number that counts with the block is the same setting.
+    An attribute that counts the blocks does not end it.
     """
     blocks = {str(number): Block(64) for number in range(40)}
     for number, block in blocks.items():
@@ -176,11 +182,15 @@ def test_what_differs_is_not_taken_for_alike() -> None:
 
 
 def test_the_plan_fits_and_its_code_does_what_it_says() -> None:
-    """Pasted, it makes the model that was estimated; the given model is as it was."""
+    """The plan fits, and its code, if pasted, builds the model that was estimated.
+
+    The passed model is unchanged.
+    """
     widths = (128, 512, 256)
     model = stack(Block, widths)
     attributes = [set(vars(each)) for each in model]
-    none, full = (estimated(model, each) for each in ("none", "full"))
+    none = estimated(model, "none")
+    full = estimated(model, "full")
     plan = lflops.best_checkpointing(model, rows(), memory_bytes=none - 1, loss=squared)
     assert plan.fits
     assert full <= plan.predicted_bytes == plan.peak_bytes < none
@@ -188,16 +198,16 @@ def test_the_plan_fits_and_its_code_does_what_it_says() -> None:
         each.peak_bytes for each in plan.alternatives if each.policy in {"none", "full"}
     ]
     assert attributes == [set(vars(each)) for each in model]
-    # The least of the widths that is enough: 128 numbers for each of 32 rows.
+    # To recompute the narrowest block is enough: 128 numbers for each of 32 rows.
     assert {"1": "full", "2": "none", "3": "none"} == dict(plan.policies)
     assert ROWS * (2 * HIDDEN + 2) * 128 == plan.alternatives[-1].flops
-    exec(plan.code(), {"model": model})  # noqa: S102 - it is there to be pasted
+    exec(plan.code(), {"model": model})  # noqa: S102 - users paste this code
     assert plan.peak_bytes == estimated(model, "none")
     assert "fits: " in plan.table()
 
 
 def test_a_budget_that_nothing_fits_gives_the_lowest_peak() -> None:
-    """And says so."""
+    """If no choice fits, the plan has the lowest peak, and its table says so."""
     model = stack(Block, (128, 512))
     plan = lflops.best_checkpointing(model, rows(), memory_bytes=1, loss=squared)
     assert not plan.fits
@@ -206,9 +216,9 @@ def test_a_budget_that_nothing_fits_gives_the_lowest_peak() -> None:
 
 
 def test_a_chip_has_one_verdict() -> None:
-    """The lowest peak may be tight.
+    """The plan has the same verdict as an estimate of its profile on the chip.
 
-    The plan says the same as the estimate, and not that it does not fit.
+    In particular, a lowest peak that is tight is not reported as one that does not fit.
     """
     model = stack(Block, (128, 512))
     lowest = lflops.best_checkpointing(model, rows(), memory_bytes=1, loss=squared).peak_bytes
@@ -224,32 +234,31 @@ def test_a_chip_has_one_verdict() -> None:
         plan = lflops.best_checkpointing(model, rows(), loss=squared, hardware=chip)
         found = memory_fit_of(plan.profile, chip)
         assert found is not None
-        assert (verdict, verdict == "fits") == (found.verdict, plan.fits)
-        assert (
-            plan.table()
-            .splitlines()[-1]
-            .startswith(f"{verdict}: " if plan.fits else f"{verdict}, this is the lowest peak: ")
-        )
+        assert verdict == found.verdict
+        assert plan.fits == (verdict == "fits")
+        last_line = plan.table().splitlines()[-1]
+        if plan.fits:
+            assert last_line.startswith(f"{verdict}: ")
+        else:
+            assert last_line.startswith(f"{verdict}, this is the lowest peak: ")
 
 
 def estimated(model: nn.Module, policy: Policy) -> int:
-    """The peak with one policy for all blocks."""
+    """Return the peak with one policy for all blocks."""
     blocks = recomputable("test", model)
     with checkpointed(blocks, dict.fromkeys(blocks, policy)):
         return memory_of(lflops.estimate(model, rows(), backward=True, loss=squared)).peak_bytes
 
 
 def keep_some(_: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    """Keeps products, by torch's own policy."""
-    return (
-        CheckpointPolicy.MUST_SAVE
-        if operator is torch.ops.aten.addmm.default
-        else CheckpointPolicy.PREFER_RECOMPUTE
-    )
+    """Save matmuls and recompute all other operators, as a policy for torch."""
+    if operator is torch.ops.aten.addmm.default:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class Selective(nn.Module):
-    """A block under a policy."""
+    """A block under a selective checkpointing policy."""
 
     def __init__(self, policy: Any) -> None:
         super().__init__()
@@ -274,23 +283,20 @@ class Selective(nn.Module):
     ],
 )
 def test_an_estimate_under_a_policy_of_torchs_is_what_a_real_step_keeps(policy: Any) -> None:
-    """Each moment of the timeline.
+    """With a policy of torch, an estimate has the live bytes of a real step at each moment.
 
-    The first product of a block runs again where it is not kept, 512 wide.
+    If the policy does not save matmuls, a block's first matmul, 512 wide, runs again.
     """
     model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), *(Selective(policy) for _ in range(3)))
-    found, real = (
-        each(model, rows(), backward=True, loss=squared) for each in (lflops.estimate, lflops.count)
-    )
-    assert [moment.live_bytes for moment in memory_of(real).timeline] == [
-        moment.live_bytes for moment in memory_of(found).timeline
-    ]
-    again = (
-        0
-        if policy is keep_some or torch.ops.aten.addmm.default in policy
-        else 3 * ROWS * HIDDEN * 512
-    )
-    assert [again, again] == [each.total(phase="recompute") for each in (found, real)]
+    found = lflops.estimate(model, rows(), backward=True, loss=squared)
+    real = lflops.count(model, rows(), backward=True, loss=squared)
+    real_bytes = [moment.live_bytes for moment in memory_of(real).timeline]
+    found_bytes = [moment.live_bytes for moment in memory_of(found).timeline]
+    assert real_bytes == found_bytes
+    saves_matmuls = policy is keep_some or torch.ops.aten.addmm.default in policy
+    again = 0 if saves_matmuls else 3 * ROWS * HIDDEN * 512
+    assert again == found.total(phase="recompute")
+    assert again == real.total(phase="recompute")
 
 
 WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
@@ -310,21 +316,22 @@ WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("given", "said"), WRONG.values(), ids=WRONG)
 def test_a_wrong_argument_is_named(given: dict[str, Any], said: str) -> None:
-    """With what is taken."""
+    """The error contains the wrong argument and the accepted values."""
     with pytest.raises(lflops.CountError, match=r"^best_checkpointing: ") as caught:
         lflops.best_checkpointing(**{"model": stack(Block, [64]), "args": rows()} | given)
     assert said in str(caught.value)
 
 
 def test_a_chip_gives_its_memory_and_counts_time() -> None:
-    """On a chip of 80 GB a small model recomputes nothing; time is known there, and 0."""
+    """A chip sets the memory budget and gives the time of recomputation.
+
+    On a chip of 80 GB a small model recomputes nothing, so this time is 0.
+    """
     plan = lflops.best_checkpointing(
         stack(Block, [64, 64]), rows(), loss=squared, hardware="NVIDIA H100 80GB HBM3"
     )
-    assert (True, {"1": "none", "2": "none"}, 0.0) == (
-        plan.fits,
-        dict(plan.policies),
-        plan.alternatives[-1].seconds,
-    )
+    assert plan.fits
+    assert {"1": "none", "2": "none"} == dict(plan.policies)
+    assert 0.0 == plan.alternatives[-1].seconds
     assert 60e9 < plan.memory_bytes < 80e9
     assert "# nothing to recompute\n" == plan.code()

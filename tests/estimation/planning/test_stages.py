@@ -1,4 +1,4 @@
-"""The memory of a pipeline's stages, against estimates of the stages themselves under torch's own schedule."""
+"""Test the planned memory of pipeline stages against estimates of stages under torch's schedule."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -17,18 +17,20 @@ from lflops.estimation.planning.plan import _corners, _Search, _sharded
 from lflops.estimation.planning.work_sheets import Case, WorkSheets
 from tests.estimation.planning.test_plan import BLOCKS, H100, TOKENS, WIDTH, Model, sheets
 
-STAGES, MICRO_BATCHES, SAMPLES = 4, 5, 4
+STAGES = 4
+MICRO_BATCHES = 5
+SAMPLES = 4
 INPUT = SAMPLES * TOKENS * WIDTH * 4
-"""Bytes of a micro batch of the model's input, in single precision.
+"""Bytes of one micro batch of the model's input, in single precision.
 
-A stage's estimate is given all of the step.
+The estimate of a stage holds the inputs of all micro batches.
 """
 
 HALF = mixed_precision("bf16", "fp32")
 
 
 class Part(Model):
-    """A stage of the model."""
+    """One stage of the model."""
 
     def __init__(self, rank: int, policy: Policy) -> None:
         super().__init__(blocks=BLOCKS // STAGES)
@@ -41,7 +43,7 @@ class Part(Model):
         self.is_last = rank == STAGES - 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the stage sends, or the output."""
+        """Return the tensor that the stage sends, or the output of the model."""
         x = self.first(x)
         for block in self.blocks:
             x = block(x)
@@ -49,13 +51,13 @@ class Part(Model):
 
 
 class Step:
-    """A step by torch's schedule, which is made once."""
+    """A training step by torch's 1F1B schedule, which is built in the first call."""
 
     def __init__(self) -> None:
         self._schedule: Schedule1F1B | None = None
 
     def __call__(self, part: nn.Module, x: Tensor) -> None:
-        """All micro batches, forward and backward."""
+        """Run forward and backward of all micro batches."""
         mesh = init_device_mesh(
             "cpu",
             (STAGES, distributed.get_world_size() // STAGES),
@@ -63,14 +65,15 @@ class Step:
         )
         rank = mesh["pipeline"].get_local_rank()
         if self._schedule is None:
-            taken = torch.zeros(
+            # Stages after the first one receive activations in bfloat16.
+            received = torch.zeros(
                 SAMPLES,
                 TOKENS,
                 WIDTH,
                 dtype=torch.bfloat16 if rank else torch.float32,
                 requires_grad=rank > 0,
             )
-            given = torch.zeros(
+            returned = torch.zeros(
                 SAMPLES,
                 TOKENS,
                 8 if rank == STAGES - 1 else WIDTH,
@@ -78,17 +81,17 @@ class Step:
                 requires_grad=True,
             )
             group: Any = mesh["pipeline"].get_group()
-            made = PipelineStage(
+            stage = PipelineStage(
                 part,
                 rank,
                 STAGES,
                 torch.device("cpu"),
-                input_args=taken,
-                output_args=given,
+                input_args=received,
+                output_args=returned,
                 group=group,
             )
             self._schedule = Schedule1F1B(
-                made, MICRO_BATCHES, loss_fn=lambda out, _: out.square().mean()
+                stage, MICRO_BATCHES, loss_fn=lambda out, _: out.square().mean()
             )
         if rank:
             self._schedule.step(target=x if rank == STAGES - 1 else None)
@@ -97,39 +100,39 @@ class Step:
 
 
 def stage_bytes(rank: int, data: int, policy: Policy) -> int:
-    """The most bytes alive in a stage whose weights stay gathered, with the input of one micro batch."""
+    """Return the peak of a stage with the input of only one micro batch.
+
+    The weights of the stage stay gathered.
+    """
 
     def make() -> Subject:
-        part, mesh = (
-            Part(rank, policy),
-            init_device_mesh("cpu", (STAGES, data), mesh_dim_names=("pipeline", "data")),
-        )
+        part = Part(rank, policy)
+        mesh = init_device_mesh("cpu", (STAGES, data), mesh_dim_names=("pipeline", "data"))
         for each in (*part.blocks, part):
             fully_shard(each, mesh=mesh["data"], mp_policy=HALF, reshard_after_forward=False)
-        return Subject(
-            part, (torch.zeros(MICRO_BATCHES * SAMPLES, TOKENS, WIDTH),), {}, None, step=Step()
-        )
+        batch = torch.zeros(MICRO_BATCHES * SAMPLES, TOKENS, WIDTH)
+        return Subject(part, (batch,), {}, None, step=Step())
 
     mesh: Mapping[str, int] = {"pipeline": STAGES, "data": data}
-    memory = (
-        Estimator(
-            caller="test",
-            backward=True,
-            optimizer="adamw",
-            hardware=H100,
-            mesh=mesh,
-            rank=rank * data,
-        )
-        .run(make)
-        .memory
+    estimator = Estimator(
+        caller="test",
+        backward=True,
+        optimizer="adamw",
+        hardware=H100,
+        mesh=mesh,
+        rank=rank * data,
     )
+    memory = estimator.run(make).memory
     assert memory is not None
     return memory.peak_bytes - (MICRO_BATCHES - 1) * INPUT
 
 
 @cache
 def known() -> WorkSheets:
-    """Those that several tests ask for, which have seen the model."""
+    """Return the work sheets of the model, which several tests share.
+
+    They have an estimate of the model already.
+    """
     made = sheets()
     made.sheet(Case("none", 1, {"replica": 2, "data": 2}))
     return made
@@ -139,16 +142,16 @@ def known() -> WorkSheets:
 def test_the_fullest_stage_needs_what_it_has_under_torchs_own_schedule(
     data: int, policy: Policy
 ) -> None:
-    """Three blocks of 12 in each of four stages.
+    """The planned memory is within 4 % of the fullest of the first, the second and the last stage.
 
-    Within 4 %, of the first, the second and the last one.
+    Each of the four stages has three of the model's 12 blocks.
     """
-    gpus, batch = 16, MICRO_BATCHES * SAMPLES * data
+    gpus = 16
+    batch = MICRO_BATCHES * SAMPLES * data
     search = _Search(known(), H100, gpus=gpus, batch=batch, network=None, per_host=8, gathered=0.5)
     family = [*_sharded(gpus, [1], [1]), {"pipeline": 16, "data": 1}]
     peak = search._peak(
         _corners(family), policy, SAMPLES, {"pipeline": STAGES, "data": data}, accumulates=True
     )
-    assert peak == pytest.approx(
-        max(stage_bytes(rank, data, policy) for rank in (0, 1, STAGES - 1)), rel=0.04
-    )
+    fullest = max(stage_bytes(rank, data, policy) for rank in (0, 1, STAGES - 1))
+    assert peak == pytest.approx(fullest, rel=0.04)

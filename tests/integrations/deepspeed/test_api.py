@@ -1,4 +1,9 @@
-"""DeepSpeed's profiler by its own names: what it takes, what it gives, and that it leaves no trace."""
+"""Test lflops' version of DeepSpeed's profiler: `FlopsProfiler` and `get_model_profile`.
+
+The tests check the accepted arguments, the returned and printed figures, and that profiling does
+not change the model or the process. Most models come from `small_models`; their MACs `square`, `up`
+and `down` are worked out by hand there.
+"""
 
 import inspect
 import re
@@ -36,6 +41,7 @@ from tests.support.small_models import (
 
 BLOCK_MACS = up + down
 BLOCK_FLOPS = 2 * BLOCK_MACS + tokens * (wide + hidden) + tokens * wide
+"""The flops of a `Block`: its MACs twice, its two biases, and its ReLU."""
 BLOCK_PARAMS = 2 * hidden * wide + wide + hidden
 
 
@@ -46,7 +52,7 @@ class Batch:
 
 
 class Taking(nn.Module):
-    """A linear layer that takes its input in any wrapping."""
+    """A linear layer. Its input is a keyword, or inside a list, a tuple, a dict or a `Batch`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,20 +61,15 @@ class Taking(nn.Module):
     def forward(self, batch: Any = None, *, x: Tensor | None = None) -> Tensor:
         if isinstance(batch, list | tuple):
             batch = batch[0]
-        found = (
-            batch["x"]
-            if isinstance(batch, dict)
-            else batch.x
-            if isinstance(batch, Batch)
-            else batch
-            if x is None
-            else x
-        )
-        return self.layer(found)
+        if isinstance(batch, dict):
+            return self.layer(batch["x"])
+        if isinstance(batch, Batch):
+            return self.layer(batch.x)
+        return self.layer(batch if x is None else x)
 
 
 def profiled(model: nn.Module, *args: Any, **options: Any) -> FlopsProfiler:
-    """A profiler around one forward."""
+    """Profile one forward, and return the profiler."""
     prof = FlopsProfiler(model, **options)
     prof.start_profile()
     model(*args)
@@ -77,11 +78,9 @@ def profiled(model: nn.Module, *args: Any, **options: Any) -> FlopsProfiler:
 
 
 def figures(printed: str) -> dict[str, str]:
-    """What was printed, by its labels."""
-    return {
-        label.strip(): value
-        for label, value in re.findall(r"^(.{1,68}): +(\S.*)$", printed, re.MULTILINE)
-    }
+    """Return the printed values by their labels."""
+    found = re.findall(r"^(.{1,68}): +(\S.*)$", printed, re.MULTILINE)
+    return {label.strip(): value for label, value in found}
 
 
 THEIRS = {
@@ -119,33 +118,39 @@ THEIRS = {
     },
     FlopsProfiler.print_model_aggregated_profile: {"module_depth": -1, "top_modules": 1},
 }
+"""The arguments and defaults of DeepSpeed 0.19.8."""
 
 
 @pytest.mark.parametrize("function", THEIRS)
 def test_the_arguments_and_their_order_and_defaults_are_deepspeeds(
     function: Callable[..., Any],
 ) -> None:
-    """As in 0.19.8; `None` where that has an empty list or dict that all calls share."""
-    taken = {
-        name: each.default
-        for name, each in inspect.signature(function).parameters.items()
-        if name != "self"
-    }
-    assert list(THEIRS[function].items()) == [
-        (name, None if default is inspect.Parameter.empty else default)
-        for name, default in taken.items()
-    ]
+    """All arguments, their order and their defaults equal those of DeepSpeed 0.19.8.
+
+    The exception is `None` instead of an empty list or dict, which all calls would share.
+    """
+    accepted = []
+    for name, each in inspect.signature(function).parameters.items():
+        if name == "self":
+            continue
+        default = None if each.default is inspect.Parameter.empty else each.default
+        accepted.append((name, default))
+    assert list(THEIRS[function].items()) == accepted
 
 
 def test_a_model_is_profiled_by_the_shape_of_its_input() -> None:
-    """Two products of 2 * 3 vectors, their biases, and the ReLU between them, once an element."""
+    """With `input_shape`, the counts are those of a `Block` with 2 × 3 vectors."""
     assert (BLOCK_FLOPS, BLOCK_MACS, BLOCK_PARAMS) == get_model_profile(
         Block(), (2, 3, hidden), print_profile=False, as_string=False
     )
 
 
 def test_the_figures_are_strings_unless_asked_otherwise() -> None:
-    """420 MACs, 840 + 72 + 42 flops, 82 parameters: as DeepSpeed writes them."""
+    """By default, the figures are strings in DeepSpeed's format.
+
+    A `Block` has 420 MACs, 82 parameters and 954 flops: 840 in matmuls, 72 in biases, 42 in the
+    ReLU.
+    """
     assert ("954", "420 MACs", "82") == get_model_profile(
         Block(), (2, 3, hidden), print_profile=False
     )
@@ -167,22 +172,23 @@ def test_the_figures_are_strings_unless_asked_otherwise() -> None:
     ],
 )
 def test_every_way_to_give_an_input_works(inputs: dict[str, Any]) -> None:
-    """By position, by keyword, in a dict, a list, a dataclass."""
+    """Inputs may be positional or keywords, and inside a dict, a list or a dataclass."""
     assert square == get_model_profile(Taking(), **inputs, print_profile=False, as_string=False)[1]
 
 
 def test_a_model_without_parameters_has_an_input_too() -> None:
-    """In torch's default dtype, on the CPU."""
+    """For a model without parameters, the input has torch's default dtype and is on the CPU.
+
+    A ReLU has one FLOP for each of 3 × 4 elements.
+    """
     assert (12, 0, 0) == get_model_profile(nn.ReLU(), (3, 4), print_profile=False, as_string=False)
 
 
 def test_the_input_is_of_the_models_dtype() -> None:
-    """That of the first floating parameter."""
+    """A model in bfloat16 gets an input in bfloat16; with another dtype, it would fail."""
     model = Block().to(torch.bfloat16)
-    assert (
-        BLOCK_MACS
-        == get_model_profile(model, (2, 3, hidden), print_profile=False, as_string=False)[1]
-    )
+    _, macs, _ = get_model_profile(model, (2, 3, hidden), print_profile=False, as_string=False)
+    assert BLOCK_MACS == macs
 
 
 @pytest.mark.parametrize(
@@ -209,15 +215,16 @@ def test_the_input_is_of_the_models_dtype() -> None:
     ],
 )
 def test_a_wrong_argument_is_named(options: dict[str, Any], said: str) -> None:
-    """With what was given and what is taken, before anything is printed."""
+    """The error contains the argument, its value and the accepted values."""
     with pytest.raises(CountError, match=said):
         get_model_profile(Block(), **options)
 
 
 def test_a_shape_for_a_model_of_token_ids_is_hinted_at() -> None:
-    """Torch's own error says nothing of where the floating-point numbers came from.
+    """If a model fails with an input from `input_shape`, a note on the error recommends `args`.
 
-    With other inputs there is nothing to hint at.
+    The error of torch does not explain where the floating-point input comes from. For an input that
+    the user passed, there is no note.
     """
     with pytest.raises(RuntimeError) as failed:
         get_model_profile(nn.Embedding(5, 3), (2, 3))
@@ -233,7 +240,7 @@ def test_a_shape_for_a_model_of_token_ids_is_hinted_at() -> None:
 
 
 class Speaker(nn.Module):
-    """Says one vector after the other, each from the last."""
+    """Generates one vector after the other, each from the previous vector."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,17 +257,19 @@ class Speaker(nn.Module):
 
 
 def test_a_generation_has_its_two_parts_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    """3 vectors of 2 sequences at once, then 4 times one more of each: 150 MACs and 4 * 50."""
+    """With `mode="generate"`, prefill and decode have separate figures.
+
+    Prefill has 3 vectors of 2 sequences at once, 150 MACs. Decode has 4 calls with one vector of
+    each sequence, 4 × 50 MACs.
+    """
     _, macs, _ = get_model_profile(
         Speaker(), kwargs={"x": sequence(), "new": 5}, mode="generate", as_string=False
     )
     said = figures(capsys.readouterr().out)
     assert square + 4 * 2 * hidden * hidden == macs
-    assert ("150", "200", "4") == (
-        said["prefill MACs per GPU"],
-        said["decode MACs per GPU"],
-        said["decode calls"],
-    )
+    assert "150" == said["prefill MACs per GPU"]
+    assert "200" == said["decode MACs per GPU"]
+    assert "4" == said["decode calls"]
     assert {
         "prefill latency",
         "decode latency",
@@ -271,7 +280,7 @@ def test_a_generation_has_its_two_parts_apart(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_generation_of_one_call_has_no_parts(capsys: pytest.CaptureFixture[str]) -> None:
-    """There is nothing to tell apart."""
+    """If a generation calls the model once, there is no decode."""
     _, macs, _ = get_model_profile(
         Speaker(), args=[sequence(), 1], mode="generate", as_string=False
     )
@@ -280,7 +289,7 @@ def test_a_generation_of_one_call_has_no_parts(capsys: pytest.CaptureFixture[str
 
 
 def test_a_model_that_is_none_is_refused() -> None:
-    """By both."""
+    """`get_model_profile` and `FlopsProfiler` reject a class and a number with an error."""
     with pytest.raises(CountError, match="is a class: pass an instance"):
         get_model_profile(Block, (2, 3, hidden))  # type: ignore[arg-type]
     with pytest.raises(CountError, match="FlopsProfiler: 3 is no"):
@@ -288,8 +297,9 @@ def test_a_model_that_is_none_is_refused() -> None:
 
 
 def test_a_model_is_profiled_in_evaluation_and_its_mode_is_put_back() -> None:
-    """Of each module its own; also where the model fails."""
-    model = between_linears(nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(length := 3)))
+    """The model runs in eval mode. Then each module gets its mode back, even after an error."""
+    length = 3
+    model = between_linears(nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(length)))
     model[1][1].eval()
     before = [module.training for module in model.modules()]
     seen = []
@@ -303,16 +313,11 @@ def test_a_model_is_profiled_in_evaluation_and_its_mode_is_put_back() -> None:
 
 
 def test_profiling_leaves_the_run_alone() -> None:
-    """Random numbers, patched functions, attributes, hooks, standard output.
-
-    As if nothing had been.
-    """
+    """Random numbers, functions of torch, attributes, hooks and standard output do not change."""
     model = Block()
-    attributes, functions, output = (
-        dict(vars(model)),
-        (F.linear, torch.matmul, Tensor.__matmul__),
-        sys.stdout,
-    )
+    attributes = dict(vars(model))
+    functions = (F.linear, torch.matmul, Tensor.__matmul__)
+    output = sys.stdout
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -327,7 +332,10 @@ def test_profiling_leaves_the_run_alone() -> None:
 
 
 def test_random_numbers_go_on_as_if_no_input_had_been_drawn() -> None:
-    """The input's are its own."""
+    """Neither the random input nor the dropout of the profiled model changes torch's generator.
+
+    So the next random number is the same as without profiling.
+    """
     torch.manual_seed(7)
     get_model_profile(nn.Dropout(0.5), (2, 3), print_profile=False)
     drawn = torch.rand(3)
@@ -338,21 +346,19 @@ def test_random_numbers_go_on_as_if_no_input_had_been_drawn() -> None:
 def test_it_prints_once_and_what_it_prints_is_what_it_returns(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The step is how many passes warmed up."""
+    """The printed figures are those that are returned. The step is the number of warm-up passes."""
     flops, macs, params = get_model_profile(Block(), (2, 3, hidden), warm_up=3)
     printed = capsys.readouterr().out
     assert 1 == printed.count("Profile Summary at step 3:")
     said = figures(printed)
-    assert (flops, macs, params) == (
-        said["fwd flops per GPU"],
-        said["fwd MACs per GPU"],
-        said["params per GPU"],
-    )
+    assert flops == said["fwd flops per GPU"]
+    assert macs == said["fwd MACs per GPU"]
+    assert params == said["params per GPU"]
     assert params == said["params of model = params per GPU * mp_size"]
 
 
 def test_it_prints_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing; or without the model in detail; or down to a depth, with so many classes."""
+    """The output depends on `print_profile`, `detailed`, `module_depth` and `top_modules`."""
     get_model_profile(Block(), (2, 3, hidden), print_profile=False)
     assert "" == capsys.readouterr().out
     get_model_profile(Block(), (2, 3, hidden), detailed=False, module_depth=0, top_modules=2)
@@ -365,7 +371,10 @@ def test_it_prints_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None
 def test_what_it_prints_goes_to_a_file_if_there_is_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a folder that need not be there yet; an empty name is none, as in DeepSpeed."""
+    """With `output_file`, the profile is written there, and the folder is created if necessary.
+
+    As in DeepSpeed, an empty name means standard output.
+    """
     file = tmp_path / "new" / "profile.txt"
     get_model_profile(Block(), (2, 3, hidden), output_file=file)
     assert "" == capsys.readouterr().out
@@ -376,7 +385,10 @@ def test_what_it_prints_goes_to_a_file_if_there_is_one(
 
 @pytest.mark.parametrize("ignored", [[nn.Linear], nn.Linear, ["1.up", "1.down", "0", "2"]])
 def test_ignoring_modules_takes_their_work_out(ignored: Any) -> None:
-    """All products are theirs; what remains is the ReLU."""
+    """Ignored modules are left out of the counts, whether they are passed as classes or as names.
+
+    Here they have all matmuls, so only the flops of the ReLU remain.
+    """
     model = between_linears(Block())
     flops, macs, _ = get_model_profile(
         model, (2, 3, hidden), ignore_modules=ignored, print_profile=False, as_string=False
@@ -389,21 +401,22 @@ def test_ignoring_modules_takes_their_work_out(ignored: Any) -> None:
 
 
 def test_a_profiler_around_one_forward_counts_and_times_it() -> None:
-    """Both at once: there is but one pass, and the profile says what that costs."""
+    """The profiler has counts and times of one forward, as numbers and as strings.
+
+    Both come from one pass, so counting makes it slower. `observer_ratio` in the profile says how
+    much.
+    """
     prof = profiled(Block(), sequence())
-    assert (BLOCK_FLOPS, BLOCK_MACS, BLOCK_PARAMS) == (
-        prof.get_total_flops(),
-        prof.get_total_macs(),
-        prof.get_total_params(),
-    )
-    assert ("954", "420 MACs", "82") == (
-        prof.get_total_flops(True),
-        prof.get_total_macs(as_string=True),
-        prof.get_total_params(True),
-    )
+    assert BLOCK_FLOPS == prof.get_total_flops()
+    assert BLOCK_MACS == prof.get_total_macs()
+    assert BLOCK_PARAMS == prof.get_total_params()
+    assert "954" == prof.get_total_flops(True)
+    assert "420 MACs" == prof.get_total_macs(as_string=True)
+    assert "82" == prof.get_total_params(True)
     seconds = prof.get_total_duration()
     assert isinstance(seconds, float)
-    assert seconds >= 0  # less what the hooks took, which on a busy machine may be all of it
+    # The overhead of the hooks is subtracted. On a busy machine, nothing may remain.
+    assert seconds >= 0
     assert re.fullmatch(r"[\d.]+ m?u?s", str(prof.get_total_duration(as_string=True)))
     assert prof.profile.run.observer_ratio is not None
     assert isinstance(prof.profile, Profile)
@@ -412,27 +425,31 @@ def test_a_profiler_around_one_forward_counts_and_times_it() -> None:
 def test_its_report_says_by_how_much_counting_slows_the_latency(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Beneath the latency, which is without it."""
+    """The report says how much longer the counted pass took; its latency leaves this out.
+
+    After printing, the profiler has the attributes `flops`, `macs` and `params`, as in DeepSpeed.
+    """
     prof = profiled(Block(), sequence())
     prof.print_model_profile(profile_step=5)
     printed = capsys.readouterr().out
     assert "Profile Summary at step 5:" in printed
-    assert (
-        f"the pass took {prof.profile.run.observer_ratio:.2f} times as long; this is subtracted from the latencies, except for a few µs per operator"
-        == figures(printed)["cost of counting"]
+    cost = (
+        f"the pass took {prof.profile.run.observer_ratio:.2f} times as long; this is subtracted "
+        "from the latencies, except for a few µs per operator"
     )
+    assert cost == figures(printed)["cost of counting"]
     assert (BLOCK_FLOPS, BLOCK_MACS, BLOCK_PARAMS) == (prof.flops, prof.macs, prof.params)
 
 
 def test_before_a_print_there_are_no_figures_on_the_profiler() -> None:
-    """As in DeepSpeed."""
-    assert not any(
-        hasattr(profiled(Block(), sequence()), name) for name in ("flops", "macs", "params")
-    )
+    """As in DeepSpeed, only printing sets the attributes `flops`, `macs` and `params`."""
+    prof = profiled(Block(), sequence())
+    for name in ("flops", "macs", "params"):
+        assert not hasattr(prof, name)
 
 
 def test_several_forwards_are_added_up() -> None:
-    """Three times the work, and nothing of what ran before or after."""
+    """The counts are the sum over all forwards between start and stop, here three."""
     model = Block()
     prof = FlopsProfiler(model)
     model(sequence())
@@ -445,7 +462,10 @@ def test_several_forwards_are_added_up() -> None:
 
 
 def test_to_start_again_and_to_reset_begin_from_nothing() -> None:
-    """DeepSpeed doubles on the first, and keeps counting after the second."""
+    """A second `start_profile` and `reset_profile` each discard the counts so far.
+
+    In DeepSpeed, the former doubles all counts, and the latter does not discard them.
+    """
     model = Block()
     prof = profiled(model, sequence())
     prof.start_profile()
@@ -463,7 +483,7 @@ def test_to_start_again_and_to_reset_begin_from_nothing() -> None:
 
 
 def test_a_reset_keeps_what_is_ignored() -> None:
-    """It is the same profile, from nothing."""
+    """After `reset_profile`, the modules in `ignore_list` are still ignored."""
     model = Block()
     prof = FlopsProfiler(model)
     prof.start_profile(ignore_list=[nn.Linear])
@@ -473,20 +493,22 @@ def test_a_reset_keeps_what_is_ignored() -> None:
 
 
 def test_backward_is_counted_where_it_runs_before_the_stop() -> None:
-    """The input needs no gradient: one product for the first weight, two for the second layer."""
+    """A backward before `stop_profile` is counted, but not in `get_total_macs`, which is forward.
+
+    Backward has one matmul for the first layer, whose input needs no gradient, and two for the
+    second.
+    """
     model = Block()
     prof = FlopsProfiler(model)
     prof.start_profile()
     model(sequence()).sum().backward()
     prof.stop_profile()
-    assert (BLOCK_MACS, up + 2 * down) == (
-        prof.get_total_macs(),
-        prof.profile.total(phase="backward"),
-    )
+    assert BLOCK_MACS == prof.get_total_macs()
+    assert up + 2 * down == prof.profile.total(phase="backward")
 
 
 def test_backward_goes_on_after_the_stop() -> None:
-    """The graph of a counted forward is a graph."""
+    """Backward works after `end_profile` and is not counted: the forward's graph is unchanged."""
     model = Block()
     prof = FlopsProfiler(model)
     prof.start_profile()
@@ -512,7 +534,7 @@ def test_backward_goes_on_after_the_stop() -> None:
 def test_asking_before_a_forward_is_an_error_that_says_what_to_do(
     ask: Callable[[FlopsProfiler], Any],
 ) -> None:
-    """Before the start, and after it without a forward."""
+    """Without a counted forward, every method raises an error that explains the missing call."""
     prof = FlopsProfiler(Block())
     with pytest.raises(
         CountError, match=r"there is no profile: call start_profile\(\), then the model"
@@ -524,7 +546,10 @@ def test_asking_before_a_forward_is_an_error_that_says_what_to_do(
 
 
 def test_a_forward_that_fails_leaves_nothing_behind() -> None:
-    """DeepSpeed doubles every profile of the process from there on."""
+    """After a forward that raised, later profiles have the right counts.
+
+    In DeepSpeed, all later profiles of the process are doubled.
+    """
     prof = FlopsProfiler(Block())
     prof.start_profile()
     with pytest.raises(RuntimeError):
@@ -534,7 +559,7 @@ def test_a_forward_that_fails_leaves_nothing_behind() -> None:
 
 
 def test_to_stop_and_to_end_twice_or_early_does_nothing() -> None:
-    """Whatever the order."""
+    """`stop_profile` and `end_profile` do nothing if no profile is running."""
     prof = FlopsProfiler(Block())
     prof.stop_profile()
     prof.end_profile()
@@ -547,7 +572,7 @@ def test_to_stop_and_to_end_twice_or_early_does_nothing() -> None:
 
 
 def test_the_second_part_can_be_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a heading, as in DeepSpeed."""
+    """`print_model_aggregated_profile` prints this part without a heading, as in DeepSpeed."""
     profiled(Block(), sequence()).print_model_aggregated_profile(module_depth=1, top_modules=3)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Top 3 modules")
@@ -555,7 +580,7 @@ def test_the_second_part_can_be_printed_alone(capsys: pytest.CaptureFixture[str]
 
 
 def engine(**facts: Any) -> SimpleNamespace:
-    """The names that are read of DeepSpeed's engine."""
+    """Return a stand-in for a DeepSpeed engine with the attributes that lflops reads."""
     usual: dict[str, Any] = {
         "world_size": 8,
         "dp_world_size": 4,
@@ -569,17 +594,26 @@ def engine(**facts: Any) -> SimpleNamespace:
 
 
 def timers(timings: int = 1, **milliseconds: float) -> Callable[[str], SimpleNamespace]:
-    """DeepSpeed's timers: each has run so often, for so long in all."""
-    usual = {"fwd": 0.0, "bwd": 0.0, "step": 0.0} | milliseconds
-    return lambda name: SimpleNamespace(
-        elapsed=lambda _reset: usual[name], event_timers=[None] * timings
-    )
+    """Return stand-ins for DeepSpeed's timers, by name.
+
+    Each timer has run `timings` times, and took the given milliseconds in total.
+    """
+    total = {"fwd": 0.0, "bwd": 0.0, "step": 0.0} | milliseconds
+
+    def timer(name: str) -> SimpleNamespace:
+        return SimpleNamespace(elapsed=lambda _reset: total[name], event_timers=[None] * timings)
+
+    return timer
 
 
 def timed(*, backward: int = 0, **given: Any) -> Profile:
-    """A forward of 477 MACs, counted in 1 ms, with what an engine tells.
+    """Return a profile to which the facts of an engine with timers were added.
 
-    And a backward of so many MACs in 3 ms.
+    The profile has a counting step with a forward of 477 MACs in 1 ms.
+
+    Args:
+        backward: MACs of a backward in 3 ms; without them, backward was not counted.
+        given: Arguments of `timers`.
     """
     cells = [product("", "aten::mm", "forward", macs=477, bytes_moved=1)]
     phases = {"forward": 1e-3}
@@ -587,14 +621,16 @@ def timed(*, backward: int = 0, **given: Any) -> Profile:
         cells.append(product("", "aten::mm", "backward", macs=backward, bytes_moved=1))
         phases["backward"] = 3e-3
     step = Step(index=0, kind="counting", seconds=sum(phases.values()), phases=phases, samples=1)
-    told_by = engine(wall_clock_breakdown=lambda: True, timers=timers(**given))
-    return with_engine_facts(
-        profile({"": {"class_name": "Net"}}, cells, steps=(step,)), nn.Linear(1, 1), told_by, 0.5
-    )
+    counted = profile({"": {"class_name": "Net"}}, cells, steps=(step,))
+    ds_engine = engine(wall_clock_breakdown=lambda: True, timers=timers(**given))
+    return with_engine_facts(counted, nn.Linear(1, 1), ds_engine, 0.5)
 
 
 def test_an_engine_tells_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    """8 ranks, 4 times the model in 2 parts: 164 parameters, 1908 flops."""
+    """The engine determines the sizes and therefore the figures of the whole model.
+
+    8 ranks have 4 copies of the model, each in 2 parts: 2 × 82 parameters and 2 × 954 flops.
+    """
     profiled(Block(), sequence(), ds_engine=engine()).print_model_profile()
     said = figures(capsys.readouterr().out)
     expected = {
@@ -610,17 +646,17 @@ def test_an_engine_tells_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_engine_with_sequence_parallelism_has_no_data_parallel_size() -> None:
-    """The group that took it in has one."""
+    """With sequence parallelism, the engine only has `seq_dp_world_size`, which is used instead."""
     prof = profiled(Block(), sequence(), ds_engine=engine(dp_world_size=None, seq_dp_world_size=3))
     assert 3 == prof.profile.run.data_parallel_size
 
 
 def test_an_engines_timers_tell_what_was_not_watched() -> None:
-    """954 flops in 1 ms, a backward that nobody counted at 2.5 forwards in 2, a step in 1.
+    """The times of backward and of the optimizer step, which were not counted, come from timers.
 
-    2 samples in 4 ms on 4 of the 8 ranks.
-
-    The engine's own time of the forward has the counting in it.
+    Forward has 954 flops in 1 ms. Its timer is not used, because it includes the counting. Backward
+    is assumed to cost 2.5 forwards, and takes 2 ms. The optimizer step takes 1 ms. Each of 4
+    data-parallel ranks has 2 samples in 4 ms.
     """
     said = figures(summary(analyze(timed(fwd=7, bwd=2, step=1))))
     expected = {
@@ -638,33 +674,38 @@ def test_an_engines_timers_tell_what_was_not_watched() -> None:
 
 
 def test_the_factor_is_not_used_where_backward_was_counted() -> None:
-    """It ran before the stop: its 900 flops are known, and so are its 3 ms."""
+    """If backward was counted, its 900 flops and 3 ms replace the assumed factor and the timer."""
     said = figures(summary(analyze(timed(backward=450, fwd=7, bwd=9))))
-    assert ("3 ms", "300 KFLOPS") == (
-        said["bwd latency"],
-        said["bwd FLOPS per GPU = bwd flops per GPU / bwd latency"],
-    )
+    assert "3 ms" == said["bwd latency"]
+    assert "300 KFLOPS" == said["bwd FLOPS per GPU = bwd flops per GPU / bwd latency"]
     assert not any("* fwd flops per GPU /" in label for label in said)
 
 
 def test_with_accumulation_the_latencies_are_those_of_one_batch() -> None:
-    """The timers ran over 4; DeepSpeed divides one batch's flops by the time of all."""
+    """With gradient accumulation over 4 batches, the times of the timers are divided by 4.
+
+    DeepSpeed divides the flops of one batch by the time of all of them.
+    """
     step = timed(timings=4, fwd=28, bwd=8, step=2).steps[0]
     assert {"forward": 1e-3, "backward": 2e-3, "optimizer": 5e-4} == step.phases
     assert (2, 3.5e-3) == (step.samples, step.seconds)
 
 
 def test_timers_that_have_not_run_tell_nothing() -> None:
-    """Printed between forward and backward, as in DeepSpeed's own example."""
+    """Timers that have not run add neither phases nor an assumed backward.
+
+    This happens in DeepSpeed's example, which prints the profile between forward and backward.
+    """
     told_early = timed(fwd=7)
     assert {"forward": 1e-3} == told_early.steps[0].phases
     assert () == told_early.notes
 
 
 def test_an_engine_with_experts_tells_them_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    """The lower layer's 40 parameters are an expert's, of 4 ranks.
+    """For a model with experts, parameters of experts and others are shown separately.
 
-    The other 42 are split in 2 parts.
+    The 40 parameters of the layer `down` are one of 4 experts, 160 in total. The other 42 are half
+    of the rest, 84 in total.
     """
     model = Block()
     for parameter in model.down.parameters():
@@ -682,22 +723,28 @@ def test_an_engine_with_experts_tells_them_apart(capsys: pytest.CaptureFixture[s
     assert not prof.is_expert_tensor_parallelism_enabled()
     model.enable_expert_tensor_parallelism = True
     assert prof.is_expert_tensor_parallelism_enabled()
+    # If experts are tensor parallel, each expert is split in 2 parts as well.
     note = next(note for note in prof.profile.notes if note.code == "experts")
-    assert (320, 84, 1) == tuple(
-        note.values[name]
-        for name in ("expert_parameters", "non_expert_parameters", "tensor_parallel")
-    )
+    assert 320 == note.values["expert_parameters"]
+    assert 84 == note.values["non_expert_parameters"]
+    assert 1 == note.values["tensor_parallel"]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_two_profilers_do_not_see_each_other(order: tuple[int, int]) -> None:
-    """A teacher and a student, each with a profiler."""
-    teacher, student = Block(), nn.Linear(hidden, hidden)
-    first, second = FlopsProfiler(teacher), FlopsProfiler(student)
-    first.start_profile()
-    second.start_profile()
+    """Two profilers that run at the same time count only their own model, in any order of ending.
+
+    For example, a teacher and a student each have a profiler.
+    """
+    teacher = Block()
+    student = nn.Linear(hidden, hidden)
+    of_teacher = FlopsProfiler(teacher)
+    of_student = FlopsProfiler(student)
+    of_teacher.start_profile()
+    of_student.start_profile()
     teacher(sequence())
     student(sequence())
     for place in order:
-        (first, second)[place].end_profile()
-    assert (BLOCK_MACS, square) == (first.get_total_macs(), second.get_total_macs())
+        (of_teacher, of_student)[place].end_profile()
+    assert BLOCK_MACS == of_teacher.get_total_macs()
+    assert square == of_student.get_total_macs()

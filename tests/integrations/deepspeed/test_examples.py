@@ -1,9 +1,9 @@
-"""The three scripts of deepspeed.ai/tutorials/flops-profiler, with the import changed: the same calls, the same arguments.
+"""Test that the three scripts of deepspeed.ai/tutorials/flops-profiler run after a changed import.
 
-And our page.
-
-What they fetch from elsewhere is written out or made small: torchvision's AlexNet, a pretrained
-BERT and its tokenizer, a device to be on.
+Calls and arguments are those of the tutorial. What it loads from other packages is replaced:
+torchvision's AlexNet by a copy, a pretrained BERT and its tokenizer by small ones, and the device
+by the CPU. Another test compares the page `docs/how-to/deepspeed.md` with the text that is printed
+today.
 """
 
 import re
@@ -23,9 +23,11 @@ from tests.support.warm_python import WarmPython
 
 
 def alexnet_macs(batch: int) -> int:
-    """224 pixels are 55 after the first kernel, 27 and 13 after the pools.
+    """Return the MACs of AlexNet for a batch, worked out by hand.
 
-    Positions by kernel by channels in and out; then the layers.
+    Images of 224 pixels are 55 wide after the first convolution, and 27 and 13 after the pools. A
+    convolution has positions × kernel × input channels × output channels. Three linear layers
+    follow.
     """
     convolutions = (
         55**2 * 11**2 * 3 * 64
@@ -36,7 +38,7 @@ def alexnet_macs(batch: int) -> int:
 
 
 def get_accelerator() -> Any:
-    """Of `deepspeed.accelerator`: here there is but the CPU."""
+    """Return a stand-in for `deepspeed.accelerator` that does nothing: tests use the CPU."""
 
     class Accelerator:
         def device(self, _index: int) -> Any:
@@ -46,9 +48,9 @@ def get_accelerator() -> Any:
 
 
 def test_alexnet(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first script, on 2 pictures in place of 256.
+    """The first script of the tutorial returns and prints the right counts.
 
-    1,428,376,960 MACs and 61,100,840 parameters.
+    It runs on 2 images instead of 256: 1,428,376,960 MACs and 61,100,840 parameters.
     """
     with get_accelerator().device(0):
         model = AlexNet()
@@ -72,14 +74,15 @@ def test_alexnet(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert f"fwd flops per GPU:{flops:>{len(flops) + 54}}" in printed
     assert "(features): Sequential(" in printed
-    assert re.search(
-        r"\(0\): Conv2d\(23.3 K = 0.04% Params, 140.55 MMACs = 9.84% MACs, .*, 3, 64, kernel_size=\(11, 11\)",
-        printed,
+    first_convolution = (
+        r"\(0\): Conv2d\(23.3 K = 0.04% Params, 140.55 MMACs = 9.84% MACs, .*, 3, 64, "
+        r"kernel_size=\(11, 11\)"
     )
+    assert re.search(first_convolution, printed)
 
 
 class Tokenizer:
-    """What is used of BERT's."""
+    """The part of BERT's tokenizer that the tutorial uses."""
 
     pad_token = "[PAD]"  # noqa: S105 - a word, no secret
 
@@ -87,7 +90,8 @@ class Tokenizer:
         self, texts: list[str], *, padding: bool, truncation: bool, return_tensors: str
     ) -> dict[str, Tensor]:
         assert (padding, truncation, return_tensors) == (True, True, "pt")
-        length = texts[0].count(self.pad_token) + 2  # [CLS] and [SEP]
+        # with [CLS] and [SEP]
+        length = texts[0].count(self.pad_token) + 2
         ids = torch.zeros(len(texts), length, dtype=torch.long)
         return {
             "input_ids": ids,
@@ -99,17 +103,19 @@ class Tokenizer:
 def bert_input_constructor(
     batch_size: int, seq_len: int, tokenizer: Tokenizer
 ) -> dict[str, Tensor]:
-    """Sequences of nothing but padding, and a label for each."""
+    """Return sequences that consist of padding, with a label for each sequence."""
     fake_seq = tokenizer.pad_token * (seq_len - 2)
     inputs = tokenizer([fake_seq] * batch_size, padding=True, truncation=True, return_tensors="pt")
     return {**inputs, "labels": torch.tensor([1] * batch_size)}
 
 
 def test_bert_with_an_input_constructor(capsys: pytest.CaptureFixture[str]) -> None:
-    """The second script, on a small BERT: keyword arguments alone, the loss within the model.
+    """The second script of the tutorial returns and prints the right counts for a small BERT.
 
-    4 sequences of 16 vectors of 32: 4 projections, scores and sums, up and down to 64 in each of 2
-    layers; pooler and 2 classes once.
+    It passes only keyword arguments, and the model computes its loss. The batch has 4 sequences of
+    16 vectors of width 32. For each vector, each of 2 layers has 4 projections, attention scores
+    and weighted sums over 16 vectors, and two linear layers of width 64. For each sequence, there
+    are the pooler and 2 classes.
     """
     bert = pytest.importorskip("transformers.models.bert.modeling_bert")
     sizes = {
@@ -122,7 +128,8 @@ def test_bert_with_an_input_constructor(capsys: pytest.CaptureFixture[str]) -> N
     with get_accelerator().device(0):
         tokenizer = Tokenizer()
         model = bert.BertForSequenceClassification(bert.BertConfig(**sizes))
-        batch_size, seq_len = 4, 16
+        batch_size = 4
+        seq_len = 16
         flops, macs, _ = get_model_profile(
             model,
             kwargs=bert_input_constructor(batch_size, seq_len, tokenizer),
@@ -138,7 +145,7 @@ def test_bert_with_an_input_constructor(capsys: pytest.CaptureFixture[str]) -> N
 
 
 class Model(nn.Module):
-    """One that gives its loss."""
+    """A linear layer whose forward returns the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,16 +157,17 @@ class Model(nn.Module):
 
 
 def batches(n: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each of 4 vectors with their classes."""
+    """Generate batches of 4 vectors with their classes, the same in each call."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(n):
         yield torch.rand(4, 8, generator=generator), torch.randint(3, (4,), generator=generator)
 
 
 def train(*, profile: Callable[[FlopsProfiler], None] | None) -> Tensor:
-    """The third script: step 5 is profiled, and printed between its forward and its backward.
+    """Run the third script of the tutorial, and return the trained weight.
 
-    Returns what was learnt.
+    If there is a function `profile`, step 5 is profiled. Between its forward and its backward, the
+    function receives the profiler, and the profile is printed.
     """
     torch.manual_seed(0)
     model = Model()
@@ -187,24 +195,27 @@ def train(*, profile: Callable[[FlopsProfiler], None] | None) -> Tensor:
 
 
 def test_a_training_loop(capsys: pytest.CaptureFixture[str]) -> None:
-    """One batch through one layer is 4 * 8 * 3 MACs and 27 parameters.
+    """In a training loop, the profiler returns and prints the counts of one forward.
 
-    The flops are those that are printed.
+    A batch through the layer has 4 × 8 × 3 = 96 MACs, and the layer has 27 parameters. The printed
+    flops are those that `get_total_flops` returns.
     """
-    asked: list[Any] = []
-    train(
-        profile=lambda prof: asked.extend(
-            [prof.get_total_flops(as_string=True), prof.get_total_macs(), prof.get_total_params()]
-        )
-    )
+    totals: dict[str, str] = {}
+
+    def ask(prof: FlopsProfiler) -> None:
+        totals["flops"] = str(prof.get_total_flops(as_string=True))
+        totals["macs"] = str(prof.get_total_macs())
+        totals["params"] = str(prof.get_total_params())
+
+    train(profile=ask)
     printed = capsys.readouterr().out
-    assert ["96", "27"] == [str(each) for each in asked[1:]]
+    assert ("96", "27") == (totals["macs"], totals["params"])
     assert "Profile Summary at step 5:" in printed
-    assert re.search(rf"^fwd flops per GPU: +{asked[0]}$", printed, re.MULTILINE)
+    assert re.search(rf"^fwd flops per GPU: +{totals['flops']}$", printed, re.MULTILINE)
 
 
 def test_a_profiled_training_learns_what_one_without_does() -> None:
-    """To the last bit."""
+    """The trained weight is the same to the bit with and without a profiled step."""
     assert torch.equal(train(profile=None), train(profile=lambda _: None))
 
 
@@ -219,38 +230,49 @@ MEASURED = (
     "peak live",
     "quartiles",
 )
+"""Parts of labels whose values differ between machines."""
 
 
 def shown(whose: str) -> str:
-    """What the page says that a profiler printed, in its three blocks."""
+    """Return the output of a profiler as the page shows it, in three blocks."""
     blocks = re.findall(rf"^{whose}:\n\n```text\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
     assert 3 == len(blocks)
     return "".join(blocks)
 
 
 def counts(printed: str) -> list[str]:
-    """The lines without what a clock, a machine or another torch would change.
+    """Return the lines of a printed profile without values that depend on the machine.
 
-    Labels, parameters, MACs, flops.
+    Labels, parameters, MACs and flops remain. Times, rates and notes are removed, because they
+    differ between machines and versions of torch.
     """
-    printed = printed[printed.index("--- lflops Flops Profiler ---") :].partition(
-        "----------------------------- Where the Step"
-    )[0]
-    lines = printed.strip().removesuffix("-" * 78).splitlines()
-    lines = [
-        line[:70] if any(label in line[:70] for label in MEASURED) and line[70:72] == "  " else line
-        for line in lines
-    ]
-    lines = [line for line in lines if not line.startswith("note:")]
-    return [re.sub(r"(?<=latency - ).*|(?<=MACs, ).*FLOPS.*", "", line).rstrip() for line in lines]
+    printed = printed[printed.index("--- lflops Flops Profiler ---") :]
+    printed, _, _ = printed.partition("----------------------------- Where the Step")
+    lines = []
+    for line in printed.strip().removesuffix("-" * 78).splitlines():
+        if line.startswith("note:"):
+            continue
+        label = line[:70]
+        has_value = line[70:72] == "  "
+        kept = line
+        if has_value and any(part in label for part in MEASURED):
+            kept = label
+        kept = re.sub(r"(?<=latency - ).*|(?<=MACs, ).*FLOPS.*", "", kept)
+        lines.append(kept.rstrip())
+    return lines
 
 
 def test_the_page_shows_what_is_printed_today(warm_python: WarmPython) -> None:
-    """By hand: 512 positions.
+    """The counts on the page are those that the example prints today, and those worked out by hand.
 
-    12 * 256^2 for the products of a layer, 256 for each of 128 scores and sums; 512 words.
+    The model has 512 positions of width 256 and 2 layers. For each position, a layer has 12 × 256²
+    MACs in linear layers, and 256 for each of 128 attention scores and 128 weighted values. The
+    output has 512 words.
     """
-    script = "import runpy, sys; sys.path.insert(0, 'examples'); runpy.run_path('examples/deepspeed_side_by_side.py', run_name='__main__')"
+    script = (
+        "import runpy, sys; sys.path.insert(0, 'examples'); "
+        "runpy.run_path('examples/deepspeed_side_by_side.py', run_name='__main__')"
+    )
     ended = warm_python.run(script, "lflops")
     assert 0 == ended.status, ended.err
     printed = counts(ended.out)
@@ -261,29 +283,32 @@ def test_the_page_shows_what_is_printed_today(warm_python: WarmPython) -> None:
 
 
 def labels(printed: str) -> list[str]:
-    """The labels of the figures and of the depths' lines, and the headings but the first, in their order."""
+    """Return the labels of figures and depths and the headings, except for the title, in order."""
     found = re.findall(r"^(.{70})  |^(    .*) - |^-+ (.*) -+$", printed, re.MULTILINE)
     return ["".join(each).strip() for each in found if "Flops Profiler" not in each[2]]
 
 
 def test_every_label_of_deepspeeds_is_there_in_its_order() -> None:
-    """So that the two can be laid side by side; what is ours stands between."""
+    """All labels that DeepSpeed prints also occur in the text of lflops, in the same order.
+
+    So the two texts can be compared side by side.
+    """
     ours = iter(labels(shown("lflops")))
     theirs = labels(shown("DeepSpeed"))
     assert {"params per GPU:", "fwd latency", "Detailed Profile per GPU"} <= set(theirs)
+    # `in` consumes the iterator up to the label, so this also checks the order.
     assert [] == [label for label in theirs if label not in ours]
 
 
 def test_another_count_on_the_page_would_be_seen() -> None:
-    """In each part; another time would not."""
-    figure, kinds, model = (
+    """`counts` differs if a count changes in any part of the text, but not if a time changes."""
+    lines = [
+        "--- lflops Flops Profiler ---",
         f"{'fwd MACs per GPU:':<72}1 MACs",
         "    MACs        - {'Net': '1 MACs'}",
-        "Net(1 = 100% Params, 1 MACs = 100% MACs",
-    )
-    page = "\n".join(
-        ["--- lflops Flops Profiler ---", figure, kinds, f"{model}, 1 s = 100% latency, 2 FLOPS)"]
-    )
+        "Net(1 = 100% Params, 1 MACs = 100% MACs, 1 s = 100% latency, 2 FLOPS)",
+    ]
+    page = "\n".join(lines)
     assert counts(page) == counts(page.replace("1 s", "2 s"))
     for part in ("  1 MACs", "'1 MACs", ", 1 MACs"):
         assert counts(page) != counts(page.replace(part, part.replace("1", "2")))

@@ -1,6 +1,6 @@
-"""A Trainer that is copied or pickled while a monitor watches it.
+"""Test that a Trainer can be copied or pickled during a monitored fit.
 
-The copy runs by itself, and has a monitor that has not begun.
+The copy must work independently, and its monitor must not have begun.
 """
 
 import copy
@@ -26,18 +26,20 @@ from tests.support.lightning_runs import (
 
 pytestmark = LIGHTNINGS_WARNINGS
 
-COUNTED, HOOKED = 6, 8
-"""Batches of the default schedule, in which the most is put on."""
+COUNTED = 6
+"""The counting step of the default schedule."""
+HOOKED = 8
+"""A module-timing step of the default schedule."""
 
 
 def pickled(trainer: Trainer) -> Trainer:
-    """What another process would get."""
-    copied: Trainer = pickle.loads(pickle.dumps(trainer))  # noqa: S301 - our own
+    """Return the Trainer as another process would receive it."""
+    copied: Trainer = pickle.loads(pickle.dumps(trainer))  # noqa: S301 - the test made this pickle
     return copied
 
 
 class Copies(Callback):
-    """Copies the Trainer once, within a batch."""
+    """Copies the Trainer once, in the middle of a batch."""
 
     def __init__(self, make: Callable[[Trainer], Trainer], batch: int) -> None:
         self.make = make
@@ -53,7 +55,7 @@ class Copies(Callback):
 
 
 class Trained(Classifier):
-    """Counts the batches that it is trained with."""
+    """Counts its training batches."""
 
     batches = 0
 
@@ -63,7 +65,7 @@ class Trained(Classifier):
 
 
 class Asked(Validated):
-    """Counts the batches that it is validated with."""
+    """Counts its validation batches."""
 
     batches = 0
 
@@ -78,23 +80,27 @@ class Asked(Validated):
 def test_a_copy_of_the_trainer_in_the_middle_of_a_fit_runs_its_own_model(
     make: Callable[[Trainer], Trainer], batch: int, profiler: str | None
 ) -> None:
-    """Two batches to be validated with; the original's training ends as ever."""
-    monitor, copies, module = watching(), Copies(make, batch), Trained()
+    """The copy validates another model with 2 batches, and the original fit is complete."""
+    monitor = watching()
+    copies = Copies(make, batch)
+    module = Trained()
     fit(module, copies, monitor, profiler=profiler)
-    assert (30, [False]) == (module.batches, [profile.run.partial for profile in monitor.profiles])
+    assert 30 == module.batches
+    assert [False] == [profile.run.partial for profile in monitor.profiles]
     (copied,) = copies.copied
     other = Asked()
     copied.validate(other, loader(2), verbose=False)
-    assert (2, 30) == (other.batches, module.batches)
+    assert 2 == other.batches
+    assert 30 == module.batches
 
 
 @pytest.mark.parametrize("make", [copy.deepcopy, pickled])
 def test_a_copy_of_the_trainer_has_nothing_of_ours_on_it(
     make: Callable[[Trainer], Trainer],
 ) -> None:
-    """Neither on the strategy nor on the profiler.
+    """Strategy and profiler of the copy have no wrappers of lflops.
 
-    Its methods are those of their classes, of the copies themselves.
+    All their methods are those of their classes, bound to the copies and not to the originals.
     """
     copies = Copies(make, COUNTED)
     fit(Classifier(), copies, watching(), profiler=SimpleProfiler())
@@ -107,16 +113,19 @@ def test_a_copy_of_the_trainer_has_nothing_of_ours_on_it(
 
 @pytest.mark.parametrize("make", [copy.deepcopy, pickled])
 def test_the_monitor_of_the_copy_has_not_begun(make: Callable[[Trainer], Trainer]) -> None:
-    """It has the settings and the profiles so far, which are none, and keeps no model.
+    """The monitor of the copy has the settings and the profiles so far, but no run and no model.
 
-    It watches another fit.
+    It can monitor another fit.
     """
     copies = Copies(make, HOOKED)
     monitor = watching(track=False)
     fit(Classifier(), copies, monitor)
     (copied,) = copies.copied
-    (other,) = (each for each in copied.callbacks if isinstance(each, FlopsMonitor))
-    assert (monitor._settings, [], NO_RUN) == (other._settings, other.profiles, other._run)
+    (other,) = [each for each in copied.callbacks if isinstance(each, FlopsMonitor)]
+    assert monitor._settings == other._settings
+    assert [] == other.profiles
+    assert NO_RUN == other._run
     assert {"log", "log_dict"}.isdisjoint(vars(other))
     fit(Classifier(), other)
-    assert (1, 1) == (len(other.profiles), len(monitor.profiles))
+    assert 1 == len(other.profiles)
+    assert 1 == len(monitor.profiles)

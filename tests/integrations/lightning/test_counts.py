@@ -1,4 +1,7 @@
-"""What the monitor counts in a step is what `count` counts on the same batch, and what can be worked out with a pencil."""
+"""Test that the monitor counts a step exactly: the numbers are worked out by hand.
+
+They also equal those of `lflops.count` for the same batch.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,19 +30,17 @@ from tests.support.profile_checks import consistent
 
 pytestmark = [*LIGHTNINGS_WARNINGS, pytest.mark.filterwarnings("ignore:Using `torch.compile")]
 
-BODY, HEAD = ROWS * WIDTH * WIDTH, ROWS * WIDTH * CLASSES
-"""MACs of a batch in the two layers' forward.
-
-The body's input needs no gradient, so its backward is once that; the head's is twice.
-"""
+BODY = ROWS * WIDTH * WIDTH
+"""MACs of `body.0` in the forward of a batch. Backward has as many: its input needs no gradient."""
+HEAD = ROWS * WIDTH * CLASSES
+"""MACs of `head` in the forward of a batch. Backward has twice as many."""
 PARAMETERS = {"body.0": WIDTH * WIDTH + WIDTH, "head": WIDTH * CLASSES + CLASSES}
 
 
 def self_macs(profile: Profile, phase: Phase) -> dict[str, int]:
-    """The MACs of every row's own that has any."""
-    own = {
-        name: module.work(phase).self_macs for name, module in consistent(profile).modules.items()
-    }
+    """Return the self MACs of the modules that have any."""
+    modules = consistent(profile).modules
+    own = {name: module.work(phase).self_macs for name, module in modules.items()}
     return {name: macs for name, macs in own.items() if macs}
 
 
@@ -54,7 +55,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_step_is_counted_to_the_last_product(options: dict[str, Any]) -> None:
-    """By the module that it belongs to, forward and backward; the seventh batch is the counted one."""
+    """MACs of forward and backward belong to the right modules, and each module is called once.
+
+    Precision, clipping and checkpoints do not change this. The counting step is the seventh one.
+    """
     monitor = watching()
     fit(Classifier(), monitor, **options)
     (profile,) = monitor.profiles
@@ -68,28 +72,31 @@ def test_a_step_is_counted_to_the_last_product(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_it_is_what_count_counts(autocast: bool) -> None:
-    """OpCount by cell, the model's and the loss's.
+    """The op counts of forward and backward equal those of `lflops.count`, with three exceptions.
 
-    Beside them Lightning divides the loss by the batches accumulated, and begins backward.
+    Lightning divides the loss by the number of accumulated batches, in forward and in backward, and
+    creates the first gradient.
     """
-    model, monitor = Classifier(), watching()
+    model = Classifier()
+    monitor = watching()
     fit(model, monitor, precision="bf16-mixed" if autocast else "32-true")
-    x, y = torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.long)
+    x = torch.zeros(ROWS, WIDTH)
+    y = torch.zeros(ROWS, dtype=torch.long)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
-        profile = lflops.count(
+        counted = lflops.count(
             model.train(), x, backward=True, loss=lambda out: F.cross_entropy(out, y)
         )
 
     def forward_and_backward(profile: Profile) -> set[Any]:
         return {cell for cell in profile.op_counts if cell.phase in {"forward", "backward"}}
 
-    monitors, counts = forward_and_backward(monitor.profiles[0]), forward_and_backward(profile)
-    beside = {("", "div", "forward"), ("", "div", "backward"), ("", "ones_like", "forward")}
-    assert beside == {(cell.module, cell.operator, cell.phase) for cell in monitors ^ counts}
+    differing = forward_and_backward(monitor.profiles[0]) ^ forward_and_backward(counted)
+    of_lightning = {("", "div", "forward"), ("", "div", "backward"), ("", "ones_like", "forward")}
+    assert of_lightning == {(cell.module, cell.operator, cell.phase) for cell in differing}
 
 
 def test_gradients_accumulated_over_three_batches_are_counted_as_one_step() -> None:
-    """Three times the products, one update."""
+    """With gradient accumulation over 3 batches, a step has three times the MACs and one update."""
     monitor = watching()
     fit(Classifier(), monitor, batches=60, accumulate_grad_batches=3)
     (profile,) = monitor.profiles
@@ -104,13 +111,16 @@ def test_gradients_accumulated_over_three_batches_are_counted_as_one_step() -> N
 
 
 def self_flops(profile: Profile, phase: Phase) -> dict[str, int]:
-    """The FLOPs of every row's own that has any."""
+    """Return the self FLOPs of the modules that have any."""
     own = {name: module.work(phase).self_flops for name, module in profile.modules.items()}
     return {name: flops for name, flops in own.items() if flops}
 
 
 def test_the_optimizers_work_is_that_of_the_parameters_owners() -> None:
-    """Plain descent adds to each element once."""
+    """FLOPs of the optimizer belong to the modules with the parameters.
+
+    SGD without momentum has one FLOP for each parameter.
+    """
 
     class Descending(Classifier):
         def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -122,8 +132,12 @@ def test_the_optimizers_work_is_that_of_the_parameters_owners() -> None:
 
 
 def test_clipping_is_other() -> None:
-    """Nothing else of this model's is, and it belongs to no module."""
-    plain, clipped = watching(), watching()
+    """FLOPs of gradient clipping have the phase "other" and belong to no module.
+
+    Without clipping, this model has no FLOPs in "other".
+    """
+    plain = watching()
+    clipped = watching()
     fit(Classifier(), plain)
     fit(Classifier(), clipped, gradient_clip_val=0.1)
     assert {} == self_flops(plain.profiles[0], "other")
@@ -131,7 +145,10 @@ def test_clipping_is_other() -> None:
 
 
 def test_the_loss_and_what_prepares_the_batch_are_the_models_own() -> None:
-    """Whatever runs in training_step outside of a module is forward, also before the first one, and where nothing is differentiable."""
+    """Operators in `training_step` outside of modules are forward work of the model itself.
+
+    This includes operators before the first module is called, and operators without gradients.
+    """
 
     class Prepared(Classifier):
         def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -150,7 +167,7 @@ def test_the_loss_and_what_prepares_the_batch_are_the_models_own() -> None:
 
 
 def test_what_other_hooks_compute_is_other() -> None:
-    """An average of the weights, kept at the end of each batch by the user."""
+    """Operators in other hooks of the user, for example to average weights, count as "other"."""
 
     class Averaging(Classifier):
         def on_before_zero_grad(self, optimizer: Any) -> None:
@@ -162,7 +179,7 @@ def test_what_other_hooks_compute_is_other() -> None:
 
 
 def test_clipping_by_hand_is_other() -> None:
-    """In manual optimization it runs in training_step, behind backward."""
+    """In manual optimization, clipping in `training_step` after backward has the phase "other"."""
 
     class ByHand(Classifier):
         def __init__(self) -> None:
@@ -176,7 +193,8 @@ def test_clipping_by_hand_is_other() -> None:
             self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
             optimizer.step()
 
-    monitor, clipped = watching(), watching()
+    monitor = watching()
+    clipped = watching()
     fit(ByHand(), monitor)
     fit(Classifier(), clipped, gradient_clip_val=0.1)
     phases: tuple[Phase, ...] = ("optimizer", "other")
@@ -185,14 +203,13 @@ def test_clipping_by_hand_is_other() -> None:
 
 
 def test_what_activation_checkpointing_computes_again_is_recompute() -> None:
-    """The body, once more."""
+    """With activation checkpointing, the second forward of the body has the phase "recompute"."""
 
     class Checkpointed(Classifier):
         def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
             x, y = batch
-            return F.cross_entropy(
-                self.head(checkpoint(self.body, x.requires_grad_(), use_reentrant=False)), y
-            )
+            hidden = checkpoint(self.body, x.requires_grad_(), use_reentrant=False)
+            return F.cross_entropy(self.head(hidden), y)
 
     monitor = watching()
     fit(Checkpointed(), monitor)
@@ -200,7 +217,11 @@ def test_what_activation_checkpointing_computes_again_is_recompute() -> None:
 
 
 def test_the_memory_of_the_step_is_there() -> None:
-    """Adam keeps two numbers for each parameter, and there is a gradient for each; 4 bytes each."""
+    """The profile has the memory of the parameters and a plausible peak.
+
+    The peak is at least 4 times the parameters: Adam keeps two numbers for each parameter, and each
+    parameter has a gradient.
+    """
     monitor = watching()
     fit(Classifier(), monitor)
     (profile,) = monitor.profiles
@@ -212,14 +233,14 @@ def test_the_memory_of_the_step_is_there() -> None:
 
 
 def test_modules_that_are_ignored_are_in_no_total() -> None:
-    """By their names, as `count` takes them."""
+    """With `ignore_modules`, a module is left out of the totals, as in `lflops.count`."""
     monitor = watching(ignore_modules=["head"])
     fit(Classifier(), monitor)
     assert {"body.0": BODY} == self_macs(monitor.profiles[0], "forward")
 
 
 class Growing(torch.utils.data.IterableDataset[Any]):
-    """Batches of the sizes given."""
+    """Batches with the given sizes."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes
@@ -230,7 +251,7 @@ class Growing(torch.utils.data.IterableDataset[Any]):
 
 
 def batches(sizes: list[int]) -> Any:
-    """A loader of batches as they are."""
+    """Return a loader of batches with the given sizes."""
     return torch.utils.data.DataLoader(Growing(sizes), batch_size=None)
 
 
@@ -242,37 +263,40 @@ def batches(sizes: list[int]) -> Any:
     ],
 )
 def test_a_window_counts_again_where_shapes_are_new(sizes: list[int], expected: list[str]) -> None:
-    """Three windows, each of which would count its second step.
+    """A window has a counting step only if no earlier window counted the same shapes.
 
-    What was counted of the same shapes is taken.
+    The steps 1, 4 and 7 would be the counting steps of three windows. The MACs of each window are
+    those of its batch size.
     """
     monitor = watching(schedule=Schedule(wait=1, warmup=1, active=1, repeat=3))
     fit(Classifier(), monitor, data=batches(sizes))
-    kinds = {step.index: step.kind for profile in monitor.profiles for step in profile.steps}
+    kinds: dict[int, str] = {}
+    for profile in monitor.profiles:
+        kinds.update({step.index: step.kind for step in profile.steps})
     assert expected == [kinds[index] for index in (1, 4, 7)]
-    rows = [
-        profile.modules["head"].forward.macs // (WIDTH * CLASSES) for profile in monitor.profiles
-    ]
+    head_macs = [profile.modules["head"].forward.macs for profile in monitor.profiles]
+    rows = [macs // (WIDTH * CLASSES) for macs in head_macs]
     assert [sizes[index] for index in (1, 4, 7)] == rows
 
 
 def test_a_profile_that_was_counted_elsewhere_is_taken() -> None:
-    """No step is counted, and the run's facts are the run's."""
+    """With `count=profile`, the counts come from that profile, and there is no counting step.
+
+    The facts about the run still come from the run.
+    """
     counted = lflops.count(Classifier(), torch.zeros(ROWS, WIDTH))
     monitor = watching(count=counted)
     fit(Classifier(), monitor)
     (profile,) = monitor.profiles
     assert counted.op_counts == profile.op_counts
     assert {"unprofiled", "module_timing"} == {step.kind for step in profile.steps}
-    assert ("training", "train", "32-true") == (
-        profile.run.kind,
-        profile.run.stage,
-        profile.run.precision,
-    )
+    assert "training" == profile.run.kind
+    assert "train" == profile.run.stage
+    assert "32-true" == profile.run.precision
 
 
 def test_a_profile_of_another_model_is_refused() -> None:
-    """It has not the module's parts."""
+    """With `count=profile`, a profile without the modules of the model raises an error."""
     monitor = watching(count=lflops.count(nn.Linear(3, 4), torch.zeros(ROWS, 3)))
     with pytest.raises(
         MisconfigurationException,
@@ -282,15 +306,13 @@ def test_a_profile_of_another_model_is_refused() -> None:
 
 
 def test_without_counting_there_are_times_and_no_work() -> None:
-    """And a note that says so; the parameters are known all the same."""
+    """With `count=False`, the profile has times and parameters, but no MACs, and a note says so."""
     monitor = watching(count=False, schedule=Schedule(warmup=0))
     fit(Classifier(), monitor)
     (profile,) = monitor.profiles
-    assert (0, sum(PARAMETERS.values())) == (
-        profile.total(phase="all"),
-        profile.modules[""].parameters,
-    )
-    # How far the hooked steps were off the clean ones is this machine's affair.
+    assert 0 == profile.total(phase="all")
+    assert sum(PARAMETERS.values()) == profile.modules[""].parameters
+    # Whether module-timing steps differ much from unprofiled steps depends on the machine.
     assert ["not_counted"] == [note.code for note in profile.notes if note.code != "time_scaled"]
     assert {"unprofiled", "module_timing"} == {step.kind for step in profile.steps}
 
@@ -305,13 +327,12 @@ DTYPES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("options", "dtype"), DTYPES.values(), ids=DTYPES)
 def test_the_runs_dtype_is_what_its_products_are_in(options: dict[str, Any], dtype: str) -> None:
-    """Autocast or not."""
+    """The dtype of a run is that of its matmuls, with and without autocast."""
     monitor = watching()
     fit(Classifier(), monitor, **options)
-    assert (dtype, options.get("precision", "32-true")) == (
-        monitor.profiles[0].run.dtype,
-        monitor.profiles[0].run.precision,
-    )
+    run = monitor.profiles[0].run
+    assert dtype == run.dtype
+    assert options.get("precision", "32-true") == run.precision
 
 
 COMPILED: dict[str, Callable[[Classifier], Any]] = {
@@ -320,16 +341,16 @@ COMPILED: dict[str, Callable[[Classifier], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor"
-)  # torch 2.15's compiler of itself
+# torch 2.15's compiler causes this warning itself
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("compile_", COMPILED.values(), ids=COMPILED)
 def test_a_compiled_model_is_counted_as_it_is_written(
     compile_: Callable[[Classifier], Any],
 ) -> None:
-    """Module by module, in the names of the model."""
+    """A compiled module is counted by the original names of its modules."""
     torch.compiler.reset()
-    model, monitor = Classifier(), watching()
+    model = Classifier()
+    monitor = watching()
     compile_(model)
     fit(model, monitor)
     (profile,) = monitor.profiles

@@ -1,6 +1,7 @@
-"""However a run ends, its window is closed once, what there is is written, and no trace is left.
+"""Test that every end of a run closes its window once, saves its profile and leaves nothing behind.
 
-Every check has a twin that fails it.
+A run may end by an error, an interrupt, a signal, early stopping, or an error of lflops itself.
+Other tests check that these checks can fail.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ WAITING, COUNTED, ACTIVE, LATER = 2, 6, 8, 20
 
 
 class Ending(Validated):
-    """Does something in training_step, once."""
+    """Calls a function in `training_step` of one batch."""
 
     def __init__(self, batch: int, deed: Callable[[LightningModule], object]) -> None:
         super().__init__()
@@ -59,29 +60,30 @@ class Ending(Validated):
 
 
 def test_an_error_that_the_program_handles_meanwhile_ends_no_run() -> None:
-    """A validation after a training that failed, within the `except`.
+    """A run inside an `except` block is "finished", although an exception is being handled.
 
-    And one that fails, within the same.
+    If a run there fails itself, the ledger has its own error.
     """
-    monitor, failing = (watching(stages=("validate",), ledger=True) for _ in range(2))
+    monitor = watching(stages=("validate",), ledger=True)
+    failing = watching(stages=("validate",), ledger=True)
     try:
         raise ZeroDivisionError  # noqa: TRY301 - the program's own
     except ZeroDivisionError:
-        Trainer(callbacks=[monitor], logger=False, **QUIET).validate(
-            Validated(), loader(20), verbose=False
-        )
+        trainer = Trainer(callbacks=[monitor], logger=False, **QUIET)
+        trainer.validate(Validated(), loader(20), verbose=False)
+        trainer = Trainer(callbacks=[failing], logger=False, **QUIET)
+        raises_key_error = partial({}.__getitem__, 1)
         with pytest.raises(KeyError):
-            Trainer(callbacks=[failing], logger=False, **QUIET).validate(
-                Validated(), loader(20, look=partial({}.__getitem__, 1))
-            )
-    assert ["finished", "KeyError"] == [
-        each.ledger.starts[-1].ended for each in (monitor, failing) if each.ledger is not None
-    ]
+            trainer.validate(Validated(), loader(20, look=raises_key_error))
+    assert monitor.ledger is not None
+    assert "finished" == monitor.ledger.starts[-1].ended
+    assert failing.ledger is not None
+    assert "KeyError" == failing.ledger.starts[-1].ended
     assert [] == [*notes_with("ended_early", monitor.profiles[0].notes)]
 
 
 class Around(Callback):
-    """Takes down what is on the strategy and the profiler before the training starts, and when all is over."""
+    """Compares the wrappers, hooks and modes before the fit with those that are left after it."""
 
     def __init__(self) -> None:
         self.trainer: Any = None
@@ -91,27 +93,26 @@ class Around(Callback):
         self.before = self.look()
 
     def look(self) -> Facts:
-        """Their own attributes that are functions, and torch's modes and hooks."""
+        """Return the functions set on strategy and profiler, and torch's global hooks and modes."""
+        facts: Facts = {}
         owners = {"strategy": self.trainer.strategy, "profiler": self.trainer.profiler}
-        wraps = {
-            f"{name}.{key}": value
-            for name, owner in owners.items()
-            for key, value in vars(owner).items()
-            if callable(value)
-        }
-        return {
-            **wraps,
-            **global_hooks(),
-            **{key: value for key, value in modes().items() if key != "threads of torch"},
-        }  # those `fit` sets
+        for name, owner in owners.items():
+            for key, value in vars(owner).items():
+                if callable(value):
+                    facts[f"{name}.{key}"] = value
+        facts.update(global_hooks())
+        facts.update(modes())
+        # `fit` itself sets the number of threads.
+        facts.pop("threads of torch", None)
+        return facts
 
     def left(self) -> list[str]:
-        """What is there that was not."""
+        """Return the names of all differences from the state before the fit."""
         return differences(self.before, self.look())
 
 
 def raises(error: BaseException) -> Callable[[LightningModule], None]:
-    """A deed that raises it."""
+    """Return a function that raises the error."""
 
     def deed(_module: LightningModule) -> None:
         raise error
@@ -120,12 +121,12 @@ def raises(error: BaseException) -> Callable[[LightningModule], None]:
 
 
 def stop(module: LightningModule) -> None:
-    """What early stopping does."""
+    """Stop the fit as early stopping does."""
     module.trainer.should_stop = True
 
 
 def sigterm(module: LightningModule) -> None:
-    """What a cluster's scheduler does."""
+    """Stop the fit as a SIGTERM of a cluster's scheduler does."""
     module.trainer._signal_connector.received_sigterm = True
 
 
@@ -133,23 +134,25 @@ ERRORS: dict[str, tuple[BaseException, type[BaseException]]] = {
     "error": (ValueError("planted"), ValueError),
     "Ctrl-C": (KeyboardInterrupt(), SystemExit),
 }
+"""Errors that are raised in a batch, and the errors that Lightning raises for them."""
 
 
 @contextlib.contextmanager
 def signals_kept() -> Iterator[None]:
-    """After a Ctrl-C Lightning ignores any further one for good."""
+    """Restore the handler of SIGINT: after a Ctrl-C, Lightning ignores all later ones."""
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 def test_a_failed_search_for_a_learning_rate_leaves_nothing(tmp_path: Path) -> None:
-    """Lightning's finder has put a callback of its own in the place of all others, so none of them hears of the error."""
-    monitor, around, module = (
-        watching(dirpath=tmp_path),
-        Around(),
-        Ending(1, raises(ValueError("planted"))),
-    )
+    """If Lightning's learning rate finder fails, no hook and no thread of lflops is left.
+
+    The finder replaces all other callbacks during its search, so none of them receives the error.
+    """
+    monitor = watching(dirpath=tmp_path)
+    around = Around()
+    module = Ending(1, raises(ValueError("planted")))
     module.lr = 0.1
     with pytest.raises(ValueError, match="planted"):
         fit(module, LearningRateFinder(num_training_steps=5), around, monitor)
@@ -162,8 +165,12 @@ def test_a_failed_search_for_a_learning_rate_leaves_nothing(tmp_path: Path) -> N
 def test_an_exception_closes_the_window_with_what_there_is(
     batch: int, error: BaseException, comes_out: type[BaseException], tmp_path: Path
 ) -> None:
-    """It is saved, says that it is partial and why, and has the steps up to there."""
-    monitor, around = watching(dirpath=tmp_path), Around()
+    """The profile is saved with the steps before the exception, is partial, and has a note.
+
+    The exception is raised in a waiting, a counting or an active step.
+    """
+    monitor = watching(dirpath=tmp_path)
+    around = Around()
     with signals_kept(), pytest.raises(comes_out):
         fit(Ending(batch, raises(error)), around, monitor)
     assert [] == around.left()
@@ -179,7 +186,7 @@ def test_an_exception_closes_the_window_with_what_there_is(
 
 
 def test_an_exception_in_the_counted_batch_leaves_what_was_counted() -> None:
-    """The forward of it."""
+    """The profile has the forward of that batch, which ran before the exception."""
     monitor = watching()
     with pytest.raises(ValueError, match="planted"):
         fit(Ending(COUNTED, raises(ValueError("planted"))), monitor)
@@ -189,8 +196,9 @@ def test_an_exception_in_the_counted_batch_leaves_what_was_counted() -> None:
 
 
 def test_an_exception_after_the_window_changes_nothing() -> None:
-    """It was told of long before."""
-    monitor, around = watching(), Around()
+    """The window was closed before the exception, so its profile is complete."""
+    monitor = watching()
+    around = Around()
     with pytest.raises(ValueError, match="planted"):
         fit(Ending(LATER, raises(ValueError("planted"))), around, monitor)
     assert [] == around.left()
@@ -198,8 +206,12 @@ def test_an_exception_after_the_window_changes_nothing() -> None:
 
 
 def test_sigterm_closes_the_window() -> None:
-    """Lightning lets the batch finish, and raises."""
-    monitor, around = watching(), Around()
+    """After a SIGTERM, the profile is partial and has the steps up to the running batch.
+
+    Lightning finishes this batch and then raises.
+    """
+    monitor = watching()
+    around = Around()
     with pytest.raises(SIGTERMException):
         fit(Ending(ACTIVE, sigterm), around, monitor)
     assert [] == around.left()
@@ -208,8 +220,9 @@ def test_sigterm_closes_the_window() -> None:
 
 
 def test_a_run_that_is_stopped_in_mid_window_is_partial() -> None:
-    """Its steps are there, and it says that clean ones are few."""
-    monitor, around = watching(), Around()
+    """If a run is stopped inside a window, its profile is partial and has the steps so far."""
+    monitor = watching()
+    around = Around()
     fit(Ending(ACTIVE, stop), around, monitor)
     assert [] == around.left()
     (profile,) = monitor.profiles
@@ -225,42 +238,40 @@ class Stopping(Validated):
 
 
 def test_early_stopping_closes_the_window() -> None:
-    """Validation after nine batches ends the run."""
-    monitor, around = watching(), Around()
-    fit(
-        Stopping(),
-        around,
-        monitor,
-        EarlyStopping("val_loss", stopping_threshold=1e9),
-        val_check_interval=ACTIVE + 1,
-    )
+    """If early stopping ends the run after 9 batches, the profile is partial and has 9 steps."""
+    monitor = watching()
+    around = Around()
+    stopping = EarlyStopping("val_loss", stopping_threshold=1e9)
+    fit(Stopping(), around, monitor, stopping, val_check_interval=ACTIVE + 1)
     assert [] == around.left()
-    assert [(True, ACTIVE + 1)] == [
-        (profile.run.partial, len(profile.steps)) for profile in monitor.profiles
-    ]
+    (profile,) = monitor.profiles
+    assert profile.run.partial
+    assert ACTIVE + 1 == len(profile.steps)
 
 
 def test_a_run_that_ends_where_the_window_does_is_whole() -> None:
-    """Ten batches are what the schedule takes."""
+    """If a run has exactly the 10 batches of the schedule, its profile is complete."""
     monitor = watching()
     fit(Classifier(), monitor, max_steps=10)
-    assert [(False, 10)] == [
-        (profile.run.partial, len(profile.steps)) for profile in monitor.profiles
-    ]
+    (profile,) = monitor.profiles
+    assert not profile.run.partial
+    assert 10 == len(profile.steps)
 
 
 def skip(batch: int) -> type[Classifier]:
-    """A module that leaves the first epoch at that batch, as Lightning lets it."""
+    """Return a module that ends the first epoch at a batch, as `on_train_batch_start` allows."""
 
     class Skipping(Classifier):
         def on_train_batch_start(self, _batch: Any, batch_idx: int) -> int | None:
-            return -1 if batch_idx == batch and self.current_epoch == 0 else None
+            if batch_idx == batch and self.current_epoch == 0:
+                return -1
+            return None
 
     return Skipping
 
 
 def exhaust(batch: int) -> type[Classifier]:
-    """A module whose training_step says in the first epoch that there is no more."""
+    """Return a module that ends the first epoch by `StopIteration` in `training_step`."""
 
     class Exhausted(Classifier):
         def training_step(self, batch_: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -277,8 +288,12 @@ def exhaust(batch: int) -> type[Classifier]:
 def test_an_epoch_that_is_left_early_does_not_end_the_window(
     leave: Callable[[int], type[Classifier]], batch: int, accumulation: int
 ) -> None:
-    """The step that was left is in no profile; the next epoch's are, and one of them is counted."""
-    monitor, around = watching(), Around()
+    """If an epoch ends early, the window continues in the next epoch and has one counting step.
+
+    The step that did not end is not in the profile, and all counts are those of a usual run.
+    """
+    monitor = watching()
+    around = Around()
     fit(leave(batch)(), around, monitor, max_epochs=2, accumulate_grad_batches=accumulation)
     assert [] == around.left()
     (profile,) = monitor.profiles
@@ -290,11 +305,9 @@ def test_an_epoch_that_is_left_early_does_not_end_the_window(
 
 
 def test_a_process_is_left_as_it_was() -> None:
-    """Files, threads, handlers, warnings.
-
-    A watched training changes nothing of these that a plain one does not.
-    """
-    fit(Classifier(), watching())  # what is loaded once is loaded
+    """Files, threads, handlers and warnings are the same after a fit with or without lflops."""
+    # The first fits load modules, which stay loaded.
+    fit(Classifier(), watching())
     fit(Classifier())
     settle()
     before = process()
@@ -307,7 +320,7 @@ def test_a_process_is_left_as_it_was() -> None:
 
 
 class Careless(Callback):
-    """Leaves its wrap on, and a hook."""
+    """Leaves a wrapper on the strategy and a global hook."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         method = trainer.strategy.training_step
@@ -316,8 +329,9 @@ class Careless(Callback):
 
 
 def test_a_wrap_that_is_left_is_found() -> None:
-    """The checks above can fail, and say what it is."""
-    careless, around = Careless(), Around()
+    """`Around` reports the wrapper and the hook of `Careless`, so the tests above can fail."""
+    careless = Careless()
+    around = Around()
     fit(Classifier(), around, careless)
     assert [
         "hooks on every module: _global_forward_hooks",
@@ -327,8 +341,10 @@ def test_a_wrap_that_is_left_is_found() -> None:
 
 
 def test_somebody_elses_wrap_above_ours_stays_theirs() -> None:
-    """What was put on ours later is not taken off with it, and goes on working."""
-    careless, around, monitor = Careless(), Around(), watching()
+    """A wrapper that a user sets around a wrapper of lflops stays and keeps working."""
+    careless = Careless()
+    around = Around()
+    monitor = watching()
     fit(Classifier(), around, monitor, careless)
     assert [
         "hooks on every module: _global_forward_hooks",
@@ -337,6 +353,9 @@ def test_somebody_elses_wrap_above_ours_stays_theirs() -> None:
     careless.handle.remove()
     assert [False] == [profile.run.partial for profile in monitor.profiles]
 
+
+PLANTED = "FlopsMonitor has failed .* ZeroDivisionError: planted"
+"""The warning of the monitor after an error that a test has caused."""
 
 BREAKS = {
     "begin": "batch_begins",
@@ -350,38 +369,41 @@ BREAKS = {
 def test_an_error_of_our_own_is_warned_of_once_and_the_training_goes_on(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of the monitor is left on."""
+    """If a method of `Session` fails, lflops warns once, training continues, no hooks are left."""
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(f"lflops.monitoring.session.Session.{method}", broken)
-    monitor, around = watching(on_error="warn"), Around()
-    with pytest.warns(
-        UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted"
-    ) as warned:
+    monitor = watching(on_error="warn")
+    around = Around()
+    with pytest.warns(UserWarning, match=PLANTED) as warned:
         trainer = fit(Validated(), around, monitor, max_steps=9, val_check_interval=3)
     assert 1 == sum("FlopsMonitor" in str(each.message) for each in warned)
-    assert (9, []) == (trainer.global_step, around.left())
+    assert 9 == trainer.global_step
+    assert [] == around.left()
 
 
 def test_an_error_in_the_middle_of_counting_leaves_no_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's function that tells a batch's samples fails in the counted batch."""
+    """If the user's `units` fails in the counting step, no dispatch mode and no hooks are left."""
     seen = iter(range(100))
 
     def units(batch: Any) -> dict[str, int]:
+        # divides by zero in the counting step
         return {"samples": 1 // (COUNTED - next(seen))}
 
-    monitor, around = watching(on_error="warn", units=units), Around()
+    monitor = watching(on_error="warn", units=units)
+    around = Around()
     with pytest.warns(UserWarning, match="FlopsMonitor has failed"):
         trainer = fit(Classifier(), around, monitor)
-    assert (30, []) == (trainer.global_step, around.left())
+    assert 30 == trainer.global_step
+    assert [] == around.left()
 
 
 def test_where_warnings_are_errors_the_training_still_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What cannot be warned of is logged."""
+    """If warnings are errors, as in all tests, an error of lflops is logged instead."""
     monkeypatch.setattr("lflops.monitoring.session.Session.batch_ends", lambda *_: 1 / 0)
     trainer = fit(Classifier(), watching(on_error="warn"))
     assert 30 == trainer.global_step
@@ -389,7 +411,7 @@ def test_where_warnings_are_errors_the_training_still_goes_on(
 
 
 def test_an_error_at_the_beginning_leaves_nothing_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wraps are on by then."""
+    """If a session fails after its wrappers are installed, they are removed; training continues."""
     resume = session.Session.resume
 
     def broken(self: session.Session) -> None:
@@ -398,26 +420,28 @@ def test_an_error_at_the_beginning_leaves_nothing_on(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(session.Session, "resume", broken)
     around = Around()
-    with pytest.warns(UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted"):
+    with pytest.warns(UserWarning, match=PLANTED):
         trainer = fit(Classifier(), around, watching(on_error="warn"))
-    assert (30, []) == (trainer.global_step, around.left())
+    assert 30 == trainer.global_step
+    assert [] == around.left()
 
 
 def test_an_error_as_the_counting_begins_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its dispatch mode and its hooks are on by then."""
+    """If counting fails after its dispatch mode and hooks are installed, they are removed."""
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr("lflops.monitoring.window.counting_step.OutsideModules", broken)
     around = Around()
-    with pytest.warns(UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted"):
+    with pytest.warns(UserWarning, match=PLANTED):
         trainer = fit(Classifier(), around, watching(on_error="warn"))
-    assert (30, []) == (trainer.global_step, around.left())
+    assert 30 == trainer.global_step
+    assert [] == around.left()
 
 
 def test_wraps_that_cannot_all_be_put_on_are_taken_off() -> None:
-    """A profiler that refuses the second of ours."""
+    """If the second wrapper cannot be installed, the first is removed, and training continues."""
 
     class Refusing(SimpleProfiler):
         def __setattr__(self, name: str, value: object) -> None:
@@ -428,11 +452,12 @@ def test_wraps_that_cannot_all_be_put_on_are_taken_off() -> None:
     around = Around()
     with pytest.warns(UserWarning, match="FlopsMonitor has failed .* AttributeError: planted"):
         trainer = fit(Classifier(), around, watching(on_error="warn"), profiler=Refusing())
-    assert (30, []) == (trainer.global_step, around.left())
+    assert 30 == trainer.global_step
+    assert [] == around.left()
 
 
 def test_an_error_of_our_own_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As these tests do; also then nothing is left on."""
+    """With `on_error="raise"`, an error of lflops reaches the caller, and no hooks are left."""
     monkeypatch.setattr("lflops.monitoring.session.Session.batch_ends", lambda *_: 1 / 0)
     around = Around()
     with pytest.raises(ZeroDivisionError):
@@ -441,16 +466,16 @@ def test_an_error_of_our_own_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_data_of_a_fit_is_let_go() -> None:
-    """The monitor keeps no model, no trainer and no batch once the fit is over."""
-    monitor, module = watching(), Classifier()
+    """After a fit, the monitor keeps neither the model nor the Trainer alive."""
+    monitor = watching()
+    module = Classifier()
     trainer = fit(module, monitor, data=loader(30))
-    models = [weakref.ref(module), weakref.ref(trainer)]
-    del (
-        module,
-        trainer,
-        monitor.log,
-        monitor.log_dict,
-    )  # the last two are Lightning's, which leaves them on every callback
+    of_module = weakref.ref(module)
+    of_trainer = weakref.ref(trainer)
+    # Lightning sets these two attributes on every callback.
+    del monitor.log, monitor.log_dict
+    del module, trainer
     gc.collect()
-    assert [None, None] == [each() for each in models]
+    assert of_module() is None
+    assert of_trainer() is None
     assert 1 == len(monitor.profiles)

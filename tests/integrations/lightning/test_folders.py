@@ -1,4 +1,4 @@
-"""Which folder a run's files go to, and which runs write none."""
+"""Test to which folder the files of a run go, and which runs write no files."""
 
 import platform
 import re
@@ -29,7 +29,7 @@ pytestmark = LIGHTNINGS_WARNINGS
 
 
 class Shared(Logger):
-    """Keeps the files of all runs in one folder."""
+    """A logger that uses the same folder for all runs."""
 
     name = property(lambda self: "shared")  # type: ignore[assignment]
     version = property(lambda self: 0)  # type: ignore[assignment]
@@ -40,26 +40,26 @@ class Shared(Logger):
         self.folder = folder
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
-        """Not looked at."""
+        """Ignore the hyperparameters."""
 
     def log_metrics(self, *_: Any, **__: Any) -> None:
-        """The same."""
+        """Ignore the metrics."""
 
 
 class WithTest(Classifier):
-    """Has a test."""
+    """A classifier with a `test_step`."""
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         return self(batch[0])
 
 
 def files(folder: Path) -> list[str]:
-    """Below a folder."""
+    """Return the paths of all files below a folder, relative to it."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def trainer(folder: Path, *monitors: FlopsMonitor, **options: Any) -> Trainer:
-    """One without a logger."""
+    """Return a Trainer without a logger."""
     return Trainer(
         callbacks=list(monitors),
         **{**QUIET, "max_epochs": 1, "logger": False, "default_root_dir": folder, **options},
@@ -67,18 +67,19 @@ def trainer(folder: Path, *monitors: FlopsMonitor, **options: Any) -> Trainer:
 
 
 def folders_named(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the log says about where files go."""
-    return [
-        found[1]
-        for message in caplog.messages
-        if (found := re.search(r"no logger, so the files of this run go to (\S+);", message))
-    ]
+    """Return the folders that the log names for runs without a logger."""
+    return re.findall(
+        r"no logger, so the files of this run go to (\S+);", "\n".join(caplog.messages)
+    )
 
 
 def test_without_a_logger_each_trainer_has_a_folder_which_the_log_names_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fit and test of one Trainer share it; a second Trainer overwrites nothing."""
+    """Fit and test of one Trainer share a new folder, and a second Trainer gets another one.
+
+    So the second Trainer overwrites nothing.
+    """
     for _ in range(2):
         one = trainer(tmp_path, watching(stages=("train", "test")))
         one.fit(WithTest(), loader(30))
@@ -95,40 +96,39 @@ def test_without_a_logger_each_trainer_has_a_folder_which_the_log_names_once(
 def test_two_monitors_of_a_trainer_share_the_folder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line says where it is."""
+    """Two monitors of a Trainer write different files to one folder; the log names it once."""
     trainer(tmp_path, watching(), watching()).fit(Classifier(), loader(30))
     (folder,) = folders_named(caplog)
-    assert ["lflops/2-train-0-9.profile.json", "lflops/train-0-9.profile.json"] == files(
-        Path(folder)
-    )
+    names = files(Path(folder))
+    assert ["lflops/2-train-0-9.profile.json", "lflops/train-0-9.profile.json"] == names
 
 
 def test_a_monitor_from_the_environment_writes_nothing_without_a_logger(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The summary is in the log."""
+    """Without a logger, a monitor from `LFLOPS` only logs its summary."""
     monitor = InjectedMonitor("on_error=raise,stages=train")
     trainer(tmp_path, monitor).fit(Classifier(), loader(30))
     assert [] == list(tmp_path.iterdir())
-    assert (1, []) == (len(monitor.profiles), folders_named(caplog))
+    assert 1 == len(monitor.profiles)
+    assert [] == folders_named(caplog)
     assert "lflops: train window 0 closed at step 9\n" in caplog.text
 
 
 def test_a_monitor_from_the_environment_writes_where_it_is_asked_to(tmp_path: Path) -> None:
-    """By its `dirpath`, or to the logger's folder."""
-    trainer(
-        tmp_path / "here",
-        InjectedMonitor(
-            f"on_error=raise,stages=train,trace=false,html=false,ledger=false,dirpath={tmp_path / 'there'}"
-        ),
-    ).fit(Classifier(), loader(30))
+    """A monitor from `LFLOPS` writes to the folder in its setting `dirpath`."""
+    monitor = InjectedMonitor(
+        "on_error=raise,stages=train,trace=false,html=false,ledger=false,"
+        f"dirpath={tmp_path / 'there'}"
+    )
+    trainer(tmp_path / "here", monitor).fit(Classifier(), loader(30))
     assert ["there/train-0-9.profile.json"] == files(tmp_path)
 
 
 def test_a_barebones_trainer_writes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It measures the speed of a loop."""
+    """With `barebones=True`, which serves to measure the speed of a loop, no file is written."""
     monitor = watching(trace=True, html=True)
     barebones = Trainer(
         callbacks=[monitor],
@@ -140,25 +140,29 @@ def test_a_barebones_trainer_writes_nothing(
     )
     barebones.fit(Classifier(), loader(30))
     assert [] == list(tmp_path.iterdir())
-    assert (1, []) == (len(monitor.profiles), folders_named(caplog))
+    assert 1 == len(monitor.profiles)
+    assert [] == folders_named(caplog)
 
 
 def test_a_logger_whose_folder_is_no_text_gives_none(tmp_path: Path) -> None:
-    """A `Mock` has any attribute: its values are no paths, and a monitor of ours needs none."""
-    monitor, logger = watching(), Mock(spec=Logger)
+    """If a logger's folder is not a string, no file is written, and the run is profiled.
+
+    A `Mock` has every attribute, but the values are not paths.
+    """
+    monitor = watching()
+    logger = Mock(spec=Logger)
     fit(Classifier(), monitor, logger=logger, default_root_dir=tmp_path)
     assert [] == files(tmp_path)
     assert 1 == len(monitor.profiles)
 
 
 def test_the_text_of_a_test_follows_that_of_the_fit(tmp_path: Path) -> None:
-    """One Trainer keeps what it wrote, of any monitor; the next Trainer begins the file anew."""
+    """A Trainer appends the summary of a test to that of its fit; a new Trainer starts anew."""
     output = tmp_path / "summaries.txt"
     lengths = []
     for _ in range(2):
-        one = trainer(
-            tmp_path, watching(stages=("train", "test"), output_file=output, detailed=False)
-        )
+        monitor = watching(stages=("train", "test"), output_file=output, detailed=False)
+        one = trainer(tmp_path, monitor)
         one.fit(WithTest(), loader(30))
         lengths.append(output.read_text().count("Flops Profiler"))
         one.test(WithTest(), loader(30), verbose=False)
@@ -167,51 +171,53 @@ def test_the_text_of_a_test_follows_that_of_the_fit(tmp_path: Path) -> None:
 
 
 def test_two_monitors_may_write_to_one_text(tmp_path: Path) -> None:
-    """The second does not overwrite the first."""
+    """Two monitors with the same `output_file` both have their summary in it."""
     output = tmp_path / "summaries.txt"
-    trainer(tmp_path, *(watching(output_file=output, detailed=False) for _ in range(2))).fit(
-        Classifier(), loader(30)
-    )
+    first = watching(output_file=output, detailed=False)
+    second = watching(output_file=output, detailed=False)
+    trainer(tmp_path, first, second).fit(Classifier(), loader(30))
     assert 2 == output.read_text().count("Flops Profiler")
 
 
 def test_a_logger_that_keeps_all_runs_in_one_folder_has_ours_apart(tmp_path: Path) -> None:
-    """As that of Weights & Biases: each run has a folder of its own there."""
+    """If a logger uses one folder for all runs, lflops creates a folder for each run inside it.
+
+    The logger of Weights & Biases is such a logger.
+    """
     for _ in range(2):
-        trainer(tmp_path / "root", watching(), logger=Shared(str(tmp_path))).fit(
-            Classifier(), loader(30)
-        )
+        one = trainer(tmp_path / "root", watching(), logger=Shared(str(tmp_path)))
+        one.fit(Classifier(), loader(30))
     first, second = (tmp_path / RUNS).iterdir()
-    assert ["lflops/train-0-9.profile.json"] == files(first) == files(second)
+    assert ["lflops/train-0-9.profile.json"] == files(first)
+    assert ["lflops/train-0-9.profile.json"] == files(second)
 
 
 @pytest.mark.parametrize("traced", [True, False])
 def test_a_second_run_into_a_folder_replaces_nothing(traced: bool, tmp_path: Path) -> None:
-    """One after the other: it has a part of the folder, and the traces of both are apart."""
+    """Later runs with the same `dirpath` write to subfolders, and their traces are separate."""
     for _ in range(3):
-        trainer(tmp_path, watching(dirpath=tmp_path / "ours", trace=traced)).fit(
-            Classifier(), loader(30)
-        )
+        one = trainer(tmp_path, watching(dirpath=tmp_path / "ours", trace=traced))
+        one.fit(Classifier(), loader(30))
     profiles = [name for name in files(tmp_path / "ours") if name.endswith(".profile.json")]
-    (first, second, third) = (
-        profiles if profiles[0].startswith("train") else [profiles[2], *profiles[:2]]
-    )
-    assert (f"run-2/{first}", f"run-3/{first}") == (second, third)
-    traces = [
-        Path(name).parent
-        for name in files(tmp_path / "ours")
-        if name.endswith(".pt.trace.json.gz") and "compat" not in name
-    ]
-    assert ({3} if traced else {0}) == {len(set(traces))}
+    (first,) = [name for name in profiles if name.startswith("train")]
+    assert {first, f"run-2/{first}", f"run-3/{first}"} == set(profiles)
+    assert 3 == len(profiles)
+    folders_of_traces = set()
+    for name in files(tmp_path / "ours"):
+        if name.endswith(".pt.trace.json.gz") and "compat" not in name:
+            folders_of_traces.add(Path(name).parent)
+    assert (3 if traced else 0) == len(folders_of_traces)
     assert [] == [name for name in files(tmp_path) if "writing" in name]
 
 
 def test_two_runs_at_once_do_not_share_a_part(tmp_path: Path) -> None:
-    """What one has claimed the other leaves alone, before either has written a file.
+    """Two simultaneous runs claim different subfolders before they write any file.
 
-    What is empty in the end goes.
+    A repeated claim of a run returns the same subfolder. `release` removes the markers of the
+    claims.
     """
-    one, other = Classifier(), Classifier()
+    one = Classifier()
+    other = Classifier()
     assert ("", "run-2") == (claim(tmp_path / "ours", one), claim(tmp_path / "ours", other))
     assert ("", "run-2") == (claim(tmp_path / "ours", one), claim(tmp_path / "ours", other))
     for each in (other, one):
@@ -220,7 +226,10 @@ def test_two_runs_at_once_do_not_share_a_part(tmp_path: Path) -> None:
 
 
 def test_the_marker_of_a_killed_run_does_not_count(tmp_path: Path) -> None:
-    """The twin's process still runs."""
+    """A folder is free if the process that claimed it has ended, and else another part is claimed.
+
+    Process 1 still runs. At the end of a run, markers of processes that have ended are removed.
+    """
     folder = tmp_path / "ours"
     marker = folder / ".lflops-is-writing"
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
@@ -238,15 +247,11 @@ def test_the_marker_of_a_killed_run_does_not_count(tmp_path: Path) -> None:
 
 
 def test_ranks_agree_on_the_part(tmp_path: Path) -> None:
-    """The second run of two ranks: no rank writes beside the first run."""
+    """In the second of two runs with two ranks, both ranks use the same new subfolder."""
     for _ in range(2):
-        trainer(
-            tmp_path,
-            watching(dirpath=tmp_path / "ours"),
-            accelerator="cpu",
-            devices=2,
-            strategy="ddp_fork",
-        ).fit(Classifier(), loader(30))
+        monitor = watching(dirpath=tmp_path / "ours")
+        one = trainer(tmp_path, monitor, accelerator="cpu", devices=2, strategy="ddp_fork")
+        one.fit(Classifier(), loader(30))
     names = files(tmp_path / "ours")
     assert 2 == len(names)
     assert names[0] == f"run-2/{names[1]}"
@@ -255,19 +260,20 @@ def test_ranks_agree_on_the_part(tmp_path: Path) -> None:
 def test_a_remote_folder_gets_no_local_namesake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a logger whose address is no path. The log says what to do."""
+    """If the folder of a logger is a URL, no local folder with this name is created."""
     from lightning.pytorch.loggers import Logger
 
     class Remote(Logger):
         name, version, log_dir = "remote", 0, "memory://bucket/runs"
 
         def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-            """Keep nothing."""
+            """Ignore the metrics."""
 
         def log_hyperparams(self, *_: object) -> None:
-            """Keep nothing."""
+            """Ignore the hyperparameters."""
 
     monkeypatch.chdir(tmp_path)
     monitor = watching()
     fit(Classifier(), monitor, logger=Remote())
-    assert ([], 1) == (list(tmp_path.rglob("*")), len(monitor.profiles))
+    assert [] == list(tmp_path.rglob("*"))
+    assert 1 == len(monitor.profiles)

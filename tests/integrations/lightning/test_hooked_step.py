@@ -1,7 +1,7 @@
-"""Module times of a training.
+"""Test the module times of a Lightning run.
 
-On a clock that only modules and autograd Functions advance, each second is in its row and its
-phase.
+Only modules and autograd functions advance the clock of these tests, so every second must be
+assigned exactly to the right module and phase.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,13 +37,14 @@ from tests.support.timed_modules import Part, Takes
 pytestmark = LIGHTNINGS_WARNINGS
 
 Times = Mapping[str, Mapping[str, float]]
+"""Self seconds by phase and module. The name of the model itself is empty."""
 
 ACTIVE = {7, 8, 9}
-"""Steps of the default schedule that are hooked."""
+"""The module-timing steps of the default schedule."""
 
 
 class Changing(StillClock):
-    """Time passes so many times as fast. It knows how often it was looked at."""
+    """A clock whose speed can be changed. It counts how often it was read."""
 
     speed = 1
     looks = 0
@@ -57,7 +58,10 @@ class Changing(StillClock):
 
 
 class Timed(LightningModule):
-    """Two modules, and work of its own behind them."""
+    """A model with two modules that take a known time, and a loss that takes time as well.
+
+    In forward, the encoder takes 1 s, the head 4 s and the loss 16 s. Backward takes twice as long.
+    """
 
     def __init__(self, clock: Changing) -> None:
         super().__init__()
@@ -69,7 +73,7 @@ class Timed(LightningModule):
         return self.loss(self.head(self.encoder(batch[0])))
 
     def loss(self, x: Tensor) -> Tensor:
-        """What belongs to no child."""
+        """Return a loss whose time belongs to the model itself."""
         return Takes.apply(x, None, self.clock, (16, 32)).sum()
 
     def configure_optimizers(self) -> Any:
@@ -80,18 +84,19 @@ ONCE = {
     "forward": {"encoder": 1.0, "head": 4.0, "": 16.0},
     "backward": {"encoder": 2.0, "head": 8.0, "": 32.0},
 }
+"""The times of one forward and one backward of `Timed`."""
 
 
 def times(once: Times, number: int) -> Times:
-    """So many passes together."""
-    return {
-        phase: {row: number * seconds for row, seconds in rows.items()}
-        for phase, rows in once.items()
-    }
+    """Return all times multiplied by a number of passes."""
+    multiplied = {}
+    for phase, rows in once.items():
+        multiplied[phase] = {row: number * seconds for row, seconds in rows.items()}
+    return multiplied
 
 
 class Adversaries(Timed):
-    """By hand: first both modules learn, then the head alone."""
+    """Manual optimization with two passes: one with both modules, and one with only the head."""
 
     def __init__(self, clock: Changing) -> None:
         super().__init__(clock)
@@ -103,7 +108,7 @@ class Adversaries(Timed):
         self.learn(one, lambda: self.loss(self.head(batch[0])))
 
     def learn(self, optimizer: Any, forward: Callable[[], Tensor]) -> None:
-        """Forward, backward, and a step."""
+        """Run forward, backward and the optimizer step."""
         loss = forward()
         optimizer.zero_grad()
         self.manual_backward(loss)
@@ -117,7 +122,7 @@ class Adversaries(Timed):
 
 
 class Closures(Adversaries):
-    """The optimizers are given forward and backward to run."""
+    """Passes forward and backward as a closure to the optimizers."""
 
     def learn(self, optimizer: Any, forward: Callable[[], Tensor]) -> None:
         optimizer.step(lambda: self.manual_backward(forward()))
@@ -127,10 +132,11 @@ ADVERSARIES = {
     "forward": {"encoder": 1.0, "head": 8.0, "": 32.0},
     "backward": {"encoder": 2.0, "head": 16.0, "": 64.0},
 }
+"""The times of a step of `Adversaries`."""
 
 
 class Twice(Adversaries):
-    """One graph that goes backward twice."""
+    """Runs backward twice through the same graph."""
 
     def learn(self, optimizer: Any, forward: Callable[[], Tensor]) -> None:
         loss = forward()
@@ -140,10 +146,7 @@ class Twice(Adversaries):
 
 
 class Quasi(Timed):
-    """An optimizer that looks at the loss three times.
-
-    Before, and after each of its three moves but the last.
-    """
+    """Uses L-BFGS with three iterations, each of which computes the loss once."""
 
     def __init__(self, clock: Changing) -> None:
         super().__init__(clock)
@@ -158,27 +161,27 @@ class Quasi(Timed):
 
 
 class Idle(Timed):
-    """No loss, so nothing to go backward from."""
+    """Returns no loss, so there is no backward."""
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         super().training_step(batch, batch_idx)
 
 
 class Recomputing(Timed):
-    """The exponential saves a tensor, for which the encoder runs again."""
+    """Checkpoints the encoder. `exp` saves its output, so the encoder runs again in backward."""
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
-        return self.loss(
-            self.head(checkpoint(lambda x: self.encoder(x).exp(), batch[0], use_reentrant=False))
-        )
+        encoded = checkpoint(lambda x: self.encoder(x).exp(), batch[0], use_reentrant=False)
+        return self.loss(self.head(encoded))
 
 
 class Sharing(Timed):
-    """Two callers have the encoder in common."""
+    """Two containers share the encoder, which has a separate time in each of them."""
 
     def __init__(self, clock: Changing) -> None:
         super().__init__(clock)
-        self.left, self.right = nn.Sequential(self.encoder), nn.Sequential(self.encoder)
+        self.left = nn.Sequential(self.encoder)
+        self.right = nn.Sequential(self.encoder)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         return self.loss(self.head(self.right(self.left(batch[0]))))
@@ -191,7 +194,7 @@ SHARING = {
 
 
 class Scoped(Timed):
-    """The loss has a name."""
+    """Computes the loss in a scope."""
 
     def loss(self, x: Tensor) -> Tensor:
         with lflops.scope("loss"):
@@ -205,7 +208,7 @@ SCOPED = {
 
 
 class Named(Adversaries):
-    """All of a pass has a name, backward as well."""
+    """Runs forward and backward in a scope."""
 
     def learn(self, optimizer: Any, forward: Callable[[], Tensor]) -> None:
         with lflops.scope("learn"):
@@ -219,7 +222,7 @@ NAMED = {
 
 
 class Called(Timed):
-    """training_step calls the module itself."""
+    """Calls itself in `training_step`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.loss(self.head(self.encoder(x)))
@@ -229,7 +232,7 @@ class Called(Timed):
 
 
 class Beside(Timed):
-    """Runs the head where neither forward nor backward is: between the two, and behind each batch."""
+    """Runs the head outside of forward and backward: between them, and after each batch."""
 
     def on_before_zero_grad(self, optimizer: Any) -> None:
         self.head(torch.ones(2))
@@ -239,7 +242,7 @@ class Beside(Timed):
 
 
 class Penalized(Timed):
-    """Takes a gradient of its own, where neither forward nor backward is."""
+    """Computes a gradient outside of forward and backward."""
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         self.between = self.encoder(batch[0])
@@ -273,18 +276,19 @@ CASES: dict[str, tuple[type[Timed], dict[str, Any], Times]] = {
     "modules beside": (Beside, {}, ONCE),
     "modules beside, accumulate 2": (Beside, {"accumulate_grad_batches": 2}, times(ONCE, 2)),
 }
+"""The model, the options of the Trainer, and the expected self times."""
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Changing:
-    """The one that the monitor reads."""
+    """Return the clock that the monitor reads."""
     clock = Changing()
     use_clock(monkeypatch, clock)
     return clock
 
 
 def own(profile: Profile) -> Times:
-    """The median seconds of every row's own that took any."""
+    """Return the median self seconds of each module, by phase, if there are any."""
     found: dict[str, dict[str, float]] = {}
     for name, module in profile.modules.items():
         for phase in ("forward", "backward", "recompute"):
@@ -295,16 +299,17 @@ def own(profile: Profile) -> Times:
 
 
 def whole(profile: Profile, *phases: Any) -> float:
-    """The root's seconds."""
-    return sum(
-        spread.median
-        for phase in phases
-        if (spread := profile.modules[""].work(phase).seconds) is not None
-    )
+    """Return the inclusive seconds of the model, summed over phases."""
+    total = 0.0
+    for phase in phases:
+        spread = profile.modules[""].work(phase).seconds
+        if spread is not None:
+            total += spread.median
+    return total
 
 
 def fitted(module: LightningModule, monitor: FlopsMonitor | None = None, **options: Any) -> Profile:
-    """The only window of a training."""
+    """Train, and return the profile of the only window."""
     monitor = monitor or watching()
     fit(module, monitor, **options)
     (profile,) = monitor.profiles
@@ -315,56 +320,61 @@ def fitted(module: LightningModule, monitor: FlopsMonitor | None = None, **optio
 def test_every_second_is_in_the_row_and_the_phase_that_it_was_spent_in(
     model: type[Timed], options: dict[str, Any], expected: Times, clock: Changing
 ) -> None:
-    """Rows add up to the root, and the root's seconds are the clean steps' forward and backward, in which something may be recomputed."""
+    """Self times are exact, and add up to the inclusive times of the model.
+
+    The latter equal the phases forward and backward of all unprofiled steps. Recomputation is part
+    of the phase backward.
+    """
     profile = fitted(model(clock), **options)
     assert expected == own(profile)
-    assert whole(profile, "forward") == sum(expected["forward"].values())
-    going_back = [*expected.get("backward", {}).values(), *expected.get("recompute", {}).values()]
-    assert whole(profile, "backward", "recompute") == sum(going_back)
-    (phases,) = {
-        tuple(step.phases.get(name, 0.0) for name in ("forward", "backward"))
-        for step in profile.steps
-        if step.is_unprofiled
-    }
-    assert (sum(expected["forward"].values()), sum(going_back)) == phases
+    forward = sum(expected["forward"].values())
+    backward = sum(expected.get("backward", {}).values())
+    backward += sum(expected.get("recompute", {}).values())
+    assert forward == whole(profile, "forward")
+    assert backward == whole(profile, "backward", "recompute")
+    unprofiled = [step.phases for step in profile.steps if step.is_unprofiled]
+    assert {forward} == {phases.get("forward", 0.0) for phases in unprofiled}
+    assert {backward} == {phases.get("backward", 0.0) for phases in unprofiled}
     assert 1 == profile.run.observer_ratio
     assert "time_scaled" not in {note.code for note in profile.notes}
 
 
 def test_what_never_ran_has_no_time(clock: Changing) -> None:
-    """Unknown is not nothing: without a loss there is no backward."""
+    """Without a loss, the times of backward are `None` instead of 0."""
     profile = fitted(Idle(clock))
-    assert [None, None] == [profile.modules[name].backward.seconds for name in ("", "head")]
+    assert profile.modules[""].backward.seconds is None
+    assert profile.modules["head"].backward.seconds is None
 
 
 class Watched(Timed):
-    """While it is hooked the encoder takes longer forward, by as much as all of a clean forward."""
+    """In module-timing steps, the encoder's forward takes 22 s instead of 1 s.
+
+    The additional 21 s are as long as the whole forward of an unprofiled step.
+    """
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.encoder.seconds = (22, 2) if batch_idx in ACTIVE else (1, 2)
 
 
 def test_hooked_steps_say_only_how_the_clean_ones_divide(clock: Changing) -> None:
-    """Forward took 42 seconds instead of 21, so each row's are halved; backward is as it was.
+    """Each phase of the module times is scaled to its time in unprofiled steps.
 
-    Hooked steps took 84 instead of 63.
+    In module-timing steps, forward takes 42 s instead of 21 s, so all its times are halved, and a
+    note says so. Backward is not scaled. These steps take 84 s instead of 63 s.
     """
     profile = fitted(Watched(clock))
-    assert {
-        "forward": {"encoder": 11.0, "head": 2.0, "": 8.0},
-        "backward": ONCE["backward"],
-    } == own(profile)
+    forward = {"encoder": 11.0, "head": 2.0, "": 8.0}
+    assert {"forward": forward, "backward": ONCE["backward"]} == own(profile)
     assert 84 / 63 == profile.run.observer_ratio
-    assert [{"forward": 0.5}] == [
-        note.values for note in profile.notes if note.code == "time_scaled"
-    ]
+    scaled = [note.values for note in profile.notes if note.code == "time_scaled"]
+    assert [{"forward": 0.5}] == scaled
     assert {("unprofiled", 63.0), ("module_timing", 84.0), ("counting", None)} == {
         (step.kind, step.seconds) for step in profile.steps
     }
 
 
 class Validated(Timed):
-    """Has a validation, which runs one of its modules."""
+    """Has a validation that takes 100 s and runs the head, which takes 4 s."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.clock.advance(100)
@@ -375,7 +385,7 @@ class Validated(Timed):
 
 
 class Slowed(Validated):
-    """Everything is twice as slow while it is hooked."""
+    """In module-timing steps, everything takes twice as long."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.clock.speed = 2 if batch_idx in ACTIVE else 1
@@ -384,7 +394,11 @@ class Slowed(Validated):
 def test_without_a_clean_step_times_are_as_they_were_stamped(
     clock: Changing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is nothing to scale them to, and no ratio."""
+    """If every step has a validation, there is no unprofiled step to which times could be scaled.
+
+    Usually, a validation in each of several steps is treated as part of a typical step. This test
+    switches this off.
+    """
     monkeypatch.setattr(step_timer, "USUAL_AFTER", 10**9)
     profile = fitted(Slowed(clock), val_check_interval=1)
     assert times(ONCE, 2) == own(profile)
@@ -395,59 +409,64 @@ def test_without_a_clean_step_times_are_as_they_were_stamped(
 def test_a_validation_between_the_batches_of_a_step_is_in_no_row(
     clock: Changing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two batches make a step, and each is validated behind.
+    """A validation inside a step adds no time to any module.
 
-    No step is clean, so nothing scales away what does not belong here.
+    A step has two batches, and a validation runs after each. Without an unprofiled step, the times
+    are not scaled, so scaling cannot hide an error.
     """
     monkeypatch.setattr(step_timer, "USUAL_AFTER", 10**9)
     profile = fitted(Validated(clock), val_check_interval=1, accumulate_grad_batches=2)
-    assert {("validation",)} == {
-        step.marks for step in profile.steps if step.kind == "module_timing"
-    }
+    timed = [step for step in profile.steps if step.kind == "module_timing"]
+    assert {("validation",)} == {step.marks for step in timed}
     assert times(ONCE, 2) == own(profile)
 
 
 def test_a_validation_in_every_step_is_part_of_a_step(clock: Changing) -> None:
-    """The hooked steps take twice as long, and are scaled to the others."""
+    """If every step has a validation, it is part of a typical step, so there are unprofiled steps.
+
+    The module-timing steps, which take twice as long, are scaled to them.
+    """
     profile = fitted(Slowed(clock), val_check_interval=1)
     assert own(profile) == ONCE
     assert 2 == profile.run.observer_ratio
 
 
 def test_a_hooked_step_that_was_disturbed_is_in_no_ratio(clock: Changing) -> None:
-    """Of two, the second has the validation in it."""
-    profile = fitted(
-        Validated(clock), watching(schedule=Schedule(wait=6, active=2)), val_check_interval=9
-    )
-    assert [(8, 63.0), (9, 63.0 + 104)] == [
-        (step.index, step.seconds) for step in profile.steps if step.kind == "module_timing"
-    ]
+    """A module-timing step that contains a validation does not change the observer ratio.
+
+    This is the second of two such steps.
+    """
+    monitor = watching(schedule=Schedule(wait=6, active=2))
+    profile = fitted(Validated(clock), monitor, val_check_interval=9)
+    timed = [step for step in profile.steps if step.kind == "module_timing"]
+    assert [(8, 63.0), (9, 63.0 + 104)] == [(step.index, step.seconds) for step in timed]
     assert 1 == profile.run.observer_ratio
     assert own(profile) == ONCE
 
 
 def test_an_ignored_modules_time_is_in_no_total(clock: Changing) -> None:
-    """Forward and backward of it are in a note; the others' are what they are."""
+    """The time of an ignored module is in no total, but in a note; other times do not change."""
     profile = fitted(Timed(clock), watching(ignore_modules=["head"]))
-    assert {"forward": {"encoder": 1.0, "": 16.0}, "backward": {"encoder": 2.0, "": 32.0}} == own(
-        profile
-    )
-    assert (17, 34) == (whole(profile, "forward"), whole(profile, "backward"))
-    assert [("head", 4 + 8)] == [
-        (note.subject, note.values["seconds"]) for note in profile.notes if note.code == "ignored"
-    ]
+    forward = {"encoder": 1.0, "": 16.0}
+    backward = {"encoder": 2.0, "": 32.0}
+    assert {"forward": forward, "backward": backward} == own(profile)
+    assert 17 == whole(profile, "forward")
+    assert 34 == whole(profile, "backward")
+    (note,) = [note for note in profile.notes if note.code == "ignored"]
+    assert "head" == note.subject
+    assert 4 + 8 == note.values["seconds"]
 
 
 @pytest.mark.parametrize("model", [Timed, Adversaries])
 def test_times_need_no_count(model: type[Timed], clock: Changing) -> None:
-    """Rows have seconds, and no work."""
+    """With `count=False`, modules have times, but no FLOPs."""
     profile = fitted(model(clock), watching(count=False))
     assert own(profile) == (ONCE if model is Timed else ADVERSARIES)
     assert {0} == {module.forward.flops for module in profile.modules.values()}
 
 
 class Looking(Timed):
-    """Takes down in each training_step what hooks are on every module."""
+    """Records in each `training_step` which global hooks are installed."""
 
     def __init__(self, clock: Changing) -> None:
         super().__init__(clock)
@@ -459,17 +478,19 @@ class Looking(Timed):
         return super().training_step(batch, batch_idx)
 
     def hooked(self) -> set[int]:
-        """The steps that had any."""
-        return {
-            step for step, hooks in self.seen.items() if any("module" in each for each in hooks)
-        }
+        """Return the steps in which there were global module hooks."""
+        steps = set()
+        for step, hooks in self.seen.items():
+            if any("module" in each for each in hooks):
+                steps.add(step)
+        return steps
 
 
 TIMES_ALONE: dict[str, Any] = {"count": False, "schedule": Schedule(wait=7, warmup=0, active=3)}
 
 
 def test_no_step_has_hooks_but_the_active_ones(clock: Changing) -> None:
-    """Nor has anything after the training."""
+    """Only active steps have hooks, and none is left after training."""
     model = Looking(clock)
     fit(model, watching(**TIMES_ALONE))
     assert model.hooked() == ACTIVE
@@ -477,13 +498,12 @@ def test_no_step_has_hooks_but_the_active_ones(clock: Changing) -> None:
 
 
 class Stack(Looking):
-    """Four equal blocks, of which the third takes longer."""
+    """An encoder of four blocks, whose forward takes 1 s, except for the third: `third` seconds."""
 
     def __init__(self, clock: Changing, third: float) -> None:
         super().__init__(clock)
-        blocks = (
-            Part(clock, *((third, 2 * third) if number == 2 else (1, 2))) for number in range(4)
-        )
+        seconds = (1.0, 1.0, third, 1.0)
+        blocks = [Part(clock, forward, 2 * forward) for forward in seconds]
         self.encoder = nn.Sequential(*blocks)  # type: ignore[assignment]
 
 
@@ -491,22 +511,28 @@ class Stack(Looking):
 def test_more_steps_are_hooked_where_a_module_seems_slow(
     clock: Changing, monkeypatch: pytest.MonkeyPatch, third: float, hooked: int, accused: list[str]
 ) -> None:
-    """Three steps cannot tell, eight can. They follow the window, and the window waits for them."""
+    """If a module seems slower than identical modules, 8 steps are timed instead of 3.
+
+    3 steps are too few to decide this. The additional steps follow the window, which stays open for
+    them.
+    """
     monkeypatch.setattr(module_clock, "_waited", lambda: None)
-    model, monitor = Stack(clock, third), watching(trace=False, count=False)
+    model = Stack(clock, third)
+    monitor = watching(trace=False, count=False)
     fit(model, monitor)
     (made,) = monitor.profiles
     analysis = analyze(made)
     assert hooked == sum(step.kind == "module_timing" for step in made.steps)
-    assert (accused, None) == (
-        [each.module for each in analysis.outliers.found],
-        analysis.outliers.caveat,
-    )
+    assert accused == [each.module for each in analysis.outliers.found]
+    assert analysis.outliers.caveat is None
     assert len(model.hooked()) == hooked
 
 
 def test_hooks_that_stay_on_are_seen(clock: Changing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check above can fail: here the first step that is hooked does not end."""
+    """If the first module-timing step does not remove its hooks, all later steps have hooks.
+
+    So `test_no_step_has_hooks_but_the_active_ones` can fail.
+    """
     stop = ModuleTimingStep.stop
     kept: list[ModuleTimingStep] = []
 
@@ -523,7 +549,7 @@ def test_hooks_that_stay_on_are_seen(clock: Changing, monkeypatch: pytest.Monkey
 
 
 class Failing(Timed):
-    """Keeps the graph of an active step, and fails."""
+    """Keeps the autograd graph of an active step, and raises."""
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         self.kept = super().training_step(batch, batch_idx)
@@ -533,27 +559,30 @@ class Failing(Timed):
 
 
 class Around(Callback):
-    """Takes down what the strategy and the profiler have of their own, and all hooks."""
+    """Records the functions set on strategy and profiler and the global hooks, before the fit."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self.trainer = trainer
         self.before = self.look()
 
     def look(self) -> Facts:
-        """Now."""
+        """Return the functions and hooks at this moment."""
+        functions: Facts = {}
         owners = {"strategy": self.trainer.strategy, "profiler": self.trainer.profiler}
-        functions = {
-            f"{name}.{key}": value
-            for name, owner in owners.items()
-            for key, value in vars(owner).items()
-            if callable(value)
-        }
+        for name, owner in owners.items():
+            for key, value in vars(owner).items():
+                if callable(value):
+                    functions[f"{name}.{key}"] = value
         return functions | global_hooks()
 
 
 def looks_behind(clock: Changing) -> int:
-    """How often the clock is looked at when the graph that a failed training has kept goes backward; nothing else is left."""
-    model, around = Failing(clock), Around()
+    """Return how often hooks on the graph of a failed run read the clock in a later backward.
+
+    Nothing else may be left after the failed run.
+    """
+    model = Failing(clock)
+    around = Around()
     with pytest.raises(ValueError, match="planted"):
         fit(model, around, watching())
     assert [] == differences(around.before, around.look())
@@ -563,35 +592,39 @@ def looks_behind(clock: Changing) -> int:
 
 
 def test_an_exception_in_an_active_step_leaves_nothing(clock: Changing) -> None:
-    """On modules, on the Trainer, and on the graph."""
+    """No hooks remain on modules, the Trainer and the graph."""
     assert 0 == looks_behind(clock)
 
 
 def test_a_hook_that_is_left_on_a_graph_is_seen(
     clock: Changing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The check above can fail: each of the two modules has one, and the work behind them."""
+    """If hooks on the graph are not released, they read the clock, so the test above can fail."""
     monkeypatch.setattr(ModuleTimer, "_release", lambda _: None)
     assert looks_behind(clock) >= 2
 
 
 class Counting(Callback):
-    """A callback of the user that takes its time after each batch."""
+    """A callback of the user that computes for some time after each batch."""
 
     def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """Count to three millions."""
+        """Add up three million numbers."""
         sum(range(3_000_000))
 
 
 def test_beside_busy_programs_callbacks_keep_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They run when the hooks of the step are gone. Nothing waited for a core here."""
+    """In module-timing steps, the time of callbacks is part of `uncontended_phases`.
+
+    Callbacks run after the hooks of the step were removed. The system's counters say here that the
+    thread never waited for a core, so the phase should keep its whole time.
+    """
     monkeypatch.setattr(UncontendedClock, "is_needed", True)
     monkeypatch.setattr(ThreadSchedule, "read", lambda _: b"0 0 1")
     monitor = watching()
     fit(Classifier(), monitor, Counting())
-    hooked = [step for step in monitor.profiles[0].steps if step.kind == "module_timing"]
-    assert hooked
-    for step in hooked:
-        # What is missing are the moments in which the hooks are removed. Without the callback's
-        # time, a tenth would remain.
+    timed = [step for step in monitor.profiles[0].steps if step.kind == "module_timing"]
+    assert timed
+    for step in timed:
+        # The time in which hooks are removed is missing. Without the time of the callback, only a
+        # tenth would remain.
         assert step.uncontended_phases["other"] > 0.5 * step.phases["other"]

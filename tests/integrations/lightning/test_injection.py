@@ -1,4 +1,8 @@
-"""`LFLOPS=1 python train.py`: a monitor in a Trainer whose script says nothing of one."""
+"""Test `LFLOPS=1 python train.py`: Lightning Trainers get a monitor, although no script adds one.
+
+Lightning finds the function `monitors` through an entry point of the package. Its monitors are
+`InjectedMonitor`s.
+"""
 
 import copy
 import importlib
@@ -42,26 +46,28 @@ ENTRY = [
     "lflops.integrations.auto_detect",
     "lflops.integrations.auto_detect.entry",
 ]
+"""The modules that are loaded if the variable does not request lflops."""
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both Lightnings find the entry points that pyproject.toml names, whatever was installed here and when."""
+    """Make both Lightning packages find the entry points in pyproject.toml.
+
+    The installed package may be older than this file.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     def entry_points(group: str) -> list[EntryPoint]:
-        return [
-            EntryPoint(name, value, group) for name, value in project["entry-points"][group].items()
-        ]
+        named = project["entry-points"][group]
+        return [EntryPoint(name, value, group) for name, value in named.items()]
 
     for name in ("lightning.fabric", "lightning_fabric"):
-        monkeypatch.setattr(
-            importlib.import_module(f"{name}.utilities.registry"), "entry_points", entry_points
-        )
+        registry = importlib.import_module(f"{name}.utilities.registry")
+        monkeypatch.setattr(registry, "entry_points", entry_points)
 
 
 def of(trainer: Any) -> list[FlopsMonitor]:
-    """Its monitors."""
+    """Return the monitors of a Trainer."""
     return [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)]
 
 
@@ -70,29 +76,29 @@ def of(trainer: Any) -> list[FlopsMonitor]:
 def test_a_trainer_gets_a_monitor_as_it_is_asked_for(
     package: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under either name of Lightning's, with a schedule and arguments."""
+    """A Trainer of either Lightning package gets a monitor with the settings in the variable."""
     monkeypatch.setenv("LFLOPS", "wait=2,active=5,track=false,hardware=NVIDIA H200")
     (monitor,) = of(package.Trainer(logger=False, **QUIET))
     settings = monitor._settings
-    assert (Schedule(wait=2, active=5), False, "NVIDIA H200") == (
-        settings.schedule,
-        settings.track,
-        settings.hardware,
-    )
+    assert Schedule(wait=2, active=5) == settings.schedule
+    assert settings.track is False
+    assert "NVIDIA H200" == settings.hardware
 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("value", ["1", "true", " True ", "yes", "ON"])
 def test_one_asks_for_a_monitor_as_it_is(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the arguments of `FlopsMonitor(stages=())`, so that no window opens.
+    """Each Trainer gets a monitor with the settings of `FlopsMonitor(stages=())`.
 
-    Several Trainers have one each, and each fits.
+    No window opens, but each monitor keeps a ledger.
     """
     monkeypatch.setenv("LFLOPS", value)
-    first, second = (of(fit(Classifier())) for _ in range(2))
-    assert FlopsMonitor(stages=())._settings == first[0]._settings == second[0]._settings
-    assert [0, 0] == [len(monitor.profiles) for monitor in (*first, *second)]
-    assert all(monitor.ledger is not None and monitor.ledger.steps for monitor in (*first, *second))
+    for _ in range(2):
+        (monitor,) = of(fit(Classifier()))
+        assert FlopsMonitor(stages=())._settings == monitor._settings
+        assert 0 == len(monitor.profiles)
+        assert monitor.ledger is not None
+        assert monitor.ledger.steps
 
 
 @pytest.mark.usefixtures("installed")
@@ -100,7 +106,7 @@ def test_one_asks_for_a_monitor_as_it_is(value: str, monkeypatch: pytest.MonkeyP
 def test_without_the_variable_there_is_none(
     value: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor where it says no."""
+    """A Trainer gets no monitor if the variable is unset, empty, or a word for "off"."""
     if value is None:
         monkeypatch.delenv("LFLOPS", raising=False)
     else:
@@ -130,7 +136,10 @@ WRONG = {
 def test_what_cannot_be_is_a_misconfiguration(
     value: str, package: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of that Lightning's, when the Trainer is made: the variable, the setting and what is taken."""
+    """A wrong setting raises the exception of the Lightning package when a Trainer is created.
+
+    The message has the variable, the setting and the accepted values.
+    """
     monkeypatch.setenv("LFLOPS", value)
     exceptions = importlib.import_module(f"{package.__name__}.utilities.exceptions")
     with pytest.raises(exceptions.MisconfigurationException, match=re.escape(WRONG[value])):
@@ -138,7 +147,7 @@ def test_what_cannot_be_is_a_misconfiguration(
 
 
 class WithItsOwn(Classifier):
-    """A model that brings its monitor."""
+    """A model that adds a monitor in `configure_callbacks`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -152,9 +161,13 @@ class WithItsOwn(Classifier):
 def test_it_steps_back_where_the_script_has_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The callbacks behind it are set up all the same, and there is one summary."""
+    """If the script has a monitor, the injected one is removed, so there is only one summary.
+
+    The callbacks after it are still set up once.
+    """
     monkeypatch.setenv("LFLOPS", "1")
-    mine, behind = watching(), Behind()
+    mine = watching()
+    behind = Behind()
     trainer = fit(Classifier(), mine, behind)
     assert [mine] == of(trainer)
     assert 1 == behind.setups
@@ -165,20 +178,22 @@ def test_it_steps_back_where_the_script_has_one(
 def test_it_steps_back_where_the_model_has_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whose files are those of an only monitor."""
+    """If the model adds a monitor, only this one writes a summary, and one profile file."""
     monkeypatch.setenv("LFLOPS", "1")
     fit(WithItsOwn(tmp_path))
     assert 1 == len(closings(caplog))
-    assert ["train-0"] == [
-        re.sub(r"-\d+\.profile.json$", "", path.name) for path in tmp_path.iterdir()
-    ]
+    (path,) = tmp_path.iterdir()
+    assert "train-0" == re.sub(r"-\d+\.profile.json$", "", path.name)
 
 
 @pytest.mark.usefixtures("installed")
 def test_of_several_the_first_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A list that an earlier Trainer has put one into, and one from the other Lightning's entry point."""
+    """Of several injected monitors, only the first stays, so each fit writes one summary.
+
+    The list of callbacks already contains one, and each Trainer adds another one to the same list.
+    """
     monkeypatch.setenv("LFLOPS", "stages=train")
     callbacks = [*monitors(), Behind()]
     for number in (1, 2):
@@ -192,13 +207,16 @@ def test_of_several_the_first_stays(
 
 
 def test_two_of_a_script_both_stay(caplog: pytest.LogCaptureFixture) -> None:
-    """Their summaries would be seen above."""
+    """Two monitors that the script adds both stay and write summaries.
+
+    So the tests above would fail if an injected monitor stayed as well.
+    """
     fit(Classifier(), watching(), watching())
     assert 2 == len(closings(caplog))
 
 
 class Behind(lightning.pytorch.Callback):
-    """Comes after a monitor, and knows how often it was set up."""
+    """A callback after the monitor. Counts how often it is set up."""
 
     setups = 0
 
@@ -207,23 +225,27 @@ class Behind(lightning.pytorch.Callback):
 
 
 def closings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The messages that tell of a window."""
+    """Return the messages that a window was closed."""
     return [message for message in caplog.messages if "lflops: train window 0 closed" in message]
 
 
 @pytest.mark.usefixtures("installed")
 def test_it_can_be_copied_and_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a monitor of the script's own can."""
+    """Copies and pickles of an injected monitor keep the settings without the variable."""
     monkeypatch.setenv("LFLOPS", "active=4")
     (monitor,) = monitors()
     monkeypatch.delenv("LFLOPS")
-    for each in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):  # noqa: S301 - our own
+    copied = copy.deepcopy(monitor)
+    unpickled = pickle.loads(pickle.dumps(monitor))  # noqa: S301 - the test made this pickle
+    for each in (copied, unpickled):
         assert isinstance(each, InjectedMonitor)
         fit(Classifier(), each)
         assert 4 == sum(step.kind == "module_timing" for step in each.profiles[0].steps)
 
 
 ON_REQUEST: dict[str, Any] = {"stages": ()}
+"""The settings without a schedule and stages: windows open only on request."""
+
 SAID: dict[str, dict[str, Any]] = {
     "trace=false": ON_REQUEST | {"trace": False},
     "trace=1": ON_REQUEST | {"trace": True},
@@ -242,11 +264,15 @@ SAID: dict[str, dict[str, Any]] = {
     "wait=1, repeat = 2 ": {"schedule": Schedule(wait=1, repeat=2)},
     "": ON_REQUEST,
 }
+"""Values of the variable, and the settings that they stand for."""
 
 
 @pytest.mark.parametrize("line", SAID)
 def test_a_line_is_read_by_what_the_defaults_are(line: str) -> None:
-    """A comma begins the next setting where a name and `=` follow it, and is part of the value elsewhere."""
+    """Each value is converted to the type of the setting.
+
+    A comma begins a new setting if a name and `=` follow it. Otherwise, it is part of the value.
+    """
     assert SAID[line] == settings_of(line)
 
 
@@ -263,7 +289,7 @@ NOT_SAID = {
 
 @pytest.mark.parametrize("line", NOT_SAID)
 def test_a_value_of_another_kind_is_refused(line: str) -> None:
-    """With what is taken."""
+    """The error for a value of the wrong type has the setting and the accepted values."""
     with pytest.raises(CountError, match=f"^{re.escape(NOT_SAID[line])}$"):
         settings_of(line)
 
@@ -282,12 +308,12 @@ print(*sorted(name for name in sys.modules if name.partition(".")[0] == "lflops"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What pip would lay down of the wheel."""
+    """Return a folder with the files that pip would install from the wheel."""
     return unpacked_wheel(tmp_path_factory.mktemp("site"))
 
 
 def trained(package: str, site: Path, folder: Path, python: WarmPython) -> list[str]:
-    """The modules of lflops that the script has loaded at its end. Before it none is."""
+    """Run a training script, and return the modules of lflops that are loaded at its end."""
     (ended,) = python.together([Script(TRAIN.format(package=package), (folder,), site)])
     assert 0 == ended.status, ended.err
     return ended.out.split()
@@ -301,17 +327,18 @@ def test_an_installed_lflops_watches_a_script_that_does_not_know_of_it(
     warm_python: WarmPython,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One row of 32 into two.
+    """With lflops installed and `LFLOPS` set, a script without lflops writes a complete profile.
 
-    64 MACs, and as many for the weight's gradient; the fourth step is counted, five more are
-    traced.
+    The model multiplies one row of 32 with a 32 × 2 weight: 64 MACs in forward, and 64 for the
+    gradient of the weight. The fourth step counts, and five steps are traced.
     """
     monkeypatch.setenv("LFLOPS", "wait=2,active=5")
     loaded = trained(package, site, tmp_path, warm_python)
     assert "lflops.integrations.lightning.monitor" in loaded
     (path,) = tmp_path.rglob("*.profile.json")
     profile = lflops.load(path)
-    assert (32 * 2, 32 * 2) == (profile.total(), profile.total(phase="backward"))
+    assert 32 * 2 == profile.total()
+    assert 32 * 2 == profile.total(phase="backward")
     kinds = [step.kind for step in profile.steps[:9]]
     assert ["unprofiled"] * 3 + ["counting"] + ["traced"] * 5 == kinds
 
@@ -319,7 +346,7 @@ def test_an_installed_lflops_watches_a_script_that_does_not_know_of_it(
 def test_an_installed_lflops_that_was_not_asked_stays_away(
     site: Path, tmp_path: Path, warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The script has asked the entry point, and nothing but that has been loaded or written."""
+    """Without the variable, a script loads only the entry point, and nothing is written."""
     monkeypatch.delenv("LFLOPS", raising=False)
     loaded = trained("lightning.pytorch", site, tmp_path, warm_python)
     assert ENTRY == loaded
@@ -336,20 +363,18 @@ print(*sorted(name for name in sys.modules if name in {'torch', 'lightning', 'py
 
 @pytest.mark.parametrize("value", ["", "0"])
 def test_to_say_no_loads_nothing(value: str) -> None:
-    """Neither torch nor Lightning nor the rest of lflops."""
-    given = os.environ | {"LFLOPS": value, "PYTHONPATH": str(ROOT)}
-    loaded = subprocess.run(
-        [sys.executable, "-c", LOADED], env=given, check=True, capture_output=True, text=True
-    ).stdout
-    assert ENTRY == loaded.split()
+    """If the variable disables lflops, `monitors` loads neither torch nor Lightning."""
+    environment = os.environ | {"LFLOPS": value, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", LOADED]
+    ended = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert ENTRY == ended.stdout.split()
 
 
 def test_to_say_yes_would_be_seen(warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check above can fail.
+    """With `LFLOPS=1`, the same script loads torch, Lightning and the monitor.
 
-    It names Lightning and the monitor, which the answer loads, and torch, which is there already.
+    So the test above can fail. In this process, torch is loaded before the script begins.
     """
     monkeypatch.setenv("LFLOPS", "1")
-    assert {"torch", "lightning", "lflops.integrations.lightning.monitor"} <= set(
-        warm_python.run(LOADED).out.split()
-    )
+    loaded = set(warm_python.run(LOADED).out.split())
+    assert {"torch", "lightning", "lflops.integrations.lightning.monitor"} <= loaded

@@ -1,4 +1,4 @@
-"""Batches of packed sequences: their lengths decide their work, so shapes alone do not give it."""
+"""Test batches of packed sequences, whose MACs depend on the lengths and not only on the shapes."""
 
 import random
 from collections.abc import Iterator
@@ -26,7 +26,9 @@ varlen = pytest.importorskip("torch.nn.attention.varlen", reason="this torch has
 
 WORDS, HEADS, WIDTH = 11, 2, 4
 HIDDEN = HEADS * WIDTH
-BATCHES, SECONDS = 30, 2.0
+BATCHES = 30
+SECONDS = 2.0
+"""The time of a step."""
 CHIP = Hardware("abacus", {"fp32": 1e9})
 Batch = dict[str, Tensor]
 
@@ -38,14 +40,14 @@ def _kernels() -> Iterator[None]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:
-    """The one that the monitor reads."""
+    """Return the clock that the monitor reads."""
     clock = StillClock()
     use_clock(monkeypatch, clock)
     return clock
 
 
 class Packed(LightningModule):
-    """A layer of a language model on sequences packed end to end."""
+    """One attention layer of a language model on packed sequences."""
 
     def __init__(self, clock: StillClock) -> None:
         super().__init__()
@@ -73,7 +75,7 @@ class Packed(LightningModule):
 
 
 class Batches(IterableDataset[Batch]):
-    """Batches as a collator makes them."""
+    """The given batches, as if a collator had made them."""
 
     def __init__(self, batches: list[Batch]) -> None:
         self.batches = batches
@@ -83,7 +85,7 @@ class Batches(IterableDataset[Batch]):
 
 
 def packed_batches() -> list[Batch]:
-    """Batches of 64 tokens in four sequences of any lengths: all have the same shapes."""
+    """Return batches of 64 tokens in four sequences of random lengths. All have the same shapes."""
     draw = random.Random(5)  # noqa: S311
     batches = []
     for _ in range(BATCHES):
@@ -94,13 +96,16 @@ def packed_batches() -> list[Batch]:
 
 
 def work_of(model: Packed, batch: Batch) -> int:
-    """MACs of the batch, forward and backward, by counting it."""
+    """Count the batch, and return its MACs of forward and backward."""
     profile = lflops.count(model, (batch,), backward=True)
     return profile.total() + profile.total(phase="backward")
 
 
 def test_points_of_packed_batches_have_a_time_and_no_mfu(clock: StillClock) -> None:
-    """A batch of the same shapes was counted, but has other lengths and so another work."""
+    """Points of the curves have the step time, but no MFU and no other value that needs MACs.
+
+    A batch with the same shapes was counted, but its sequences have other lengths.
+    """
     logger = Recorder()
     fit(
         Packed(clock),
@@ -123,13 +128,14 @@ def test_points_of_packed_batches_have_a_time_and_no_mfu(clock: StillClock) -> N
 def test_each_window_counts_its_own_packed_batch(
     clock: StillClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the profile of the first window again, whose batch has the same shapes."""
+    """Each window counts a batch, although the batch of the first window had the same shapes."""
     counted: list[Any] = []
     begin = CountingMode.begin_batch
 
     def noted(self: CountingMode, batch: Batch, *, begins_step: bool) -> None:
         begin(self, batch, begins_step=begins_step)
-        counted.extend([batch] * (self._counting is not None))
+        if self._counting is not None:
+            counted.append(batch)
 
     monkeypatch.setattr(CountingMode, "begin_batch", noted)
     model = Packed(clock)

@@ -1,4 +1,7 @@
-"""A pipeline under a Trainer: ranks have different modules, and one profile tells of all of them."""
+"""Test a pipeline under a Trainer: two ranks run different modules, one profile has all of them.
+
+Rank 0 has the stage `up` and rank 1 the stage `down`. The expected MACs are worked out by hand.
+"""
 
 from collections.abc import Iterator
 
@@ -15,29 +18,34 @@ from tests.support.trainer_ranks import WIDE, Ranks
 pytestmark = LIGHTNINGS_WARNINGS
 
 Told = tuple[list[Profile], Facts, Facts]
-UP, DOWN = ROWS * WIDTH * WIDE, ROWS * WIDE * CLASSES
+"""The profiles of a rank, and the results of training with and without the monitor."""
+
+UP = ROWS * WIDTH * WIDE
+DOWN = ROWS * WIDE * CLASSES
 FLOAT32 = 4
+"""Bytes of a number."""
 
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[list[Told]]:
-    """What each of the two ranks has."""
+    """Train, and return the results of the two ranks."""
     with Ranks(2) as ranks:
         yield ranks.run(staged)
 
 
 @pytest.fixture(scope="module")
 def whole(both: list[Told]) -> Profile:
-    """What the first tells; the second tells nothing."""
+    """Return the profile of rank 0. Rank 1 must not have one."""
     ((profile,), *_), (nothing, *_) = both
     assert [] == nothing
     return profile
 
 
 def test_the_profile_has_the_modules_of_all_ranks(whole: Profile) -> None:
-    """Each as its rank ran it.
+    """The profile has the modules of both ranks with their MACs, and the parameters of all of them.
 
-    Of the first the input needs no gradient; of the second it is what goes back.
+    In backward, `up` has one matmul, because its input needs no gradient. `down` has two: the
+    gradient of its input is sent back to `up`.
     """
     assert {"up": UP, "down": DOWN} == macs(whole, "forward")
     assert {"up": UP, "down": 2 * DOWN} == macs(whole, "backward")
@@ -46,20 +54,22 @@ def test_the_profile_has_the_modules_of_all_ranks(whole: Profile) -> None:
 
 
 def test_each_rank_stands_at_its_stage(whole: Profile) -> None:
-    """As the function said; both answered."""
+    """The profile has the pipeline stage, the status and the MACs of each rank.
+
+    The profile is complete, because both ranks sent their part.
+    """
     assert [
-        ({"data": 0, "pipeline": rank}, "ok", macs) for rank, macs in enumerate((2 * UP, 3 * DOWN))
+        ({"data": 0, "pipeline": 0}, "ok", 2 * UP),
+        ({"data": 0, "pipeline": 1}, "ok", 3 * DOWN),
     ] == [(rank.coordinates, rank.status, rank.macs) for rank in whole.ranks]
-    assert (2, 1, 2, False) == (
-        whole.run.world_size,
-        whole.run.data_parallel_size,
-        whole.run.pipeline_parallel_size,
-        whole.run.partial,
-    )
+    assert 2 == whole.run.world_size
+    assert 1 == whole.run.data_parallel_size
+    assert 2 == whole.run.pipeline_parallel_size
+    assert not whole.run.partial
 
 
 def test_the_notes_say_which_rank_has_what(whole: Profile) -> None:
-    """And that one alone is the whole of neither."""
+    """Notes name the modules that only one rank has, and say that the ranks differ."""
     assert ["only rank 0 has up", "only rank 1 has down"] == [
         sentence(note) for note in whole.notes if note.code == "only_on"
     ]
@@ -67,13 +77,12 @@ def test_the_notes_say_which_rank_has_what(whole: Profile) -> None:
 
 
 def test_what_goes_from_stage_to_stage_is_communication(whole: Profile) -> None:
-    """Of the rank whose row the root is: the activations there, the gradient back."""
+    """The profile has the communication of rank 0: it sends activations and receives a gradient."""
     once = FLOAT32 * ROWS * WIDE
-    assert {"send": (1, once), "recv_": (1, once)} == {
-        each.collective: (each.calls, each.bytes) for each in whole.communication
-    }
+    found = {each.collective: (each.calls, each.bytes) for each in whole.communication}
+    assert {"send": (1, once), "recv_": (1, once)} == found
 
 
 def test_the_training_is_the_one_that_nobody_watched(both: list[Told]) -> None:
-    """On both ranks, to the bit."""
+    """On both ranks, the results of training equal those without the monitor, to the bit."""
     assert [[], []] == [differences(alone, watched) for _, watched, alone in both]

@@ -1,4 +1,4 @@
-"""`Trainer(profiler=LightningProfiler())`: the same monitor by Lightning's own door."""
+"""Test `Trainer(profiler=LightningProfiler())`, which adds the same monitor as the callback."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tests.support.lightning_runs import (
 pytestmark = LIGHTNINGS_WARNINGS
 
 FORWARD = ROWS * (WIDTH * WIDTH + WIDTH * CLASSES)
-"""MACs of the two layers."""
+"""MACs of the two layers in the forward of a batch."""
 
 SETTINGS: dict[str, Any] = {
     "schedule": Schedule(wait=1, warmup=1, active=2, repeat=1),
@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def trained(folder: Path, profiler: LightningProfiler, **options: Any) -> Trainer:
-    """Train twelve steps with the profiler."""
+    """Train twelve steps with the profiler, and return the Trainer."""
     trainer = Trainer(
         max_epochs=1, logger=False, default_root_dir=folder, profiler=profiler, **QUIET, **options
     )
@@ -41,7 +41,7 @@ def trained(folder: Path, profiler: LightningProfiler, **options: Any) -> Traine
 
 
 def test_the_profiler_is_the_monitor(tmp_path: Path) -> None:
-    """It counts and times, and prints nothing at the end of the run, as other profilers do."""
+    """The profiler adds a monitor that counts. Unlike other profilers, it prints no summary."""
     profiler = LightningProfiler(**SETTINGS)
     trainer = trained(tmp_path, profiler)
     assert isinstance(profiler, Profiler)
@@ -52,7 +52,7 @@ def test_the_profiler_is_the_monitor(tmp_path: Path) -> None:
 
 
 def test_a_second_run_has_one_monitor(tmp_path: Path) -> None:
-    """The Trainer keeps its profiler and its callbacks."""
+    """A second fit of the same Trainer does not add the monitor again."""
     profiler = LightningProfiler(**SETTINGS)
     trainer = trained(tmp_path, profiler)
     trainer.fit_loop.max_epochs = 2
@@ -62,7 +62,7 @@ def test_a_second_run_has_one_monitor(tmp_path: Path) -> None:
 
 
 def test_a_monitor_among_the_callbacks_stays_the_only_one(tmp_path: Path) -> None:
-    """Two monitors would profile each other."""
+    """If a callback is a monitor, the profiler adds none: two would profile each other."""
     monitor = FlopsMonitor(**SETTINGS)
     profiler = LightningProfiler(**SETTINGS)
     trained(tmp_path, profiler, callbacks=[monitor])
@@ -70,6 +70,6 @@ def test_a_monitor_among_the_callbacks_stays_the_only_one(tmp_path: Path) -> Non
 
 
 def test_a_wrong_setting_is_an_error_where_it_is_written() -> None:
-    """Not when the run begins."""
+    """An unknown argument raises in the constructor, and not when the run begins."""
     with pytest.raises((CountError, TypeError), match="colour"):
         LightningProfiler(colour=1)

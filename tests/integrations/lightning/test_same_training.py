@@ -1,6 +1,6 @@
-"""A training that is watched is the training that it would have been, to the bit.
+"""Test that the monitor does not change a training run: all results are the same to the bit.
 
-And what was compiled stays compiled.
+Compiled models also stay compiled.
 """
 
 import random
@@ -32,7 +32,7 @@ STEPS = 50
 
 
 class Losses(Callback):
-    """Keeps what the training is seen to do."""
+    """Records the bits of each loss."""
 
     def __init__(self) -> None:
         self.bits: list[object] = []
@@ -40,13 +40,13 @@ class Losses(Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.bits.append(
-            bits(outputs["loss"]) if isinstance(outputs, dict) and "loss" in outputs else outputs
-        )
+        if isinstance(outputs, dict) and "loss" in outputs:
+            outputs = bits(outputs["loss"])
+        self.bits.append(outputs)
 
 
 class Drawing(Validated):
-    """Draws from every generator, and has buffers that move."""
+    """Draws random numbers from every generator, and has buffers that change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,49 +109,49 @@ TRAININGS: dict[str, tuple[Callable[[], Any], dict[str, Any], Callable[[], list[
         lambda: [StochasticWeightAveraging(0.01, swa_epoch_start=2)],
     ),
 }
+"""The model, the options of the Trainer, and a function that returns more callbacks."""
 
 
 def train(name: str, *more: Any) -> Facts:
-    """Fifty steps: their losses, and all that they end with."""
+    """Train 50 steps, and return the losses and the final states of all parts."""
     model, options, callbacks = TRAININGS[name]
     options = {key: value() if callable(value) else value for key, value in options.items()}
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - the global one is what models draw from
-    module, losses = model(), Losses()
+    module = model()
+    losses = Losses()
     epochs = options.get("max_epochs", 1)
     trainer = fit(module, losses, *more, *callbacks(), batches=STEPS // epochs, **options)
-    states = (
-        state
-        for optimizer in trainer.optimizers
-        for state in optimizer.state_dict()["state"].values()
-    )
-    return {
-        "losses": losses.bits,
-        **{key: bits(tensor) for key, tensor in module.state_dict().items()},
-        **{
-            f"state {i}": [bits(each) for each in state.values() if isinstance(each, Tensor)]
-            for i, state in enumerate(states)
-        },
-        **random_numbers(),
-    }
+    facts: Facts = {"losses": losses.bits}
+    for key, tensor in module.state_dict().items():
+        facts[key] = bits(tensor)
+    states = []
+    for optimizer in trainer.optimizers:
+        states += optimizer.state_dict()["state"].values()
+    for i, state in enumerate(states):
+        tensors = [each for each in state.values() if isinstance(each, Tensor)]
+        facts[f"state {i}"] = [bits(each) for each in tensors]
+    facts.update(random_numbers())
+    return facts
 
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_a_watched_training_is_the_same_training(name: str) -> None:
-    """Losses, weights, buffers, the optimizer's state and the random numbers to come.
+    """Losses, weights, buffers, optimizer states and random numbers equal those without a monitor.
 
-    Counted and hooked steps of several windows.
+    The run has several windows with counting and module-timing steps.
     """
     monitor = watching(schedule=Schedule(wait=2, warmup=1, active=2, repeat=3))
     assert [] == differences(train(name), train(name, monitor))
-    assert {"counting", "unprofiled", "module_timing"} == {
-        step.kind for profile in monitor.profiles for step in profile.steps
-    }
+    kinds = set()
+    for profile in monitor.profiles:
+        kinds.update(step.kind for step in profile.steps)
+    assert {"counting", "unprofiled", "module_timing"} == kinds
 
 
 class Culprit(Callback):
-    """Does something in the middle of the run."""
+    """Calls a function that changes something in the middle of the run."""
 
     def __init__(self, deed: Callable[[Any], object]) -> None:
         self.deed = deed
@@ -179,6 +179,7 @@ DEEDS: dict[str, tuple[Callable[[Any], object], set[str]]] = {
         {"norm.running_mean", "norm.num_batches_tracked"},
     ),
 }
+"""Functions that change a training run, and differences that the comparison must report."""
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16-mixed", "accumulated and clipped"])
@@ -186,24 +187,24 @@ DEEDS: dict[str, tuple[Callable[[Any], object], set[str]]] = {
 def test_a_training_that_was_meddled_with_is_another_one(
     deed: Callable[[Any], object], expected: set[str], name: str
 ) -> None:
-    """The comparison names what became of it."""
+    """If something changes the run, the comparison reports it, so the test above can fail."""
     assert expected <= set(differences(train(name), train(name, Culprit(deed))))
 
 
 def compiled_part(backend: Backend) -> Any:
-    """Of the model one module is compiled."""
+    """Return a model of which one module is compiled."""
     model = Classifier()
     model.body = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), backend=backend)
     return model
 
 
 def compiled_step(backend: Backend) -> Any:
-    """All of it is, training_step among it."""
+    """Return a model that is compiled with its `training_step`."""
     return torch.compile(Classifier(), backend=backend)
 
 
 class Meddling(Callback):
-    """Watches as one would who knows nothing of compilers."""
+    """Enters an ordinary dispatch mode in batch 5, which prevents compiled code from running."""
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
@@ -222,7 +223,7 @@ class Meddling(Callback):
 
 
 def graphs(make: Callable[[Backend], Any], *callbacks: Any) -> tuple[int, int]:
-    """How many graphs a training of 30 batches compiles, and how often they run."""
+    """Train 30 batches, and return the number of compiled graphs and of their runs."""
     torch.compiler.reset()
     backend = Backend()
     fit(make(backend), *callbacks)
@@ -234,7 +235,10 @@ def graphs(make: Callable[[Backend], Any], *callbacks: Any) -> tuple[int, int]:
 def test_what_is_compiled_is_compiled_and_runs_as_often_as_without_the_monitor(
     make: Callable[[Backend], Any],
 ) -> None:
-    """In the counted batch as in the others."""
+    """With the monitor, as many graphs are compiled and run as without it.
+
+    So compiled code also runs in the counting step, and no step after the first one recompiles.
+    """
     plain = graphs(make)
     monitor = watching()
     watched = graphs(make, monitor)
@@ -248,8 +252,8 @@ def test_what_is_compiled_is_compiled_and_runs_as_often_as_without_the_monitor(
 @pytest.mark.skipif(not ENTERED_MODES_END_COMPILATION, reason="the culprit is none on this torch")
 @pytest.mark.parametrize("make", [compiled_part, compiled_step])
 def test_a_callback_that_ends_the_compilation_is_seen(make: Callable[[Backend], Any]) -> None:
-    """The check above can fail.
+    """With the callback `Meddling`, compiled graphs run less often, so the test above can fail.
 
-    After a mode that was entered in the ordinary way the graphs run no more.
+    On older versions of torch, the graphs never run again after the mode was entered.
     """
     assert graphs(make)[1] - 5 > graphs(make, Meddling())[1]

@@ -1,6 +1,8 @@
-"""The monitor's traces.
+"""Test the monitor's traces: which steps they have, what they contain, and errors on the way.
 
-Which steps are in them, what stands in them, and that a training is what it would be without.
+Tracing must not change a training run. The kinds of the steps in a window are written as one
+string, with two letters for each step: "un" for unprofiled, "co" for counting, "tr" for traced,
+"mo" for module-timing.
 """
 
 import contextlib
@@ -69,72 +71,80 @@ from tests.support.warm_python import WarmPython
 
 pytestmark = LIGHTNINGS_WARNINGS
 
-BODY, HEAD = ROWS * WIDTH * WIDTH, ROWS * WIDTH * CLASSES
-"""MACs of a batch in the two layers' forward."""
+BODY = ROWS * WIDTH * WIDTH
+"""MACs of the layer in `body`, in the forward of a batch."""
+HEAD = ROWS * WIDTH * CLASSES
+"""MACs of the layer `head`, in the forward of a batch."""
 
-COUNTED, TRACED, HOOKED = 6, 8, 11
-"""Batches of the default schedule: the counted one, and the middle one of three."""
+# steps of the default schedule
+COUNTED = 6
+TRACED = 8
+HOOKED = 11
 
 ONE_WINDOW = "un" * 6 + "co" + "tr" * 3 + "mo" * 3 + "un"
-"""Five steps waited for, two of warm-up, three traced, three hooked.
+"""The steps of a window with the default schedule and a trace.
 
-Two of the clean ones are cold: a fifth is taken from behind.
+5 steps of waiting and 2 of warm-up, of which the last one counts, 3 traced and 3 module-timing
+steps. Two of the unprofiled steps belong to the warm-up of the run, so the window takes another one
+after it.
 """
 
 BRIEF = Schedule(wait=3, warmup=1, active=1)
 
 
 def tracing_into(folder: Path, **options: Any) -> FlopsMonitor:
-    """A monitor that traces."""
+    """Return a monitor that traces, with the folder as its `dirpath`."""
     return watching(**{"trace": True, "dirpath": folder, **options})
 
 
 def kinds(profile: Profile) -> str:
-    """A letter or two for each step."""
+    """Return the kinds of all steps, two letters for each step."""
     return "".join(step.kind[:2] for step in profile.steps)
 
 
 def events(profile: Profile) -> list[dict[str, Any]]:
-    """What is in the only trace of a window."""
+    """Return the events in the only trace of a window."""
     assert profile.trace is not None
     (path,) = profile.trace.files.values()
-    found: list[dict[str, Any]] = json.loads(gzip.decompress(Path(path).read_bytes()))[
-        "traceEvents"
-    ]
+    trace = json.loads(gzip.decompress(Path(path).read_bytes()))
+    found: list[dict[str, Any]] = trace["traceEvents"]
     return found
 
 
 def annotated(found: list[dict[str, Any]]) -> bool:
-    """Whether the modules have rows in it."""
+    """Return whether the trace has the rows of modules that lflops adds."""
     return PROCESS in {event["args"].get("name") for event in found if event["ph"] == "M"}
 
 
 def macs(found: list[dict[str, Any]]) -> Counter[tuple[str, int]]:
-    """How often a module was called forward with so many MACs, of those that have any."""
-    slices = (event["args"] for event in found if event.get("cat") == "lflops_module")
-    return Counter((args["module"], args["MACs"]) for args in slices if args.get("MACs"))
+    """Return the number of forward calls by module and MACs of a call, if it has any MACs."""
+    calls = Counter[tuple[str, int]]()
+    for event in found:
+        if event.get("cat") == "lflops_module" and event["args"].get("MACs"):
+            calls[event["args"]["module"], event["args"]["MACs"]] += 1
+    return calls
 
 
 def batches(found: list[dict[str, Any]]) -> list[str]:
-    """What PyTorch's own readers take for steps, once each: a device shows them again."""
+    """Return the names of the steps in a trace. A trace of a device has each of them twice."""
     return sorted({event["name"] for event in found if event["name"].startswith("ProfilerStep#")})
 
 
 def files(folder: Path) -> list[str]:
-    """Below a folder; a trace without the moment that it was written at.
+    """Return the paths of all files below a folder, without the time in the names of traces.
 
-    Copies are there where torch-tb-profiler is installed.
+    If torch-tb-profiler is installed, there are also copies of traces, which are left out.
     """
-    found = (
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if path.is_file() and not path.parent.name.startswith("compat-")
-    )
-    return sorted(re.sub(r"\.\d+\.pt\.trace\.json\.gz$", ".gz", path) for path in found)
+    found = []
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.parent.name.startswith("compat-"):
+            name = str(path.relative_to(folder))
+            found.append(re.sub(r"\.\d+\.pt\.trace\.json\.gz$", ".gz", name))
+    return sorted(found)
 
 
 def nothing_records() -> bool:
-    """Whether no profiler of torch's runs, and one that is started now sees what runs in it."""
+    """Return whether no torch.profiler is running, and a new one works."""
     if other_profiler_runs():
         return False
     with profiler.profile(activities=[ProfilerActivity.CPU]) as theirs:
@@ -143,22 +153,24 @@ def nothing_records() -> bool:
 
 
 def told(warned: Iterable[warnings.WarningMessage], of: str = "FlopsMonitor") -> int:
-    """How many of the warnings are the monitor's."""
+    """Return the number of warnings that contain a text, by default those of the monitor."""
     return sum(of in str(each.message) for each in warned)
 
 
 def no_trace(profile: Profile) -> list[str]:
-    """The reasons that are noted."""
+    """Return the noted reasons why there is no trace."""
     return [note.subject for note in profile.notes if note.code == "no_trace"]
 
 
 WORKER = f"{platform.node().replace('.', '-')}_0"
+"""The name of rank 0 on this machine in the names of trace files."""
 
 
 def test_active_steps_are_traced_and_as_many_behind_them_hooked(tmp_path: Path) -> None:
-    """One trace of three batches, in a folder named as the profile is.
+    """A window has as many module-timing steps after its traced steps as there are traced steps.
 
-    Each call has the products of one batch.
+    There is one trace of three batches, in a folder with the name of the profile. Each call of a
+    module has the MACs of one batch.
     """
     monitor = tracing_into(tmp_path)
     fit(Classifier(), monitor)
@@ -166,9 +178,8 @@ def test_active_steps_are_traced_and_as_many_behind_them_hooked(tmp_path: Path) 
     assert kinds(profile) == ONE_WINDOW
     assert [f"lflops_traces/train-0-12/{WORKER}.gz", "train-0-12.profile.json"] == files(tmp_path)
     assert profile.trace is not None
-    assert {"0": [str(path) for path in tmp_path.glob("*/train-*/*")]} == {
-        rank: [path] for rank, path in profile.trace.files.items()
-    }
+    (path,) = tmp_path.glob("*/train-*/*")
+    assert {"0": str(path)} == profile.trace.files
     found = events(profile)
     assert ["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"] == batches(found)
     assert annotated(found)
@@ -179,24 +190,27 @@ def test_active_steps_are_traced_and_as_many_behind_them_hooked(tmp_path: Path) 
 
 
 def test_a_traced_window_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before its trace is annotated, which takes what the modules compute from the file.
+    """The profile of each traced window is written once, before its trace is annotated.
 
-    Each write of a profile ends with its sync.
+    The annotation reads the MACs of modules from this file. Each write of a profile calls
+    `os.fsync`.
     """
     synced: list[int] = []
     fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), fsync(file)))
-    fit(
-        Classifier(),
-        tracing_into(tmp_path, schedule=Schedule(wait=3, warmup=1, active=1, repeat=2)),
-        batches=60,
-    )
+
+    def noting(file: int) -> None:
+        synced.append(file)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    schedule = Schedule(wait=3, warmup=1, active=1, repeat=2)
+    fit(Classifier(), tracing_into(tmp_path, schedule=schedule), batches=60)
     assert 2 == len(list(tmp_path.glob("*.profile.json")))
     assert 2 == len(synced)
 
 
 class Placed(Recorder):
-    """A logger with a folder."""
+    """A logger with a `save_dir`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -206,7 +220,7 @@ class Placed(Recorder):
 
 
 def test_below_the_log_directory_traces_have_a_folder_of_their_own(tmp_path: Path) -> None:
-    """Beside that of the profiles, in the run's folder."""
+    """In the folder of a run, traces and profiles have separate folders."""
     fit(Classifier(), watching(trace=True), logger=Placed(tmp_path))
     (run,) = (tmp_path / RUNS).iterdir()
     assert ["lflops/train-0-12.profile.json", f"lflops_traces/train-0-12/{WORKER}.gz"] == files(run)
@@ -214,12 +228,11 @@ def test_below_the_log_directory_traces_have_a_folder_of_their_own(tmp_path: Pat
 
 
 def test_each_window_has_its_folder(tmp_path: Path) -> None:
-    """Three steps waited for, one of warm-up, one traced, one hooked, twice.
+    """Two windows have a profile and a folder for traces each.
 
-    What the second would count is known.
-
-    Without the cold ones each has too few clean steps: they are taken from behind, where the first
-    one's trace is annotated meanwhile.
+    A window has 3 steps of waiting, 1 of warm-up, 1 traced and 1 module-timing step. The second one
+    needs no counting step, because the counts are known. Both have too few unprofiled steps and
+    take more after their last step, so only the first 6 steps are compared.
     """
     monitor = tracing_into(tmp_path, schedule=Schedule(wait=3, warmup=1, active=1, repeat=2))
     fit(Classifier(), monitor, batches=60)
@@ -237,26 +250,27 @@ def test_each_window_has_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_second_monitors_trace_is_beside_the_firsts(tmp_path: Path) -> None:
-    """Where their windows do not meet each has its own."""
-    first, second = (
-        tracing_into(tmp_path, schedule=Schedule(wait=wait, warmup=1, active=1)) for wait in (2, 6)
-    )
+    """Two monitors both get a trace if their windows do not overlap."""
+    first = tracing_into(tmp_path, schedule=Schedule(wait=2, warmup=1, active=1))
+    second = tracing_into(tmp_path, schedule=Schedule(wait=6, warmup=1, active=1))
     fit(Classifier(), first, second)
-    names = ["2-train-0-8", "train-0-4"]
-    assert sorted(
-        [
-            *(f"lflops_traces/{name}/{WORKER}.gz" for name in names),
-            *(f"{name}.profile.json" for name in names),
-        ]
-    ) == files(tmp_path)
-    assert [[], []] == [no_trace(monitor.profiles[0]) for monitor in (first, second)]
+    expected = [
+        "2-train-0-8.profile.json",
+        f"lflops_traces/2-train-0-8/{WORKER}.gz",
+        f"lflops_traces/train-0-4/{WORKER}.gz",
+        "train-0-4.profile.json",
+    ]
+    assert expected == files(tmp_path)
+    assert [] == no_trace(first.profiles[0])
+    assert [] == no_trace(second.profiles[0])
 
 
 def test_a_trace_holds_whole_steps_of_batches(tmp_path: Path) -> None:
-    """Two batches to a step.
+    """With gradient accumulation, a trace contains all batches of its steps.
 
-    Of warm-up one step, traced and hooked two each, so there are four batches; each call has one
-    batch's work.
+    A step has two batches. The default schedule becomes 1 step of warm-up, 2 traced and 2
+    module-timing steps, so the trace has 4 batches. Each call of a module has the MACs of one
+    batch.
     """
     monitor = tracing_into(tmp_path)
     fit(Classifier(), monitor, accumulate_grad_batches=2)
@@ -270,7 +284,7 @@ def test_a_trace_holds_whole_steps_of_batches(tmp_path: Path) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Changing:
-    """The one that the monitor reads."""
+    """Return the clock that the monitor reads."""
     clock = Changing()
     use_clock(monkeypatch, clock)
     return clock
@@ -281,6 +295,7 @@ MODELS: dict[str, tuple[type[Timed], dict[str, Any], Times]] = {
     "manual, two optimizers": (Adversaries, {}, ADVERSARIES),
     "accumulate 2": (Timed, {"accumulate_grad_batches": 2}, times(ONCE, 2)),
 }
+"""The model, the options of the Trainer, and the expected self times of modules."""
 
 
 @pytest.mark.parametrize("trace", [False, True])
@@ -288,24 +303,26 @@ MODELS: dict[str, tuple[type[Timed], dict[str, Any], Times]] = {
 def test_module_times_are_the_same_behind_a_trace(
     name: str, trace: bool, clock: Changing, tmp_path: Path
 ) -> None:
-    """To the second; it is the hooked steps that say how the clean ones divide."""
+    """Module times are exactly the same with and without a trace, and not scaled."""
     model, options, expected = MODELS[name]
     monitor = tracing_into(tmp_path, trace=trace)
     fit(model(clock), monitor, **options)
     (profile,) = monitor.profiles
     assert expected == own(profile)
-    assert (1, trace) == (profile.run.observer_ratio, "tr" in kinds(profile))
+    assert 1 == profile.run.observer_ratio
+    assert trace == ("tr" in kinds(profile))
 
 
 class Late(Timed):
-    """While it is traced everything takes three times as long."""
+    """A model that takes three times as long in traced steps."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self.clock.speed = 3 if 7 <= batch_idx <= 9 else 1
+        is_traced = 7 <= batch_idx <= 9
+        self.clock.speed = 3 if is_traced else 1
 
 
 def test_what_tracing_takes_is_in_no_time(clock: Changing, tmp_path: Path) -> None:
-    """Neither a module's nor a clean step's; the traced steps say what they took."""
+    """Slow traced steps change neither the module times nor the times of other steps."""
     monitor = tracing_into(tmp_path)
     fit(Late(clock), monitor)
     (profile,) = monitor.profiles
@@ -319,12 +336,14 @@ def test_what_tracing_takes_is_in_no_time(clock: Changing, tmp_path: Path) -> No
 
 
 def test_a_run_that_is_stopped_in_a_traced_step_has_the_trace_until_then(tmp_path: Path) -> None:
-    """Two of three batches."""
-    monitor, around = tracing_into(tmp_path), Around()
+    """If a run is stopped in the second of three traced steps, its trace has two batches."""
+    monitor = tracing_into(tmp_path)
+    around = Around()
     fit(Ending(TRACED, stop), around, monitor, limit_val_batches=0)
     assert [] == around.left()
     (profile,) = monitor.profiles
-    assert (True, ONE_WINDOW[:18]) == (profile.run.partial, kinds(profile))
+    assert profile.run.partial
+    assert ONE_WINDOW[:18] == kinds(profile)
     assert [f"lflops_traces/train-0-8/{WORKER}.gz", "train-0-8.profile.json"] == files(tmp_path)
     assert profile.trace is not None
     assert 2 == profile.trace.batches
@@ -336,8 +355,12 @@ def test_a_run_that_is_stopped_in_a_traced_step_has_the_trace_until_then(tmp_pat
 def test_an_exception_in_a_traced_step_leaves_no_trace(
     error: BaseException, comes_out: type[BaseException], tmp_path: Path
 ) -> None:
-    """In either sense: no file, no hook, no profiler; what comes out is the user's."""
-    monitor, around = tracing_into(tmp_path), Around()
+    """After an exception in a traced step, no trace file, hook or running profiler is left.
+
+    The caller receives the user's error.
+    """
+    monitor = tracing_into(tmp_path)
+    around = Around()
     with signals_kept(), pytest.raises(comes_out) as raised:
         fit(Ending(TRACED, raises(error)), around, monitor)
     assert error in {raised.value, raised.value.__context__}
@@ -345,24 +368,26 @@ def test_an_exception_in_a_traced_step_leaves_no_trace(
     assert ["train-0-7.profile.json"] == files(tmp_path)
     assert not (tmp_path / "lflops_traces").exists()
     (profile,) = monitor.profiles
-    assert (True, None) == (profile.run.partial, profile.trace)
+    assert profile.run.partial
+    assert profile.trace is None
     assert nothing_records()
 
 
 def test_a_profiler_that_is_left_running_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The check above can fail: here nobody tells the tracer that it is over."""
+    """If tracing is never ended, its profiler and hooks are found, so the test above can fail."""
     end = tracing.TracedMode._end
     kept: list[tracing.TracedMode] = []
     monkeypatch.setattr(tracing.TracedMode, "_end", lambda self, **_: kept.append(self))
     around = Around()
     with pytest.raises(ValueError, match="planted"):
         fit(Ending(TRACED, raises(ValueError("planted"))), around, tracing_into(tmp_path))
-    seen = nothing_records(), around.left()
+    recorded_nothing = nothing_records()
+    left = set(around.left())
     end(kept[0], keep=False)
-    assert not seen[0]
-    assert {"profiler", "hooks on every module: _global_forward_hooks"} <= set(seen[1])
+    assert not recorded_nothing
+    assert {"profiler", "hooks on every module: _global_forward_hooks"} <= left
     assert nothing_records()
     assert [] == around.left()
 
@@ -370,7 +395,10 @@ def test_a_profiler_that_is_left_running_is_seen(
 def test_what_was_recorded_before_an_exception_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a hooked step: nobody waits until it is annotated, but it will be."""
+    """If the run fails in a module-timing step, the trace of the steps before it is kept.
+
+    The run does not wait for the annotation of the trace, but the annotation succeeds.
+    """
     begun: list[AnnotationProcess] = []
 
     class Kept(AnnotationProcess):
@@ -385,12 +413,13 @@ def test_what_was_recorded_before_an_exception_is_kept(
     (annotation,) = begun
     assert None is annotation.finish()
     (profile,) = monitor.profiles
-    assert (True, 3) == (profile.run.partial, len(batches(events(profile))))
+    assert profile.run.partial
+    assert 3 == len(batches(events(profile)))
     assert [f"lflops_traces/train-0-10/{WORKER}.gz", "train-0-10.profile.json"] == files(tmp_path)
 
 
 class Slowly:
-    """An annotation that takes so many looks at it."""
+    """An annotation that is done when `is_done` has been read more than `looks` times."""
 
     looks = 3
 
@@ -405,18 +434,17 @@ class Slowly:
         return self.left < 0
 
     def finish(self) -> None:
-        """There is nothing to say."""
+        """Report no error."""
 
 
 def test_steps_beside_an_annotation_are_marked_and_are_no_measure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first window ends with its tenth step, and has five clean ones by then.
+    """Steps during an annotation have the mark "background" and do not count as unprofiled.
 
-    It is seen to be busy three times, and then done.
-
-    Of the second one's steps the four beside that are none, and so a fifth clean one is taken from
-    behind.
+    The first window ends with step 9 and has enough unprofiled steps. Its annotation is found to be
+    running three times and then done, so the 4 steps 10 to 13 of the second window are marked. This
+    window therefore takes a fifth unprofiled step after it.
     """
     monkeypatch.setattr(tracing, "AnnotationProcess", Slowly)
     monitor = tracing_into(tmp_path, schedule=Schedule(wait=7, warmup=1, active=1, repeat=2))
@@ -431,56 +459,60 @@ def test_steps_beside_an_annotation_are_marked_and_are_no_measure(
 def test_an_annotation_that_fails_is_warned_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trace is there as torch wrote it."""
+    """If the annotation fails, lflops warns once, and the trace is as torch.profiler wrote it."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     monitor = tracing_into(tmp_path)
-    with pytest.warns(
-        UserWarning, match=r"pt\.trace\.json\.gz is a trace without the modules: exit status 1"
-    ) as warned:
+    message = r"pt\.trace\.json\.gz is a trace without the modules: exit status 1"
+    with pytest.warns(UserWarning, match=message) as warned:
         fit(Classifier(), monitor)
     assert 1 == told(warned)
     found = events(monitor.profiles[0])
-    assert (3, False) == (len(batches(found)), annotated(found))
+    assert 3 == len(batches(found))
+    assert not annotated(found)
     assert [f"lflops_traces/train-0-12/{WORKER}.gz", "train-0-12.profile.json"] == files(tmp_path)
 
 
 @pytest.fixture
 def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The program that annotates goes on until something is written into this.
+    """Replace the program that annotates by one that runs until something is written to this pipe.
 
-    Also after a test that failed.
+    After the test, even if it failed, something is written.
     """
-    program, pipe = tmp_path / "program", tmp_path / "pipe"
+    program = tmp_path / "program"
+    pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     program.write_text(f"#!/bin/sh\nread word < {pipe}\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
     yield pipe
+    # If no process reads the pipe any more, opening it raises an error.
     with (
         contextlib.suppress(OSError),
         open(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "w", encoding="utf-8") as written,  # noqa: PTH123
     ):
-        written.write("enough\n")  # an error where nobody reads any more
+        written.write("enough\n")
 
 
 def training_fails(folder: Path) -> None:
-    """In a hooked step, behind the traced ones."""
+    """Raise in a module-timing step, which follows the traced ones."""
     with pytest.raises(ValueError, match="planted"):
         fit(Ending(HOOKED, raises(ValueError("planted"))), tracing_into(folder))
 
 
 def we_fail(folder: Path) -> None:
-    """Long after the window, in the user's function that tells a batch's samples."""
+    """Raise in the user's `units` long after the window, which ends the monitor with a warning."""
     left = iter(range(20, -1, -1))
-    monitor = tracing_into(
-        folder, schedule=BRIEF, on_error="warn", units=lambda batch: {"samples": 1 // next(left)}
-    )
+
+    def units(_batch: Any) -> dict[str, int]:
+        return {"samples": 1 // next(left)}
+
+    monitor = tracing_into(folder, schedule=BRIEF, on_error="warn", units=units)
     with pytest.warns(UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError"):
         fit(Classifier(), monitor)
 
 
 def time_is_up(folder: Path) -> None:
-    """The run ends, and waits long enough."""
+    """End the run as usual: it waits for the annotation until its time is up, and warns."""
     with pytest.warns(UserWarning, match="is a trace without the modules: still running after 0 s"):
         fit(Classifier(), tracing_into(folder, schedule=BRIEF))
 
@@ -489,9 +521,9 @@ def time_is_up(folder: Path) -> None:
 def test_a_trace_that_is_still_being_annotated_is_left_to_its_process(
     end: Callable[[Path], None], pipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No file stays open, and Python has nothing to warn of.
+    """If a run ends during an annotation, the process that annotates continues on its own.
 
-    When the process ends, nothing is left of it.
+    No file stays open, there is no `ResourceWarning`, and when the process ends, it is reaped.
     """
     begun: list[int] = []
 
@@ -504,7 +536,8 @@ def test_a_trace_that_is_still_being_annotated_is_left_to_its_process(
             return super().finish(seconds)
 
     monkeypatch.setattr(tracing, "AnnotationProcess", Seen)
-    gc.collect()  # what another test has left may be closed at any time
+    # Otherwise files that another test has left open may be closed at any time.
+    gc.collect()
     files_before = set(open_files())
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", ResourceWarning)
@@ -513,7 +546,8 @@ def test_a_trace_that_is_still_being_annotated_is_left_to_its_process(
     assert [] == [str(each.message) for each in warned if each.category is ResourceWarning]
     assert set() == set(open_files()) - files_before
     (process,) = begun
-    os.kill(process, 0)  # it is there
+    # raises if the process does not exist
+    os.kill(process, 0)
     pipe.write_text("enough\n")
     for thread in threading.enumerate():
         if thread.name.startswith("lflops: "):
@@ -523,7 +557,7 @@ def test_a_trace_that_is_still_being_annotated_is_left_to_its_process(
 
 
 class Named(Classifier):
-    """Has a name of the user's in training_step."""
+    """Uses `record_function` in `training_step`."""
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         with record_function("mine"):
@@ -531,17 +565,22 @@ class Named(Classifier):
 
 
 def features(found: list[dict[str, Any]]) -> set[str]:
-    """What torch's options add to a trace."""
-    adds = {
-        "mine": lambda event: event["name"] == "mine" and event.get("cat") == "user_annotation",
-        "shapes": lambda event: event["name"] == "aten::addmm" and "Input Dims" in event["args"],
-        "memory": lambda event: event["name"] == "[memory]",
-        "memory's curve": lambda event: (
-            event["name"].startswith("allocated bytes (CPU)") and event["ph"] == "C"
-        ),
-        "stack": lambda event: event.get("cat") == "python_function",
-    }
-    return {name for name, is_one in adds.items() if any(map(is_one, found))}
+    """Return the kinds of events in a trace that options and annotations add."""
+    kinds = set()
+    for event in found:
+        name = event["name"]
+        category = event.get("cat")
+        if name == "mine" and category == "user_annotation":
+            kinds.add("mine")
+        if name == "aten::addmm" and "Input Dims" in event["args"]:
+            kinds.add("shapes")
+        if name == "[memory]":
+            kinds.add("memory")
+        if name.startswith("allocated bytes (CPU)") and event["ph"] == "C":
+            kinds.add("memory's curve")
+        if category == "python_function":
+            kinds.add("stack")
+    return kinds
 
 
 OPTIONS: dict[str, tuple[dict[str, bool], set[str]]] = {
@@ -550,49 +589,50 @@ OPTIONS: dict[str, tuple[dict[str, bool], set[str]]] = {
     "profile_memory": ({"profile_memory": True}, {"memory", "memory's curve"}),
     "with_stack": ({"with_stack": True}, {"stack"}),
 }
+"""Options of torch.profiler, and the kinds of events that they add."""
 
 
 @pytest.mark.parametrize(("options", "expected"), OPTIONS.values(), ids=OPTIONS)
 def test_torchs_options_do_to_the_trace_what_they_do_to_torchs(
     options: dict[str, bool], expected: set[str], tmp_path: Path
 ) -> None:
-    """Each adds what it adds; names of the user's are there in all."""
+    """Each option adds the same events as in torch.profiler. All traces have the user's annotation.
+
+    Only the curve of the memory is added by lflops.
+    """
     monitor = tracing_into(tmp_path, schedule=BRIEF, **options)
     fit(Named(), monitor)
     assert {"mine"} | expected == features(events(monitor.profiles[0]))
+    batch = (torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.long))
     with profiler.profile(activities=[ProfilerActivity.CPU], **options) as theirs:
-        Named().training_step(
-            (torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.long)), 0
-        ).backward()
-    theirs.export_chrome_trace(str(path := tmp_path / "theirs.json"))
-    assert ({"mine"} | expected) - {"memory's curve"} == features(
-        json.loads(path.read_bytes())["traceEvents"]
-    )
+        Named().training_step(batch, 0).backward()
+    path = tmp_path / "theirs.json"
+    theirs.export_chrome_trace(str(path))
+    of_torch = features(json.loads(path.read_bytes())["traceEvents"])
+    assert ({"mine"} | expected) - {"memory's curve"} == of_torch
 
 
 def test_a_rank_that_is_not_asked_to_makes_no_trace(tmp_path: Path) -> None:
-    """It keeps step with those that are; nothing else changes, and nobody is warned."""
+    """A rank that does not trace has unprofiled steps while other ranks trace, and no warning."""
     monitor = tracing_into(tmp_path, trace_ranks=[1])
     fit(Classifier(), monitor)
     (profile,) = monitor.profiles
-    assert ("un" * 6 + "co" + "un" * 3 + "mo" * 3, None, []) == (
-        kinds(profile),
-        profile.trace,
-        no_trace(profile),
-    )
+    assert "un" * 6 + "co" + "un" * 3 + "mo" * 3 == kinds(profile)
+    assert profile.trace is None
+    assert [] == no_trace(profile)
     assert ["train-0-12.profile.json"] == files(tmp_path)
 
 
 @pytest.mark.parametrize("ranks", ["all", [0], [1, 0]])
 def test_a_rank_that_is_asked_to_does(ranks: Any, tmp_path: Path) -> None:
-    """Whichever way."""
+    """Rank 0 traces if `trace_ranks` includes it."""
     monitor = tracing_into(tmp_path, trace_ranks=ranks, schedule=BRIEF)
     fit(Classifier(), monitor)
     assert ["ProfilerStep#0"] == batches(events(monitor.profiles[0]))
 
 
 class Placeless(Recorder):
-    """A logger that writes nowhere."""
+    """A logger without a folder."""
 
     save_dir = property(lambda self: None)  # type: ignore[assignment]
 
@@ -604,28 +644,32 @@ class Placeless(Recorder):
 def test_where_there_is_no_place_for_files_there_is_no_trace(
     options: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    """Active steps are the hooked ones then, and nobody is warned."""
+    """If no folder is known for files, there is no trace: the active steps time modules.
+
+    There is no warning and no note.
+    """
     monitor = watching(trace=True)
     fit(Classifier(), monitor, default_root_dir=tmp_path, **options)
     (profile,) = monitor.profiles
-    assert (expected, None, []) == (kinds(profile), profile.trace, no_trace(profile))
+    assert expected == kinds(profile)
+    assert profile.trace is None
+    assert [] == no_trace(profile)
     assert [] == files(tmp_path)
 
 
 def test_where_nothing_can_be_recorded_it_is_said_once(tmp_path: Path) -> None:
-    """The model is on the CPU, so no device is traced; all else is there."""
+    """If only a device is traced, but the model is on the CPU, there is one warning and a note.
+
+    The rest of the profile is complete.
+    """
     monitor = tracing_into(tmp_path, activities=["device"])
-    with pytest.warns(
-        UserWarning,
-        match="FlopsMonitor: there is no trace: torch cannot record any activity here",
-    ) as warned:
+    message = "FlopsMonitor: there is no trace: torch cannot record any activity here"
+    with pytest.warns(UserWarning, match=message) as warned:
         fit(Classifier(), monitor)
     (profile,) = monitor.profiles
-    assert (1, ["no_activity"], ["train-0-12.profile.json"]) == (
-        told(warned),
-        no_trace(profile),
-        files(tmp_path),
-    )
+    assert 1 == told(warned)
+    assert ["no_activity"] == no_trace(profile)
+    assert ["train-0-12.profile.json"] == files(tmp_path)
     assert profile.modules["head"].backward.seconds is not None
 
 
@@ -633,22 +677,30 @@ def test_where_nothing_can_be_recorded_it_is_said_once(tmp_path: Path) -> None:
     "name", ["fp32", "bf16-mixed", "accumulated and clipped", "manual", "LBFGS"]
 )
 def test_a_traced_training_is_the_same_training(name: str, tmp_path: Path) -> None:
-    """Losses, weights, buffers, the optimizer's state and the random numbers to come; two windows."""
+    """Tracing changes no losses, weights, buffers, optimizer states or later random numbers.
+
+    The run has two windows.
+    """
     monitor = tracing_into(tmp_path, schedule=Schedule(wait=2, warmup=1, active=1, repeat=2))
     assert [] == differences(train(name), train(name, monitor))
     assert [True, True] == [profile.trace is not None for profile in monitor.profiles]
 
 
 def test_a_traced_training_leaves_the_process_as_it_was(tmp_path: Path) -> None:
-    """Files, threads, handlers, warnings; no wrap, hook or mode."""
-    fit(Classifier(), tracing_into(tmp_path))  # what is loaded once is loaded
+    """A run with a trace leaves no more files, threads, handlers and warnings than one without.
+
+    It also leaves no wrappers, hooks or modes.
+    """
+    # The first fits load modules, which stay loaded.
+    fit(Classifier(), tracing_into(tmp_path))
     fit(Classifier())
     settle()
     before = process()
     fit(Classifier())
     plain = differences(before, process())
     settle()
-    before, around = process(), Around()
+    before = process()
+    around = Around()
     fit(Classifier(), around, tracing_into(tmp_path))
     assert [] == around.left()
     assert plain == differences(before, process())
@@ -657,9 +709,9 @@ def test_a_traced_training_leaves_the_process_as_it_was(tmp_path: Path) -> None:
 def test_an_export_that_fails_leaves_what_was_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One warning, a note, and no file.
+    """If the trace cannot be written, there is one warning, a note and no file.
 
-    The operators are in the profile, and the next one can trace.
+    The profile still has the operators of the trace, and another monitor can trace.
     """
 
     def full(*_: Any) -> None:
@@ -673,31 +725,34 @@ def test_an_export_that_fails_leaves_what_was_recorded(
             UserWarning, match="FlopsMonitor: there is no trace: .*OSError: no space left"
         ) as warned:
             trainer = fit(Classifier(), around, first)
-    assert (1, 30, []) == (told(warned), trainer.global_step, around.left())
+    assert 1 == told(warned)
+    assert 30 == trainer.global_step
+    assert [] == around.left()
     (profile,) = first.profiles
-    assert (["train-0-12.profile.json"], ["not_written"]) == (files(tmp_path), no_trace(profile))
+    assert ["train-0-12.profile.json"] == files(tmp_path)
+    assert ["not_written"] == no_trace(profile)
     assert profile.trace is not None
-    assert ({}, True) == (profile.trace.files, bool(profile.trace.operators))
+    assert {} == profile.trace.files
+    assert profile.trace.operators
     assert nothing_records()
     monitor = tracing_into(tmp_path, schedule=BRIEF)
     fit(Classifier(), monitor)
     assert ["ProfilerStep#0"] == batches(events(monitor.profiles[0]))
 
 
-# Beside other profilers, each in a process of its own: they could crash it.
-
-
 def test_an_error_of_our_own_in_a_traced_step_leaves_nothing_on(tmp_path: Path) -> None:
-    """The user's function that tells a batch's samples fails in it."""
+    """If the user's `units` fails in a traced step, lflops warns once, and nothing is left."""
     seen = iter(range(100))
 
     def units(batch: Any) -> dict[str, int]:
+        # divides by zero in step `TRACED`
         return {"samples": 1 // (TRACED - next(seen))}
 
     around = Around()
     with pytest.warns(UserWarning, match="FlopsMonitor has failed") as warned:
         trainer = fit(Classifier(), around, tracing_into(tmp_path, on_error="warn", units=units))
-    assert (1, 30) == (told(warned), trainer.global_step)
+    assert 1 == told(warned)
+    assert 30 == trainer.global_step
     assert [] == around.left()
     assert nothing_records()
 
@@ -712,7 +767,7 @@ def test_an_error_of_our_own_in_a_traced_step_leaves_nothing_on(tmp_path: Path) 
 def test_an_error_as_the_recording_begins_ends_it(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kineto has been started, and what hooks it has are on."""
+    """After an error when Kineto is already recording, lflops warns once, and nothing is left."""
 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("planted")
@@ -723,48 +778,60 @@ def test_an_error_as_the_recording_begins_ends_it(
         UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted"
     ) as warned:
         trainer = fit(Classifier(), around, tracing_into(tmp_path, on_error="warn"))
-    assert (1, 30, []) == (told(warned), trainer.global_step, around.left())
+    assert 1 == told(warned)
+    assert 30 == trainer.global_step
+    assert [] == around.left()
     assert nothing_records()
 
 
 def test_a_stack_is_the_trainings(tmp_path: Path) -> None:
-    """What looks for other profilers among a million objects is not in it."""
+    """With stacks, a trace does not contain lflops' search for other profilers.
+
+    This search calls `issubclass` for about a million objects.
+    """
     monitor = tracing_into(tmp_path, schedule=BRIEF, with_stack=True)
     fit(Classifier(), monitor)
     assert 10_000 > sum("issubclass" in event["name"] for event in events(monitor.profiles[0]))
 
 
 def test_a_validation_between_traced_steps_is_no_call_of_theirs(tmp_path: Path) -> None:
-    """Three batches, three calls of each module, and in the table two products and a product for each gradient of each."""
+    """A validation between traced steps is neither in the trace nor in its table of operators.
+
+    For three batches, each module has three calls, and `aten::addmm` has two calls in each forward.
+    """
     monitor = tracing_into(tmp_path)
     fit(Validated(), monitor, val_check_interval=TRACED)
     (profile,) = monitor.profiles
     assert {("body", BODY): 3, ("body.0", BODY): 3, ("head", HEAD): 3} == macs(events(profile))
     assert profile.trace is not None
-    assert {"aten::addmm": 6} == {
-        each.name: each.calls for each in profile.trace.operators if each.name == "aten::addmm"
-    }
+    (addmm,) = [each for each in profile.trace.operators if each.name == "aten::addmm"]
+    assert 6 == addmm.calls
 
 
 def test_a_trace_of_no_batch_is_none(tmp_path: Path) -> None:
-    """The training is stopped right behind the counted step."""
+    """If a run is stopped after the counting step, before any traced step, there is no trace."""
     monitor = tracing_into(tmp_path)
     fit(Ending(COUNTED, stop), monitor)
     (profile,) = monitor.profiles
-    assert (None, ["train-0-6.profile.json"]) == (profile.trace, files(tmp_path))
+    assert profile.trace is None
+    assert ["train-0-6.profile.json"] == files(tmp_path)
 
 
 def test_the_last_slice_is_a_batch(tmp_path: Path) -> None:
-    """What a stopped run does behind its last batch is no ProfilerStep."""
+    """If a run is stopped, its work after the last batch is not a step in the trace."""
     monitor = tracing_into(tmp_path)
     fit(Ending(TRACED, stop), monitor, limit_val_batches=0)
     assert ["ProfilerStep#0", "ProfilerStep#1"] == batches(events(monitor.profiles[0]))
 
 
-class Theirs(Callback):
-    """A user's own profiler.
+# The following cases run together with other profilers. Each case has a separate process, because
+# the profilers could crash it.
 
-    From the batch that it is started in it waits, warms up in one, and records two.
+
+class Theirs(Callback):
+    """A profiler of the user, which starts in batch `begin`.
+
+    It waits for `wait` batches, warms up in one batch, and records two.
     """
 
     def __init__(self, begin: int, wait: int = 0) -> None:
@@ -793,49 +860,57 @@ class Theirs(Callback):
             self.profile.stop()
 
     def products(self) -> int:
-        """How often a layer went backward in what was recorded."""
+        """Return the number of backward passes of layers that were recorded."""
         return products(self.profile.events())
 
 
 def products(found: Any) -> int:
-    """How often a layer went backward."""
+    """Return the number of backward passes of layers in events."""
     return sum(event.name == "AddmmBackward0" for event in found)
 
 
 def fitted(
     folder: Path, *callbacks: Any, monitors: int = 1, **options: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """The Trainer, and what became of the monitors' windows."""
+    """Train with monitors that trace, and return the Trainer and facts about their windows.
+
+    The facts can be written to JSON. All but the numbers of warnings and files are lists with an
+    entry for each profile.
+    """
     watchers = [tracing_into(folder) for _ in range(monitors)]
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         trainer = fit(Classifier(), *watchers, *callbacks, **options)
-    profiles = [profile for monitor in watchers for profile in monitor.profiles]
-    names = ("body.0", "head")
-    return trainer, {
+    facts: dict[str, Any] = {
         "warned": told(warned, "FlopsMonitor: there is no trace"),
         "failed": told(warned, "FlopsMonitor has failed"),
-        "reasons": [no_trace(profile) for profile in profiles],
-        "batches": [
-            0 if profile.trace is None else len(batches(events(profile))) for profile in profiles
-        ],
-        "macs": [[profile.modules[name].forward.macs for name in names] for profile in profiles],
-        "timed": all(
-            profile.modules[name].work(phase).seconds
-            for profile in profiles
-            for name in names
-            for phase in ("forward", "backward")
-        ),
-        "kinds": [sorted(set(re.findall("..", kinds(profile)))) for profile in profiles],
-        "traces": sum(name.endswith(".gz") for name in files(folder)),
-        "other files": [
-            name for name in files(folder) if not name.endswith((".gz", ".profile.json"))
-        ],
+        "reasons": [],
+        "batches": [],
+        "macs": [],
+        "timed": True,
+        "kinds": [],
     }
+    for monitor in watchers:
+        for profile in monitor.profiles:
+            facts["reasons"].append(no_trace(profile))
+            number = 0
+            if profile.trace is not None:
+                number = len(batches(events(profile)))
+            facts["batches"].append(number)
+            layers = [profile.modules[name] for name in ("body.0", "head")]
+            facts["macs"].append([layer.forward.macs for layer in layers])
+            for layer in layers:
+                if not layer.forward.seconds or not layer.backward.seconds:
+                    facts["timed"] = False
+            facts["kinds"].append(sorted(set(re.findall("..", kinds(profile)))))
+    names = files(folder)
+    facts["traces"] = sum(name.endswith(".gz") for name in names)
+    facts["other files"] = [name for name in names if not name.endswith((".gz", ".profile.json"))]
+    return trainer, facts
 
 
 def beside(*, begin: int, wait: int = 0) -> Callable[[Path], dict[str, Any]]:
-    """A user's profiler that is started in this batch."""
+    """Return a case with a user's profiler that starts in batch `begin`."""
 
     def case(folder: Path) -> dict[str, Any]:
         theirs = Theirs(begin, wait)
@@ -846,24 +921,25 @@ def beside(*, begin: int, wait: int = 0) -> Callable[[Path], dict[str, Any]]:
 
 
 def beside_lightnings(folder: Path) -> dict[str, Any]:
-    """Lightning's own, which does what it does without us."""
+    """Train with Lightning's `PyTorchProfiler`.
+
+    `theirs` is its number of recorded backward passes, relative to a run without lflops.
+    """
     plain = fit(Classifier(), profiler=PyTorchProfiler())
     trainer, told = fitted(folder, profiler="pytorch")
     assert isinstance(trainer.profiler, PyTorchProfiler)
-    assert products(plain.profiler.function_events) > 0
-    return told | {
-        "theirs": products(trainer.profiler.function_events)
-        / products(plain.profiler.function_events)
-    }
+    usual = products(plain.profiler.function_events)
+    assert usual > 0
+    return told | {"theirs": products(trainer.profiler.function_events) / usual}
 
 
 def two_monitors(folder: Path) -> dict[str, Any]:
-    """With the same window."""
+    """Train with two monitors that have the same window."""
     return fitted(folder, monitors=2)[1]
 
 
 class Careless(Callback):
-    """A profiler that is got ready when the training begins, and started in its twentieth batch."""
+    """Prepares a profiler when training begins, and starts it in batch 20."""
 
     def on_train_start(self, *_: Any) -> None:
         self.profile = profiler.profile(activities=[ProfilerActivity.CPU])
@@ -877,7 +953,7 @@ class Careless(Callback):
 
 
 def two_profilers(folder: Path) -> dict[str, Any]:
-    """Neither is ours."""
+    """Train with two profilers of the user, without lflops."""
     theirs = Theirs(7)
     fit(Classifier(), Careless(), theirs)
     return {"theirs": theirs.products()}
@@ -894,6 +970,7 @@ ALONE: dict[str, Any] = {
     "traces": 1,
     "other files": [],
 }
+"""The facts of a run in which a monitor is the only profiler."""
 NOT_TRACED = [["co", "mo", "un"]]
 REFUSED = ALONE | {
     "warned": 1,
@@ -903,6 +980,22 @@ REFUSED = ALONE | {
     "traces": 0,
     "theirs": 4,
 }
+"""The facts if another profiler runs, so lflops does not trace.
+
+The other profiler records 4 backward passes: two layers in two batches.
+"""
+BOTH = {
+    "warned": 1,
+    "failed": 0,
+    "reasons": [[], ["own_trace"]],
+    "batches": [3, 0],
+    "macs": [[BODY, HEAD]] * 2,
+    "timed": True,
+    "kinds": ALONE["kinds"] + NOT_TRACED,
+    "traces": 1,
+    "other files": [],
+}
+"""The facts of two monitors with the same window, of which only the first one traces."""
 
 CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], dict[str, Any]]] = {
     "nobody": (lambda folder: fitted(folder)[1], ALONE),
@@ -915,36 +1008,35 @@ CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], dict[str, Any]]] = {
     ),
     "one that comes behind": (beside(begin=12), ALONE | {"theirs": 4}),
     "Lightning's": (beside_lightnings, REFUSED | {"theirs": 1}),
-    "another monitor": (
-        two_monitors,
-        {name: value * 2 if isinstance(value, list) else value for name, value in ALONE.items()}
-        | {
-            "warned": 1,
-            "reasons": [[], ["own_trace"]],
-            "batches": [3, 0],
-            "kinds": ALONE["kinds"] + NOT_TRACED,
-        },
-    ),
+    "another monitor": (two_monitors, BOTH),
 }
-"""Two layers in two batches are four products of theirs."""
+"""Functions that train with another profiler and return facts, and the expected facts."""
 
 CULPRIT = "two profilers"
+"""The name of a case that crashes."""
 
 
 def fork_all(folder: Path) -> None:
-    """Run each case in a process of its own, which begins where Lightning is loaded and nothing was ever recorded, and ends as any does."""
+    """Run each case in a separate process, and write its facts and its exit status to the folder.
+
+    The processes are forked when Lightning is loaded and nothing has been recorded. They end like
+    any program.
+    """
     cases = {name: case for name, (case, _) in CASES.items()} | {CULPRIT: two_profilers}
-    gc.freeze()  # else each would copy all that is loaded only to look through it
+    # Otherwise, the garbage collector of each process would copy the memory of all loaded objects.
+    gc.freeze()
     children: dict[str, int] = {}
     for number, (name, case) in enumerate(cases.items()):
-        (place := folder / str(number)).mkdir()
+        place = folder / str(number)
+        place.mkdir()
         children[name] = os.fork()
         if not children[name]:
             (folder / f"{name}.json").write_text(json.dumps(case(place)), "utf-8")
             sys.exit()
-    endings = {
-        name: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for name, child in children.items()
-    }
+    endings = {}
+    for name, child in children.items():
+        _, status = os.waitpid(child, 0)
+        endings[name] = os.waitstatus_to_exitcode(status)
     (folder / "endings.json").write_text(json.dumps(endings), "utf-8")
 
 
@@ -952,9 +1044,12 @@ def fork_all(folder: Path) -> None:
 def met(
     tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython
 ) -> tuple[Path, dict[str, int]]:
-    """The folder of what became of each case, and its process's exit status."""
+    """Run all cases, and return the folder with their facts, and their exit statuses."""
     folder = tmp_path_factory.mktemp("met")
-    code = "import sys, pathlib; from tests.integrations.lightning.test_traces import fork_all; fork_all(pathlib.Path(sys.argv[1]))"
+    code = (
+        "import sys, pathlib; from tests.integrations.lightning.test_traces import fork_all; "
+        "fork_all(pathlib.Path(sys.argv[1]))"
+    )
     ended = warm_python.run(code, folder)
     assert 0 == ended.status, ended.err
     return folder, json.loads((folder / "endings.json").read_text("utf-8"))
@@ -962,9 +1057,10 @@ def met(
 
 @pytest.mark.parametrize("name", CASES)
 def test_beside(name: str, met: tuple[Path, dict[str, int]]) -> None:
-    """Whoever came first goes on, the other is told of once, and everything but the trace is there.
+    """If lflops and another profiler meet, the user's profiler records everything.
 
-    The process ends well.
+    lflops warns once, its profile has everything but the trace, and the process does not crash. Of
+    two monitors, the first one traces.
     """
     folder, endings = met
     assert 0 == endings[name]
@@ -972,8 +1068,8 @@ def test_beside(name: str, met: tuple[Path, dict[str, int]]) -> None:
 
 
 def test_two_careless_profilers_crash(met: tuple[Path, dict[str, int]]) -> None:
-    """What the tests above would see.
+    """Two profilers of the user crash the process, so the test above can fail.
 
-    One gets ready, another comes and goes, and the first one starts.
+    One is prepared, another one starts and stops, and then the first one starts.
     """
     assert 0 != met[1][CULPRIT]

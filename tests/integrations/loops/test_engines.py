@@ -1,6 +1,7 @@
-"""Loops that use Lightning Fabric or Accelerate.
+"""Test custom loops that use Lightning Fabric or Accelerate.
 
-Their `backward` and clipping are phases, and their wrappers have no names.
+The `backward` and the clipping of these engines are phases, and their wrappers around the model do
+not appear in module names.
 """
 
 import os
@@ -25,46 +26,47 @@ from tests.support.processes import Ranks
 
 WIDTH, HIDDEN, CLASSES, BATCH = 16, 32, 4, 8
 FORWARD = BATCH * (WIDTH * HIDDEN + HIDDEN * CLASSES)
+"""MACs of one forward pass of `model()`, worked out by hand: one matmul for each layer."""
 BACKWARD = 2 * FORWARD - BATCH * WIDTH * HIDDEN
+"""MACs of one backward pass: two matmuls for each layer, except that the data has no gradient."""
 
 Engine = tuple[Any, nn.Module, Any, Callable[[], None]]
+"""The engine, the wrapped model, the optimizer, and a function that clips gradients."""
 
 
 def model() -> nn.Sequential:
-    """Two products."""
+    """Return two linear layers with an activation between them, always with the same weights."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
 
 
 def with_fabric() -> Engine:
-    """Clips by its own method."""
+    """Set up a `Fabric`, which clips with `clip_gradients`."""
     fabric = Fabric(accelerator="cpu", devices=1)
     own = model()
     wrapped, optimizer = fabric.setup(own, torch.optim.AdamW(own.parameters(), lr=0.01))
-    return (
-        fabric,
-        wrapped,
-        optimizer,
-        lambda: fabric.clip_gradients(wrapped, optimizer, max_norm=1.0),
-    )  # type: ignore[return-value]
+
+    def clip() -> None:
+        fabric.clip_gradients(wrapped, optimizer, max_norm=1.0)
+
+    return fabric, wrapped, optimizer, clip
 
 
 def with_accelerate() -> Engine:
-    """Clips by its own method."""
+    """Set up an `Accelerator`, which clips with `clip_grad_norm_`."""
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
     own = model()
     wrapped, optimizer = accelerator.prepare(own, torch.optim.AdamW(own.parameters(), lr=0.01))
-    return (
-        accelerator,
-        wrapped,
-        optimizer,
-        lambda: accelerator.clip_grad_norm_(wrapped.parameters(), 1.0),
-    )
+
+    def clip() -> None:
+        accelerator.clip_grad_norm_(wrapped.parameters(), 1.0)
+
+    return accelerator, wrapped, optimizer, clip
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:
-    """The same ones each time."""
+    """Return 20 batches of inputs and classes, the same in each call."""
     generator = torch.Generator().manual_seed(1)
     return [
         (
@@ -76,9 +78,9 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 
 def step(engine: Engine, x: Tensor, y: Tensor) -> None:
-    """One of a loop as their documentation shows it."""
-    own, wrapped, optimizer, clip = engine
-    own.backward(F.cross_entropy(wrapped(x), y))
+    """Run a training step as the documentation of Fabric and Accelerate shows it."""
+    fabric_or_accelerator, wrapped, optimizer, clip = engine
+    fabric_or_accelerator.backward(F.cross_entropy(wrapped(x), y))
     clip()
     optimizer.step()
     optimizer.zero_grad()
@@ -86,16 +88,22 @@ def step(engine: Engine, x: Tensor, y: Tensor) -> None:
 
 @pytest.mark.parametrize("made", [with_fabric, with_accelerate])
 def test_a_loop_with_an_engine_is_counted_and_timed(made: Callable[[], Engine]) -> None:
-    """And trains as it does without the monitor."""
-    plain, engine = made(), made()
+    """The profile has MACs and phases, and the module names contain no wrapper.
+
+    The weights equal those of a run without the monitor, and the engine keeps no new attributes.
+    """
+    plain = made()
+    engine = made()
     for x, y in batches():
         step(plain, x, y)
-    before = set(vars(engine[0]))
+    plain_model = plain[1]
+    fabric_or_accelerator, wrapped, optimizer, _ = engine
+    before = set(vars(fabric_or_accelerator))
     schedule = Schedule(wait=2, warmup=1, active=2, repeat=1)
     with lflops.monitor(
-        engine[1],
-        engine[2],
-        engine=engine[0],
+        wrapped,
+        optimizer,
+        engine=fabric_or_accelerator,
         schedule=schedule,
         log=lambda _: None,
         on_error="raise",
@@ -104,23 +112,25 @@ def test_a_loop_with_an_engine_is_counted_and_timed(made: Callable[[], Engine]) 
             with monitor.step(x):
                 step(engine, x, y)
     (profile,) = monitor.profiles
-    assert (FORWARD, BACKWARD) == (
-        profile.modules[""].forward.macs,
-        profile.modules[""].backward.macs,
-    )
+    root = profile.modules[""]
+    assert (FORWARD, BACKWARD) == (root.forward.macs, root.backward.macs)
     assert {"", "0", "1", "2"} == profile.modules.keys()
-    assert {"data", "forward", "backward", "clip", "optimizer", "other"} == set(
-        analyze(profile).step_times.phases
-    )
-    assert [bits(each) for each in plain[1].parameters()] == [
-        bits(each) for each in engine[1].parameters()
-    ]
-    assert before == set(vars(engine[0]))
+    phases = set(analyze(profile).step_times.phases)
+    assert {"data", "forward", "backward", "clip", "optimizer", "other"} == phases
+    weights = [bits(each) for each in plain_model.parameters()]
+    assert weights == [bits(each) for each in wrapped.parameters()]
+    assert before == set(vars(fabric_or_accelerator))
 
 
 def on_two_ranks() -> tuple[int | None, str | None, set[int | None]]:
-    """Train with Fabric's wrapper around DDP, and batches that no sampler divided."""
+    """Train with Fabric's DDP strategy, on batches that no sampler divided among the ranks.
+
+    Returns:
+        The data-parallel size, the strategy and the samples of steps in the profile. They are empty
+        if this rank has no profile.
+    """
     rank = distributed.get_rank()
+    # With the environment variables of a launcher, Fabric starts no processes itself.
     place = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -129,9 +139,7 @@ def on_two_ranks() -> tuple[int | None, str | None, set[int | None]]:
         "LOCAL_WORLD_SIZE": 2,
         "TORCHELASTIC_RUN_ID": "test",
     }
-    os.environ.update(
-        {name: str(value) for name, value in place.items()}
-    )  # of a launcher, so that Fabric starts no process
+    os.environ.update({name: str(value) for name, value in place.items()})
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
     own = model()
@@ -145,20 +153,15 @@ def on_two_ranks() -> tuple[int | None, str | None, set[int | None]]:
                 fabric.backward(F.cross_entropy(wrapped(x), y))
                 optimizer.step()
                 optimizer.zero_grad()
-    (profile,) = monitor.profiles or (None,)
-    return (
-        (None, None, set())
-        if profile is None
-        else (
-            profile.run.data_parallel_size,
-            profile.run.strategy,
-            {step.samples for step in profile.steps},
-        )
-    )
+    if not monitor.profiles:
+        return None, None, set()
+    (profile,) = monitor.profiles
+    run = profile.run
+    return run.data_parallel_size, run.strategy, {step.samples for step in profile.steps}
 
 
 def test_ranks_of_fabric_have_batches_of_their_own(tmp_path: Path) -> None:
-    """The samples of both are a step's."""
+    """The samples of a step are the sum over both ranks, because each rank has its own batch."""
     with Ranks(2, tmp_path) as two:
         results: Any = two.run(on_two_ranks)  # type: ignore[arg-type]
     assert (2, "DistributedDataParallel", {2 * BATCH}) == results[0]
@@ -178,9 +181,10 @@ def test_ranks_of_fabric_have_batches_of_their_own(tmp_path: Path) -> None:
 def test_an_accelerator_says_whether_each_rank_has_a_batch_of_its_own(
     kind: str, sizes: dict[str, int], wrappers: set[str]
 ) -> None:
-    """The Trainer of transformers hands over the model without its wrapper.
+    """The wrappers that lflops assumes follow from the Accelerator's distributed type and sizes.
 
-    Ranks that share a batch, as under tensor parallelism, are no data-parallel ranks.
+    lflops needs this for the transformers Trainer, which passes the model without its wrapper.
+    Ranks that share a batch, for example under tensor parallelism, are not data-parallel ranks.
     """
     engine = SimpleNamespace(
         distributed_type=SimpleNamespace(value=kind),
@@ -190,7 +194,10 @@ def test_an_accelerator_says_whether_each_rank_has_a_batch_of_its_own(
 
 
 def test_the_distributed_types_of_accelerate_are_those_that_are_known() -> None:
-    """Their values are read by name."""
+    """Accelerate still has the values of distributed types with which lflops compares.
+
+    Without several ranks, and without an engine, there are no wrappers.
+    """
     values = {each.value for each in DistributedType}
     assert {"MULTI_CPU", "MULTI_GPU", "FSDP"} <= values
     assert set() == _wrappers_of_accelerate(Accelerator(cpu=True))

@@ -1,4 +1,4 @@
-"""`lflops.monitor`: a loop of one's own is profiled as a Trainer is, and is the same loop."""
+"""Test that `lflops.monitor` profiles a custom loop like a Trainer and does not change the loop."""
 
 import json
 import math
@@ -19,27 +19,28 @@ from lflops import CountError, Profile, Schedule
 from lflops.analysis.analysis import analyze
 from lflops.integrations.loops.monitor import LoopMonitor
 from lflops.monitoring import window_publisher as results
+from lflops.profile.steps import Step
 from lflops.timing.clock import ThreadSchedule, UncontendedClock
 from tests.support.process_state import bits
 from tests.support.processes import Ranks
 
 WIDTH, HIDDEN, CLASSES, BATCH = 16, 32, 4, 8
 FORWARD = BATCH * (WIDTH * HIDDEN + HIDDEN * CLASSES)
-"""MACs of the model below, by hand: two products."""
+"""MACs of one forward pass of `model()`, worked out by hand: one matmul for each layer."""
 BACKWARD = 2 * FORWARD - BATCH * WIDTH * HIDDEN
-"""Each product twice, but for the gradient of the data, which nobody wants."""
+"""MACs of one backward pass: two matmuls for each layer, except that the data has no gradient."""
 
 SHORT = Schedule(wait=1, warmup=1, active=2, repeat=1)
 
 
 def model() -> nn.Sequential:
-    """Two products with an activation between them."""
+    """Return two linear layers with an activation between them, always with the same weights."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
 
 
 def batches(number: int) -> list[tuple[Tensor, Tensor]]:
-    """The same ones each time."""
+    """Return batches of inputs and classes, the same in each call."""
     generator = torch.Generator().manual_seed(1)
     return [
         (
@@ -62,9 +63,18 @@ def train(
     each: int = 1,
     **options: Any,
 ) -> LoopMonitor:
-    """Train with the monitor on; gradients are accumulated over `each` batches."""
+    """Train a model under `lflops.monitor` and return the monitor.
+
+    Args:
+        watched: The model.
+        number: Number of batches.
+        seen: List to which the bits of each loss are appended.
+        each: Number of batches over which gradients are accumulated.
+        options: Arguments of `lflops.monitor` that override the defaults.
+    """
     optimizer = torch.optim.AdamW(watched.parameters(), lr=0.01)
-    settings = {"schedule": SHORT, "log": quiet, "on_error": "raise", "hardware": None} | options
+    defaults = {"schedule": SHORT, "log": quiet, "on_error": "raise", "hardware": None}
+    settings = defaults | options
     with lflops.monitor(watched, optimizer, accumulation=each, **settings) as monitor:
         for index, batch in enumerate(monitor.data(batches(number))):
             with monitor.step(batch):
@@ -79,21 +89,18 @@ def train(
 
 
 def macs(profile: Profile) -> tuple[int, int]:
-    """Of forward and backward."""
+    """Return the MACs of forward and of backward."""
     root = profile.modules[""]
     return root.forward.macs, root.backward.macs
 
 
 @pytest.mark.parametrize("trace", [True, False])
 def test_a_loop_is_counted_and_timed(trace: bool, tmp_path: Path) -> None:
-    """Its phases are those that hooks see; its modules are timed."""
+    """The profile has MACs, detected phases and times of modules, and a trace file if requested."""
     (profile,) = train(model(), trace=trace, dirpath=tmp_path).profiles
     assert (FORWARD, BACKWARD) == macs(profile)
-    assert ("train", BATCH, False) == (
-        profile.run.stage,
-        profile.run.samples_per_step,
-        profile.run.partial,
-    )
+    run = profile.run
+    assert ("train", BATCH, False) == (run.stage, run.samples_per_step, run.partial)
     found = analyze(profile).step_times
     assert {"data", "forward", "backward", "optimizer", "other"} == set(found.phases)
     assert all(profile.modules[name].forward.seconds is not None for name in ("", "0", "1", "2"))
@@ -107,40 +114,50 @@ def test_a_loop_is_counted_and_timed(trace: bool, tmp_path: Path) -> None:
 def test_what_was_left_on_is_a_cause_of_unknown_cost(
     is_training: bool, is_anomaly: bool, tmp_path: Path
 ) -> None:
-    """A model that stays in eval mode, or anomaly detection.
+    """Anomaly detection and a model in eval mode each cause a note and an issue without a cost.
 
-    With neither of them there is no note.
+    If neither is the case, there is no such note and no such finding.
     """
     codes = {"anomaly_mode": is_anomaly, "eval_mode": not is_training}
+    expected = [code for code, is_on in codes.items() if is_on]
     with torch.autograd.set_detect_anomaly(is_anomaly):
         (profile,) = train(model().train(is_training), trace=False, dirpath=tmp_path).profiles
-    assert [code for code, is_on in codes.items() if is_on] == [
-        note.code for note in profile.notes if note.code in codes
-    ]
+    assert expected == [note.code for note in profile.notes if note.code in codes]
     left_on = [
         each.cause
         for each in lflops.explain(profile).findings
         if each.cause in codes and each.is_issue and each.seconds is None
     ]
-    assert [code for code, is_on in codes.items() if is_on] == left_on
+    assert expected == left_on
 
 
 @pytest.mark.parametrize(("peak", "is_said"), [(1.0, True), (1e30, False)])
 def test_a_measured_peak_that_a_step_exceeds_is_forgotten(
     peak: float, is_said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One FLOP a second is exceeded by everything."""
+    """If a step is faster than the measured peak, lflops deletes the peak and logs this.
+
+    Every step exceeds a peak of one FLOP/s, and no step exceeds 1e30.
+    """
     forgotten: list[object] = []
-    monkeypatch.setattr(results, "forget", lambda chip: not forgotten.append(chip))
+
+    def forget(chip: object) -> bool:
+        forgotten.append(chip)
+        return True
+
+    monkeypatch.setattr(results, "forget", forget)
     chip = lflops.Hardware("this CPU", {"fp32": peak}, source="measured by lflops.calibrate")
     log: list[str] = []
     train(model(), hardware=chip, log=log.append)
     assert is_said == any("so the next run measures the peak again" in line for line in log)
-    assert [chip] * is_said == forgotten
+    assert ([chip] if is_said else []) == forgotten
 
 
 def test_training_is_the_same_to_the_bit() -> None:
-    """Over clean, counted, traced and hooked steps of three windows."""
+    """Losses and weights equal those of a loop without the monitor, to the bit.
+
+    The 50 steps contain three windows with every kind of step.
+    """
 
     def plain(watched: nn.Module, seen: list[object]) -> None:
         optimizer = torch.optim.AdamW(watched.parameters(), lr=0.01)
@@ -157,13 +174,12 @@ def test_training_is_the_same_to_the_bit() -> None:
     plain(first, expected)
     train(second, 50, seen=actual, schedule=Schedule(wait=2, warmup=2, active=3, repeat=3))
     assert expected == actual
-    assert [bits(each) for each in first.parameters()] == [
-        bits(each) for each in second.parameters()
-    ]
+    weights = [bits(each) for each in first.parameters()]
+    assert weights == [bits(each) for each in second.parameters()]
 
 
 def hooks(watched: nn.Module) -> int:
-    """How many are on the modules."""
+    """Return the number of hooks on all modules."""
     return sum(
         len(each._forward_hooks) + len(each._forward_pre_hooks) + len(each._backward_hooks)
         for each in watched.modules()
@@ -173,7 +189,10 @@ def hooks(watched: nn.Module) -> int:
 @pytest.mark.parametrize("at", range(2, 9))
 @pytest.mark.parametrize("how", ["break", "exception", "interrupt"])
 def test_however_a_loop_ends_nothing_is_left(at: int, how: str) -> None:
-    """In a clean, a counted, a traced and a hooked step. What was counted by then is a profile."""
+    """All hooks are removed if the loop ends by `break`, an exception or an interrupt.
+
+    The steps 2 to 8 include every kind of step.
+    """
     watched = model()
     optimizer = torch.optim.SGD(watched.parameters(), lr=0.1)
     error = {"exception": ZeroDivisionError, "interrupt": KeyboardInterrupt}.get(how)
@@ -205,14 +224,17 @@ def test_however_a_loop_ends_nothing_is_left(at: int, how: str) -> None:
 
 
 def test_gradients_are_accumulated_over_several_batches() -> None:
-    """A step is all of them."""
+    """A step includes all batches of one optimizer update, here three."""
     (profile,) = train(model(), 24, each=3).profiles
     assert (3 * FORWARD, 3 * BACKWARD) == macs(profile)
     assert (3, 3 * BATCH) == (profile.run.accumulation, profile.run.samples_per_step)
 
 
 def test_several_models_have_their_names() -> None:
-    """Both are trained in a step, by optimizers of their own."""
+    """Models passed in a dict appear in the profile under their keys, with their MACs.
+
+    One step trains both models, each with a separate optimizer.
+    """
     first, second = model(), model()
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (first, second)]
     with lflops.monitor(
@@ -226,13 +248,12 @@ def test_several_models_have_their_names() -> None:
                     optimizer.zero_grad()
     (profile,) = monitor.profiles
     assert (2 * FORWARD, 2 * BACKWARD) == macs(profile)
-    assert (
-        FORWARD == profile.modules["first"].forward.macs == profile.modules["second"].forward.macs
-    )
+    assert FORWARD == profile.modules["first"].forward.macs
+    assert FORWARD == profile.modules["second"].forward.macs
 
 
 def test_validation_is_a_stage_of_its_own() -> None:
-    """It has a profile of its own, without backward."""
+    """Validation gets a separate profile, in which backward has no MACs."""
     watched = model()
     optimizer = torch.optim.SGD(watched.parameters(), lr=0.1)
     with lflops.monitor(
@@ -260,15 +281,15 @@ def test_validation_is_a_stage_of_its_own() -> None:
 
 
 def test_a_writer_has_curves_text_and_files(tmp_path: Path) -> None:
-    """Files go where the writer keeps its own."""
+    """With a `SummaryWriter` as logger, curves and the summary text go to its event files.
+
+    The profile is saved in the folder `lflops` below the writer's folder.
+    """
     with SummaryWriter(str(tmp_path)) as writer:
         train(model(), logger=writer, log_every=5, trace=False)
-    names = {path.name for path in (tmp_path / "lflops").iterdir()}
-    (saved,) = [name for name in names if name.endswith(".profile.json")]
-    assert (
-        FORWARD
-        == json.loads((tmp_path / "lflops" / saved).read_text())["modules"][""]["forward"]["macs"]
-    )
+    (saved,) = (tmp_path / "lflops").glob("*.profile.json")
+    modules = json.loads(saved.read_text())["modules"]
+    assert FORWARD == modules[""]["forward"]["macs"]
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path)).Reload()
@@ -279,7 +300,7 @@ def test_a_writer_has_curves_text_and_files(tmp_path: Path) -> None:
 def test_without_a_logger_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The summary goes to `log`."""
+    """Without a logger and `dirpath`, lflops writes no file; the summary goes to `log`."""
     monkeypatch.chdir(tmp_path)
     logged: list[str] = []
     (profile,) = train(model(), log=logged.append).profiles
@@ -303,13 +324,13 @@ def test_without_a_logger_nothing_is_written(
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, Any], message: str) -> None:
-    """With its value and what is taken."""
+    """The error contains the argument, its value and the accepted values."""
     with pytest.raises(CountError, match=message):
         lflops.monitor(**({"model": model()} | arguments))
 
 
 def test_a_stage_that_is_not_known_is_named() -> None:
-    """With those that are."""
+    """The error for an unknown stage contains the stage and the accepted names."""
     with (
         lflops.monitor(model(), log=quiet) as monitor,
         pytest.raises(CountError, match="stage='training': pass one of 'validate'"),
@@ -319,27 +340,26 @@ def test_a_stage_that_is_not_known_is_named() -> None:
 
 
 def of_rank(rank: int) -> tuple[int, tuple[int, int] | None, list[str], float | None]:
-    """Train under DDP: the first rank returns what its profile says of both."""
+    """Train under DDP, and return the rank, MACs, status of all ranks and data-parallel size.
+
+    All but the rank is empty if this rank has no profile.
+    """
     watched = DistributedDataParallel(model())
     profiles = train(watched, 30).profiles
     if not profiles:
         return rank, None, [], None
     (profile,) = profiles
-    return (
-        rank,
-        macs(profile),
-        [each.status for each in profile.ranks],
-        profile.run.data_parallel_size,
-    )
+    statuses = [each.status for each in profile.ranks]
+    return rank, macs(profile), statuses, profile.run.data_parallel_size
 
 
 def on_this_rank() -> Any:
-    """Where a process group is."""
+    """Call `of_rank` with the rank of this process."""
     return of_rank(distributed.get_rank())
 
 
 def test_ranks_meet_as_those_of_a_trainer_do(tmp_path: Path) -> None:
-    """The first has the profile of both."""
+    """Under DDP, rank 0 has one profile that covers both ranks, and rank 1 has none."""
     with Ranks(2, tmp_path) as ranks:
         first, second = ranks.run(on_this_rank)
     assert (0, (FORWARD, BACKWARD), ["ok", "ok"], 2) == first
@@ -347,7 +367,11 @@ def test_ranks_meet_as_those_of_a_trainer_do(tmp_path: Path) -> None:
 
 
 def test_the_curves_have_a_point_every_so_many_steps() -> None:
-    """The window that is closed behind the last step adds none: a tag is one quantity."""
+    """Curves have one point every `log_every` steps.
+
+    The window that closes after the last step adds no point, so all points of a tag are the same
+    quantity.
+    """
 
     class Logger:
         def __init__(self) -> None:
@@ -360,15 +384,17 @@ def test_the_curves_have_a_point_every_so_many_steps() -> None:
     train(model(), 40, logger=logger, log_every=10, schedule=Schedule(wait=1000))
     steps = [step for step, values in logger.points if "lflops/train/step_ms" in values]
     assert [9, 19, 29, 39] == steps
-    assert all(
-        math.isfinite(value) and value > 0
-        for _, values in logger.points
-        for value in values.values()
-    )
+    for _, values in logger.points:
+        for value in values.values():
+            assert math.isfinite(value)
+            assert value > 0
 
 
 def test_a_loop_that_names_no_step_is_told() -> None:
-    """Else nothing is said at all, and nobody knows why."""
+    """A loop that never calls `monitor.step` gets a warning.
+
+    Without it, lflops would report nothing, and the user would not know why.
+    """
     model = nn.Linear(4, 1)
     with (
         pytest.warns(UserWarning, match=r"received no batch.*with monitor\.step\(batch\)"),
@@ -381,44 +407,50 @@ def test_a_loop_that_names_no_step_is_told() -> None:
 def test_beside_busy_programs_the_phases_of_hooked_steps_are_without_what_others_took(
     monkeypatch: pytest.MonkeyPatch, each: int
 ) -> None:
-    """Together they are no longer than the step.
+    """`uncontended_phases` of module-timing steps leave out the time in which other programs ran.
 
-    If others had the core all of the time, nothing is left.
+    Their sum is at most the step time. In the second run, the system's counters are replaced: they
+    say that this thread waited for a core all the time, so nothing is left.
     """
+
+    def module_timing_steps() -> list[Step]:
+        profile = train(model(), each=each).profiles[0]
+        return [step for step in profile.steps if step.kind == "module_timing"]
+
     monkeypatch.setattr(UncontendedClock, "is_needed", True)
-    hooked = [
-        step for step in train(model(), each=each).profiles[0].steps if step.kind == "module_timing"
-    ]
-    assert hooked
-    assert all(
-        {"data", "forward", "backward", "optimizer", "other"} <= step.uncontended_phases.keys()
-        for step in hooked
-    )
-    assert all(sum(step.uncontended_phases.values()) <= (step.seconds or 0.0) for step in hooked)
+    steps = module_timing_steps()
+    assert steps
+    for step in steps:
+        phases = step.uncontended_phases
+        assert {"data", "forward", "backward", "optimizer", "other"} <= phases.keys()
+        assert sum(phases.values()) <= (step.seconds or 0.0)
     monkeypatch.setattr(ThreadSchedule, "read", lambda _: f"0 {time.perf_counter_ns()} 1".encode())
-    hooked = [
-        step for step in train(model(), each=each).profiles[0].steps if step.kind == "module_timing"
-    ]
-    # The beginning of a step, with the callbacks and the batch, begins at the step's own mark, which
-    # is made a moment before the system is asked.
-    assert {0.0} == {
-        seconds
-        for step in hooked
-        for name, seconds in step.uncontended_phases.items()
-        if name not in {"data", "other"}
-    }
+    # The first phases of a step, "data" and "other", may keep some time: they begin at the mark of
+    # the step, which is made a moment before the system's counters are read.
+    remaining = set()
+    for step in module_timing_steps():
+        for name, seconds in step.uncontended_phases.items():
+            if name not in {"data", "other"}:
+                remaining.add(seconds)
+    assert {0.0} == remaining
 
 
 def test_the_phases_of_a_quiet_machine_are_what_the_clock_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing is read at each module where others took nothing."""
+    """If no other program needs the cores, no step has `uncontended_phases`.
+
+    Then lflops does not read the system's counters at each module.
+    """
     monkeypatch.setattr(UncontendedClock, "is_needed", False)
     assert all(not step.uncontended_phases for step in train(model()).profiles[0].steps)
 
 
 def test_processes_that_a_loader_has_started_are_known() -> None:
-    """One worker, and none."""
+    """The profile has the number of DataLoader workers: one, and zero for a list of batches.
+
+    Module-timing steps also have the scheduling figures of the fetching thread.
+    """
     data = DataLoader(batches(12), batch_size=None, num_workers=1)  # type: ignore[arg-type]
     watched = model()
     optimizer = torch.optim.SGD(watched.parameters(), lr=0.01)

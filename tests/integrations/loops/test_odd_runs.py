@@ -1,4 +1,4 @@
-"""Runs with modules and folders that few people have."""
+"""Test runs with unusual modules, unusual folder names, and child processes that end in a step."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.support.warm_python import WarmPython
 
 
 class Unequal(nn.Linear):
-    """A module that cannot be compared, printed or asked whether it is true."""
+    """A module that raises if it is compared, printed or converted to `bool`."""
 
     def __eq__(self, _other: object) -> NoReturn:
         raise RuntimeError("compared")
@@ -29,7 +29,7 @@ class Unequal(nn.Linear):
 
 
 def train(model: nn.Module, folder: Path) -> lflops.Profile:
-    """Ten steps with one window. Errors of lflops are raised."""
+    """Train ten steps with one window, and return its profile. Errors of lflops are raised."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with lflops.monitor(
         model,
@@ -51,7 +51,10 @@ def train(model: nn.Module, folder: Path) -> lflops.Profile:
 
 @pytest.mark.parametrize("is_root", [False, True])
 def test_a_module_that_cannot_be_compared_is_counted(is_root: bool, tmp_path: Path) -> None:
-    """2 samples through 4 by 3 weights, in forward."""
+    """Such a module is counted and traced, as the model itself and as a part of it.
+
+    2 samples through 4 × 3 weights are 24 MACs.
+    """
     odd = Unequal(4, 3)
     profile = train(odd if is_root else nn.Sequential(odd), tmp_path)
     assert 24 == profile.modules[""].forward.macs
@@ -60,7 +63,10 @@ def test_a_module_that_cannot_be_compared_is_counted(is_root: bool, tmp_path: Pa
 
 @pytest.mark.parametrize("name", [b"\xe2\x98\x83", b"no\xff", b"a,b=c\nd"])
 def test_a_folder_may_have_a_name_that_kineto_does_not_accept(name: bytes, tmp_path: Path) -> None:
-    """A snowman, bytes that are no UTF-8, and a name with a comma on two lines."""
+    """The profile and the trace are written to such a folder and can be read back.
+
+    The names are a snowman, bytes that are not UTF-8, and a name with a comma and a line break.
+    """
     folder = tmp_path / os.fsdecode(name)
     train(nn.Sequential(nn.Linear(4, 4)), folder)
     (file,) = folder.glob("train-*.profile.json")
@@ -106,6 +112,10 @@ print(set(statuses), len(statuses), ledger.steps, len(ledger.starts), len(monito
 def test_a_child_that_ends_within_a_step_leaves_the_run_alone(
     tmp_path: Path, warm_python: WarmPython
 ) -> None:
-    """It unwinds through the step and the monitor, which have to do nothing in it."""
+    """A forked child that exits in each step does not change the profile, the ledger or the files.
+
+    The child's `SystemExit` passes through the step and the monitor, which must do nothing there.
+    The script prints the children's exit statuses, the steps, and the profiles of the parent.
+    """
     ended = warm_python.run(FORKS, tmp_path)
     assert (0, "{7} 10 10 1 1 ['.jsonl']") == (ended.status, ended.out.strip()), ended.err

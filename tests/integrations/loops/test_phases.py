@@ -1,4 +1,8 @@
-"""Which phases a loop of one's own is seen to have, by torch's hooks and by name."""
+"""Test that `LoopPhases` detects the phases of a custom loop, through torch's hooks and by name.
+
+The expected texts have one word for each event: `+phase` when it begins, `-phase` when it ends and
+`!phase` when it is dropped. `wait` is the moment at which backward begins to wait for other ranks.
+"""
 
 import contextlib
 import copy
@@ -24,7 +28,7 @@ from tests.support.compilers import Backend
 
 
 class Events:
-    """A listener that writes down what it hears."""
+    """A listener that records the events of phases in `heard`."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -46,12 +50,12 @@ class Events:
 
 
 def raising(error: BaseException) -> None:
-    """Where a test is to see our own errors."""
+    """Raise an error of lflops, so that the test fails."""
     raise error
 
 
 class Loop:
-    """A model, its optimizer and what was heard of them."""
+    """A model and its optimizer with hooks, and a listener that records their phases."""
 
     def __init__(self) -> None:
         self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -60,14 +64,15 @@ class Loop:
         self.watch()
 
     def watch(self, *, awaits_others: bool = False) -> None:
-        """Install the hooks, and listen."""
-        self.phases, self.undo = LoopPhases(), CleanupStack()
+        """Install the hooks and the listener."""
+        self.phases = LoopPhases()
+        self.undo = CleanupStack()
         self.phases.awaits_others = awaits_others
         self.phases.install([self.model], [self.optimizer], ErrorGuard(raising), self.undo)
         self.undo.add(self.phases.listen("train", self.events, unguarded))
 
     def watch_waits(self, *, awaits_others: bool) -> None:
-        """Watch anew, and listen to waits for other ranks as well."""
+        """Install new hooks and a listener that also records waits for other ranks."""
         self.undo.close()
         self.events = Waiting()
         self.watch(awaits_others=awaits_others)
@@ -86,23 +91,17 @@ class Loop:
 
     @property
     def hooks(self) -> int:
-        model, optimizer = self.model, self.optimizer
-        return sum(
-            map(
-                len,
-                (
-                    model._forward_hooks,
-                    model._forward_pre_hooks,
-                    optimizer._optimizer_step_pre_hooks,
-                    optimizer._optimizer_step_post_hooks,
-                ),
-            )
+        return (
+            len(self.model._forward_hooks)
+            + len(self.model._forward_pre_hooks)
+            + len(self.optimizer._optimizer_step_pre_hooks)
+            + len(self.optimizer._optimizer_step_post_hooks)
         )
 
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    """Listened to, and left without a hook."""
+    """Return a loop with hooks and a listener. After the test, no hook may remain."""
     loop = Loop()
     yield loop
     loop.undo.close()
@@ -110,7 +109,7 @@ def loop() -> Iterator[Loop]:
 
 
 def test_a_step_is_forward_backward_and_optimizer(loop: Loop) -> None:
-    """Without a word from the loop."""
+    """The hooks detect the three phases, although the loop names none."""
     loop.phases.begin_step()
     loop.loss().backward()
     loop.optimizer.step()
@@ -119,7 +118,7 @@ def test_a_step_is_forward_backward_and_optimizer(loop: Loop) -> None:
 
 
 def test_the_users_hooks_on_the_model_are_part_of_forward(loop: Loop) -> None:
-    """Also those that were registered first, which torch would run before ours."""
+    """This includes hooks registered before lflops' hooks, which torch would run first."""
     loop.undo.close()
     hook = loop.model.register_forward_pre_hook(lambda *_: loop.events.heard.append("hook"))
     loop.watch()
@@ -158,7 +157,8 @@ def _validates_first(loop: Loop) -> None:
     loop.goes_backward(by_methods=True)
 
 
-LEARNS = "+backward -backward +optimizer -optimizer"
+UPDATES = "+optimizer -optimizer"
+LEARNS = f"+backward -backward {UPDATES}"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ LEARNS = "+backward -backward +optimizer -optimizer"
         (_names_forward, f"+transfer -transfer +forward -forward {LEARNS}"),
         (
             _goes_backward_twice,
-            "+forward -forward +backward -backward +forward -forward +optimizer -optimizer +forward -forward "
+            f"+forward -forward +backward -backward +forward -forward {UPDATES} +forward -forward "
             + LEARNS,
         ),
         (_validates_first, f"+forward -forward +forward -forward {LEARNS}"),
@@ -180,7 +180,11 @@ LEARNS = "+backward -backward +optimizer -optimizer"
 def test_where_only_methods_of_models_are_called_forward_is_what_is_before_backward(
     loop: Loop, step: Callable[[Loop], None], heard: str
 ) -> None:
-    """From the second step on: the first one tells."""
+    """If a step calls only methods of the model, forward fills the next step until backward.
+
+    Steps 2 and 3 behave like this, because step 1 shows that hooks do not see the forward pass. The
+    recorded events are those of step 3.
+    """
     for _ in range(3):
         loop.events.heard.clear()
         loop.phases.begin_step()
@@ -190,7 +194,7 @@ def test_where_only_methods_of_models_are_called_forward_is_what_is_before_backw
 
 
 def test_the_step_after_one_by_methods_may_call_the_model(loop: Loop) -> None:
-    """The step after that begins with no phase again."""
+    """After a step that calls the model itself, the next step begins without a phase again."""
     heard = []
     for by_methods in (True, False, False):
         loop.events.heard.clear()
@@ -202,14 +206,14 @@ def test_the_step_after_one_by_methods_may_call_the_model(loop: Loop) -> None:
 
 
 def test_what_runs_outside_of_steps_has_no_phase(loop: Loop) -> None:
-    """Nothing is heard of it."""
+    """Forward, backward and optimizer outside of `begin_step` and `end_step` record nothing."""
     loop.loss().backward()
     loop.optimizer.step()
     assert not loop.heard
 
 
 def test_two_backward_passes_and_two_forward_passes_are_four_phases(loop: Loop) -> None:
-    """As where a generator and a critic are trained."""
+    """Each pass is a separate phase, for example when one step trains a generator and a critic."""
     loop.phases.begin_step()
     for _ in range(2):
         loop.loss().backward()
@@ -218,7 +222,10 @@ def test_two_backward_passes_and_two_forward_passes_are_four_phases(loop: Loop) 
 
 
 def test_what_is_registered_late_in_backward_is_part_of_it(loop: Loop) -> None:
-    """As DDP's wait for the other ranks, which it registers when the last gradient is there."""
+    """A callback that is registered during backward runs inside the backward phase.
+
+    DDP registers such a callback with its last gradient, to wait for the other ranks.
+    """
     first = next(loop.model.parameters())
     first.register_hook(lambda _: after_backward(lambda: loop.events.heard.append("waits")))
     loop.phases.begin_step()
@@ -227,7 +234,7 @@ def test_what_is_registered_late_in_backward_is_part_of_it(loop: Loop) -> None:
 
 
 class Told(torch.autograd.Function):
-    """A loss whose gradient says in which phase it is computed."""
+    """A loss that records the phase in which its gradient is computed."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, loop: Loop) -> Tensor:
@@ -241,14 +248,14 @@ class Told(torch.autograd.Function):
 
 
 def test_the_gradient_of_a_loss_outside_of_the_model_is_part_of_backward(loop: Loop) -> None:
-    """It runs before the gradient of the model's output is there."""
+    """Backward begins with the gradient of the loss, not with that of the model's output."""
     loop.phases.begin_step()
     Told.apply(loop.model(torch.ones(2, 4)), loop).backward()
     assert "+forward -forward +backward loss in backward -backward" == loop.heard
 
 
 def test_gradients_that_are_asked_for_are_no_backward_pass(loop: Loop) -> None:
-    """A penalty on gradients is part of the forward pass that needs it."""
+    """A call of `torch.autograd.grad`, here for a gradient penalty, records no backward phase."""
     loop.phases.begin_step()
     loss = loop.loss()
     (gradient,) = torch.autograd.grad(loss, [next(loop.model.parameters())], create_graph=True)
@@ -257,9 +264,9 @@ def test_gradients_that_are_asked_for_are_no_backward_pass(loop: Loop) -> None:
 
 
 def test_a_backward_pass_within_another_is_part_of_it() -> None:
-    """As a reentrant checkpoint makes one.
+    """Backward is one phase, although a reentrant checkpoint runs a second backward inside it.
 
-    The wait for other ranks is at the end of the outer one.
+    The wait for other ranks is recorded once, at the end of the outer backward.
     """
     loop = Loop()
     loop.watch_waits(awaits_others=True)
@@ -272,7 +279,10 @@ def test_a_backward_pass_within_another_is_part_of_it() -> None:
 
 
 def test_the_wait_is_heard_once_in_each_pass_of_a_graph_that_is_kept() -> None:
-    """The hook on the loss's node goes when it has run, or a loss that goes backward a thousand times would have a thousand."""
+    """With `retain_graph=True`, each of three backward passes records one wait.
+
+    The hook on the node of the loss is removed after it has run. Otherwise they would accumulate.
+    """
     loop = Loop()
     loop.watch_waits(awaits_others=True)
     loop.phases.begin_step()
@@ -284,7 +294,7 @@ def test_the_wait_is_heard_once_in_each_pass_of_a_graph_that_is_kept() -> None:
 
 
 def test_a_loop_on_another_thread_than_its_monitor_is_heard(loop: Loop) -> None:
-    """The thread is that of the step."""
+    """The phases of a step are detected in the thread that began the step."""
 
     def step() -> None:
         loop.phases.begin_step()
@@ -297,7 +307,10 @@ def test_a_loop_on_another_thread_than_its_monitor_is_heard(loop: Loop) -> None:
 
 
 def test_the_engine_may_be_called_with_names_alone(loop: Loop) -> None:
-    """As pipelines do, which call it themselves; they are not heard."""
+    """With the hooks installed, the autograd engine accepts a call with keyword arguments only.
+
+    Pipelines call the engine like this. lflops does not detect such a backward pass.
+    """
     loss = loop.loss()
     Variable._execution_engine.run_backward(  # type: ignore[attr-defined]
         tensors=(loss,),
@@ -314,7 +327,11 @@ def test_the_engine_may_be_called_with_names_alone(loop: Loop) -> None:
 def test_a_compiled_function_that_goes_backward_compiles_nothing_of_ours(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its graph breaks there, and dynamo goes on to what hears of it."""
+    """Dynamo compiles no function of lflops when a compiled function calls `backward`.
+
+    Its graph breaks at `backward`, and dynamo continues with the functions called from there, which
+    include the hooks of lflops.
+    """
     looked_at: list[str] = []
     convert = ConvertFrame.__call__
 
@@ -334,13 +351,13 @@ def test_a_compiled_function_that_goes_backward_compiles_nothing_of_ours(
         name
         for name in looked_at
         if name.endswith(
-            ("torch_private/autograd.py", "boundary.py", "integrations/loops/phases.py")
+            ("torch_private/autograd.py", "error_guard.py", "integrations/loops/phases.py")
         )
     ]
 
 
 def test_a_backward_pass_of_another_thread_is_not_the_loops(loop: Loop) -> None:
-    """Something else is trained there."""
+    """A backward pass in a thread without a step records nothing: it may train another model."""
     loop.phases.begin_step()
     other = threading.Thread(target=lambda: torch.ones(1, requires_grad=True).sum().backward())
     other.start()
@@ -350,26 +367,32 @@ def test_a_backward_pass_of_another_thread_is_not_the_loops(loop: Loop) -> None:
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_torchs_own_function_is_back_when_all_loops_are_over(first: int) -> None:
-    """In whichever order they end."""
+    """The function that torch calls for backward is restored, whichever of two loops ends first."""
     torchs = torch.autograd._engine_run_backward
     loops = [Loop(), Loop()]
-    loops[first].undo.close()
-    loops[1 - first].phases.begin_step()
-    loops[1 - first].loss().backward()
-    assert "+backward -backward" in loops[1 - first].heard
-    loops[1 - first].undo.close()
+    ends_first = loops[first]
+    ends_last = loops[1 - first]
+    ends_first.undo.close()
+    ends_last.phases.begin_step()
+    ends_last.loss().backward()
+    assert "+backward -backward" in ends_last.heard
+    ends_last.undo.close()
     assert torchs is torch.autograd._engine_run_backward
 
 
 class Waiting(Events):
-    """One that also hears where backward begins to wait for other ranks."""
+    """A listener that also records when backward begins to wait for other ranks."""
 
     def wait(self) -> None:
         self.heard.append("wait")
 
 
 def test_the_wait_for_other_ranks_is_heard_where_there_are_others() -> None:
-    """Behind the last node and before what DDP registers, in a backward of the loop's own and in a named one."""
+    """If there are other ranks, the wait begins after the last node of backward.
+
+    It begins before the callback that stands for the one that DDP registers (`waits`). This holds
+    for a detected backward and for one inside a named phase.
+    """
     loop = Loop()
     next(loop.model.parameters()).register_hook(
         lambda _: after_backward(lambda: loop.events.heard.append("waits"))
@@ -391,7 +414,7 @@ def test_the_wait_for_other_ranks_is_heard_where_there_are_others() -> None:
 
 
 def test_a_step_without_backward_is_forward_to_its_end(loop: Loop) -> None:
-    """A validation has no other phase."""
+    """In a step without backward, such as a validation step, forward ends with the step."""
     loop.phases.begin_step()
     with torch.no_grad():
         loop.loss()
@@ -400,9 +423,14 @@ def test_a_step_without_backward_is_forward_to_its_end(loop: Loop) -> None:
 
 
 def test_a_closure_runs_within_its_optimizer() -> None:
-    """L-BFGS calls the model again and again within one step."""
+    """The forwards and backwards of an optimizer's closure are nested in the optimizer phase.
+
+    L-BFGS calls its closure several times in one step.
+    """
     loop = Loop()
-    loop.optimizer = torch.optim.LBFGS(loop.model.parameters(), max_iter=2, line_search_fn=None)  # type: ignore[assignment]
+    parameters = loop.model.parameters()
+    lbfgs: Any = torch.optim.LBFGS(parameters, max_iter=2, line_search_fn=None)
+    loop.optimizer = lbfgs
     loop.undo.close()
     loop.watch()
 
@@ -421,7 +449,7 @@ def test_a_closure_runs_within_its_optimizer() -> None:
 
 
 def test_named_phases_are_exact(loop: Loop) -> None:
-    """What is named and found is entered once."""
+    """A named backward is not entered a second time by the hook that detects it."""
     loop.phases.begin_step()
     loss = loop.loss()
     with loop.phases.named("backward"):
@@ -433,7 +461,7 @@ def test_named_phases_are_exact(loop: Loop) -> None:
 
 
 def test_an_exception_leaves_no_phase_open(loop: Loop) -> None:
-    """It is dropped, not ended."""
+    """If an exception ends a named phase, the phase is dropped, not ended."""
     loop.phases.begin_step()
     loop.loss()
     with pytest.raises(ZeroDivisionError), loop.phases.named("clip"):
@@ -443,7 +471,7 @@ def test_an_exception_leaves_no_phase_open(loop: Loop) -> None:
 
 
 def test_another_stage_is_no_part_of_a_training_step(loop: Loop) -> None:
-    """Who listens to training hears nothing of it."""
+    """A step of validation reaches only the listener of that stage."""
     other = Events()
     undo = loop.phases.listen("validate", other, unguarded)
     with loop.phases.stage("validate"):
@@ -455,7 +483,7 @@ def test_another_stage_is_no_part_of_a_training_step(loop: Loop) -> None:
 
 
 def test_where_nobody_listens_the_hooks_do_nothing() -> None:
-    """They stand until the run is over, and no tensor gets one."""
+    """Without a listener, the hooks stay until the run ends, but put no hook on any tensor."""
     loop = Loop()
     loop.phases.clear()
     loop.phases.begin_step()
@@ -466,9 +494,9 @@ def test_where_nobody_listens_the_hooks_do_nothing() -> None:
 
 
 def test_a_copy_of_the_model_has_no_hook_of_ours(loop: Loop) -> None:
-    """As that of an average of the weights.
+    """Neither a copy nor a pickle of a hooked model contains hooks of lflops.
 
-    Nor has a file that the model is saved to, which is read without lflops.
+    A copy is made, for example, to average the weights. A pickle must load without lflops.
     """
     average = copy.deepcopy(loop.model)
     saved = pickle.dumps(loop.model)
@@ -484,13 +512,17 @@ class Saved(nn.Sequential):
 
 
 def test_a_saved_model_is_as_without() -> None:
-    """To the byte, so that it loads with `weights_only`, which takes no function.
+    """The pickle of a hooked model is the same to the byte as without hooks.
 
-    Afterwards the class is pickled as before.
+    So the file loads with `weights_only`, which accepts no functions. After the run, no reducer for
+    the class remains in `copyreg`.
     """
-    model, phases, undo = Saved(nn.Linear(4, 4)), LoopPhases(), CleanupStack()
+    model = Saved(nn.Linear(4, 4))
+    phases = LoopPhases()
+    undo = CleanupStack()
     phases.install([model], [], ErrorGuard(raising), undo)
-    saved, file = pickle.dumps(model), io.BytesIO()
+    saved = pickle.dumps(model)
+    file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
     with torch.serialization.safe_globals([Saved, nn.Linear]):
@@ -501,12 +533,15 @@ def test_a_saved_model_is_as_without() -> None:
     assert Saved not in copyreg.dispatch_table
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Using `torch.compile"
-)  # where another test's library has left a global hook
+# torch warns if a library that another test imported has left a global module hook
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_compiled_model_is_compiled_once(in_place: bool) -> None:
-    """Hooks on a model that was compiled in place would be compiled with it."""
+    """Installing and removing the hooks causes no recompilation.
+
+    A model that was compiled in place gets no hooks, because they would be compiled with it. So its
+    forward is not detected.
+    """
     backend = Backend()
     model: Any = nn.Linear(4, 1)
     if in_place:
@@ -516,7 +551,8 @@ def test_a_compiled_model_is_compiled_once(in_place: bool) -> None:
     model(torch.ones(2, 4)).sum().backward()
     before = backend.compilations
     events = Events()
-    phases, undo = LoopPhases(), CleanupStack()
+    phases = LoopPhases()
+    undo = CleanupStack()
     phases.install([model], [], ErrorGuard(raising), undo)
     undo.add(phases.listen("train", events, unguarded))
     phases.begin_step()
@@ -525,7 +561,5 @@ def test_a_compiled_model_is_compiled_once(in_place: bool) -> None:
     undo.close()
     model(torch.ones(2, 4)).sum().backward()
     assert before == backend.compilations
-    assert ([] if in_place else ["+forward", "-forward"]) + [
-        "+backward",
-        "-backward",
-    ] == events.heard
+    forward = [] if in_place else ["+forward", "-forward"]
+    assert [*forward, "+backward", "-backward"] == events.heard

@@ -1,4 +1,8 @@
-"""A slow rank in the documented loop: two real processes under DDP, whose clock is the test's."""
+"""Test that a slow rank is found in the loop of the documentation.
+
+Two real processes train under DDP. Their clock stands still except where a `Part` advances it, so
+all expected times are exact.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -20,12 +24,14 @@ STEPS, WIDTH = 120, 8
 
 
 class Part(nn.Module):
-    """A product that takes 10 ms, on rank 1 and from a step on twice as long."""
+    """A linear layer whose forward takes 10 ms, or 20 ms on rank 1 from step `slow_from` on."""
 
     def __init__(self, clock: StillClock, slow_from: float) -> None:
         super().__init__()
         self.product = nn.Linear(WIDTH, WIDTH)
-        self.clock, self.slow_from, self.steps = clock, slow_from, 0
+        self.clock = clock
+        self.slow_from = slow_from
+        self.steps = 0
 
     def forward(self, x: Tensor) -> Tensor:
         is_slow = distributed.get_rank() == 1 and self.steps >= self.slow_from
@@ -35,13 +41,17 @@ class Part(nn.Module):
 
 
 def trained(slow_from: float) -> Any:
-    """Train as the documentation does.
+    """Train like the documentation does. The second of two parts is slow from step `slow_from` on.
 
-    The culprits of the last window, and what the log says of ranks.
+    Returns:
+        The stragglers of the last window, the log's lines about ranks, and the claims of the report
+        that disagree with each other or do not add up. Only rank 0 has a profile.
     """
-    clock, said = StillClock(), list[str]()
+    clock = StillClock()
+    said: list[str] = []
     HostClock.mark = clock.nanoseconds  # type: ignore[assignment]
-    ThreadSchedule.read = partial(int)  # type: ignore[method-assign,assignment]  # what the system does is no part of the test
+    # the system's scheduling of this process is no part of the test
+    ThreadSchedule.read = partial(int)  # type: ignore[method-assign,assignment]
     model = DistributedDataParallel(
         nn.Sequential(Part(clock, float("inf")), Part(clock, slow_from))
     )
@@ -56,32 +66,29 @@ def trained(slow_from: float) -> Any:
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-    rows: list[Any] = [
-        row for profile in monitor.profiles[-1:] for row in lflops.stragglers(profile).rows
-    ]
-    wrong = [
-        claim
-        for profile in monitor.profiles[-1:]
-        for claim in (*disagreements(profile), *wrong_sums(profile))
-    ]
-    return (
-        [(row.slow_rank, row.module, row.phase, row.since) for row in rows],
-        [each for each in said if "in the last" in each],
-        wrong,
-    )
+    rows: list[Any] = []
+    wrong: list[str] = []
+    if monitor.profiles:
+        profile = monitor.profiles[-1]
+        rows = [
+            (row.slow_rank, row.module, row.phase, row.since)
+            for row in lflops.stragglers(profile).rows
+        ]
+        wrong = [*disagreements(profile), *wrong_sums(profile)]
+    return rows, [each for each in said if "in the last" in each], wrong
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Both processes."""
+    """Return two processes with a process group."""
     with Ranks(2, tmp_path_factory.mktemp("ranks")) as ranks:
         yield ranks
 
 
 def test_a_rank_that_is_slow_in_each_step_is_named_with_its_module(two: Ranks) -> None:
-    """Its window says so, and the log does not say it again.
+    """The window names rank 1 and the slow part, and the log does not repeat it.
 
-    All drawings of the run agree, and parts add up.
+    All forms of the report agree, and their parts add up.
     """
     results: Any = two.run(partial(trained, 0))
     (rows, said, wrong), (others, _, _) = results
@@ -89,9 +96,10 @@ def test_a_rank_that_is_slow_in_each_step_is_named_with_its_module(two: Ranks) -
 
 
 def test_a_rank_that_becomes_slow_behind_the_last_window_has_a_line_in_the_log(two: Ranks) -> None:
-    """In the 60 steps from number 60 on, as the loggers count.
+    """The window and the log name rank 1, which is slow from step 60 on, without a module.
 
-    No step is hooked then, so no module is known.
+    No step times modules after the last window, so the module is unknown. The steps are numbered
+    like those of loggers. The slow part costs 10 ms in each step.
     """
     results: Any = two.run(partial(trained, 60))
     ((rank, module, phase, since),), (*_, line), wrong = results[0]
@@ -101,16 +109,17 @@ def test_a_rank_that_becomes_slow_behind_the_last_window_has_a_line_in_the_log(t
 
 
 def test_equal_ranks_are_not_accused(two: Ranks) -> None:
-    """Neither in the window nor in the log."""
+    """If no rank becomes slow, neither the window nor the log names a rank."""
     results: Any = two.run(partial(trained, STEPS))
     assert ([], [], []) == results[0]
 
 
 def marks_around_opening(folder: Path) -> list[bool]:
-    """Train with a trace on rank 0.
+    """Train with a trace on rank 0, and return whether lflops marked two steps as disturbed.
 
-    Whether the step before the warm-up of the window is disturbed by lflops, and the first step of
-    the warm-up, in which rank 1 waits until rank 0 has prepared the profiler.
+    The first is the step before the warm-up of the window. The second is the first step of the
+    warm-up, in which rank 1 waits until rank 0 has prepared the profiler. The list is empty on a
+    rank without a profile.
     """
     model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -132,6 +141,9 @@ def marks_around_opening(folder: Path) -> list[bool]:
 def test_the_step_that_waits_for_a_profiler_is_no_unprofiled_step(
     two: Ranks, tmp_path: Path
 ) -> None:
-    """The warm-up has two steps, of which the second is counted."""
+    """The first step of the warm-up has the mark "background", and the step before it does not.
+
+    The warm-up has two steps, and the second one is the counting step.
+    """
     results: Any = two.run(partial(marks_around_opening, tmp_path))
     assert [[False, True], []] == results

@@ -1,4 +1,4 @@
-"""The text of PYTORCH_ALLOC_CONF."""
+"""Test reading the text of `PYTORCH_ALLOC_CONF`."""
 
 import pytest
 
@@ -9,7 +9,10 @@ MIB = 2**20
 
 
 def test_a_text_is_read_as_torch_reads_it() -> None:
-    """Names, truths, MiB and shares; what does not change the device's memory is skipped."""
+    """Names, booleans, MiB and shares are read as torch reads them.
+
+    Settings that do not affect device memory are skipped.
+    """
     text = "expandable_segments:True, max_split_size_mb:128,garbage_collection_threshold:0.6,per_process_memory_fraction:0.9,backend:native"
     expected = AllocatorSettings(
         expandable_segments=True,
@@ -22,7 +25,11 @@ def test_a_text_is_read_as_torch_reads_it() -> None:
 
 
 def test_divisions_are_one_number_or_a_list_by_size() -> None:
-    """Of 16 powers of two from 1 MiB on: below 256 MiB as at 256, above the last as `>` says."""
+    """Divisions are one number for all sizes, or a list by size.
+
+    The result has 16 powers of two from 1 MiB on. Sizes below 256 MiB have the number of 256, and
+    sizes above the last one have the number of `>`.
+    """
     assert (4,) * 16 == settings_of("roundup_power2_divisions:4").divisions
     assert (1,) * 9 + (2,) + (4,) + (8,) * 5 == settings_of(
         "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]"
@@ -47,7 +54,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("text", "said"), WRONG.values(), ids=WRONG)
 def test_a_wrong_setting_is_named(text: str, said: str) -> None:
-    """With the value that was given and what is taken."""
+    """The error contains the wrong value and the accepted values."""
     with pytest.raises(CountError) as refused:
         settings_of(text)
     assert said in str(refused.value)

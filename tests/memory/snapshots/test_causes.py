@@ -1,4 +1,4 @@
-"""Planted causes of running out of memory: the report's first line names each."""
+"""Test planted causes of running out of memory: the first line of the report names each cause."""
 
 from collections.abc import Callable
 from typing import Any, get_args
@@ -33,13 +33,15 @@ from tests.support.memory_snapshots import (
     loss,
 )
 
-MIB, GIB = 2**20, 2**30
-LAYERS, WEIGHT = 4, 256 * MIB
+MIB = 2**20
+GIB = 2**30
+LAYERS = 4
+WEIGHT = 256 * MIB
 CHIP = Hardware("a chip of 80 GiB", {"bf16": 1.0}, memory_bytes=80 * GIB, usable_bytes=79 * GIB)
 
 
 def model() -> Recorder:
-    """A GiB of parameters in four layers."""
+    """Record a GiB of parameters in four layers."""
     recorder = Recorder()
     recorder.allocate(WEIGHT, BUILD, LAYERS)
     return recorder
@@ -48,33 +50,30 @@ def model() -> Recorder:
 def forward_pass(
     recorder: Recorder, nbytes: int = 100 * MIB, caller: str = "training_step"
 ) -> list[int]:
-    """Three activations of a size in each of the layers' two lines, then a loss."""
+    """Record a forward pass: a tensor, one activation for each layer and line, and a loss."""
     made = recorder.allocate(2 * MIB, forward(20, caller))
-    made += [
-        address
-        for _ in range(LAYERS)
-        for line in (31, 32)
-        for address in recorder.allocate(nbytes, forward(line, caller))
-    ]
+    for _ in range(LAYERS):
+        for line in (31, 32):
+            made += recorder.allocate(nbytes, forward(line, caller))
     return made + recorder.allocate(512, loss(14))
 
 
 def backward_pass(recorder: Recorder, activations: list[int]) -> list[int]:
-    """The activations go, and each parameter gets a gradient."""
+    """Record a backward pass: it frees the activations and allocates a gradient per parameter."""
     gradients = recorder.allocate(WEIGHT, BACKWARD, LAYERS)
     recorder.free(activations)
     return gradients
 
 
 def update(recorder: Recorder, *, first: bool, state: int = 2 * WEIGHT) -> None:
-    """AdamW's step, with its state in the first."""
+    """Record an AdamW step, which allocates its state in the first step."""
     if first:
         recorder.allocate(state, STATE, LAYERS)
     recorder.free(recorder.allocate(WEIGHT, UPDATE, LAYERS))
 
 
 def steps(recorder: Recorder, number: int, **how: Any) -> None:
-    """Healthy steps of a training."""
+    """Record complete training steps that leak nothing."""
     for step in range(number):
         gradients = backward_pass(recorder, forward_pass(recorder))
         update(recorder, first=step == 0, **how)
@@ -82,7 +81,7 @@ def steps(recorder: Recorder, number: int, **how: Any) -> None:
 
 
 def list_of_outputs() -> Recorder:
-    """Each step keeps its logits, of 900 MiB, in a list."""
+    """Record steps that keep their logits of 900 MiB in a list."""
     recorder = model()
     for step in range(8):
         recorder.allocate(900 * MIB, forward(40))
@@ -94,7 +93,7 @@ def list_of_outputs() -> Recorder:
 
 
 def sum_of_losses() -> Recorder:
-    """Losses are summed with their graphs, and backward waits for ever."""
+    """Record forward passes whose losses are summed with their graphs, without a backward pass."""
     recorder = model()
     for _ in range(9):
         forward_pass(recorder)
@@ -103,7 +102,7 @@ def sum_of_losses() -> Recorder:
 
 
 def retained_graph() -> Recorder:
-    """One graph too many, of 3.2 GiB, while the next one grows."""
+    """Record a graph of 3,200 MiB that is kept while the next one is built."""
     recorder = model()
     steps(recorder, 2)
     kept = forward_pass(recorder, 400 * MIB)
@@ -117,7 +116,7 @@ def retained_graph() -> Recorder:
 
 
 def too_large_a_batch() -> Recorder:
-    """12 GiB of activations of one pass beside a GiB of parameters."""
+    """Record 12 GiB of activations of one pass, next to a GiB of parameters."""
     recorder = model()
     for _ in range(24):
         for line in (31, 32):
@@ -127,7 +126,7 @@ def too_large_a_batch() -> Recorder:
 
 
 def state_in_single_precision() -> Recorder:
-    """8 GiB of it for a GiB of parameters in half precision."""
+    """Record 8 GiB of optimizer state for a GiB of parameters in half precision."""
     recorder = model()
     backward_pass(recorder, forward_pass(recorder))
     recorder.allocate(2 * GIB, STATE, LAYERS)
@@ -136,7 +135,7 @@ def state_in_single_precision() -> Recorder:
 
 
 def gradients_through_forward() -> Recorder:
-    """They are not set to none: a GiB of them is there in the next forward."""
+    """Record gradients that are not set to None: a GiB of them is alive in the next forward."""
     recorder = model()
     backward_pass(recorder, forward_pass(recorder))
     update(recorder, first=True, state=WEIGHT)
@@ -147,7 +146,7 @@ def gradients_through_forward() -> Recorder:
 
 
 def validation_with_a_graph() -> Recorder:
-    """Its activations, 6.4 GiB, are kept."""
+    """Record a validation that keeps its activations of 6,400 MiB."""
     recorder = model()
     steps(recorder, 1)
     for _ in range(2):
@@ -157,7 +156,7 @@ def validation_with_a_graph() -> Recorder:
 
 
 def fragments() -> Recorder:
-    """4 of 8 GiB are free in pieces of 64 MiB, and 512 are asked for."""
+    """Record 8 GiB of which 4 are free in pieces of 64 MiB, and a request of 512 MiB."""
     recorder = model()
     recorder.cache(8 * GIB, 64)
     recorder.fail(512 * MIB, forward(31), device_free=100 * MIB)
@@ -165,7 +164,7 @@ def fragments() -> Recorder:
 
 
 def logits() -> Recorder:
-    """8 GiB for the loss of 128,000 words in single precision."""
+    """Record a request of 8 GiB by the loss, for a vocabulary of 128,000 in single precision."""
     recorder = model()
     steps(recorder, 1)
     forward_pass(recorder)
@@ -174,7 +173,7 @@ def logits() -> Recorder:
 
 
 def another_process() -> Recorder:
-    """Of 79 GiB 40 are somebody else's."""
+    """Record a device of 79 GiB on which another process uses about 40 GiB."""
     recorder = model()
     steps(recorder, 1)
     recorder.allocate(30 * GIB, forward(31), 1)
@@ -183,7 +182,7 @@ def another_process() -> Recorder:
 
 
 def moving_average() -> Recorder:
-    """A deep copy of the parameters, in single precision: 2 GiB."""
+    """Record a deep copy of the parameters in single precision, 2 GiB."""
     recorder = model()
     copied = [
         ("/usr/lib/python3.11/copy.py", 143, "deepcopy"),
@@ -197,9 +196,9 @@ def moving_average() -> Recorder:
 
 
 def batches_on_the_device() -> Recorder:
-    """8 GiB that the script made itself, outside of the model.
+    """Record 8 GiB that the script itself made, outside the model.
 
-    They may be anything, and are no results of passes.
+    They may be anything, but they are no results of passes.
     """
     recorder = model()
     recorder.allocate(GIB, [("/app/train.py", 3, "load")], 8)
@@ -209,7 +208,10 @@ def batches_on_the_device() -> Recorder:
 
 
 def large_updates() -> Recorder:
-    """12 GiB of the optimizer's lists, in pieces, as it works on all parameters at once, and 1 GiB of backward's."""
+    """Record 12 GiB of an optimizer step that works on lists of all parameters.
+
+    Backward also holds 1 GiB.
+    """
     recorder = model()
     gradients = backward_pass(recorder, forward_pass(recorder))
     recorder.allocate(GIB, BACKWARD)
@@ -220,7 +222,7 @@ def large_updates() -> Recorder:
 
 
 def large_gradients_of_activations() -> Recorder:
-    """12 GiB of what backward works on, none of it of a parameter's size."""
+    """Record 12 GiB of temporary tensors in backward; none has the size of a parameter."""
     recorder = model()
     forward_pass(recorder)
     recorder.allocate(2 * GIB, BACKWARD, 6)
@@ -229,7 +231,10 @@ def large_gradients_of_activations() -> Recorder:
 
 
 def kept_by_a_hook(*, room: int = 70 * GIB) -> Recorder:
-    """A forward hook in a Lightning training keeps 256 MiB more in each step, until the process has reached its limit in the ninth."""
+    """Record a Lightning run in which a forward hook keeps 256 MiB more in each step.
+
+    In the ninth step the process reaches its limit. `room` is the free memory of the device.
+    """
     called: Stack = [
         CALL,
         ("/app/model.py", 74, "forward"),
@@ -239,8 +244,8 @@ def kept_by_a_hook(*, room: int = 70 * GIB) -> Recorder:
     ]
     layer: Stack = [(f"{TORCH}/nn/modules/linear.py", 134, "forward"), *called, *IN_CLOSURE]
     hook: Stack = [("/app/train.py", 30, "keep"), (CALL[0], 1832, "inner"), *called, *IN_CLOSURE]
-    # A counted step runs the operator from a dispatch mode, and hooks on all modules take another
-    # line of torch's
+    # In a counting step the dispatch mode runs the operator, and the hooks on all modules make
+    # torch call the module from another line.
     counted: Stack = [
         ("/lib/lflops/flop_counter/dispatch_mode.py", 91, "__torch_dispatch__"),
         hook[0],
@@ -256,7 +261,8 @@ def kept_by_a_hook(*, room: int = 70 * GIB) -> Recorder:
         recorder.allocate(256 * MIB, counted if step == 2 else hook)
         if step == 8:
             break
-        recorder.allocate(4, error)  # which the loop keeps for its log
+        # The loop keeps the loss for its log.
+        recorder.allocate(4, error)
         recorder.free(gradients)
         gradients = backward_pass(recorder, activations)
         if step == 0:
@@ -348,40 +354,42 @@ PLANTED: dict[str, tuple[Callable[[], Recorder], CauseCode, str]] = {
 
 
 def explained(recorder: Recorder) -> ExplainedMemory:
-    """What is said of it, on a device that has what was reserved and free, and a GiB for CUDA's context."""
+    """Return the explanation for a device of the following size.
+
+    It has the reserved and the free bytes, and a GiB for the CUDA context.
+    """
     snapshot = snapshot_of(recorder.snapshot())
     free = snapshot.trace[-1].device_free if snapshot.trace else None
-    return explain(
-        snapshot, total=sum(segment.size for segment in snapshot.segments) + (free or 0) + GIB
-    )
+    reserved = sum(segment.size for segment in snapshot.segments)
+    return explain(snapshot, total=reserved + (free or 0) + GIB)
 
 
 @pytest.mark.parametrize(("plant", "code", "first"), PLANTED.values(), ids=PLANTED)
 def test_the_first_line_names_the_cause(
     plant: Callable[[], Recorder], code: CauseCode, first: str
 ) -> None:
-    """And the first remedy is its own; nearly all bytes have a name."""
-    found = (
-        explain(snapshot_of(plant().snapshot()), CHIP)
-        if code == "other_process"
-        else explained(plant())
-    )
+    """The first line names the cause, and the first remedy belongs to it.
+
+    At least 95 % of the bytes have a name.
+    """
+    if code == "other_process":
+        found = explain(snapshot_of(plant().snapshot()), CHIP)
+    else:
+        found = explained(plant())
     lines = list(explained_lines(found))
     assert code == found.causes[0].code
     assert lines[0].startswith(first)
     assert EXPLANATIONS[code].remedy in lines[lines.index("what would free memory") + 1]
     assert found.named_share >= 0.95
-    assert (
-        found.requested_bytes
-        == sum(found.by_category.values())
-        == sum(each.bytes for each in found.holders)
-    )
+    assert found.requested_bytes == sum(found.by_category.values())
+    assert found.requested_bytes == sum(each.bytes for each in found.holders)
 
 
 def test_each_byte_is_promised_once() -> None:
-    """All activations are of graphs that are kept, so none are left to checkpoint.
+    """No byte is promised by two remedies.
 
-    Of 6 GiB a graph has 4, and 2 are left.
+    If all activations belong to kept graphs, checkpointing is not recommended for them. If a kept
+    graph has 4 of 6 GiB, 2 GiB are left.
     """
     found = explained(sum_of_losses())
     assert ["7.05 GiB", "1.00 GiB"] == [each.partition(":")[0] for each in remedies(found)]
@@ -391,14 +399,14 @@ def test_each_byte_is_promised_once() -> None:
 
 
 def test_a_healthy_training_has_no_leak() -> None:
-    """The twin: five steps, and at the peak no cause but the largest category."""
+    """Five steps without a leak have no cause except the largest category."""
     recorder = model()
     steps(recorder, 5)
     found = explained(recorder)
     assert not found.ran_out
-    assert (5, 4) == (found.forward_passes, found.optimizer_steps), (
-        "the last has not ended: nothing was allocated after it"
-    )
+    assert 5 == found.forward_passes
+    # The last step has not ended, because nothing was allocated after it.
+    assert 4 == found.optimizer_steps
     largest = {
         "optimizer_state",
         "parameters",
@@ -411,7 +419,11 @@ def test_a_healthy_training_has_no_leak() -> None:
 
 
 def test_the_peak_is_that_of_the_trace_where_memory_did_not_run_out() -> None:
-    """In the optimizer: a GiB each of parameters, gradients and temporary tensors, two of state."""
+    """If memory did not run out, the peak of the trace is explained.
+
+    It is in the optimizer step: a GiB each of parameters, gradients and temporary tensors, and two
+    GiB of state.
+    """
     recorder = model()
     steps(recorder, 3)
     found = explained(recorder)
@@ -423,41 +435,44 @@ def test_the_peak_is_that_of_the_trace_where_memory_did_not_run_out() -> None:
 
 
 def test_what_is_older_than_the_recording_is_unknown_and_said_so() -> None:
-    """Parameters without a stack: gradients of their sizes are still known."""
+    """Parameters that are older than the recording are unknown.
+
+    Gradients of their sizes are recognized nevertheless.
+    """
     recorder = model()
     recorder.forget()
     gradients = backward_pass(recorder, forward_pass(recorder))
     assert gradients
     found = explained(recorder)
-    assert (GIB, GIB) == (found.by_category["unknown"], found.by_category["gradients"])
-    assert found.named_share == pytest.approx(1 - GIB / (2 * GIB + 802 * MIB + 512)), (
-        "at the peak all activations are there"
-    )
+    assert GIB == found.by_category["unknown"]
+    assert GIB == found.by_category["gradients"]
+    # At the peak all activations are alive: 802 MiB, and a loss of 512 bytes.
+    assert found.named_share == pytest.approx(1 - GIB / (2 * GIB + 802 * MIB + 512))
 
 
 def test_without_the_chip_another_process_is_not_guessed() -> None:
-    """Its memory is unknown, and so is what is missing from it."""
+    """Without the memory of the chip, another process is not a possible cause."""
     found = explain(snapshot_of(another_process().snapshot()))
     assert "other_process" not in {cause.code for cause in found.causes}
 
 
 def test_how_much_was_missing_is_told_where_it_is_known() -> None:
-    """8 GiB were asked for and 3 were free."""
+    """8 GiB were requested and 3 GiB were free, so 5 GiB were missing."""
     found = explained(logits())
-    assert (8 * GIB, 3 * GIB, 5 * GIB) == (
-        found.failed_bytes,
-        found.device_free_bytes,
-        found.missing_bytes,
-    )
+    assert 8 * GIB == found.failed_bytes
+    assert 3 * GIB == found.device_free_bytes
+    assert 5 * GIB == found.missing_bytes
 
 
 def test_what_lightning_runs_in_a_closure_is_not_the_optimizers() -> None:
-    """Gradients have the parameters' GiB, state has two.
+    """Forward and backward inside Lightning's closure do not count as the optimizer step.
 
-    Activations have 9 * 256 + 4 * 64 MiB, and eight losses; a batch has 16 MiB.
+    Gradients have the parameters' GiB, and state has two. Activations have 9 * 256 + 4 * 64 MiB,
+    and eight losses. A batch has 16 MiB.
     """
     found = explained(kept_by_a_hook())
-    assert (9, 8) == (found.forward_passes, found.optimizer_steps)
+    assert 9 == found.forward_passes
+    assert 8 == found.optimizer_steps
     expected = {
         "parameters": GIB,
         "gradients": GIB,
@@ -472,36 +487,38 @@ def test_what_lightning_runs_in_a_closure_is_not_the_optimizers() -> None:
 
 @pytest.mark.parametrize("room", [64 * MIB, 84 * MIB - 1, 84 * MIB])
 def test_a_limit_was_reached_only_where_the_device_had_room(room: int) -> None:
-    """64 MiB were asked for, and torch may take 20 more.
+    """The cause is the process limit only if the device had enough free memory for the request.
 
-    Where less is free 40 GiB of others' are blamed, else they never are.
+    64 MiB were requested, and torch may reserve 20 MiB more. If less is free, the cause is the 40
+    GiB of other processes.
     """
     snapshot = snapshot_of(kept_by_a_hook(room=room).snapshot())
     reserved = sum(segment.size for segment in snapshot.segments)
-    codes = {cause.code for cause in explain(snapshot, total=reserved + room + 40 * GIB).causes}
-    assert {"other_process" if room < 84 * MIB else "process_limit"} == codes & {
-        "other_process",
-        "process_limit",
-    }
+    found = explain(snapshot, total=reserved + room + 40 * GIB)
+    codes = {cause.code for cause in found.causes}
+    expected = "other_process" if room < 84 * MIB else "process_limit"
+    assert {expected} == codes & {"other_process", "process_limit"}
 
 
 def test_a_known_limit_says_how_much_was_missing() -> None:
-    """Of 20 MiB that the limit leaves 64 are asked for.
+    """With a known limit, the missing bytes are known.
 
-    A limit that is not known leaves it open.
+    64 MiB are requested, and the limit leaves 20 MiB. Without a known limit both values are None.
     """
     content = kept_by_a_hook().snapshot()
     reserved = sum(segment["total_size"] for segment in content["segments"])
     found = explain_snapshot(content, None, 80 * GIB, reserved + 20 * MIB)
-    assert (44 * MIB, reserved + 20 * MIB) == (found.missing_bytes, found.allowed_bytes)
+    assert 44 * MIB == found.missing_bytes
+    assert reserved + 20 * MIB == found.allowed_bytes
     assert any(
         line.startswith("reserved 6.52 GiB of 6.54 GiB that are allowed, ")
         for line in explained_lines(found)
     )
     unknown = explain_snapshot(content, None, 80 * GIB, 80 * GIB)
-    assert (None, None) == (unknown.missing_bytes, unknown.allowed_bytes)
+    assert unknown.missing_bytes is None
+    assert unknown.allowed_bytes is None
 
 
 def test_every_cause_has_a_sentence() -> None:
-    """And every sentence a cause."""
+    """Every cause has an explanation, and every explanation has a cause."""
     assert set(get_args(CauseCode)) == set(EXPLANATIONS)

@@ -1,4 +1,4 @@
-"""Two snapshots compared, as a shell does."""
+"""Test the comparison of two snapshots by the command."""
 
 import json
 import pickle
@@ -14,12 +14,13 @@ MIB = 2**20
 
 @pytest.fixture
 def two(tmp_path: Path) -> list[str]:
-    """A model of 8 MiB.
+    """Write snapshots of before and after, and return their paths.
 
-    Line 31 has 3 tensors of a MiB, then 5. Before, line 40 has one; after, there are 16 MiB of
-    state.
+    The model has 8 MiB. Line 31 has 3 tensors of a MiB before and 5 after. Before, line 40 has one
+    such tensor; after, there are 16 MiB of optimizer state.
     """
-    before, after = Recorder(), Recorder()
+    before = Recorder()
+    after = Recorder()
     for recorder, activations in ((before, 3), (after, 5)):
         recorder.allocate(8 * MIB, BUILD)
         recorder.allocate(MIB, forward(31), activations)
@@ -34,7 +35,7 @@ def two(tmp_path: Path) -> list[str]:
 def test_it_says_what_grew_and_what_went(
     two: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """12 MiB before, 29 after. What is the same is not listed by line."""
+    """12 MiB grew to 29 MiB; only lines of code whose memory changed are listed."""
     assert 0 == main(["memory", *two])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert (
@@ -54,18 +55,16 @@ def test_it_says_what_grew_and_what_went(
 def test_a_snapshot_has_the_same_as_itself(
     two: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No line is listed; as JSON the list is empty, and each pair has equal halves."""
+    """A snapshot compared with itself lists no lines, and both values of each pair are equal."""
     assert 0 == main(["memory", two[0], two[0], "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert ([], [12 * MIB, 12 * MIB], [8 * MIB, 8 * MIB]) == (
-        found["holders"],
-        found["requested_bytes"],
-        found["by_category"]["parameters"],
-    )
+    assert [] == found["holders"]
+    assert [12 * MIB, 12 * MIB] == found["requested_bytes"]
+    assert [8 * MIB, 8 * MIB] == found["by_category"]["parameters"]
 
 
 def test_two_snapshots_make_no_page(two: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """It is one line that says what to leave out."""
+    """A page of two snapshots is an error of one line that says which options to leave out."""
     assert 2 == main(["memory", *two, "--html", "page.html"])
     assert (
         "two snapshots are compared as text or --json: leave --html and --hardware out"

@@ -1,4 +1,4 @@
-"""The modules that hold a snapshot's memory, by a profile of the same run."""
+"""Test which modules hold the memory of a snapshot, according to a profile of the same run."""
 
 import contextlib
 import gc
@@ -40,7 +40,7 @@ RECOMPUTED = [*forward(30), ("/venv/torch/utils/checkpoint.py", 5, "recompute_fn
 
 
 class Words(nn.Module):
-    """Token ids to logits, through equal blocks."""
+    """A model from token ids to logits, through equal blocks."""
 
     def __init__(self, *, checkpoints: bool) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Words(nn.Module):
         self.head = nn.Linear(hidden, WORDS)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits."""
+        """Return the logits."""
         x = self.words(ids)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpoints else block(x)
@@ -59,7 +59,7 @@ class Words(nn.Module):
 
 
 def training(model: nn.Module, samples: int = 32) -> Callable[[Callable[[str], Any]], None]:
-    """A step, whose parts run in contexts of their names."""
+    """Return a function that runs a training step, with each part in a context of its name."""
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     ids = torch.randint(0, WORDS, (samples, 32), generator=torch.Generator().manual_seed(0))
 
@@ -81,7 +81,11 @@ def training(model: nn.Module, samples: int = 32) -> Callable[[Callable[[str], A
 def recorded(
     model: nn.Module, step: Callable[[Any], None], folder: Path
 ) -> tuple[Snapshot, dict[int, tuple[str, str | None]]]:
-    """Two steps by what the CPU's allocator reports, and for each allocation the part of the step and the module in which it was made."""
+    """Run two steps; return a snapshot from the CPU allocator's events, and the truth for it.
+
+    The truth is the part of the step and the module in which each allocation was made, by its
+    position in the trace.
+    """
     names = {module: name for name, module in model.named_modules()}
     open_ranges: list[Any] = []
 
@@ -95,34 +99,39 @@ def recorded(
     hooks = [module.register_forward_pre_hook(enter) for module in names]
     hooks += [module.register_forward_hook(leave, always_call=True) for module in names]
     gc.collect()
-    with profiler(activities=[ProfilerActivity.CPU], profile_memory=True) as running:
+    with profiler(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
         for _ in range(2):
             step(record_function)
     for hook in hooks:
         hook.remove()
-    running.export_chrome_trace(str(folder / "trace.json"))
+    recording.export_chrome_trace(str(folder / "trace.json"))
     events = exact(folder / "trace.json")["traceEvents"]
     ranges = [
         (each["ts"], each["ts"] + each["dur"], each["name"]) for each in events if each["ph"] == "X"
     ]
-    parts, called = (
-        [r for r in ranges if r[2] in PYTHON],
-        [r for r in ranges if r[2].startswith("module ")],
-    )
-    recorder, addresses, truth = Recorder(), {}, {}
-    for event in sorted(
-        (each for each in events if each["name"] == "[memory]"), key=lambda each: each["ts"]
-    ):
-        at, nbytes, address = event["ts"], event["args"]["Bytes"], event["args"]["Addr"]
+    parts = [each for each in ranges if each[2] in PYTHON]
+    calls = [each for each in ranges if each[2].startswith("module ")]
+    memory_events = [each for each in events if each["name"] == "[memory]"]
+    memory_events.sort(key=lambda each: each["ts"])
+    recorder = Recorder()
+    addresses: dict[int, int] = {}
+    truth: dict[int, tuple[str, str | None]] = {}
+    for event in memory_events:
+        at = event["ts"]
+        nbytes = event["args"]["Bytes"]
+        address = event["args"]["Addr"]
         part = next((name for begin, end, name in parts if begin <= at <= end), "")
-        module = min(
-            ((end - begin, name[7:]) for begin, end, name in called if begin <= at <= end),
-            default=(0, None),
-        )[1]
+        running = [
+            (end - begin, name.removeprefix("module "))
+            for begin, end, name in calls
+            if begin <= at <= end
+        ]
+        # The shortest call is the innermost.
+        module = min(running)[1] if running else None
         if nbytes > 0:
-            (addresses[address],) = recorder.allocate(
-                nbytes, RECOMPUTED if part == "backward" and module else PYTHON[part]
-            )
+            is_recomputed = part == "backward" and module
+            stack = RECOMPUTED if is_recomputed else PYTHON[part]
+            (addresses[address],) = recorder.allocate(nbytes, stack)
             truth[len(recorder.trace) - 1] = part, module
         elif address in addresses:
             recorder.free([addresses.pop(address)])
@@ -133,9 +142,9 @@ def recorded(
 def test_a_real_step_is_divided_as_its_hooks_divide_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoints: bool
 ) -> None:
-    """By the CPU's allocator.
+    """At least 95 % of a real step's bytes are matched, with the right module and phase.
 
-    All but 5 % of the bytes are matched, each with the module that ran and the right phase.
+    The events come from the CPU allocator, and hooks on the modules return the truth.
     """
     model = Words(checkpoints=checkpoints)
     step = training(model)
@@ -154,20 +163,20 @@ def test_a_real_step_is_divided_as_its_hooks_divide_it(
     monkeypatch.setattr(Profile, "patterns", lambda profile: {row: row for row in profile.modules})
     assert memory_by_module(snapshot, counted.profile).matched_share > 0.95
     assert set(given) == set(truth)
-    found = {
-        place: name.partition(", made in ")[::2]
-        for place, name in given.items()
-        if ", made in " in name
-    }
-    for place, (name, phase) in found.items():
+    found = {}
+    for place, name in given.items():
+        owner, separator, phase = name.partition(", made in ")
+        if separator:
+            found[place] = (owner, phase)
+    for place, (owner, phase) in found.items():
         part, module = truth[place]
-        assert ("forward" if part == "loss" else part) == (
-            "backward" if phase == "recompute" else phase
-        )
-        assert name == (module or "the model itself") or module is None
-    assert {place for place, (part, _) in truth.items() if part == "optimizer"} == {
-        p for p, name in given.items() if name == "the optimizer"
-    }
+        # The loss is part of forward, and recomputation is part of backward.
+        true_phase = "forward" if part == "loss" else part
+        assert true_phase == ("backward" if phase == "recompute" else phase)
+        if module is not None:
+            assert owner == (module or "the model itself")
+    in_optimizer = {place for place, (part, _) in truth.items() if part == "optimizer"}
+    assert in_optimizer == {place for place, name in given.items() if name == "the optimizer"}
     assert checkpoints == ("recompute" in {phase for _, phase in found.values()})
 
 
@@ -179,15 +188,16 @@ MADE: tuple[tuple[str, Phase, int], ...] = (
     ("0", "backward", 500),
     ("", "optimizer", 250),
 )
-"""What the operators of a step allocate, and in which module."""
+"""The allocations of a step's operators: module, phase and bytes."""
 
 
 @pytest.fixture
 def profile() -> Profile:
-    """Two layers, whose step allocates `MADE`."""
+    """Return a profile of two layers whose step allocates `MADE`."""
     found = lflops.count(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), torch.zeros(1, 2))
     assert found.memory is not None
-    live, nothing = 1000, found.memory.timeline[0].by_category
+    live = 1000
+    nothing = found.memory.timeline[0].by_category
     timeline = []
     for index, (module, phase, nbytes) in enumerate(MADE):
         timeline.append(Moment("mm", module, phase, live, index, nothing, live + nbytes))
@@ -196,13 +206,15 @@ def profile() -> Profile:
 
 
 def step_of(recorder: Recorder) -> None:
-    """The profile's step: one operator has two results, and one allocates 8 bytes that the profile does not know."""
-    held = recorder.allocate(400, forward(1)) + recorder.allocate(8, forward(1))
-    held += (
-        recorder.allocate(500, forward(2))
-        + recorder.allocate(100, forward(2))
-        + recorder.allocate(20, loss(3))
-    )
+    """Record the step of the profile.
+
+    One operator has two results, and 8 bytes are not in the profile.
+    """
+    held = recorder.allocate(400, forward(1))
+    held += recorder.allocate(8, forward(1))
+    held += recorder.allocate(500, forward(2))
+    held += recorder.allocate(100, forward(2))
+    held += recorder.allocate(20, loss(3))
     recorder.allocate(300, BACKWARD)
     recorder.allocate(500, BACKWARD)
     recorder.free(held)
@@ -212,7 +224,7 @@ def step_of(recorder: Recorder) -> None:
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """1,000 bytes of parameters, older than the recording, and one step."""
+    """Return a recording of one step, with 1,000 bytes of parameters that are older than it."""
     recorder = Recorder()
     recorder.allocate(1000, BUILD)
     recorder.forget()
@@ -221,9 +233,10 @@ def recorder() -> Recorder:
 
 
 def test_each_phase_has_its_moment(recorder: Recorder, profile: Profile) -> None:
-    """2,028 bytes with the loss, 2,828 with all gradients, 2,050 in the optimizer's step.
+    """Each phase has the moment with the most memory in it, and the highest is the peak.
 
-    The second is the peak.
+    There are 2,028 bytes with the loss, 2,828 with all gradients, which is the peak, and 2,050 in
+    the optimizer step.
     """
     found = memory_by_module(snapshot_of(recorder.snapshot()), profile)
     assert 1820 / 1828 == found.matched_share
@@ -244,7 +257,7 @@ def test_each_phase_has_its_moment(recorder: Recorder, profile: Profile) -> None
 
 
 def test_a_failure_is_in_a_step_that_has_just_begun(recorder: Recorder, profile: Profile) -> None:
-    """Gradients of the step before and the optimizer's state keep their names."""
+    """Gradients and optimizer state of the previous step keep their names in the failing step."""
     recorder.allocate(400, forward(1))
     recorder.fail(700, forward(2))
     found = memory_by_module(snapshot_of(recorder.snapshot()), profile)
@@ -255,16 +268,18 @@ def test_a_failure_is_in_a_step_that_has_just_begun(recorder: Recorder, profile:
         "1, made in backward": 300,
         "the optimizer": 200,
     }
-    assert (1.0, {"forward": expected, "out of memory": expected}) == (
-        found.matched_share,
-        found.moments,
-    )
+    assert 1.0 == found.matched_share
+    assert {"forward": expected, "out of memory": expected} == found.moments
 
 
 def test_the_smallest_are_left_out_of_a_long_step(
     recorder: Recorder, profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of five operators outside of the optimizer four are matched: all but that of 20 bytes."""
+    """If a step has too many operators, the smallest are not matched.
+
+    Here four of five operators outside the optimizer are matched; the one with 20 bytes is left
+    out.
+    """
     monkeypatch.setattr(modules, "MOST_OPERATORS", 4)
     modules._aligned.cache_clear()
     found = memory_by_module(snapshot_of(recorder.snapshot()), profile)
@@ -276,42 +291,37 @@ def test_the_smallest_are_left_out_of_a_long_step(
 def test_a_profile_of_another_batch_is_refused(
     recorder: Recorder, profile: Profile, times: int
 ) -> None:
-    """Everything has another size. What the optimizer makes is no match."""
+    """With another batch size every allocation has another size, so nothing is matched.
+
+    Allocations of the optimizer do not count as matches.
+    """
     assert profile.memory is not None
-    timeline = tuple(
-        replace(each, highest_bytes=each.live_bytes + times * size)
-        for each, (_, _, size) in _pairs(profile)
-    )
+    timeline = []
+    for moment, (_, _, nbytes) in zip(profile.memory.timeline, MADE, strict=True):
+        timeline.append(replace(moment, highest_bytes=moment.live_bytes + times * nbytes))
+    other = replace(profile, memory=replace(profile.memory, timeline=tuple(timeline)))
     with pytest.raises(ProfileError, match=r"the profile matches 0 % of the step at the peak"):
-        memory_by_module(
-            snapshot_of(recorder.snapshot()),
-            replace(profile, memory=replace(profile.memory, timeline=timeline)),
-        )
-
-
-def _pairs(profile: Profile) -> list[tuple[Moment, tuple[str, Phase, int]]]:
-    assert profile.memory is not None
-    return list(zip(profile.memory.timeline, MADE, strict=True))
+        memory_by_module(snapshot_of(recorder.snapshot()), other)
 
 
 def test_what_cannot_be_matched_says_why(recorder: Recorder, profile: Profile) -> None:
-    """No memory in the profile, no stacks in the snapshot."""
+    """The error says that the profile has no memory, or that the snapshot has no stacks."""
     snapshot = snapshot_of(recorder.snapshot())
     with pytest.raises(ProfileError, match="the profile has no memory"):
         memory_by_module(snapshot, replace(profile, memory=None))
+    without_stacks = tuple(each._replace(stack=()) for each in snapshot.trace)
     with pytest.raises(ProfileError, match="no forward pass with stacks"):
-        memory_by_module(
-            snapshot._replace(trace=tuple(each._replace(stack=()) for each in snapshot.trace)),
-            profile,
-        )
+        memory_by_module(snapshot._replace(trace=without_stacks), profile)
 
 
 def test_the_shell_has_a_table(
     recorder: Recorder, profile: Profile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And JSON the same; a comparison has no such table."""
-    (snapshot := tmp_path / "s.pickle").write_bytes(pickle.dumps(recorder.snapshot()))
-    profile.save(saved := tmp_path / "p.json")
+    """The command prints the table as text or JSON; a comparison of two snapshots has no table."""
+    snapshot = tmp_path / "s.pickle"
+    snapshot.write_bytes(pickle.dumps(recorder.snapshot()))
+    saved = tmp_path / "p.json"
+    profile.save(saved)
     assert 0 == main(["memory", str(snapshot), "--profile", str(saved)])
     lines = capsys.readouterr().out.splitlines()
     at = lines.index(

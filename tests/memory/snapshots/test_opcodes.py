@@ -1,4 +1,4 @@
-"""Pickles that would use unbounded memory or time are refused before they are loaded."""
+"""Test that pickles that would use unbounded memory or time are refused before they are loaded."""
 
 import itertools
 import pickle
@@ -16,7 +16,7 @@ from tests.memory.snapshots.test_causes import PLANTED
 PLACE = 400_000_000
 
 NESTED = b"(K\x00K\x00t" + b"2\x86" * 40
-"""A pair of pairs of pairs: hashing it takes 2 to the 40th steps."""
+"""A pair of pairs of pairs, and so on, whose hash takes 2**40 steps."""
 
 BOMBS = {
     "a huge place of the memo": b"\x80\x04]r" + struct.pack("<I", PLACE) + b".",
@@ -41,8 +41,9 @@ BOMBS = {
 
 @pytest.mark.parametrize("content", BOMBS.values(), ids=BOMBS)
 def test_a_bomb_is_refused(content: bytes, tmp_path: Path) -> None:
-    """In memory that follows from the size of the file: ten times, and a megabyte."""
-    (path := tmp_path / "bomb.pickle").write_bytes(content)
+    """A bomb is refused, with memory of at most ten times the file's size plus one MiB."""
+    path = tmp_path / "bomb.pickle"
+    path.write_bytes(content)
     tracemalloc.start()
     with pytest.raises(
         ProfileError, match="only plain containers, strings and numbers are read, because"
@@ -56,9 +57,10 @@ def test_a_bomb_is_refused(content: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_snapshot_is_loaded(name: str, protocol: int, tmp_path: Path) -> None:
-    """Whatever version of pickle wrote it."""
+    """Snapshots written with every version of pickle are loaded."""
     snapshot = PLANTED[name][0]().snapshot()
-    (path := tmp_path / "snapshot.pickle").write_bytes(pickle.dumps(snapshot, protocol))
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(snapshot, protocol))
     assert snapshot == load_plain(path)[0]
 
 
@@ -90,32 +92,39 @@ VALUES = [
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_plain_values_are_loaded(protocol: int, tmp_path: Path) -> None:
-    """Memo places of one, two and four bytes occur, and texts with lengths of one and four."""
-    (path := tmp_path / "values.pickle").write_bytes(pickle.dumps(VALUES, protocol))
+    """Plain values are loaded with every pickle protocol.
+
+    The values need memo indices of one, two and four bytes, and texts with lengths of one and four
+    bytes.
+    """
+    values = VALUES
     if protocol < 3:
-        # There, pickle writes bytes as the call of a function.
+        # These protocols write bytes as the call of a function, which is refused.
         values = [each for each in VALUES if not isinstance(each, bytes)]
-        path.write_bytes(pickle.dumps(values, protocol))
-    else:
-        values = VALUES
+    path = tmp_path / "values.pickle"
+    path.write_bytes(pickle.dumps(values, protocol))
     assert values == load_plain(path)[0]
 
 
 def test_the_check_has_a_budget_of_time() -> None:
-    """A pickle of many texts is slow to check. This clock counts a minute for each look at it."""
+    """A pickle that takes too long to check is refused; each look at this clock adds a minute."""
     minutes = itertools.count(0, 60)
     with pytest.raises(pickle.UnpicklingError, match="checking them takes too long"):
         check(pickle.dumps(["a", "b", "c", "d"]), clock=lambda: next(minutes))
 
 
 def test_one_list_referred_to_again_and_again_is_refused(tmp_path: Path) -> None:
-    """A file of 12 kB has no million frames: 1000 blocks with the same 1000 frames each."""
+    """A file of 12 kB that refers to one list in many places is refused.
+
+    It has 1000 segments with the same 1000 blocks, each with the same 1000 frames.
+    """
     frame = {"filename": "a.py", "name": "f", "line": 1}
     frames = [frame] * 1000
     block = {"size": 1, "state": "active_allocated", "frames": frames}
     blocks = [block] * 1000
     segments = [{"address": 0, "total_size": 1000, "blocks": blocks}] * 1000
-    (path := tmp_path / "shared.pickle").write_bytes(pickle.dumps({"segments": segments}))
+    path = tmp_path / "shared.pickle"
+    path.write_bytes(pickle.dumps({"segments": segments}))
     assert path.stat().st_size < 12_000
     with pytest.raises(ProfileError, match="is the same object as an earlier one"):
         read_snapshot(path)

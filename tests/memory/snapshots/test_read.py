@@ -1,4 +1,4 @@
-"""A snapshot's file: a pickle that may be anyone's, and containers that may hold anything."""
+"""Test reading a snapshot's file: an untrusted pickle, whose containers may hold anything."""
 
 import pickle
 import subprocess
@@ -15,7 +15,7 @@ from tests.support.memory_snapshots import BUILD, Recorder, forward
 
 
 def recorded() -> dict[str, Any]:
-    """Two allocations, of which one is freed."""
+    """Return a snapshot of two allocations, one of them freed."""
     recorder = Recorder()
     recorder.allocate(1000, BUILD)
     recorder.free(recorder.allocate(2000, forward(30)))
@@ -23,17 +23,15 @@ def recorded() -> dict[str, Any]:
 
 
 def test_a_file_of_torchs_is_read(tmp_path: Path) -> None:
-    """Segments, blocks, and what the allocator did, in its order, whatever the pickle's protocol."""
+    """Segments, blocks and allocator events are read in order, with every pickle protocol."""
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps(recorded(), protocol))
         found = read_snapshot(tmp_path / "snapshot.pickle")
-        ((segment,), trace) = (found.segments, found.trace)
+        (segment,) = found.segments
         (block,) = segment.blocks
-        assert (1000, "active_allocated", "convert") == (
-            block.requested,
-            block.state,
-            block.stack[0].function,
-        )
+        assert 1000 == block.requested
+        assert "active_allocated" == block.state
+        assert "convert" == block.stack[0].function
         assert [
             "segment_alloc",
             "alloc",
@@ -42,8 +40,8 @@ def test_a_file_of_torchs_is_read(tmp_path: Path) -> None:
             "free_requested",
             "free_completed",
             "segment_free",
-        ] == [entry.action for entry in trace]
-        assert Frame("/app/model.py", 30, "forward") == trace[3].stack[0]
+        ] == [entry.action for entry in found.trace]
+        assert Frame("/app/model.py", 30, "forward") == found.trace[3].stack[0]
 
 
 class Runs:
@@ -60,7 +58,11 @@ class Runs:
 def test_a_pickle_that_runs_code_is_refused_by_name_and_runs_nothing(
     tmp_path: Path, protocol: int
 ) -> None:
-    """Its twin is run by an ordinary reader. The oldest protocols have the name of Python 2."""
+    """A pickle that calls a function is an error that names the function, and nothing runs.
+
+    The ordinary reader does run it, as the end of the test shows. The oldest protocols use the name
+    of Python 2.
+    """
     content = recorded()
     content["segments"].append(Runs(tmp_path / "ran"))
     file = tmp_path / "snapshot.pickle"
@@ -71,12 +73,12 @@ def test_a_pickle_that_runs_code_is_refused_by_name_and_runs_nothing(
     ):
         read_snapshot(file)
     assert not (tmp_path / "ran").exists()
-    pickle.loads(file.read_bytes())  # noqa: S301 - that is what is refused
+    pickle.loads(file.read_bytes())  # noqa: S301 - shows that the pickle is dangerous
     assert (tmp_path / "ran").exists()
 
 
 def test_a_harmless_class_is_refused_too(tmp_path: Path) -> None:
-    """Nothing is looked up, so nothing has to be judged."""
+    """Even a harmless class is refused, because no class is looked up at all."""
     (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps([Fraction(1, 2)]))
     with pytest.raises(ProfileError, match=r"has fractions\.Fraction"):
         read_snapshot(tmp_path / "snapshot.pickle")
@@ -93,14 +95,17 @@ STUMPS = [
 
 @pytest.mark.parametrize("content", STUMPS)
 def test_what_is_no_pickle_is_named(tmp_path: Path, content: bytes) -> None:
-    """An empty file, a text, a stump, and one that claims to be endless."""
+    """A file that is no complete pickle is refused.
+
+    The files are empty, a text, two truncated pickles, and a pickle that claims to be endless.
+    """
     (tmp_path / "snapshot.pickle").write_bytes(content)
     with pytest.raises(ProfileError, match=r"snapshot\.pickle: is not a pickle"):
         read_snapshot(tmp_path / "snapshot.pickle")
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
-    """With what to give."""
+    """The error for a missing file or a folder says what is wrong."""
     for path, said in ((tmp_path / "nothing", "No such file"), (tmp_path, "is a folder")):
         with pytest.raises(ProfileError, match=said):
             read_snapshot(path)
@@ -180,7 +185,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize(("content", "said"), WRONG.values(), ids=WRONG)
 def test_what_does_not_fit_is_named_with_its_place(content: Any, said: str) -> None:
-    """And with what is taken."""
+    """The error contains the position in the snapshot and the accepted values."""
     with pytest.raises(ProfileError, match=said):
         snapshot_of(content)
 
@@ -188,7 +193,10 @@ def test_what_does_not_fit_is_named_with_its_place(content: Any, said: str) -> N
 def test_a_pickle_that_names_one_list_again_and_again_does_not_take_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few bytes that would be a billion blocks, and a million entries that are one dictionary."""
+    """A pickle with too many parts, or with one object in several places, is refused.
+
+    Otherwise a few bytes could contain a billion blocks.
+    """
     monkeypatch.setattr("lflops.memory.snapshots.read.MOST_PARTS", 1_000)
     blocks = [{"size": 1, "state": "inactive"} for _ in range(2000)]
     segment = {"address": 1, "total_size": 1, "blocks": blocks}
@@ -207,7 +215,7 @@ def test_a_pickle_that_names_one_list_again_and_again_does_not_take_for_ever(
 
 
 def test_older_snapshots_are_read() -> None:
-    """A list of segments, whose blocks have a history and no addresses."""
+    """An older snapshot is a list of segments, whose blocks have a history and no addresses."""
     block = {
         "size": 512,
         "state": "active_allocated",
@@ -230,12 +238,16 @@ def test_older_snapshots_are_read() -> None:
 
 
 def test_the_device_that_ran_out_is_taken() -> None:
-    """Else the fullest; another one may be asked for."""
+    """The device that ran out of memory is read by default, or else the fullest device.
+
+    `device=` selects another device.
+    """
     segments = [
         {"device": device, "address": 1, "total_size": size, "blocks": []}
         for device, size in ((0, 5), (1, 9), (2, 3))
     ]
     assert 1 == snapshot_of({"segments": segments}).device
     failed = {"segments": segments, "device_traces": [[], [], [{"action": "oom", "size": 7}]]}
-    assert (2, 3) == (snapshot_of(failed).device, snapshot_of(failed).segments[0].size)
+    assert 2 == snapshot_of(failed).device
+    assert 3 == snapshot_of(failed).segments[0].size
     assert 5 == snapshot_of(failed, device=0).segments[0].size

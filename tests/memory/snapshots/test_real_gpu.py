@@ -1,9 +1,8 @@
-"""A recording of an H100 by torch 2.11, of `benchmarks/gpu.py`.
+"""Test a snapshot that torch 2.11 recorded on an H100, while `benchmarks/gpu.py` ran.
 
-Each step's hook keeps 256 MiB, in a process that may have a twentieth.
-
-Four layers of 1024 wide in float32, AdamW, and the error comes in the ninth step: 4 * (4 * 1024**2
-+ 8 * 1024**2) weights and their biases. Paths of that machine were replaced, and nothing else.
+In each step a hook keeps 256 MiB, and the process may use a twentieth of the device. The model has
+four layers of width 1024 in float32, with AdamW, and fails in the ninth step. It has 4 * (4 *
+1024**2 + 8 * 1024**2) weights, and biases. Only the paths in the recording were replaced.
 """
 
 import gzip
@@ -13,47 +12,48 @@ from lflops.memory.snapshots.explain import ExplainedMemory, explain, explained_
 from lflops.memory.snapshots.read import read_snapshot
 
 MIB = 2**20
-WIDTH, WIDE, LAYERS, FLOAT = 1024, 4096, 4, 4
+WIDTH = 1024
+WIDE = 4096
+LAYERS = 4
+FLOAT = 4
 ATTENTION = 4 * WIDTH * WIDTH + 4 * WIDTH
 PERCEPTRON = 2 * WIDTH * WIDE + WIDE + WIDTH
 PARAMETERS = LAYERS * (ATTENTION + PERCEPTRON + 2 * 2 * WIDTH) * FLOAT
-KEPT, STEPS = 256 * MIB, 9
+KEPT = 256 * MIB
+STEPS = 9
 
 
 def explained(folder: Path) -> ExplainedMemory:
-    """The recording's."""
+    """Return the explanation of the recording."""
     path = folder / "snapshot.pickle"
-    path.write_bytes(
-        gzip.decompress(Path(__file__).with_name("h100_out_of_memory.pickle.gz").read_bytes())
-    )
+    compressed = Path(__file__).with_name("h100_out_of_memory.pickle.gz")
+    path.write_bytes(gzip.decompress(compressed.read_bytes()))
     return explain(read_snapshot(path))
 
 
 def test_a_real_recording_has_its_steps_and_who_holds_what(tmp_path: Path) -> None:
-    """Eight whole steps and the forward of the ninth.
+    """The recording has eight whole steps and the forward of the ninth.
 
-    The parameters were there before the recording began.
+    The parameters are older than the recording, so their category is unknown.
     """
     found = explained(tmp_path)
-    assert (STEPS, STEPS - 1) == (found.forward_passes, found.optimizer_steps)
+    assert STEPS == found.forward_passes
+    assert STEPS - 1 == found.optimizer_steps
     held = found.by_category
-    assert (2 * PARAMETERS, PARAMETERS, PARAMETERS) == (
-        held["optimizer_state"],
-        held["gradients"],
-        held["unknown"],
-    )
+    assert 2 * PARAMETERS == held["optimizer_state"]
+    assert PARAMETERS == held["gradients"]
+    assert PARAMETERS == held["unknown"]
     (collected,) = (each for each in found.holders if "<lambda>" in each.line)
-    assert (STEPS * KEPT, STEPS, "activations") == (
-        collected.bytes,
-        collected.count,
-        collected.category,
-    )
+    assert STEPS * KEPT == collected.bytes
+    assert STEPS == collected.count
+    assert "activations" == collected.category
 
 
 def test_its_first_line_names_the_limit_and_the_list(tmp_path: Path) -> None:
-    """68.90 GiB of the device were free, so nobody else is to blame.
+    """The first line names the process limit and the results that the hook keeps.
 
-    Eight passes have left their 256 MiB.
+    The device had 68.90 GiB free, so no other process is the cause. Eight earlier passes left 256
+    MiB each.
     """
     found = explained(tmp_path)
     assert ["process_limit", "kept_results"] == [each.code for each in found.causes[:2]]

@@ -1,6 +1,6 @@
-"""Stacks as people record them.
+"""Test stacks with C++ frames.
 
-With C++ frames, by which a plain `_record_memory_history()` surrounds those of Python.
+A plain `_record_memory_history()` records them around the Python frames.
 """
 
 import pytest
@@ -50,33 +50,38 @@ WRAPPER = (f"{TORCH}/optim/optimizer.py", 493, "wrapper")
 
 
 def with_cpp(python: Stack) -> Stack:
-    """Python as torch has it: its innermost frame among C++'s, the others behind the interpreter's."""
+    """Return a stack as torch records it with C++ frames.
+
+    The innermost Python frame is among the C++ frames, and the others follow those of the
+    interpreter.
+    """
     return [*ALLOCATES, *python[:1], *INTERPRETER, *python[1:]]
 
 
 def step(line: int, *, torchs: bool = True) -> Stack:
-    """A line of an optimizer that someone wrote; a class of torch's wraps its `step`."""
-    return with_cpp(
-        [
-            ("/app/optimizers.py", line, "step"),
-            *([WRAPPER] if torchs else []),
-            ("/app/train.py", 50, "main"),
-        ]
-    )
+    """Return the stack of a line in a custom optimizer.
+
+    With `torchs`, its base class is torch's, which wraps `step`.
+    """
+    python = [("/app/optimizers.py", line, "step")]
+    if torchs:
+        python.append(WRAPPER)
+    python.append(("/app/train.py", 50, "main"))
+    return with_cpp(python)
 
 
 def explained(recorder: Recorder) -> ExplainedMemory:
-    """What is said of it."""
+    """Return the explanation of the recording."""
     return explain(snapshot_of(recorder.snapshot()))
 
 
 def holders(recorder: Recorder) -> dict[tuple[str, str], int]:
-    """The MiB of each category and line."""
+    """Return the MiB by category and line."""
     return {(each.category, each.line): each.bytes // MIB for each in explained(recorder).holders}
 
 
 def test_cpp_frames_are_passed_over() -> None:
-    """Nine of them, and torch's own Python, before and after the user's line."""
+    """C++ frames and torch's Python frames, before and after the user's line, are skipped."""
     recorder = Recorder()
     recorder.allocate(MIB, with_cpp([(f"{TORCH}/nn/functional.py", 3000, "linear"), *forward(31)]))
     recorder.allocate(2 * MIB, with_cpp([("<ipython-input-3-0a1b>", 5, "<module>")]))
@@ -125,16 +130,16 @@ LINES: dict[str, tuple[Stack, str]] = {
 
 @pytest.mark.parametrize(("stack", "line"), LINES.values(), ids=LINES)
 def test_a_line_is_the_users_own_where_there_is_one(stack: Stack, line: str) -> None:
-    """Else a package's, else torch's, else what C++ ran."""
+    """The line is the user's, or else a package's, or else torch's, or else the C++ function."""
     recorder = Recorder()
     recorder.allocate(MIB, stack)
     assert line == line_of(snapshot_of(recorder.snapshot()).trace[0].stack)
 
 
 def test_only_what_runs_backward_is_backward() -> None:
-    """`THPVariable_sqrt` is torch's C++ for a method.
+    """Only the engine's thread and a custom function's `backward` count as backward.
 
-    The engine's thread, and a function's own backward, do run it.
+    `THPVariable_sqrt` in namespace `torch::autograd` is only the C++ code of a method.
     """
     recorder = Recorder()
     recorder.allocate(MIB, with_cpp([("/app/train.py", 9, "main")]))
@@ -159,7 +164,10 @@ def test_only_what_runs_backward_is_backward() -> None:
     "torchs", [True, False], ids=["of a class of torch's", "of a class that is not torch's"]
 )
 def test_state_is_what_outlives_a_step(*, torchs: bool) -> None:
-    """Two moments of 4 MiB each by lines 82 and 84; line 100 makes a MiB that is freed in the step."""
+    """Memory that is allocated in an optimizer step and outlives it is state.
+
+    Lines 82 and 84 make two moments of 4 MiB each; line 100 makes a MiB that the step frees.
+    """
     recorder = Recorder()
     recorder.allocate(4 * MIB, step(82, torchs=torchs))
     recorder.allocate(4 * MIB, step(84, torchs=torchs))
@@ -169,16 +177,16 @@ def test_state_is_what_outlives_a_step(*, torchs: bool) -> None:
         ("optimizer_state", "optimizers.py:82 step"): 4,
         ("optimizer_state", "optimizers.py:84 step"): 4,
     }
-    assert expected | {("temporary", "optimizers.py:100 step"): 1} == holders(recorder), (
-        "at the peak, in the step"
-    )
+    # The peak is inside the step, where the temporary tensor is alive.
+    assert expected | {("temporary", "optimizers.py:100 step"): 1} == holders(recorder)
     assert "optimizer_state" == explained(recorder).causes[0].code
 
 
 def test_state_is_known_where_the_first_step_fails() -> None:
-    """The second parameter's temporary tensor fails.
+    """State is recognized although the first step fails.
 
-    Line 100 has freed one in this step, so what it holds is not state.
+    The step fails at a temporary tensor of the second parameter. Line 100 already freed a tensor in
+    this step, so its memory is not state.
     """
     recorder = Recorder()
     recorder.allocate(4 * MIB, step(82))
@@ -193,7 +201,10 @@ def test_state_is_known_where_the_first_step_fails() -> None:
 
 
 def test_the_momentum_of_sgd_is_state() -> None:
-    """Torch clones it in the step itself, and not where it begins its state."""
+    """SGD's momentum is recognized as state.
+
+    torch clones it in the step itself, and not where other optimizers create their state.
+    """
     sgd: Stack = [
         (f"{TORCH}/optim/sgd.py", 346, "_single_tensor_sgd"),
         (f"{TORCH}/optim/sgd.py", 130, "step"),
@@ -210,9 +221,10 @@ def test_the_momentum_of_sgd_is_state() -> None:
 
 
 def test_the_stack_that_frees_is_not_taken_for_the_one_that_allocated() -> None:
-    """8 MiB are older than the recording, and line 60 frees them.
+    """The stack of a free is not used as the stack of the allocation.
 
-    Another tensor shows that frees have stacks of their own.
+    8 MiB are older than the recording, and line 60 frees them. Another tensor shows that frees have
+    stacks.
     """
     recorder = Recorder()
     old = recorder.allocate(8 * MIB, forward(31))
@@ -226,7 +238,7 @@ def test_the_stack_that_frees_is_not_taken_for_the_one_that_allocated() -> None:
     ("file", "category"), [("schema.py", "other"), ("my_ema.py", "copy"), ("ema.py", "copy")]
 )
 def test_a_copy_is_not_seen_in_part_of_a_word(file: str, category: str) -> None:
-    """`schema` has the letters of `ema`."""
+    """`ema` means a copy only as a whole word, so `schema` is no copy."""
     recorder = Recorder()
     recorder.allocate(MIB, [(f"/app/{file}", 3, "build")])
     assert {(category, f"{file}:3 build"): 1} == holders(recorder)

@@ -1,6 +1,6 @@
-"""Reports that go through a store.
+"""Test `RankCollector`, which sends the reports of all ranks to rank 0 through a store.
 
-On threads of one process where the clock is ours, and between processes of a group.
+Most tests use threads of one process, and a clock that the test advances.
 """
 
 import threading
@@ -35,14 +35,15 @@ from tests.support.profile_builders import product, profile, run, small_memory, 
 from tests.support.warm_python import WarmPython
 
 TIMEOUT = 30.0
-BODY, HEAD = ModulePhase("body", "forward"), ModulePhase("head", "forward")
+BODY = ModulePhase("body", "forward")
+HEAD = ModulePhase("head", "forward")
 Laps = tuple[Mapping[ModulePhase, float], ...]
 
 
 def counted(batch: int = 1, **fields: Any) -> Profile:
-    """A rank's step of `body = Linear(8, 16)` and `head = Linear(16, 2)`.
+    """Return a rank's profile of `body = Linear(8, 16)` and `head = Linear(16, 2)`.
 
-    8 * 16 and 16 * 2 MACs for each of the batch.
+    For each sample of the batch, they have 8 * 16 and 16 * 2 MACs.
     """
     cells = (
         product("body", "aten::addmm", "forward", macs=128 * batch, bytes_moved=4),
@@ -57,7 +58,7 @@ def counted(batch: int = 1, **fields: Any) -> Profile:
 
 
 def timed(given: Profile, laps: Laps) -> Profile:
-    """The profile with a hooked step for each lap, and a clean one before them."""
+    """Return the profile with an unprofiled step, and a module-timing step for each of `laps`."""
     clean = Step(
         index=0, kind="unprofiled", seconds=2.0, phases={"data": 0.5}, cpu_user=1.0, cpu_system=0.5
     )
@@ -69,28 +70,28 @@ def timed(given: Profile, laps: Laps) -> Profile:
 
 
 def laps_of(body: Sequence[float], head: Sequence[float]) -> Laps:
-    """Own seconds of both modules step by step.
+    """Return the self seconds of both modules in each step.
 
-    Numbers of a few binary digits are themselves in float32 too.
+    The tests use numbers with few binary digits, which float32 represents exactly.
     """
     return tuple({BODY: one, HEAD: other} for one, other in zip(body, head, strict=True))
 
 
 class Pausing:
-    """A clock that goes on while somebody waits."""
+    """Creates collectors with a clock that advances only while a collector waits."""
 
     def __init__(self) -> None:
         self.clock = StillClock()
 
     def of(self, store: Any, rank: int, topology: Topology) -> RankCollector:
-        """A gather by this clock."""
+        """Return a collector with this clock."""
         return RankCollector(
             store, rank, topology, timeout=TIMEOUT, clock=self.clock.mark, pause=self.clock.advance
         )
 
 
 def topology(world: int, **fields: Any) -> Topology:
-    """So many ranks, each at its own coordinate of data."""
+    """Return a topology of `world` ranks, each with its own data coordinate."""
     return Topology(
         world_size=world,
         coordinates={rank: {"data": rank} for rank in range(world)},
@@ -106,8 +107,10 @@ def gathered(
     store: Any = None,
     clock: Any = None,
 ) -> Profile:
-    """What rank 0 makes of the reports, all of which are there before it looks."""
-    store, clock, of_all = store or HashStore(), clock or Pausing(), topology(world or len(reports))
+    """Return the profile that rank 0 merges, after all reports have been put into the store."""
+    store = store or HashStore()
+    clock = clock or Pausing()
+    of_all = topology(world or len(reports))
     for rank in sorted(reports, reverse=True):
         one = clock.of(store, rank, of_all)
         one.push(*reports[rank])
@@ -117,14 +120,17 @@ def gathered(
 
 
 def stepless(whole: Profile) -> Profile:
-    """Without what a gather compares in the hooked steps alone, and a merge of profiles in the clean ones or not at all."""
+    """Return the profile without the comparisons of single steps, which `merge` does not have.
+
+    A collector compares the ranks in module-timing steps, but `merge` compares whole profiles.
+    """
     ranks = tuple(replace(each, coordinates={}, slowest=None) for each in whole.ranks)
     of_modules = tuple(each for each in whole.rank_stats if each.phase != "data")
     return replace(whole, ranks=ranks, rank_stats=of_modules, rank_comparison=None)
 
 
 def equal_ranks() -> list[tuple[Profile, Laps]]:
-    """Three that did the same in other times."""
+    """Return three ranks that did the same work in different times."""
     laps = [
         laps_of((0.5, 0.75), (0.25, 0.25)),
         laps_of((0.5, 1.5), (0.125, 0.5)),
@@ -134,9 +140,10 @@ def equal_ranks() -> list[tuple[Profile, Laps]]:
 
 
 def uneven_ranks() -> list[tuple[Profile, Laps]]:
-    """The second with the larger batch, so that its times are shown.
+    """Return three ranks with batches of different sizes.
 
-    The third without hooked steps.
+    The second has the largest batch, so that its times are shown. The third has no module-timing
+    steps.
     """
     laps = [laps_of((0.5, 0.75), (0.25, 0.25)), laps_of((0.5, 1.5), (0.125, 0.5))]
     return [
@@ -147,7 +154,7 @@ def uneven_ranks() -> list[tuple[Profile, Laps]]:
 
 
 def stages() -> list[tuple[Profile, Laps]]:
-    """Two ranks with the body, two with the head alone."""
+    """Return four ranks of a pipeline: two have only the body, and two have only the head."""
     facts = run(kind="training", stage="train", window=0)
     first = profile(
         {"": weights(0, 144), "body": weights(144)},
@@ -173,7 +180,7 @@ def stages() -> list[tuple[Profile, Laps]]:
 
 
 def communicating() -> list[tuple[Profile, Laps]]:
-    """Each rank has a name of its own for its group, a ledger, and a memory."""
+    """Return two ranks with collectives, memory and notes, and different names for their group."""
     laps = [laps_of((0.5,), (0.25,)), laps_of((0.75,), (0.5,))]
     reduced = (
         Communication(
@@ -206,9 +213,9 @@ def communicating() -> list[tuple[Profile, Laps]]:
 
 @pytest.mark.parametrize("ranks", [equal_ranks, uneven_ranks, stages, communicating])
 def test_what_is_gathered_is_what_merge_makes_of_the_same_profiles(ranks: Any) -> None:
-    """Names that travelled once, times that were packed, and one rank after the other.
+    """The collected profile equals the result of `merge` for the same profiles.
 
-    The same value.
+    The reports were packed, equal parts were sent only once, and ranks were merged one at a time.
     """
     reports = ranks()
     world = len(reports)
@@ -222,19 +229,15 @@ def test_what_is_gathered_is_what_merge_makes_of_the_same_profiles(ranks: Any) -
 
 
 def test_ranks_are_compared_step_by_step() -> None:
-    """Body: medians 0.625, 1 and 1.
+    """The ranks are compared in each step.
 
-    The excess of the second rank is 0.5 - 0.75 in the first step and 1.5 - 0.875 in the second.
+    The medians of the body are 0.625, 1 and 1 s. The excess of the second rank over the median of
+    the others is 0.5 - 0.75 s in the first step and 1.5 - 0.875 s in the second.
     """
     whole = gathered(dict(enumerate(equal_ranks())))
     body = next(each for each in whole.rank_stats if each.module == "body")
-    assert (0.625, 1.0, 1.0, 1, {0: 0.625, 1: 1.0, 2: 1.0}) == (
-        body.low,
-        body.median,
-        body.high,
-        body.high_rank,
-        body.by_rank,
-    )
+    assert (0.625, 1.0, 1.0, 1) == (body.low, body.median, body.high, body.high_rank)
+    assert {0: 0.625, 1: 1.0, 2: 1.0} == body.by_rank
     assert whole.rank_comparison is not None
     excess = next(
         each for each in whole.rank_comparison.delays if (each.module, each.rank) == ("body", 1)
@@ -244,8 +247,12 @@ def test_ranks_are_compared_step_by_step() -> None:
 
 
 def test_only_steps_that_all_ranks_have_are_compared() -> None:
-    """The second rank has step 2 alone: 2 s against 0.5 s there."""
-    first, second = laps_of((8.0, 0.5), (0.0, 0.0)), laps_of((2.0,), (0.0,))
+    """Only steps that all ranks have are compared.
+
+    The second rank has only step 2, in which it takes 2 s and the first rank 0.5 s.
+    """
+    first = laps_of((8.0, 0.5), (0.0, 0.0))
+    second = laps_of((2.0,), (0.0,))
     alone = timed(counted(), second)
     late = replace(alone, steps=(alone.steps[0], replace(alone.steps[1], index=2)))
     whole = gathered({0: (timed(counted(), first), first), 1: (late, second)})
@@ -258,9 +265,9 @@ def test_only_steps_that_all_ranks_have_are_compared() -> None:
 def test_of_a_large_model_the_places_that_tell_who_is_slow_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of 200 modules 64: among them the one that takes rank 1 a second longer.
+    """Of 200 modules, only 64 are kept, including the module in which rank 1 takes 1 s longer.
 
-    The others are in the ranks' sums all the same.
+    The other modules are included in the sums of the ranks.
     """
     monkeypatch.setattr(rank_times, "MOST_VALUES", 0)
     names = [f"m{number}" for number in range(200)]
@@ -272,9 +279,10 @@ def test_of_a_large_model_the_places_that_tell_who_is_slow_are_kept(
     )
 
     def laps(rank: int) -> Laps:
-        return (
-            {ModulePhase(name, "forward"): 0.5 + (rank == 1 and name == "m150") for name in names},
-        ) * 6
+        lap = {ModulePhase(name, "forward"): 0.5 for name in names}
+        if rank == 1:
+            lap[ModulePhase("m150", "forward")] = 1.5
+        return (lap,) * 6
 
     whole = gathered({rank: (timed(alike, laps(rank)), laps(rank)) for rank in range(3)})
     assert whole.rank_comparison is not None
@@ -287,24 +295,23 @@ def test_of_a_large_model_the_places_that_tell_who_is_slow_are_kept(
 
 
 def test_each_rank_s_time_is_kept_where_the_most_is_lost() -> None:
-    """Of 40 modules the slow rank loses 1 s in the first, 2 in the second and so on.
+    """The times of all ranks are kept only for the 32 modules in which the most is lost.
 
-    32 keep both ranks' times, the first 8 none.
+    Of 40 modules, the slow rank loses 1 s in the first, 2 s in the second, and so on. So the first
+    eight modules have no times of single ranks.
     """
     names = [f"m{number}" for number in range(40)]
     facts = run(kind="training", stage="train", window=0)
     cells = [product(name, "aten::mm", "forward", macs=1, bytes_moved=4) for name in names]
     alike = profile({"": {}} | {name: {} for name in names}, cells, run=facts)
-    laps = [
-        (
-            {
-                ModulePhase(name, "forward"): 0.5 + rank * (1 + number)
-                for number, name in enumerate(names)
-            },
-        )
-        for rank in range(2)
-    ]
-    whole = gathered({rank: (timed(alike, each), each) for rank, each in enumerate(laps)})
+
+    def laps(rank: int) -> Laps:
+        lap = {}
+        for number, name in enumerate(names):
+            lap[ModulePhase(name, "forward")] = 0.5 + rank * (1 + number)
+        return (lap,)
+
+    whole = gathered({rank: (timed(alike, laps(rank)), laps(rank)) for rank in range(2)})
     known = {each.module: each.by_rank for each in whole.rank_stats}
     assert [None] * 8 == [known[name] for name in names[:8]]
     assert [{0: 0.5, 1: 1.5 + number} for number in range(8, 40)] == [
@@ -313,9 +320,10 @@ def test_each_rank_s_time_is_kept_where_the_most_is_lost() -> None:
 
 
 def test_waiting_that_traces_know_stands_beside_the_inferred_one() -> None:
-    """In the body the second rank waits 0.25 s for the first one; in the collective it is 0.125 s longer.
+    """A wait has the inferred time and, if traces of two ranks measured it, the traced time.
 
-    One trace alone tells nothing.
+    In the body, the second rank takes 0.25 s longer, because it waits for the first rank. In its
+    trace, the collective takes 0.125 s longer. With one trace, the traced time is unknown.
     """
     whole = gathered(dict(enumerate(communicating())))
     (body,) = (each for each in whole.rank_stats if each.module == "body")
@@ -335,13 +343,16 @@ def test_waiting_that_traces_know_stands_beside_the_inferred_one() -> None:
 
 
 def waits_of(whole: Profile) -> list[RankWait]:
-    """Those in the body."""
+    """Return the waits in the body."""
     assert whole.rank_comparison is not None
     return [wait for wait in whole.rank_comparison.waits if wait.module == "body"]
 
 
 def test_a_rank_that_says_nothing_is_missing_when_the_time_is_over() -> None:
-    """It has no longer than its part of the timeout; its place is known all the same."""
+    """At the end of a run, a rank that reports nothing within its part of the timeout is missing.
+
+    Its coordinates are known.
+    """
     clock = Pausing()
     whole = gathered({0: (counted(), ()), 2: (counted(), ())}, world=3, clock=clock)
     assert ["ok", "missing", "ok"] == [rank.status for rank in whole.ranks]
@@ -354,8 +365,13 @@ def test_a_rank_that_says_nothing_is_missing_when_the_time_is_over() -> None:
 
 
 def test_while_the_training_goes_on_a_report_may_take_its_time() -> None:
-    """The second rank closes its window a hundred seconds after the first, which has waited for nothing meanwhile: both are fine."""
-    store, two, clock = HashStore(), topology(2), StillClock()
+    """During the run, a report may arrive later than the timeout.
+
+    The second rank closes its window 100 s after the first. Both reports are used.
+    """
+    store = HashStore()
+    two = topology(2)
+    clock = StillClock()
     second = RankCollector(store, 1, two, timeout=TIMEOUT)
 
     def pause(_: float) -> None:
@@ -371,7 +387,7 @@ def test_while_the_training_goes_on_a_report_may_take_its_time() -> None:
 
 
 def test_one_that_never_comes_is_given_up_while_the_training_goes_on() -> None:
-    """Twenty timeouts later."""
+    """During the run, rank 0 stops waiting for a rank after `WHILE_TRAINING` timeouts."""
     clock = StillClock()
     first = RankCollector(
         HashStore(),
@@ -388,7 +404,7 @@ def test_one_that_never_comes_is_given_up_while_the_training_goes_on() -> None:
 
 
 def test_nobody_waits_where_all_are_there() -> None:
-    """The clock stands still."""
+    """If all reports have arrived, rank 0 does not wait: the clock does not advance."""
     clock = Pausing()
     assert ["ok", "ok"] == [
         rank.status
@@ -400,13 +416,18 @@ def test_nobody_waits_where_all_are_there() -> None:
 def test_a_rank_that_was_left_by_an_exception_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second handed in what it had, the third nothing.
+    """Rank 0 does not wait for ranks that ended with an exception.
 
-    Both have failed, and the clock stands still.
+    The second rank reported the work until then, and the third rank reported nothing. Both have
+    failed, and the clock does not advance.
     """
     monkeypatch.setattr(gather_module, "EXIT_SECONDS", 60.0)
-    store, clock, three = HashStore(), Pausing(), topology(3)
-    second, third, first = (clock.of(store, rank, three) for rank in (1, 2, 0))
+    store = HashStore()
+    clock = Pausing()
+    three = topology(3)
+    second = clock.of(store, 1, three)
+    third = clock.of(store, 2, three)
+    first = clock.of(store, 0, three)
     left = Note(code="ended_early", subject="RuntimeError", values={})
     second.push(
         counted(run=run(kind="training", stage="train", window=0, partial=True), notes=(left,))
@@ -416,13 +437,17 @@ def test_a_rank_that_was_left_by_an_exception_is_not_waited_for(
     first.push(counted())
     (whole,) = first.finish()
     assert ["ok", "failed", "failed"] == [rank.status for rank in whole.ranks]
-    assert ([None, 160], True) == ([whole.ranks[2].macs, whole.ranks[1].macs], whole.run.partial)
+    assert 160 == whole.ranks[1].macs
+    assert whole.ranks[2].macs is None
+    assert True is whole.run.partial
     assert 0.0 == clock.clock.now
 
 
 def test_a_rank_that_has_ended_before_is_missing_and_not_waited_for() -> None:
-    """Its data was over."""
-    store, clock, two = HashStore(), Pausing(), topology(2)
+    """Rank 0 does not wait for a rank that ended normally without a report, for lack of data."""
+    store = HashStore()
+    clock = Pausing()
+    two = topology(2)
     clock.of(store, 1, two).finish()
     first = clock.of(store, 0, two)
     first.push(counted())
@@ -431,7 +456,7 @@ def test_a_rank_that_has_ended_before_is_missing_and_not_waited_for() -> None:
 
 
 def test_a_rank_whose_report_has_begun_to_come_is_late() -> None:
-    """It has said so, and not the rest."""
+    """A rank that has announced a report, but has not sent the rest, is late."""
     store = HashStore()
     RankStore(store).put("train/0/begun/1", b"")
     assert ["ok", "late"] == [
@@ -440,7 +465,7 @@ def test_a_rank_whose_report_has_begun_to_come_is_late() -> None:
 
 
 def test_a_rank_whose_names_never_came_is_late() -> None:
-    """Who was to hand them in for all was killed before."""
+    """A rank is late if the shared part of its report is missing, because the sender was killed."""
 
     class Losing(Keeping):
         def set(self, key: str, value: bytes) -> None:
@@ -453,14 +478,14 @@ def test_a_rank_whose_names_never_came_is_late() -> None:
 
 
 class Keeping:
-    """A store that knows what was set."""
+    """A store that records which keys were set."""
 
     def __init__(self) -> None:
         self.store = HashStore()
         self.said: list[str] = []
 
     def set(self, key: str, value: bytes) -> None:
-        """As the store."""
+        """Set the key, and record it."""
         self.said.append(key)
         self.store.set(key, value)
 
@@ -469,15 +494,25 @@ class Keeping:
 
 
 def test_names_and_counts_travel_once_or_twice() -> None:
-    """Five ranks hand in, of whom four did the same and one something else: two copies, and one."""
+    """Names and counts that are equal on many ranks are sent at most twice.
+
+    Five ranks send reports. Four of them have equal counts, which are sent twice, and one has other
+    counts.
+    """
     store = Keeping()
-    gathered({rank: (counted(2 if rank == 3 else 1), ()) for rank in range(6)}, store=store)
+    batches = (1, 1, 1, 2, 1, 1)
+    gathered({rank: (counted(batch), ()) for rank, batch in enumerate(batches)}, store=store)
     assert 3 == sum("/shared/" in key for key in store.said)
 
 
 def test_what_was_looked_at_is_taken_away() -> None:
-    """Of five windows no report is left, only who has left and how many have told."""
-    store, clock, four = HashStore(), Pausing(), topology(4)
+    """Reports are removed from the store after they were read.
+
+    After five windows, the store has only counters and the ranks that have left.
+    """
+    store = HashStore()
+    clock = Pausing()
+    four = topology(4)
     ranks = [clock.of(store, rank, four) for rank in (3, 2, 1, 0)]
     for window in range(5):
         for one in ranks:
@@ -485,35 +520,39 @@ def test_what_was_looked_at_is_taken_away() -> None:
             one._jobs[-1].wait(60)
     assert [0, 1, 2, 3, 4] == [whole.run.window for whole in ranks[-1].ready()]
     left = store.list_keys() if hasattr(store, "list_keys") else []
-    assert [] == [
-        key
-        for key in left
-        if any(what in key for what in ("/head/", "/times/", "/shared/", "/begun/"))
-    ]
+    for key in left:
+        for part in ("/head/", "/times/", "/shared/", "/begun/"):
+            assert part not in key
 
 
 def test_a_report_that_comes_when_all_is_over_is_not_sent() -> None:
-    """Nobody would take it away again. The rank has it back, to keep it."""
-    store, clock, two = Keeping(), Pausing(), topology(2)
-    first, second = clock.of(store, 0, two), clock.of(store, 1, two)
+    """A report that comes after rank 0 has ended is not sent, because it would not be removed.
+
+    The rank gets its own profile back, so that it can save it.
+    """
+    store = Keeping()
+    clock = Pausing()
+    two = topology(2)
+    first = clock.of(store, 0, two)
+    second = clock.of(store, 1, two)
     first.push(counted())
     first.finish()
     before = len(store.said)
     second.push(counted())
     (kept,) = second.finish()
     assert ["left/1"] == store.said[before:]
-    assert (counted().modules, ["gather_failed"]) == (
-        kept.modules,
-        [note.code for note in kept.notes],
-    )
+    assert counted().modules == kept.modules
+    assert ["gather_failed"] == [note.code for note in kept.notes]
 
 
 def test_a_window_is_told_of_once_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then nothing, and something is waited for, which is no work.
+    """Rank 0 returns a window when all reports have arrived; other ranks return nothing.
 
-    A rank other than the first has nothing to tell.
+    Until then, the collector is pending but not busy, because it only waits.
     """
-    store, two, arrived = HashStore(), topology(2), threading.Event()
+    store = HashStore()
+    two = topology(2)
+    arrived = threading.Event()
     first = RankCollector(
         store, 0, two, timeout=TIMEOUT, clock=lambda: 0.0, pause=lambda _: arrived.wait(60)
     )
@@ -524,13 +563,14 @@ def test_a_window_is_told_of_once_it_is_ready(monkeypatch: pytest.MonkeyPatch) -
     assert [] == second.finish()
     arrived.set()
     first._jobs[0].wait(60)
-    assert first.pending  # else nobody would ask
+    # The collector is still pending, so that the caller calls `ready`.
+    assert first.pending
     assert ([2], False) == ([whole.run.world_size for whole in first.ready()], first.pending)
     assert [] == first.finish()
 
 
 def test_a_gather_that_fails_leaves_the_first_ranks_own() -> None:
-    """A report that is none: the rank's own profile, and why."""
+    """If a report cannot be read, rank 0 keeps its own profile, with a note about the reason."""
     store = HashStore()
     RankStore(store).put("train/0/head/1", b"nonsense")
     RankStore(store).add("train/0/reported/")
@@ -540,7 +580,10 @@ def test_a_gather_that_fails_leaves_the_first_ranks_own() -> None:
 
 
 def test_a_store_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its host is gone: what ends by an exception is let go at once, on the first rank with its own profile."""
+    """If the store does not answer, a rank that ends with an exception does not wait.
+
+    Rank 0 keeps its own profile.
+    """
     monkeypatch.setattr(gather_module, "EXIT_SECONDS", 0.0)
     forever = threading.Event()
 
@@ -552,19 +595,21 @@ def test_a_store_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monkey
     for rank, expected in ((0, ["ok", "missing"]), (1, [])):
         one = RankCollector(Silent(), rank, topology(2), timeout=TIMEOUT)
         one.push(counted())
-        assert expected == [
-            status.status for whole in one.finish(failed=True) for status in whole.ranks
-        ]
+        statuses = []
+        for whole in one.finish(failed=True):
+            statuses += [found.status for found in whole.ranks]
+        assert expected == statuses
         waiting.append(one)
     forever.set()
-    for job in (job for one in waiting for job in one._jobs):
-        job.wait(60)
+    for one in waiting:
+        for job in one._jobs:
+            job.wait(60)
 
 
 def test_what_could_not_be_handed_in_is_given_back() -> None:
-    """The store is gone with the first rank.
+    """If a report cannot be sent, the rank gets its own profile back, with the reason.
 
-    The second has its own profile, and why, the first time that it asks.
+    Here, the store is gone together with rank 0. The profile is returned only once.
     """
 
     class Gone:
@@ -585,11 +630,12 @@ def test_what_could_not_be_handed_in_is_given_back() -> None:
 def test_nobody_is_held_up_longer_than_the_timeout(
     rank: int, *, failed: bool, longest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the store never answers.
+    """If the store never answers, a rank waits no longer than the timeout.
 
-    By what is under way, then by the goodbye, and all that is waited for advances the clock.
+    It waits for its jobs, and then for the message that it leaves. Each wait advances the clock.
     """
-    forever, clock = threading.Event(), StillClock()
+    forever = threading.Event()
+    clock = StillClock()
 
     class Silent:
         def __getattr__(self, name: str) -> Any:
@@ -614,7 +660,10 @@ def test_nobody_is_held_up_longer_than_the_timeout(
 
 
 def test_a_large_value_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten bytes, four at once; all parts are gone when it is taken."""
+    """A value of ten bytes is stored in three parts of at most four bytes.
+
+    When the value is taken, all parts are removed.
+    """
     monkeypatch.setattr(rank_store, "LARGEST_VALUE", 4)
     plain = HashStore()
     store = RankStore(plain)
@@ -625,7 +674,10 @@ def test_a_large_value_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_left_when_all_is_told() -> None:
-    """No thread, nothing that the end of the process would call; also where nobody ever handed in."""
+    """After the collectors have finished, no thread and no exit handler remains.
+
+    This also holds for a collector that never sent a report.
+    """
     settle()
     before = process()
     gathered({0: (counted(), ()), 1: (counted(), ())})
@@ -643,34 +695,34 @@ gather.push(counted())
 
 
 def test_a_process_may_end_while_something_is_waited_for(warm_python: WarmPython) -> None:
-    """As any other, and without a word.
+    """A process may exit while its collector waits for other ranks: there is no error or output.
 
-    A thread that went on when Python is gone would end it by a signal.
+    A thread that continues after the interpreter has ended would crash the process.
     """
     assert (0, "", "") == warm_python.run(ENDS_EARLY)
 
 
 class Watched(TCPStore):
-    """A store of the user's whose timeout nobody else may set, and which nobody may clone.
+    """A store of the user. lflops must neither set its timeout nor clone it.
 
-    That would wait by its timeout.
+    A clone would wait with the timeout of the original store.
     """
 
     def set_timeout(self, _timeout: object) -> None:
-        """Be called."""
+        """Fail the test."""
         raise AssertionError("the timeout was set")
 
     def clone(self) -> Any:
-        """Be called."""
+        """Fail the test."""
         raise AssertionError("the store was cloned")
 
 
 def test_ranks_meet_and_leave_the_timeout_of_the_groups_store_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the store of each group, on another connection, whichever rank comes first.
+    """The ranks of a group share a store on a separate connection, with a separate timeout.
 
-    Two groups in one store have nothing in common.
+    Two groups that use the same store see only their own keys.
     """
     store = Watched("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     found = {}
@@ -689,15 +741,21 @@ def test_ranks_meet_and_leave_the_timeout_of_the_groups_store_alone(
 
 
 def test_without_a_group_ranks_do_not_meet() -> None:
-    """A rank that says it is one of several."""
+    """Without a process group, there is no shared store."""
     assert shared_store("lflops", timeout=TIMEOUT) is None
 
 
 def test_a_collector_that_is_starved_takes_what_lies_in_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It gets on slowly: time is over long before it is done, and yet both reports are there."""
-    store, two, clock = HashStore(), topology(2), StillClock()
+    """A collector that runs slowly still reads all reports that are in the store.
+
+    Each answer of the store takes a quarter of the timeout, so the timeout is over long before the
+    collector has read both reports.
+    """
+    store = HashStore()
+    two = topology(2)
+    clock = StillClock()
     second = RankCollector(store, 1, two, timeout=TIMEOUT)
     second.push(counted())
     second.finish()
@@ -710,9 +768,9 @@ def test_a_collector_that_is_starved_takes_what_lies_in_the_store(
     patience = gather_module._Job.wait
 
     def wait(job: Any, seconds: float) -> None:
-        """A look at the collector, which is given real time until it has come one answer further, and all of the time that it may take."""
-        answers, looks = first._store.answers, range(6000)
-        for _ in looks:
+        """Wait in real time for one more answer of the store, then advance the clock."""
+        answers = first._store.answers
+        for _ in range(6000):
             patience(job, 0.01)
             if not job.is_running or first._store.answers > answers:
                 break
@@ -722,9 +780,7 @@ def test_a_collector_that_is_starved_takes_what_lies_in_the_store(
     first = RankCollector(Slow(), 0, two, timeout=TIMEOUT, clock=clock.mark, pause=clock.advance)
     first.push(counted())
     (whole,) = first.finish()
-    assert (["ok", "ok"], []) == (
-        [rank.status for rank in whole.ranks],
-        [note.code for note in whole.notes],
-    )
+    assert ["ok", "ok"] == [rank.status for rank in whole.ranks]
+    assert [] == [note.code for note in whole.notes]
     for job in first._jobs:
         patience(job, 60)

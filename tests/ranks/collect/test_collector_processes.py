@@ -1,4 +1,4 @@
-"""Four processes of one group, each with its own part of a model, and what the first of them gathers."""
+"""Test the collection of profiles in real processes, each with its own part of a model."""
 
 from pathlib import Path
 
@@ -31,7 +31,10 @@ LONG = 200.0
 
 
 def gathered(folder: Path, scenario: str, python: WarmPython) -> tuple[Profile, list[int]]:
-    """What rank 0 saved, and how the processes ended."""
+    """Run a scenario of `tests.support.gather_rank` in four processes.
+
+    Returns the profile that rank 0 saved, and the exit statuses of the processes.
+    """
     port = free_port()
     file = folder / "whole.profile.json"
     script = "from tests.support.gather_rank import main; main()"
@@ -41,16 +44,17 @@ def gathered(folder: Path, scenario: str, python: WarmPython) -> tuple[Profile, 
 
 @pytest.fixture(scope="module")
 def sharded_twice(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Profile:
-    """Of two times two ranks, by tensors and by data."""
+    """Return the profile of a model on 2 × 2 ranks, with tensor and data parallelism."""
     whole, ended = gathered(tmp_path_factory.mktemp("two_meshes"), "two_meshes", warm_python)
     assert [0] * 4 == ended
     return whole
 
 
 def test_a_rank_of_both_meshes_has_its_half_of_the_products(sharded_twice: Profile) -> None:
-    """The layers are twice as wide as `up` and `down`, and halved by tensors.
+    """Each rank executes half of each matmul.
 
-    To shard them over data halves no product.
+    The layers are twice as wide as `up` and `down`, and tensor parallelism halves them. Data
+    parallelism, which shards the weights as well, halves no matmul.
     """
     assert {"up": up, "down": down} == macs(sharded_twice, "forward")
     assert {"up": 2 * up, "down": 2 * down} == macs(sharded_twice, "backward")
@@ -60,7 +64,10 @@ def test_a_rank_of_both_meshes_has_its_half_of_the_products(sharded_twice: Profi
 
 
 def test_the_meshes_of_the_parameters_say_where_a_rank_stands(sharded_twice: Profile) -> None:
-    """The last dimension is the fastest."""
+    """The coordinates of the ranks are read from the meshes of the parameters.
+
+    The coordinate of the last dimension changes fastest.
+    """
     at = [
         {"data": 0, "tensor": 0},
         {"data": 0, "tensor": 1},
@@ -69,21 +76,19 @@ def test_the_meshes_of_the_parameters_say_where_a_rank_stands(sharded_twice: Pro
     ]
     assert at == [rank.coordinates for rank in sharded_twice.ranks]
     run = sharded_twice.run
-    assert (4, 2, 2, None) == (
-        run.world_size,
-        run.data_parallel_size,
-        run.tensor_parallel_size,
-        run.pipeline_parallel_size,
-    )
-    assert (["ok"] * 4, False) == ([rank.status for rank in sharded_twice.ranks], run.partial)
+    assert 4 == run.world_size
+    assert (2, 2) == (run.data_parallel_size, run.tensor_parallel_size)
+    assert run.pipeline_parallel_size is None
+    assert ["ok"] * 4 == [rank.status for rank in sharded_twice.ranks]
+    assert False is run.partial
 
 
 def test_a_script_of_ones_own_measures_on_each_rank_and_merges(
     tmp_path: Path, warm_python: WarmPython
 ) -> None:
-    """As torchrun starts it.
+    """A user's script under torchrun measures on each rank, and `lflops.merge` merges the profiles.
 
-    The second rank has two sequences to the first one's one, and is the one whose work is shown.
+    The second rank has two sequences and the first has one, so the work of the second is shown.
     """
     torchrun = "from torch.distributed.run import main; main()"
     ended = warm_python.run(
@@ -108,20 +113,17 @@ def test_a_script_of_ones_own_measures_on_each_rank_and_merges(
         "module.1.down": down,
         "module.2": square,
     } == macs(whole, "forward")
-    assert (2, 2, ["ok", "ok"]) == (
-        whole.run.world_size,
-        whole.run.samples_per_step,
-        [rank.status for rank in whole.ranks],
-    )
+    assert (2, 2) == (whole.run.world_size, whole.run.samples_per_step)
+    assert ["ok", "ok"] == [rank.status for rank in whole.ranks]
     assert {("module.1.up", "forward"), ("module.1.up", "backward")} <= {
         (stat.module, stat.phase) for stat in whole.rank_stats
     }
 
 
 def handed_in() -> Profile:
-    """What each rank of a replicated model hands in, the second with the larger batch.
+    """Send this rank's profile of a replicated model, in which rank 1 has the larger batch.
 
-    Rank 0's is that of both.
+    Returns the merged profile on rank 0, and the profile of this rank on rank 1.
     """
     rank = distributed.get_rank()
     model = DistributedDataParallel(between_linears(Block()))
@@ -137,7 +139,10 @@ def handed_in() -> Profile:
 
 
 def test_ranks_that_meet_in_a_file_gather_there(tmp_path: Path) -> None:
-    """The store is a file: three sequences in all, and of the rank with two of them the work is shown."""
+    """Ranks can also use a file as their store.
+
+    The work of the second rank is shown, because it has two of the three sequences.
+    """
     with Ranks(2, tmp_path) as ranks:
         whole, second = ranks.run(handed_in)
     assert [{"data": 0}, {"data": 1}] == [rank.coordinates for rank in whole.ranks]
@@ -151,18 +156,19 @@ def test_ranks_that_meet_in_a_file_gather_there(tmp_path: Path) -> None:
 def test_a_killed_rank_is_missing_and_the_others_tell_of_their_own(
     tmp_path: Path, warm_python: WarmPython
 ) -> None:
-    """Rank 1 is killed, rank 2 left by an exception, rank 3 has the other stage.
+    """If rank 1 is killed and rank 2 ends with an exception, the other ranks are still merged.
 
-    `up` of the first, `down` of the last.
+    The four ranks are two stages of a pipeline with two replicas each. Rank 0 has the layer `up`,
+    and rank 3 has the layer `down`.
     """
     whole, ended = gathered(tmp_path, "one_killed", warm_python)
     assert [0, 1, 0, 0] == ended
     assert ["ok", "missing", "failed", "ok"] == [rank.status for rank in whole.ranks]
     assert {"up": up, "down": down} == macs(whole, "forward")
-    assert ([(0, 0), (0, 1), (1, 0), (1, 1)], True) == (
-        [(at["data"], at["pipeline"]) for at in (r.coordinates for r in whole.ranks)],
-        whole.run.partial,
-    )
+    assert [(0, 0), (0, 1), (1, 0), (1, 1)] == [
+        (rank.coordinates["data"], rank.coordinates["pipeline"]) for rank in whole.ranks
+    ]
+    assert True is whole.run.partial
     assert [("1", 1)] == [
         (note.subject, note.values["missing"])
         for note in whole.notes

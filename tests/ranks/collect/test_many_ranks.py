@@ -1,4 +1,4 @@
-"""Many ranks, of which a sample hands in the times of its modules if they are too many."""
+"""Test the comparison of many ranks. If there are too many, only a sample sends module times."""
 
 import random
 from collections import Counter
@@ -19,8 +19,10 @@ from lflops.ranks.collect.topology import Topology
 from lflops.timing.module_times import ScaledTimes, with_times
 from tests.support.profile_builders import product, profile, run, weights
 
-WORLD, SLOW, PLACES = 24, 13, ("first", "gather", "second", "reduce")
-"""Modules in their order; ranks wait for each other in the second one and in the last."""
+WORLD = 24
+SLOW = 13
+PLACES = ("first", "gather", "second", "reduce")
+"""The modules in their order. Ranks wait for each other in `gather` and `reduce`."""
 
 EMPTY = 4
 """Bytes of an empty value in the store: the number of its parts."""
@@ -29,23 +31,26 @@ Laps = tuple[Mapping[ModulePhase, float], ...]
 
 
 def laps_of(draw: random.Random, slow: bool, steps: int = 6) -> Laps:
-    """A rank's steps: 8 s more in the second module, or in waiting for that rank.
+    """Return the times of one rank in each step.
 
-    Sixty-fourths of a second are themselves in float32, and add up without an error.
+    A slow rank takes 8 s longer in `second`. The other ranks wait for it for 8 s in `reduce`. All
+    times are multiples of 1/64 s, which float32 represents and adds exactly.
     """
-
-    def seconds(place: str) -> float:
-        return draw.randrange(64, 80) / 64 + (
-            8.0 if place == ("second" if slow else "reduce") else 0.0
-        )
-
-    return tuple(
-        {ModulePhase(place, "forward"): seconds(place) for place in PLACES} for _ in range(steps)
-    )
+    longer = "second" if slow else "reduce"
+    laps = []
+    for _ in range(steps):
+        lap = {}
+        for place in PLACES:
+            seconds = draw.randrange(64, 80) / 64
+            if place == longer:
+                seconds += 8.0
+            lap[ModulePhase(place, "forward")] = seconds
+        laps.append(lap)
+    return tuple(laps)
 
 
 def report_of(laps: Laps, names: Sequence[str] = PLACES) -> Profile:
-    """A window of one rank that waits in every other module."""
+    """Return a window of one rank that waits for other ranks in `gather` and `reduce`."""
     cells = [product(name, "aten::mm", "forward", macs=1, bytes_moved=4) for name in names]
     waits = [
         Communication(
@@ -77,78 +82,95 @@ def report_of(laps: Laps, names: Sequence[str] = PLACES) -> Profile:
 
 
 class Store(HashStore):
-    """A store that knows whose times were put there."""
+    """A store that records which ranks have put their times into it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.times: set[int] = set()
 
     def set(self, key: str, value: bytes) -> None:
-        """As the store."""
+        """Set the key as the base class does."""
         if "/times/" in key and len(value) > EMPTY:
-            self.times.add(int(key.rsplit("/", 1)[1].split("+", maxsplit=1)[0]))
+            rank, _, _ = key.rsplit("/", 1)[1].partition("+")
+            self.times.add(int(rank))
         super().set(key, value)
 
 
 def gathered(
     reports: Mapping[int, tuple[Profile, Laps]], *, leaving: Collection[int] = (), seed: int = 0
 ) -> tuple[Profile, set[int]]:
-    """What rank 0 makes of the reports, which come in any order, and the ranks whose times reached it."""
-    store, topology = Store(), Topology(world_size=WORLD, coordinates={}, sizes={"data": WORLD})
-    order = random.Random(seed).sample(sorted(set(reports) - {0}), len(reports) - 1)  # noqa: S311 - nothing is secret
+    """Collect the reports of all ranks, which arrive in a random order.
+
+    Ranks without a report have failed. Returns the merged profile and the ranks that sent times.
+    """
+    store = Store()
+    topology = Topology(world_size=WORLD, coordinates={}, sizes={"data": WORLD})
+    draw = random.Random(seed)  # noqa: S311 - nothing is secret
+    order = draw.sample(sorted(set(reports) - {0}), len(reports) - 1)
     gathers = {rank: RankCollector(store, rank, topology, timeout=60.0) for rank in (*order, 0)}
     for rank, one in gathers.items():
         one.push(*reports[rank])
         if rank in leaving:
             one.finish()
-    for rank in set(range(WORLD)) - set(reports):  # lost, and so not waited for
+    # Rank 0 does not wait for ranks that have failed.
+    for rank in set(range(WORLD)) - set(reports):
         RankCollector(store, rank, topology, timeout=60.0).finish(failed=True)
     gathers[0]._jobs[0].wait(60)
-    found = [whole for one in (gathers.pop(0), *gathers.values()) for whole in one.finish()]
-    return found[0], store.times
+    whole, *_ = gathers.pop(0).finish()
+    for one in gathers.values():
+        one.finish()
+    return whole, store.times
 
 
 @pytest.fixture
 def small_sample(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Room for the times of four ranks: six steps and their scales in four places, in float32."""
+    """Limit the size of all times to those of four ranks.
+
+    The times of a rank are six steps and their scales in four places, in float32.
+    """
     monkeypatch.setattr(report_module, "MOST_BYTES", 4 * 7 * len(PLACES) * 4)
     return iter(())
 
 
 def ranks_of(seed: int, slow: int = SLOW) -> dict[int, tuple[Profile, Laps]]:
-    """All ranks, of which one is slow in the second module."""
+    """Return the reports of all ranks, one of which is slow in the module `second`."""
     draw = random.Random(seed)  # noqa: S311 - nothing is secret
     laps = {rank: laps_of(draw, slow=rank == slow) for rank in range(WORLD)}
     return {rank: (report_of(each), each) for rank, each in laps.items()}
 
 
 def lost_by_hand(laps: Mapping[int, Laps]) -> float:
-    """Of both modules without a collective the mean over the steps of what the last rank takes beyond the median one.
+    """Return the lost seconds per step, computed in a simple way.
 
-    The longest step counts as the second longest.
+    In each module without a collective, the loss of a step is the time of the slowest rank minus
+    that of the median rank. The longest loss counts as the second longest.
     """
     whole = 0.0
-    for place in ("first", "second"):
-        took = [
-            [step[ModulePhase(place, "forward")] for step in steps]
-            for steps in zip(*laps.values(), strict=True)
-        ]
-        late = sorted(max(step) - median_low(step) for step in took)
+    for module in ("first", "second"):
+        place = ModulePhase(module, "forward")
+        late = []
+        for of_ranks in zip(*laps.values(), strict=True):
+            took = [of_rank[place] for of_rank in of_ranks]
+            late.append(max(took) - median_low(took))
+        late.sort()
         whole += fmean([*late[:-1], late[-2]])
     return whole
 
 
 def last_by_hand(laps: Mapping[int, Laps]) -> list[int]:
-    """In how many steps each rank is busy the longest."""
-    first, second = (ModulePhase(place, "forward") for place in ("first", "second"))
+    """Return for each rank in how many steps it works longest."""
+    first = ModulePhase("first", "forward")
+    second = ModulePhase("second", "forward")
     busy = {rank: [step[first] + step[second] for step in steps] for rank, steps in laps.items()}
-    last = Counter(max(busy, key=lambda rank: busy[rank][step]) for step in range(6))
+    last = Counter[int]()
+    for step in range(6):
+        last[max(busy, key=lambda rank, step=step: busy[rank][step])] += 1
     return [last[rank] for rank in range(WORLD)]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_lost_and_who_was_last_are_as_added_up_by_hand(seed: int) -> None:
-    """To the last bit, in whatever order reports come."""
+    """The lost time and the last rank of each step are exact, in whatever order reports arrive."""
     reports = ranks_of(seed)
     laps = {rank: each for rank, (_, each) in reports.items()}
     whole, sent = gathered(reports, seed=seed)
@@ -159,7 +181,10 @@ def test_what_is_lost_and_who_was_last_are_as_added_up_by_hand(seed: int) -> Non
 
 
 def test_a_late_rank_and_its_module_are_named() -> None:
-    """8 s in the second module. All ranks wait for it there, which is said of all of them."""
+    """A rank that takes 8 s longer in `second` is flagged, with this module.
+
+    All other ranks wait for it in `reduce`.
+    """
     whole, _ = gathered(ranks_of(7))
     assert [("second", "forward", SLOW)] == [
         (row.module, row.phase, row.slow_rank) for row in lflops.stragglers(whole).rows
@@ -171,7 +196,7 @@ def test_a_late_rank_and_its_module_are_named() -> None:
 
 
 def test_a_lost_host_is_named_and_nothing_else_is_lost() -> None:
-    """Ranks 4 to 7 say nothing; the slow one is found all the same."""
+    """If ranks 4 to 7 report nothing, they have failed, and the slow rank is still found."""
     whole, _ = gathered(
         {rank: each for rank, each in ranks_of(1).items() if rank not in range(4, 8)}
     )
@@ -183,9 +208,10 @@ def test_a_lost_host_is_named_and_nothing_else_is_lost() -> None:
 
 
 def test_of_too_many_times_a_sample_is_handed_in(small_sample: None) -> None:
-    """Four ranks of 24, and rank 0, whose times are at hand.
+    """If the times of 24 ranks are too large, only four ranks send them.
 
-    A slow rank among them is found with its module; how often another was the last is unknown.
+    Rank 0 also has its own times. A slow rank in the sample is found with its module. For ranks
+    outside the sample, it is unknown in how many steps they were the last.
     """
     times_of = report_module.ranks_with_times(WORLD, 7 * len(PLACES) * 4)
     assert 4 == len(times_of)
@@ -203,7 +229,10 @@ def test_of_too_many_times_a_sample_is_handed_in(small_sample: None) -> None:
 def test_the_rows_of_a_rank_without_times_have_those_of_one_with_the_same_work(
     small_sample: None,
 ) -> None:
-    """The rank with the most FLOPs leads, and hands in no times; another with its rows does."""
+    """If the leading rank has sent no times, another rank with the same modules replaces it.
+
+    The leading rank is the rank with the most FLOPs.
+    """
     times_of = report_module.ranks_with_times(WORLD, 7 * len(PLACES) * 4)
     reports = ranks_of(3)
     longer = report_of(reports[0][1], names=(*PLACES, "further"))

@@ -1,7 +1,4 @@
-"""Clean steps go to rank 0 through a store, now and then.
-
-What is there of them, and what becomes of it.
-"""
+"""Test `SharedSteps`: during a run, ranks send their unprofiled steps to rank 0 through a store."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +24,7 @@ WINDOW: Profile = profile(
 
 
 def steps(first: int, number: int, slow: float = 0.0) -> list[Step]:
-    """Of 3 s; the slow rank takes longer for its data, and waits less."""
+    """Return steps of 3.5 s, with `slow` seconds more for data and as many less of waiting."""
     phases = {"data": 1.0 + slow, "backward": 2.0 + 0.5 - slow}
     return [
         Step(index=n, kind="unprofiled", seconds=3.5, phases=phases, waiting=0.5 - slow)
@@ -36,7 +33,7 @@ def steps(first: int, number: int, slow: float = 0.0) -> list[Step]:
 
 
 class Counting:
-    """A store that counts what is asked of it."""
+    """A store that counts the requests to it."""
 
     def __init__(self) -> None:
         self.inner = HashStore()
@@ -51,12 +48,15 @@ class Counting:
 
 
 def two(store: Any) -> tuple[SharedSteps, SharedSteps]:
-    """Both ranks of a run."""
+    """Return the `SharedSteps` of both ranks of a run."""
     return SharedSteps(RankStore(store), 0, 2), SharedSteps(RankStore(store), 1, 2)
 
 
 def test_the_steps_of_all_ranks_are_compared_all_through_the_run() -> None:
-    """A slow rank that no window has seen: 10 steps and 10 more."""
+    """The ranks are compared in all steps of the run, so a rank that is slow in no window is found.
+
+    Each rank sends 10 steps twice.
+    """
     first, second = two(HashStore())
     for begin in (1, 11):
         for rank, slow in ((second, 0.25), (first, 0.0)):
@@ -68,7 +68,7 @@ def test_the_steps_of_all_ranks_are_compared_all_through_the_run() -> None:
 
 
 def test_a_window_with_more_steps_of_its_own_keeps_them() -> None:
-    """It has six."""
+    """If the comparison of a window has as many steps as all ranks have sent, it is kept."""
     first, second = two(HashStore())
     for rank in (second, first):
         rank.add("train", steps(1, 6))
@@ -78,7 +78,7 @@ def test_a_window_with_more_steps_of_its_own_keeps_them() -> None:
 
 @pytest.mark.parametrize("shares", [1, 2, 4])
 def test_what_it_costs_does_not_grow_with_the_run(shares: int) -> None:
-    """The same requests each time, and nothing stays in the store."""
+    """Each exchange of steps makes the same number of requests, and leaves nothing in the store."""
     store = Counting()
     first, second = two(store)
     asked = []
@@ -93,7 +93,10 @@ def test_what_it_costs_does_not_grow_with_the_run(shares: int) -> None:
 
 
 def test_steps_that_are_not_sent_are_bounded() -> None:
-    """Of many the last ones; and nothing is left for a first rank that has gone."""
+    """Of many steps, only the last `MOST_STEPS` are sent.
+
+    After rank 0 has left, rank 1 sends no more steps.
+    """
     store = HashStore()
     first, second = two(store)
     second.add("train", steps(1, MOST_STEPS + 7))
@@ -111,7 +114,7 @@ def test_steps_that_are_not_sent_are_bounded() -> None:
 
 
 def test_ranks_with_different_modules_are_not_compared() -> None:
-    """Stages of a pipeline have no phase in common."""
+    """Ranks with different modules, such as the stages of a pipeline, are not compared."""
     first, second = two(HashStore())
     for rank in (second, first):
         rank.add("train", steps(1, 10))
@@ -123,8 +126,12 @@ def test_ranks_with_different_modules_are_not_compared() -> None:
 
 
 def test_at_the_end_the_last_steps_are_there() -> None:
-    """Of both ranks, though neither had sent them: 12 more, behind the window."""
-    store, both = HashStore(), Topology(world_size=2, coordinates={}, sizes={})
+    """At the end of a run, the ranks are compared in their last steps, which were not sent yet.
+
+    After the window, each rank has 12 more steps.
+    """
+    store = HashStore()
+    both = Topology(world_size=2, coordinates={}, sizes={})
     gathers = {rank: RankCollector(store, rank, both, timeout=60.0) for rank in (1, 0)}
     for rank, gather in gathers.items():
         hooked = Step(index=0, kind="counting", seconds=None, phases={})

@@ -1,4 +1,4 @@
-"""Who is asked where ranks stand, in which order, and what is taken for an answer."""
+"""Test `topology_of`: which sources it reads for the coordinates of ranks, and in which order."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +14,13 @@ from tests.support.profile_builders import run
 
 
 def mesh(*shape: int, names: tuple[str, ...] | None, first: int = 0) -> Any:
-    """As a DeviceMesh is looked at: ranks in order from the first."""
+    """Return an object with the attributes of a `DeviceMesh`, whose ranks begin with `first`."""
     ranks = torch.arange(first, first + torch.Size(shape).numel()).view(shape)
     return SimpleNamespace(mesh=ranks, mesh_dim_names=names, ndim=len(shape))
 
 
 class Spread(nn.Module):
-    """Its parameter says that it is spread over a mesh."""
+    """A module whose parameter is distributed over a mesh."""
 
     def __init__(self, over: Any) -> None:
         super().__init__()
@@ -29,15 +29,15 @@ class Spread(nn.Module):
 
 
 class FullySharded(FSDPModule, Spread):
-    """As `fully_shard` makes it of a module."""
+    """A module of the class that `fully_shard` gives to a module."""
 
     def __new__(cls, *args: Any) -> Any:
-        """Make a module: `FSDPModule` would undo `fully_shard`."""
+        """Create a module, because `FSDPModule.__new__` would create one without `fully_shard`."""
         return nn.Module.__new__(cls)
 
 
 def test_the_user_s_function_is_asked_for_every_rank_and_nobody_else() -> None:
-    """Two times two; what the mesh would say is not heard."""
+    """If the user passes a function, it is called for every rank, and the mesh is not read."""
     found = topology_of(
         4,
         0,
@@ -68,22 +68,29 @@ NOT_COORDINATES: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("function", "problem"), NOT_COORDINATES)
 def test_what_are_no_coordinates_is_refused(function: Any, problem: str) -> None:
-    """The message says for which rank what was given, and what is taken."""
+    """A function that returns no valid coordinates is an error.
+
+    The message names the rank, the wrong value and the accepted values.
+    """
     with pytest.raises(CountError, match=problem):
         topology_of(4, 0, function=function)
 
 
 def test_a_mesh_says_it_by_the_names_of_its_dimensions() -> None:
-    """As Lightning's strategy names them; the last dimension is the fastest."""
+    """The names of a mesh's dimensions are the kinds of parallelism.
+
+    The names are those of Lightning's strategy. The coordinate of the last dimension changes
+    fastest.
+    """
     found = topology_of(6, 0, mesh=mesh(2, 3, names=("data_parallel", "tensor_parallel")))
     assert {"data": 2, "tensor": 3} == found.sizes
     assert {"data": 1, "tensor": 2} == found.coordinates[5]
 
 
 def test_replicas_of_shards_are_both_of_data() -> None:
-    """Two replicas of three shards: six data ranks, the last of them the sixth.
+    """Replicas and shards are both data parallelism: two replicas of three shards are six ranks.
 
-    A kind that a run has no size for is a coordinate alone.
+    Context parallelism has a coordinate, but no field in `Run`.
     """
     found = topology_of(12, 0, mesh=mesh(2, 3, 2, names=("dp_replicate", "dp_shard", "cp")))
     assert {"data": 6, "context": 2} == found.sizes
@@ -93,7 +100,10 @@ def test_replicas_of_shards_are_both_of_data() -> None:
 
 
 def test_replicas_of_shards_in_a_custom_loop_are_all_of_data() -> None:
-    """Under `fully_shard`, both dimensions of a mesh are, whatever their names; tensors are not."""
+    """Under `fully_shard`, both dimensions of a mesh are data parallelism, whatever their names.
+
+    A dimension that is named `tp` is tensor parallelism.
+    """
     for names in (("replica", "shard"), ("outer", "inner"), None):
         model = FullySharded(mesh(2, 2, names=names))
         found = topology_of(4, 0, model=model)
@@ -104,9 +114,10 @@ def test_replicas_of_shards_in_a_custom_loop_are_all_of_data() -> None:
 
 
 def test_the_parameters_are_asked_what_the_mesh_leaves_open() -> None:
-    """The strategy knows of data.
+    """Kinds of parallelism that the mesh does not have are read from the parameters.
 
-    A parameter that is spread over ranks 2 and 3 says the rest, of these two.
+    The mesh of the strategy has data parallelism. A parameter that is distributed over ranks 2 and
+    3 gives the tensor coordinates of these two ranks.
     """
     model = Spread(mesh(2, names=("tp",), first=2))
     found = topology_of(4, 2, mesh=mesh(2, 2, names=("dp", "anything")), model=model)
@@ -118,13 +129,20 @@ def test_the_parameters_are_asked_what_the_mesh_leaves_open() -> None:
 
 
 def test_a_mesh_without_names_is_one_of_tensors_if_it_has_one_dimension() -> None:
-    """Unless `fully_shard` made it, whose modules are of a class of their own."""
+    """A mesh without names is tensor parallelism if it has one dimension, and else unknown.
+
+    This does not apply to modules of `fully_shard`, which have a different class.
+    """
     assert {"tensor": 2, "data": 1} == topology_of(2, 0, model=Spread(mesh(2, names=None))).sizes
     assert {} == topology_of(4, 0, model=Spread(mesh(2, 2, names=None))).sizes
 
 
 def test_ranks_that_all_share_one_batch_are_at_one_place_of_data() -> None:
-    """Two halves of a model on two ranks; of four ranks it is not known."""
+    """If the other kinds of parallelism use all ranks, all ranks have the same batch.
+
+    This is the case for a model that is split between two ranks. With four ranks, data parallelism
+    is unknown.
+    """
     found = topology_of(2, 1, model=Spread(mesh(2, names=("tp",))))
     assert ([{"tensor": 0, "data": 0}, {"tensor": 1, "data": 0}]) == [
         found.coordinates[rank] for rank in (0, 1)
@@ -133,7 +151,11 @@ def test_ranks_that_all_share_one_batch_are_at_one_place_of_data() -> None:
 
 
 def test_the_sampler_is_asked_last() -> None:
-    """Over how many ranks batches are dealt out, and which of these this one is."""
+    """The sampler is the last source of data parallelism.
+
+    It has the number of ranks among which batches are divided, and the number of this rank. It is
+    not used if the mesh has data parallelism.
+    """
     sampler = {"num_replicas": 4, "rank": 1}
     found = topology_of(8, 3, model=Spread(mesh(2, names=("tp",), first=2)), sampler=sampler)
     assert {"tensor": 2, "data": 4} == found.sizes
@@ -142,6 +164,6 @@ def test_the_sampler_is_asked_last() -> None:
 
 
 def test_of_one_rank_all_is_known() -> None:
-    """And of several that nobody tells of nothing, which is not 1."""
+    """With one rank, all sizes are 1. With several ranks and no source, the sizes are unknown."""
     assert {"data": 1, "tensor": 1} == topology_of(1, 0).sizes
     assert ({}, {}) == (topology_of(2, 0).sizes, topology_of(2, 0).coordinates)

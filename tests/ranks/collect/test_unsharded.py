@@ -1,6 +1,6 @@
-"""The work of the whole model, told by ranks that do parts of it.
+"""Test how ranks that execute parts of a model find the work of the whole (unsharded) model.
 
-From what an operator's tensors are parts of, or not at all.
+They find it from the sharded tensors of each operator. If these do not show it, it is unknown.
 """
 
 from collections.abc import Iterator
@@ -30,42 +30,47 @@ from tests.support.small_models import hidden, sequence, tokens
 
 world = 2
 wide = 8
-"""Divides by two; `hidden` and `tokens` do not."""
+"""A width that is divisible by two, unlike `hidden` and `tokens`."""
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Two processes in one group."""
+    """Return two processes in one group."""
     with Ranks(world, tmp_path_factory.mktemp("two")) as ranks:
         yield ranks
 
 
 def local(profile: Profile, phase: Phase) -> dict[str, int]:
-    """MACs of each row itself on this rank."""
-    return {
-        row: work.self_macs
-        for row, module in profile.modules.items()
-        if (work := module.work(phase)).self_macs
-    }
+    """Return the self MACs of each module on this rank, without modules that have none."""
+    macs = {}
+    for row, module in profile.modules.items():
+        self_macs = module.work(phase).self_macs
+        if self_macs:
+            macs[row] = self_macs
+    return macs
 
 
 def logical(profile: Profile, phase: Phase) -> dict[str, int | None]:
-    """The same of the whole model, and at the root all of it."""
-    rows = {
-        row: module.work(phase).self_logical_macs for row, module in profile.modules.items() if row
-    }
-    return {row: macs for row, macs in rows.items() if macs != 0} | {
-        "": profile.modules[""].work(phase).logical_macs
-    }
+    """Return the self MACs of each module in the whole model, without modules that have none.
+
+    The value of the root is the total of the whole model. `None` means that it is unknown.
+    """
+    macs = {}
+    for row, module in profile.modules.items():
+        self_macs = module.work(phase).self_logical_macs
+        if row and self_macs != 0:
+            macs[row] = self_macs
+    macs[""] = profile.modules[""].work(phase).logical_macs
+    return macs
 
 
 def mesh() -> object:
-    """Of both ranks."""
+    """Return a mesh of both ranks."""
     return init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
 
 
 class Layers(nn.Module):
-    """Two layers to spread over ranks, and a head that each rank has whole."""
+    """Two layers to shard over ranks, and a head that each rank has completely."""
 
     def __init__(self, columns: int = wide) -> None:
         super().__init__()
@@ -77,24 +82,30 @@ class Layers(nn.Module):
         return self.head(self.down(torch.relu(self.up(x))))
 
 
-up, head = tokens * hidden * wide, tokens * hidden * 3
-"""`down` has as many as `up`."""
+up = tokens * hidden * wide
+"""MACs of the layer `up`. The layer `down` has as many."""
+
+head = tokens * hidden * 3
+"""MACs of the head."""
 
 
-def counted(model: nn.Module, **options: object) -> Profile:
-    """One pass forward and backward, on an input that has a gradient."""
-    return lflops.count(model, sequence(requires_grad=True), backward=True, **options)  # type: ignore[arg-type]
+def counted(model: nn.Module, **options: Any) -> Profile:
+    """Count one pass forward and backward, with an input that requires a gradient."""
+    return lflops.count(model, sequence(requires_grad=True), backward=True, **options)
 
 
 def spread() -> Profile:
-    """By columns, then by rows, and the head not at all."""
+    """Count a model with `up` sharded by columns, `down` sharded by rows, and a complete head."""
     return counted(
         parallelize_module(Layers(), mesh(), {"up": ColwiseParallel(), "down": RowwiseParallel()})
     )
 
 
 def test_of_a_spread_layer_each_rank_has_half_and_tells_the_whole(two: Ranks) -> None:
-    """Forward, and backward twice as much; of the head each rank has the whole."""
+    """Each rank executes half of a sharded layer, and finds the work of the whole layer.
+
+    The head is not sharded. Backward has twice the work of forward.
+    """
     for profile in two.run(spread):
         assert {"up": up // 2, "down": up // 2, "head": head} == local(profile, "forward")
         assert {"up": up, "down": up, "head": 2 * head} == local(profile, "backward")
@@ -107,7 +118,11 @@ def test_of_a_spread_layer_each_rank_has_half_and_tells_the_whole(two: Ranks) ->
 
 
 def spread_without_gradients() -> Profile:
-    """Under inference mode torch takes a linear layer apart only once its tensors are known to be spread."""
+    """Count the sharded model in inference mode.
+
+    In this mode, torch decomposes a linear layer only after it has seen that its tensors are
+    sharded.
+    """
     model = parallelize_module(
         Layers(), mesh(), {"up": ColwiseParallel(), "down": RowwiseParallel()}
     )
@@ -116,7 +131,7 @@ def spread_without_gradients() -> Profile:
 
 
 def test_without_gradients_it_is_the_same(two: Ranks) -> None:
-    """Forward alone."""
+    """In inference mode, the work of forward is the same as with gradients."""
     for profile in two.run(spread_without_gradients):
         assert {"up": up // 2, "down": up // 2, "head": head} == local(profile, "forward")
         assert {"up": up, "down": up, "head": head, "": 2 * up + head} == logical(
@@ -125,7 +140,7 @@ def test_without_gradients_it_is_the_same(two: Ranks) -> None:
 
 
 def replicated() -> Profile:
-    """Every parameter is a tensor of both ranks, of which each has all."""
+    """Count a model whose parameters are distributed tensors, with a full copy on each rank."""
     return counted(distribute_module(Layers(), mesh(), None, _into, _out_of))
 
 
@@ -138,7 +153,7 @@ def _out_of(_: nn.Module, outputs: Tensor, __: object) -> Tensor:
 
 
 def test_what_every_rank_does_is_once_in_the_model(two: Ranks) -> None:
-    """Its own work is the whole, not twice that."""
+    """If each rank does all of the work, the work of the whole model is that of one rank."""
     for profile in two.run(replicated):
         for phase in ("forward", "backward"):
             assert {"up", "down", "head"} == local(profile, phase).keys()
@@ -148,7 +163,7 @@ def test_what_every_rank_does_is_once_in_the_model(two: Ranks) -> None:
 
 
 def five_columns() -> Profile:
-    """The first layer has so many for four ranks; of its result each rank has all."""
+    """Count a model whose first layer has five columns on four ranks, and a replicated output."""
     mesh = init_device_mesh("cpu", (4,))
     return counted(
         parallelize_module(Layers(5), mesh, {"up": ColwiseParallel(output_layouts=Replicate())})
@@ -157,21 +172,25 @@ def five_columns() -> Profile:
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> list[Profile]:
-    """What each of four ranks has of five columns."""
+    """Return the profiles of four ranks with five columns."""
     with Ranks(4, tmp_path_factory.mktemp("four")) as four:
         return four.run(five_columns)
 
 
 def test_uneven_and_empty_parts_are_told_as_the_whole(uneven: list[Profile]) -> None:
-    """Two, two, one and none of five columns."""
-    a_column, whole, profiles = tokens * hidden, tokens * hidden * 5, uneven
+    """All ranks find the work of the whole layer, even if their parts differ in size.
+
+    The four ranks have two, two, one and none of five columns.
+    """
+    a_column = tokens * hidden
+    whole = 5 * a_column
     assert [2 * a_column, 2 * a_column, a_column, 0] == [
-        profile.modules["up"].forward.self_macs for profile in profiles
+        profile.modules["up"].forward.self_macs for profile in uneven
     ]
     assert [4 * a_column, 4 * a_column, 2 * a_column, 0] == [
-        profile.modules["up"].backward.self_macs for profile in profiles
+        profile.modules["up"].backward.self_macs for profile in uneven
     ]
-    for profile in profiles:
+    for profile in uneven:
         assert {"up": whole, "down": whole, "head": head, "": 2 * whole + head} == logical(
             profile, "forward"
         )
@@ -184,7 +203,7 @@ def test_uneven_and_empty_parts_are_told_as_the_whole(uneven: list[Profile]) -> 
 
 
 def lines(profile: Profile) -> dict[str, str]:
-    """The summary's figures by their labels."""
+    """Return the values of the summary by their labels."""
     return {
         line[:70].strip().removesuffix(":"): line[72:]
         for line in summary(analyze(profile)).splitlines()
@@ -196,48 +215,55 @@ MODELS_FLOPS = "fwd flops of model = 2 * fwd MACs of model"
 
 
 def test_a_summary_tells_of_a_gpu_and_of_the_model(two: Ranks) -> None:
-    """A GPU has 120 + 120 + 90 MACs forward and twice that backward, the model 240 + 240 + 90."""
+    """The summary has the work of a GPU and of the whole model.
+
+    In forward, a GPU has 120 + 120 + 90 MACs and the model 240 + 240 + 90. Backward has twice as
+    many.
+    """
     told = lines(lflops.merge(two.run(spread)))
     assert ("330 MACs", "660") == (told["fwd MACs per GPU"], told["bwd MACs per GPU"])
-    assert ("570", "1.14 k") == tuple(
-        told[f"{phase} MACs of model, on this rank's batch"] for phase in ("fwd", "bwd")
-    )
+    assert "570" == told["fwd MACs of model, on this rank's batch"]
+    assert "1.14 k" == told["bwd MACs of model, on this rank's batch"]
     assert "1.14 K" == told[MODELS_FLOPS]
 
 
 def test_a_summary_of_uneven_ranks_shows_the_one_with_most_to_do(uneven: list[Profile]) -> None:
-    """60 + 150 + 90 MACs forward, the model 150 + 150 + 90.
+    """The summary of uneven ranks shows the rank with the most work.
 
-    Both ways the ranks have 900, 900, 810 and 720.
+    In forward, this rank has 60 + 150 + 90 MACs and the model 150 + 150 + 90. In forward and
+    backward together, the ranks have 900, 900, 810 and 720 MACs.
     """
     told = lines(lflops.merge(uneven))
-    assert ("300 MACs", "390", "780") == (
-        told["fwd MACs per GPU"],
-        told["fwd MACs of model, on this rank's batch"],
-        told[MODELS_FLOPS],
-    )
+    assert "300 MACs" == told["fwd MACs per GPU"]
+    assert "390" == told["fwd MACs of model, on this rank's batch"]
+    assert "780" == told[MODELS_FLOPS]
     assert "3.33 k MACs forward and backward, 720 to 900 on each" == told["all ranks"]
 
 
 def test_where_the_whole_is_not_known_the_summary_has_a_dash(two: Ranks) -> None:
-    """Of each phase of the model; of the GPU it is known."""
+    """If the work of the whole model is unknown, the summary has a dash for each of its values.
+
+    The work of the GPU is known.
+    """
     told = lines(lflops.merge(two.run(spread_attention)))
-    assert [UNKNOWN] * 3 == [
-        told[MODELS_FLOPS],
-        *(told[f"{phase} MACs of model, on this rank's batch"] for phase in ("fwd", "bwd")),
-    ]
+    assert UNKNOWN == told[MODELS_FLOPS]
+    assert UNKNOWN == told["fwd MACs of model, on this rank's batch"]
+    assert UNKNOWN == told["bwd MACs of model, on this rank's batch"]
     assert UNKNOWN != told["fwd MACs per GPU"]
 
 
 class Recomputed(Layers):
-    """Of which nothing is kept for backward."""
+    """The same layers in a checkpoint, so that backward computes them again."""
 
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)  # type: ignore[no-any-return]
 
 
 def spread_and_recomputed() -> Profile:
-    """The forward runs again within backward, but for its last layer's product."""
+    """Count the sharded model with a checkpoint.
+
+    Forward runs again within backward, except for the matmul of its last layer.
+    """
     return counted(
         parallelize_module(
             Recomputed(), mesh(), {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -246,9 +272,9 @@ def spread_and_recomputed() -> Profile:
 
 
 def test_what_is_recomputed_is_told_too(two: Ranks) -> None:
-    """Recomputation ends when the last tensor that backward needs is there.
+    """The work of the whole model is also known for recomputation.
 
-    That is the head's input.
+    Recomputation ends with the last tensor that backward needs, which is the input of the head.
     """
     for profile in two.run(spread_and_recomputed):
         assert {"up": up, "down": up, "": 2 * up} == {
@@ -260,7 +286,10 @@ def test_what_is_recomputed_is_told_too(two: Ranks) -> None:
 
 
 def fully_sharded() -> Profile:
-    """Each rank has a batch of its own and, while it needs them, whole weights."""
+    """Count two steps of a model under FSDP.
+
+    Each rank has its own batch. While it needs a weight, it has the whole weight.
+    """
     model = Layers()
     for module in (model.up, model.down, model):
         fully_shard(module)
@@ -273,7 +302,10 @@ def fully_sharded() -> Profile:
 
 
 def test_of_sharded_data_the_whole_is_the_ranks_own_batch(two: Ranks) -> None:
-    """Of two steps, behind the first of which every shard was seen by the optimizer."""
+    """Under FSDP, the work of the whole model is the work of a rank on its own batch.
+
+    This also holds in the second step, after the optimizer has used every shard.
+    """
     for profile in two.run(fully_sharded):
         assert {"up": 2 * up, "down": 2 * up, "head": 2 * head, "": 4 * up + 2 * head} == logical(
             profile, "forward"
@@ -285,77 +317,85 @@ def test_of_sharded_data_the_whole_is_the_ranks_own_batch(two: Ranks) -> None:
 
 
 class Attention(nn.Module):
-    """Four heads, or as many of them as the rank has."""
+    """Attention with four heads, or with the heads that this rank has."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.q, self.k, self.v = (nn.Linear(hidden, 4 * wide) for _ in range(3))
+        self.q = nn.Linear(hidden, 4 * wide)
+        self.k = nn.Linear(hidden, 4 * wide)
+        self.v = nn.Linear(hidden, 4 * wide)
         self.out = nn.Linear(4 * wide, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            layer(x).unflatten(-1, (-1, wide)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        def heads(projected: Tensor) -> Tensor:
+            return projected.unflatten(-1, (-1, wide)).transpose(1, 2)
+
+        attended = F.scaled_dot_product_attention(
+            heads(self.q(x)), heads(self.k(x)), heads(self.v(x))
         )
-        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.out(attended.transpose(1, 2).flatten(2))
+
+
+def sharded_attention() -> nn.Module:
+    """Return a model whose attention is sharded by heads.
+
+    The weights of the layers are sharded tensors. The tensors between the layers are plain tensors.
+    """
+    plan = {
+        "0.q": ColwiseParallel(),
+        "0.k": ColwiseParallel(),
+        "0.v": ColwiseParallel(),
+        "0.out": RowwiseParallel(),
+    }
+    return parallelize_module(nn.Sequential(Attention(), Layers()), mesh(), plan)
 
 
 def spread_attention() -> Profile:
-    """As it is done everywhere.
-
-    The layers know that they are spread, what is between them does not.
-    """
-    plan = {**dict.fromkeys(("0.q", "0.k", "0.v"), ColwiseParallel()), "0.out": RowwiseParallel()}
-    return counted(parallelize_module(nn.Sequential(Attention(), Layers()), mesh(), plan))
+    """Count the model with sharded attention."""
+    return counted(sharded_attention())
 
 
 def test_of_what_is_done_on_parts_that_do_not_say_so_nobody_knows_the_whole(two: Ranks) -> None:
-    """Neither of the attention itself, nor of anything that it is in.
+    """The whole work of an operator on plain tensors that are parts is unknown.
 
-    Of the layers around it, it is known.
+    Here, it is the work of the attention itself, and so of all modules that contain it. The work of
+    the sharded layers is known.
     """
     layer = tokens * hidden * 4 * wide
+    known = {"0.q": layer, "0.k": layer, "0.v": layer, "0.out": layer}
+    known |= {"1.up": up, "1.down": up, "1.head": head}
     for profile in two.run(spread_attention):
         assert 0 < profile.modules["0"].forward.self_macs
-        known = {f"0.{name}": layer for name in ("q", "k", "v", "out")} | {
-            "1.up": up,
-            "1.down": up,
-            "1.head": head,
-        }
         for phase, times in (("forward", 1), ("backward", 2)):
-            assert {
-                "0": None,
-                "": None,
-                **{row: times * macs for row, macs in known.items()},
-            } == logical(profile, phase)
+            expected: dict[str, int | None] = {"0": None, "": None}
+            for row, macs in known.items():
+                expected[row] = times * macs
+            assert expected == logical(profile, phase)
             assert times * (2 * up + head) == profile.modules["1"].work(phase).logical_macs
 
 
 def attention_in_one_piece(batch: int = 2) -> Profile:
-    """What a single rank would do."""
+    """Count the unsharded model, as on a single rank."""
     x = torch.randn(batch, tokens // 2, hidden, requires_grad=True)
     return lflops.count(nn.Sequential(Attention(), Layers()), x, backward=True)
 
 
 def spread_attention_told() -> Profile:
-    """Beside a count of the whole."""
-    plan = {**dict.fromkeys(("0.q", "0.k", "0.v"), ColwiseParallel()), "0.out": RowwiseParallel()}
-    return counted(
-        parallelize_module(nn.Sequential(Attention(), Layers()), mesh(), plan),
-        logical=attention_in_one_piece(),
-    )
+    """Count the model with sharded attention, and pass the profile of the unsharded model."""
+    return counted(sharded_attention(), logical=attention_in_one_piece())
 
 
 def test_a_count_in_one_piece_tells_what_the_parts_do_not(two: Ranks) -> None:
-    """Two sequences of three tokens, four heads of eight.
+    """A profile of the unsharded model gives the work that the sharded tensors do not show.
 
-    QKᵀ and PV have 2 * 4 * 3 * 3 * 8 MACs each; no other row's are changed.
+    There are two sequences of three tokens, and four heads of width eight. So QKᵀ and PV have
+    2 * 4 * 3 * 3 * 8 MACs each in the whole model; this rank executes half of them, as much as one
+    of the two matmuls. The work of the other modules is as before.
     """
-    layer, once = tokens * hidden * 4 * wide, 2 * 4 * 3 * 3 * 8
-    rows = {f"0.{name}": layer for name in ("q", "k", "v", "out")} | {
-        "1.up": up,
-        "1.down": up,
-        "1.head": head,
-    }
+    layer = tokens * hidden * 4 * wide
+    once = 2 * 4 * 3 * 3 * 8
+    rows = {"0.q": layer, "0.k": layer, "0.v": layer, "0.out": layer}
+    rows |= {"1.up": up, "1.down": up, "1.head": head}
     for profile in two.run(spread_attention_told):
         assert once == profile.modules["0"].forward.self_macs
         assert {"0": 2 * once, **rows, "": 2 * once + sum(rows.values())} == logical(
@@ -370,21 +410,19 @@ def test_a_count_in_one_piece_tells_what_the_parts_do_not(two: Ranks) -> None:
 
 
 def spread_attention_mistold() -> Profile:
-    """Beside a count of half the batch."""
-    plan = {**dict.fromkeys(("0.q", "0.k", "0.v"), ColwiseParallel()), "0.out": RowwiseParallel()}
-    return counted(
-        parallelize_module(nn.Sequential(Attention(), Layers()), mesh(), plan),
-        logical=attention_in_one_piece(1),
-    )
+    """Count the model with sharded attention, and pass an unsharded profile of half the batch."""
+    return counted(sharded_attention(), logical=attention_in_one_piece(1))
 
 
 def test_a_count_of_another_batch_tells_nothing(two: Ranks) -> None:
-    """A note says where it differs from what is known."""
+    """A profile of another batch is ignored, and notes say where it differs from the known work."""
     for profile in two.run(spread_attention_mistold):
-        assert (None, None) == tuple(
-            profile.modules[""].work(phase).logical_macs for phase in ("forward", "backward")
+        root = profile.modules[""]
+        assert (None, None) == (root.forward.logical_macs, root.backward.logical_macs)
+        said = (
+            "the profile passed as logical= is ignored, because it does not match this model or "
+            "batch: it differs in"
         )
-        said = "the profile passed as logical= is ignored, because it does not match this model or batch: it differs in"
         assert [f"{said} {phase} of 0.q" for phase in ("forward", "backward")] == [
             sentence(note) for note in profile.notes
         ]
@@ -392,7 +430,7 @@ def test_a_count_of_another_batch_tells_nothing(two: Ranks) -> None:
 
 @pytest.mark.parametrize("function", [lflops.count, lflops.measure])
 def test_what_is_no_profile_is_refused(function: Any) -> None:
-    """Before anything runs."""
+    """A value for `logical` that is no profile is an error."""
     with pytest.raises(
         CountError,
         match="logical=5: pass the Profile of the unsharded model on a rank's batch, or None",
@@ -403,7 +441,7 @@ def test_what_is_no_profile_is_refused(function: Any) -> None:
 
 
 def spread_attention_unfollowed() -> Profile:
-    """As if no part were known for one."""
+    """Count the model with sharded attention as if no tensor were known to be a part."""
     PartialTensors.in_any = lambda *_: False  # type: ignore[method-assign, assignment]
     return spread_attention()
 
@@ -411,17 +449,18 @@ def spread_attention_unfollowed() -> Profile:
 def test_if_parts_were_not_followed_a_wrong_number_would_be_told(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """The check above can fail: half of the attention would be given for all of it."""
+    """If partial tensors were not followed, half of the attention would count as all of it.
+
+    This shows that the test with unknown work above would fail in this case.
+    """
     with Ranks(world, tmp_path_factory.mktemp("unfollowed")) as ranks:
         for profile in ranks.run(spread_attention_unfollowed):
-            assert (
-                profile.modules["0"].forward.self_macs
-                == profile.modules["0"].forward.self_logical_macs
-            )
+            attention = profile.modules["0"].forward
+            assert attention.self_macs == attention.self_logical_macs
 
 
 class OwnPart(nn.Module):
-    """Multiplies with what the rank has of a weight, as layers of experts do, and then with all of one."""
+    """A module with a matmul on this rank's part of a weight, as in experts, and a whole layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -429,18 +468,24 @@ class OwnPart(nn.Module):
         self.whole = nn.Linear(hidden, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.whole(x) + (x @ self.experts.to_local().bfloat16().float().t()).sum()  # type: ignore[operator]
+        part = self.experts.to_local().bfloat16().float()  # type: ignore[operator]
+        return self.whole(x) + (x @ part.t()).sum()
 
 
 def own_part() -> Profile:
-    """Four rows of the weight on each rank."""
+    """Count `OwnPart` with four rows of the weight on each rank."""
     model = OwnPart()
-    model.experts = nn.Parameter(distribute_tensor(model.experts.detach(), mesh(), [Shard(0)]))  # type: ignore[arg-type]
+    experts = distribute_tensor(model.experts.detach(), mesh(), [Shard(0)])
+    model.experts = nn.Parameter(experts)
     return counted(model)
 
 
 def test_a_ranks_own_part_of_a_weight_says_nothing_of_the_whole(two: Ranks) -> None:
-    """Also once it is another dtype; of what has all of its weight it is known."""
+    """If an operator uses only this rank's part of a weight, its whole work is unknown.
+
+    This also holds if the part was converted to another dtype. The work of the other layer is
+    known.
+    """
     for profile in two.run(own_part):
         assert tokens * hidden * wide // 2 == profile.modules[""].forward.self_macs
         assert {"whole": head, "": None} == logical(profile, "forward")

@@ -61,10 +61,10 @@ OTHER_GPU = Hardware(name="another", peak_flops_per_second={"fp32": 2e12})
 
 
 def replica(batch: int = 1, **fields: Any) -> Profile:
-    """A rank's pass of `body = Linear(8, 16)` and `head = Linear(16, 2)`, of which the body is frozen.
+    """Return a rank's profile of a frozen `body = Linear(8, 16)` and a `head = Linear(16, 2)`.
 
-    By hand, for each of the batch: forward 8 * 16 = 128 MACs and 16 * 2 = 32; backward the head's
-    weight alone, 32.
+    For each sample, forward has 8 * 16 = 128 and 16 * 2 = 32 MACs. Backward computes only the
+    gradient of the head's weight, with 32 MACs.
     """
     cells = (
         product("body", "aten::addmm", "forward", macs=128 * batch, bytes_moved=4),
@@ -77,50 +77,43 @@ def replica(batch: int = 1, **fields: Any) -> Profile:
 
 
 def in_file_and_memory(given: Profile) -> Profile:
-    """The profile, once it is seen that its file would be read as itself."""
+    """Check that a file of the profile is read as the same profile, and return the profile."""
     assert given == _checked(msgspec.json.encode(given))
     return given
 
 
 def merged(*given: Profile) -> Profile:
-    """The ranks' profiles as one that adds up, and that a file can hold."""
+    """Merge the profiles, and check that the result is consistent and can be saved in a file."""
     return in_file_and_memory(consistent(merge(given)))
 
 
 def noted(profile: Profile, code: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """The subjects and values of all notes with one code."""
+    """Return the subjects and values of all notes with this code."""
     return [(note.subject, note.values) for note in profile.notes if note.code == code]
 
 
 def test_ranks_that_agree_have_one_ranks_counts() -> None:
-    """Four times the same work is still 160 MACs forward on each.
+    """If all ranks did the same work, the counts are those of one rank, and there is no note.
 
-    What one does, and nothing to note.
+    Four ranks have 160 MACs forward each, and so has the merged profile.
     """
     whole = merged(*(replica() for _ in range(4)))
     assert (replica().modules, replica().op_counts) == (whole.modules, whole.op_counts)
-    assert (160, 4, False, ()) == (
-        whole.total(),
-        whole.run.world_size,
-        whole.run.partial,
-        whole.notes,
-    )
+    assert 160 == whole.total()
+    assert (4, False) == (whole.run.world_size, whole.run.partial)
+    assert () == whole.notes
     assert [(0, 192), (1, 192), (2, 192), (3, 192)] == [
         (rank.rank, rank.macs) for rank in whole.ranks
     ]
 
 
 def test_one_rank_is_a_run_of_one() -> None:
-    """Its counts, its steps; there is nobody to compare it with."""
+    """The merged profile of one rank has its counts and steps, and compares no ranks."""
     steps = (Step(index=0, kind="unprofiled", seconds=2.0, phases={}),)
     alone = replica(steps=steps)
     whole = merged(alone)
-    assert (alone.modules, alone.op_counts, alone.steps, alone.run) == (
-        whole.modules,
-        whole.op_counts,
-        whole.steps,
-        whole.run,
-    )
+    assert (alone.modules, alone.op_counts) == (whole.modules, whole.op_counts)
+    assert (alone.steps, alone.run) == (whole.steps, whole.run)
     assert ((), ()) == (whole.rank_stats, whole.notes)
     assert [(0, "ok", 192, None)] == [
         (rank.rank, rank.status, rank.macs, rank.slowest) for rank in whole.ranks
@@ -128,18 +121,17 @@ def test_one_rank_is_a_run_of_one() -> None:
 
 
 def test_uneven_batches_are_shown_by_the_rank_with_the_most_work() -> None:
-    """Batches of 2, 3 and 1.
+    """If the batches differ, the merged profile shows the rank with the most work.
 
-    480 MACs forward on the second, with its samples and shapes; 384, 576 and 192 with backward.
-
-    Two FLOPs a MAC: 384 on the last rank, 1152 on the second.
+    The batches have 2, 3 and 1 samples. The second rank has 3 * 160 = 480 MACs forward. With
+    backward, the ranks have 384, 576 and 192 MACs. A MAC has two FLOPs, so the last rank has 384
+    FLOPs and the second 1152.
     """
-    whole = merged(
-        *(
-            replica(batch, run=run(samples_per_step=batch, shapes={"0": (batch, 8)}))
-            for batch in (2, 3, 1)
-        )
-    )
+    ranks = []
+    for batch in (2, 3, 1):
+        of_rank = run(samples_per_step=batch, shapes={"0": (batch, 8)})
+        ranks.append(replica(batch, run=of_rank))
+    whole = merged(*ranks)
     assert {"body": 384, "head": 96} == macs(whole, "forward")
     assert {"head": 96} == macs(whole, "backward")
     assert (3, {"0": (3, 8)}) == (whole.run.samples_per_step, whole.run.shapes)
@@ -156,22 +148,23 @@ def test_uneven_batches_are_shown_by_the_rank_with_the_most_work() -> None:
 
 
 def test_a_step_s_dtype_is_that_of_most_of_all_its_batches() -> None:
-    """200 MACs in bfloat16, then 100 in float32."""
-    batches = [
-        profile(
-            {"": {}},
-            [replace(product("", "aten::mm", "forward", macs=macs_of, bytes_moved=1), dtype=dtype)],
-            run=run(dtype=dtype),
-        )
-        for dtype, macs_of in (("bfloat16", 200), ("float32", 100))
-    ]
+    """The dtype of a step is the dtype of most MACs over all batches.
+
+    The first batch has 200 MACs in bfloat16, and the second has 100 in float32.
+    """
+    batches = []
+    for dtype, macs_of in (("bfloat16", 200), ("float32", 100)):
+        matmul = product("", "aten::mm", "forward", macs=macs_of, bytes_moved=1)
+        cells = [replace(matmul, dtype=dtype)]
+        batches.append(profile({"": {}}, cells, run=run(dtype=dtype)))
     assert "bfloat16" == sum_of_batches(batches).run.dtype
 
 
 def test_where_some_steps_have_phases_modules_add_up_to_their_share_of_all() -> None:
-    """One of 8 steps is marked: half of its 20 ms is forward.
+    """If only some steps have phases, their shares are applied to the mean of all steps.
 
-    The mean step has 15.625 ms, so forward 7.8125.
+    One of eight steps has phases: half of its 20 ms is forward. The mean step takes 15.625 ms, so
+    forward takes 7.8125 ms, and the modules add up to this time.
     """
     marked = Step(
         index=0, kind="unprofiled", seconds=20e-3, phases={"forward": 10e-3, "backward": 10e-3}
@@ -186,27 +179,26 @@ def test_where_some_steps_have_phases_modules_add_up_to_their_share_of_all() -> 
 
 
 def experts(*macs_of_each: int) -> Profile:
-    """A layer whose experts got as much work as the tokens of this rank gave them.
+    """Return a profile of a layer with experts, which have these MACs on this rank.
 
-    One without any did not run.
+    An expert without MACs received no tokens and did not run.
     """
-    rows = {"": {}, "router": {}} | {
-        f"router.{n}": {"calls": int(n_macs > 0)} for n, n_macs in enumerate(macs_of_each)
-    }
-    return profile(
-        rows,
-        [
-            product(f"router.{n}", "aten::mm", "forward", macs=n_macs, bytes_moved=1)
-            for n, n_macs in enumerate(macs_of_each)
-            if n_macs
-        ],
-    )
+    rows: dict[str, dict[str, int]] = {"": {}, "router": {}}
+    cells = []
+    for number, macs_of_expert in enumerate(macs_of_each):
+        name = f"router.{number}"
+        rows[name] = {"calls": 0}
+        if macs_of_expert:
+            rows[name] = {"calls": 1}
+            matmul = product(name, "aten::mm", "forward", macs=macs_of_expert, bytes_moved=1)
+            cells.append(matmul)
+    return profile(rows, cells)
 
 
 def test_modules_that_all_ranks_have_are_counted_as_one_rank_ran_them() -> None:
-    """The largest work of each expert, 7 + 8, is what no rank ever did.
+    """If all ranks have the same modules, the work of one rank is shown, with a correct total.
 
-    The total is the second rank's 5 + 8, as it was.
+    The second rank has 5 + 8 MACs. The largest work of each expert, 7 + 8, is the total of no rank.
     """
     whole = merged(experts(7, 0), experts(5, 8))
     assert experts(5, 8).modules == whole.modules
@@ -215,7 +207,10 @@ def test_modules_that_all_ranks_have_are_counted_as_one_rank_ran_them() -> None:
 
 
 def test_the_same_total_in_other_modules_is_a_difference() -> None:
-    """Both ranks have 8 MACs, each in another expert: the first one's are shown."""
+    """If two ranks have the same total in different modules, a note says that the ranks differ.
+
+    Both ranks have 8 MACs, but in different experts. The work of the first rank is shown.
+    """
     whole = merged(experts(8, 0), experts(0, 8))
     assert {"router.0": 8} == macs(whole, "forward")
     assert [(8, 8)] == [
@@ -225,7 +220,10 @@ def test_the_same_total_in_other_modules_is_a_difference() -> None:
 
 @pytest.mark.parametrize("fields", [{"calls": 2}, {"class_name": "Identity"}])
 def test_another_module_of_the_same_name_is_a_difference(fields: dict[str, Any]) -> None:
-    """Nor need it have done anything."""
+    """If a module with the same name has other calls or another class, a note says so.
+
+    The work of the module may be the same.
+    """
     given = replica()
     other = replace(
         given, modules={**given.modules, "head": replace(given.modules["head"], **fields)}
@@ -234,7 +232,7 @@ def test_another_module_of_the_same_name_is_a_difference(fields: dict[str, Any])
 
 
 def test_what_a_rank_computes_again_is_not_in_its_macs() -> None:
-    """128 forward, 128 backward; 128 in recompute are not the model's."""
+    """The MACs of a rank include forward and backward, 128 each, but not recomputation."""
     phases: tuple[Phase, ...] = ("forward", "recompute", "backward")
     again = profile(
         {"": {}}, [product("", "aten::mm", phase, macs=128, bytes_moved=1) for phase in phases]
@@ -243,15 +241,16 @@ def test_what_a_rank_computes_again_is_not_in_its_macs() -> None:
 
 
 def test_the_same_work_in_another_order_is_no_difference() -> None:
-    """Threads may come to an end in any order."""
+    """The order of the op counts is no difference, because threads may end in any order."""
     ordered = replica()
     assert () == merged(ordered, replace(ordered, op_counts=ordered.op_counts[::-1])).notes
 
 
 def first_stage() -> Profile:
-    """`layers.0 = Linear(4, 8)` on a batch of 2.
+    """Return a profile of `layers.0 = Linear(4, 8)` with 2 samples and 40 parameters.
 
-    2 * 4 * 8 = 64 MACs forward and, for the weight alone, backward; 40 parameters.
+    It has 2 * 4 * 8 = 64 MACs forward, and as many backward, which computes only the gradient of
+    the weight.
     """
     cells = (
         product("layers.0", "aten::addmm", "forward", macs=64, bytes_moved=8),
@@ -262,9 +261,9 @@ def first_stage() -> Profile:
 
 
 def last_stage() -> Profile:
-    """`layers.1 = Linear(8, 3)` in float64: 2 * 8 * 3 = 48 MACs forward, twice that backward; 27 parameters.
+    """Return a profile of `layers.1 = Linear(8, 3)` in float64, with 27 parameters.
 
-    The loss is the root's.
+    It has 2 * 8 * 3 = 48 MACs forward and twice as many backward. The loss belongs to the root.
     """
     cells = (
         product("layers.1", "aten::addmm", "forward", macs=48, bytes_moved=16),
@@ -275,8 +274,8 @@ def last_stage() -> Profile:
         "parameter_bytes": 216,
         "local_parameter_bytes": 216,
         "trainable_parameter_bytes": 216,
+        "dtypes": {"float64": DtypeShare(parameters=27, bytes=216)},
     }
-    double |= {"dtypes": {"float64": DtypeShare(parameters=27, bytes=216)}}
     return profile(
         {
             "": weights(0, 27) | double,
@@ -288,12 +287,13 @@ def last_stage() -> Profile:
 
 
 def test_pipeline_stages_become_one_tree() -> None:
-    """Every layer as the rank that has it ran it.
+    """The stages of a pipeline become one module tree, with each layer from the rank that has it.
 
-    64 + 48 MACs forward, 64 + 96 backward, 160 or 216 bytes of 40 or 27 parameters.
+    The tree has 64 + 48 MACs forward and 64 + 96 MACs backward. Its parameters are 40 with 160
+    bytes and 27 with 216 bytes.
 
-    2 * 128 = 256 FLOPs on the first rank, 2 * 144 + 18 = 306 on the second, which leads; one row is
-    not its own.
+    The first rank has 2 * 128 = 256 FLOPs. The second has 2 * 144 + 18 = 306 FLOPs, so it is the
+    leading rank. One module of the tree is not from it.
     """
     whole = merged(first_stage(), last_stage())
     assert ["", "layers", "layers.0", "layers.1"] == list(whole.modules)
@@ -303,14 +303,9 @@ def test_pipeline_stages_become_one_tree() -> None:
     assert (112, 160) == (whole.total(), whole.total(phase="backward"))
     for row in ("", "layers"):
         held = whole.modules[row]
-        assert (67, 67, 67, 376, 376, 376) == (
-            held.parameters,
-            held.trainable_parameters,
-            held.local_parameters,
-            held.parameter_bytes,
-            held.trainable_parameter_bytes,
-            held.local_parameter_bytes,
-        )
+        assert 67 == held.parameters == held.trainable_parameters == held.local_parameters
+        assert 376 == held.parameter_bytes
+        assert 376 == held.trainable_parameter_bytes == held.local_parameter_bytes
         assert {
             "float32": DtypeShare(parameters=40, bytes=160),
             "float64": DtypeShare(parameters=27, bytes=216),
@@ -328,11 +323,13 @@ def test_pipeline_stages_become_one_tree() -> None:
 
 
 def test_a_note_says_which_ranks_have_what_others_have_not() -> None:
-    """Two stages of two replicas each, on every other rank.
+    """A note says which modules exist only on some ranks.
 
-    The second's two layers stand for what is below them.
+    There are two stages with two replicas each. If all modules below a module are only on these
+    ranks, the note names this module.
     """
-    first, last = rows_of({"up": 8}), rows_of({"down.0.a": 4, "down.1": 4})
+    first = rows_of({"up": 8})
+    last = rows_of({"down.0.a": 4, "down.1": 4})
     whole = merged(first, last, replace(first), replace(last))
     assert [
         ("0, 2", {"modules": 1, "first": "up", "last": "up"}),
@@ -356,35 +353,36 @@ def test_a_note_says_which_ranks_have_what_others_have_not() -> None:
     ],
 )
 def test_ranks_are_named_shortly(ranks: Sequence[int], said: str) -> None:
-    """Neighbours by their ends, and of many the first."""
+    """Consecutive ranks are written as a range, and a long list is cut."""
     assert said == ranges(ranks)
 
 
 def test_parameters_of_one_dtype_add_up_over_the_stages() -> None:
-    """144 on the first, 34 on the second: 178 float32 with 712 bytes."""
-    first, last = (
-        profile({"": weights(0, 144), "body": weights(144)}, []),
-        profile({"": weights(0, 34), "head": weights(34)}, []),
-    )
-    assert {"float32": DtypeShare(parameters=178, bytes=712)} == merged(first, last).modules[
-        ""
-    ].dtypes
+    """Parameters of the same dtype are added up: 144 + 34 in float32, with 712 bytes."""
+    first = profile({"": weights(0, 144), "body": weights(144)}, [])
+    last = profile({"": weights(0, 34), "head": weights(34)}, [])
+    root = merged(first, last).modules[""]
+    assert {"float32": DtypeShare(parameters=178, bytes=712)} == root.dtypes
 
 
 def rows_of(self_macs: Mapping[str, int]) -> Profile:
-    """Rows by their own MACs forward, with all rows above them."""
-    names = sorted({above for row in self_macs for above in ancestry(row)})
-    cells = [
-        product(row, "aten::mm", "forward", macs=n_macs, bytes_moved=1)
-        for row, n_macs in self_macs.items()
-    ]
-    return profile({name: {} for name in names}, cells)
+    """Return a profile with these self MACs in forward, including all modules above the given ones.
+
+    The other modules have no self MACs.
+    """
+    names = set[str]()
+    cells = []
+    for row, n_macs in self_macs.items():
+        names.update(ancestry(row))
+        cells.append(product(row, "aten::mm", "forward", macs=n_macs, bytes_moved=1))
+    return profile({name: {} for name in sorted(names)}, cells)
 
 
 def test_a_row_below_another_ranks_row_counts_in_both_above() -> None:
-    """10 of the first rank, 8 of the second, and what only the third has below the second's row: 5.
+    """A module that only one rank has is included in the modules above it.
 
-    Its other 2 are in the second's.
+    `a` has 10 MACs on the first rank, and `b` has 8 on the second. Only the third rank has `b.c`,
+    with 5 MACs. Its 2 MACs in `b` are not added, because `b` is from the second rank.
     """
     whole = merged(rows_of({"a": 10}), rows_of({"b": 8}), rows_of({"b": 2, "b.c": 5}))
     assert {"": 23, "a": 10, "b": 13, "b.c": 5} == whole.by_module()
@@ -397,39 +395,44 @@ layouts = st.dictionaries(
 
 @given(st.lists(layouts, min_size=1, max_size=4))
 def test_whatever_rows_the_ranks_have_the_whole_adds_up(self_macs: list[dict[str, int]]) -> None:
-    """All rows are there; each has the own work of a rank that has it.
+    """The merged profile has the modules of all ranks, each with the self work of one of its ranks.
 
-    Ranks with the same rows give the counts of one of them.
+    If all ranks have the same modules, all counts are from one rank.
     """
     ranks = [rows_of(each) for each in self_macs]
     whole = merged(*ranks)
-    assert {row for rank in ranks for row in rank.modules} == set(whole.modules)
+    all_rows = set[str]()
+    for rank in ranks:
+        all_rows.update(rank.modules)
+    assert all_rows == set(whole.modules)
     for row, module in whole.modules.items():
-        assert module.forward.self_macs in {
-            rank.modules[row].forward.self_macs for rank in ranks if row in rank.modules
-        }
+        with_row = [rank.modules[row] for rank in ranks if row in rank.modules]
+        assert module.forward.self_macs in {each.forward.self_macs for each in with_row}
     if all(rank.modules.keys() == ranks[0].modules.keys() for rank in ranks):
         assert max(ranks, key=Profile.total).modules == whole.modules
 
 
 def timed(given: Profile, medians: Mapping[str, float], phase: Phase = "forward") -> Profile:
-    """The profile with seconds in some rows."""
+    """Return the profile with these seconds in some modules."""
     rows = {}
     for row, median in medians.items():
+        seconds = spread(median)
         work = replace(
             given.modules[row].work(phase),
-            **dict.fromkeys(("seconds", "self_seconds", "device_seconds"), spread(median)),
+            seconds=seconds,
+            self_seconds=seconds,
+            device_seconds=seconds,
         )
         rows[row] = replace(given.modules[row], **{phase: work})
     return replace(given, modules={**given.modules, **rows})
 
 
 def test_a_module_is_compared_from_rank_to_rank() -> None:
-    """3 and 1 and 2 ms forward: the median is 2, the first is slow.
+    """The times of a module are compared over all ranks.
 
-    Of four the faster one in the middle is the median: still 2.
-
-    Where one rank alone knows a time, nothing is compared.
+    The head takes 3, 1 and 2 ms, so the median is 2 ms, and the first rank is the slowest. Of four
+    ranks, the median is the lower of the two middle times, which is 2 ms again. A module whose time
+    only one rank knows is not compared.
     """
     ranks = [timed(replica(), {"head": median}) for median in (3e-3, 1e-3, 2e-3)]
     each = {0: 3e-3, 1: 1e-3, 2: 2e-3}
@@ -443,9 +446,10 @@ def test_a_module_is_compared_from_rank_to_rank() -> None:
 
 
 def test_where_ranks_wait_each_rank_s_time_is_kept_last() -> None:
-    """In 32 modules ranks differ by 1 s, in one, in which they wait for each other, by 9.
+    """The times of all ranks are kept first for modules in which ranks do not wait for each other.
 
-    Its times are the ones that are not kept.
+    In 32 modules, the ranks differ by 1 s. In one module, in which they wait for each other, they
+    differ by 9 s, and only the times of this module are not kept.
     """
     places = [ModulePhase(str(number), "forward") for number in range(33)]
     times = {
@@ -459,7 +463,10 @@ def test_where_ranks_wait_each_rank_s_time_is_kept_last() -> None:
 
 
 def test_where_ranks_wait_for_each_other_is_marked() -> None:
-    """A sum that begins in the body backward is awaited there or at the root."""
+    """Places in which ranks wait for each other are marked.
+
+    The wait for an all-reduce that begins in backward of the body is in the body or in the root.
+    """
 
     def summed(took: float) -> Profile:
         once = Communication(
@@ -487,9 +494,10 @@ def test_where_ranks_wait_for_each_other_is_marked() -> None:
 def test_exposed_time_is_known_where_it_is_awaited(
     exposed: tuple[float | None, float | None], expected: dict[str, dict[int, float]]
 ) -> None:
-    """A sum that begins in the body is awaited in the root, if the count says so.
+    """The exposed time of a collective belongs to the place in which the ranks wait for it.
 
-    Where one rank does not know it, it is unknown.
+    According to `waits`, ranks wait in the root for an all-reduce that begins in the body. If one
+    rank does not know the exposed time, it is unknown.
     """
     once = Communication(
         module="body",
@@ -500,22 +508,21 @@ def test_exposed_time_is_known_where_it_is_awaited(
         calls=1,
         bytes=8,
     )
-    given = {
-        rank: exposed_by_place(
-            replica(
-                waits=(ModulePhase("", "backward"),),
-                communication=(replace(once, exposed_seconds=seconds),),
-            )
-        )
-        for rank, seconds in enumerate(exposed)
-    }
-    assert {
-        ModulePhase(row, "backward"): known for row, known in expected.items()
-    } == exposed_on_all_ranks(given)
+    waits = (ModulePhase("", "backward"),)
+    given = {}
+    for rank, seconds in enumerate(exposed):
+        of_rank = (replace(once, exposed_seconds=seconds),)
+        given[rank] = exposed_by_place(replica(waits=waits, communication=of_rank))
+    by_place = {ModulePhase(row, "backward"): known for row, known in expected.items()}
+    assert by_place == exposed_on_all_ranks(given)
 
 
 def test_the_least_time_of_a_collective_is_kept_where_two_ranks_know_it() -> None:
-    """7, 5 and 6 ms; of the leading rank 7. Of one rank that traced there is no least."""
+    """The least time of a collective is known if at least two ranks have traced it.
+
+    Three ranks took 7, 5 and 6 ms, and the leading rank took 7 ms. With one traced rank, the least
+    time is unknown.
+    """
     once = Communication(
         module="body",
         phase="backward",
@@ -538,11 +545,10 @@ def test_the_least_time_of_a_collective_is_kept_where_two_ranks_know_it() -> Non
 
 
 def test_of_profiles_the_quartiles_are_compared() -> None:
-    """The second rank's are all 2 ms above the first one's in the head.
+    """Ranks in merged profiles are compared by their quartiles, because single steps are unknown.
 
-    Steady, in steps of which none is known.
+    All quartiles of the second rank in the head are 2 ms higher than those of the first.
     """
-    rows = {rank: replica().modules["head"].forward for rank in range(2)}
 
     def one(rank: int) -> Profile:
         own = TimingStats(
@@ -552,53 +558,43 @@ def test_of_profiles_the_quartiles_are_compared() -> None:
             n=9,
         )
         given = replica()
-        return replace(
-            given,
-            modules={
-                **given.modules,
-                "head": replace(
-                    given.modules["head"], forward=replace(rows[rank], self_seconds=own)
-                ),
-            },
-        )
+        head = given.modules["head"]
+        head = replace(head, forward=replace(head.forward, self_seconds=own))
+        return replace(given, modules={**given.modules, "head": head})
 
     (row,) = lflops.stragglers(merged(one(0), one(1))).rows
-    assert ("head", "forward", 1, None, pytest.approx(2e-3)) == (
-        row.module,
-        row.phase,
-        row.slow_rank,
-        row.steps,
-        row.seconds_lost,
-    )
+    assert ("head", "forward", 1) == (row.module, row.phase, row.slow_rank)
+    assert row.steps is None
+    assert pytest.approx(2e-3) == row.seconds_lost
 
 
 def test_seconds_are_those_of_the_rank_that_the_work_is_of() -> None:
-    """The second rank has the larger batch: 4 ms, also where the first took longer for less."""
+    """The times are those of the rank whose work is shown.
+
+    The second rank has the larger batch and takes 4 ms. The first rank takes longer for less work.
+    """
     whole = merged(timed(replica(1), {"head": 9e-3}), timed(replica(2), {"head": 4e-3}))
     assert spread(4e-3) == whole.modules["head"].forward.seconds
 
 
 def test_stages_that_no_clock_saw_together_have_no_time_together() -> None:
-    """Each layer keeps its own seconds; above them those of two ranks would be added.
+    """Modules above two pipeline stages have no time in forward, because it would mix two ranks.
 
-    What no stage adds to keeps its time.
+    Each layer keeps its time. The root keeps its self time, and its time in the phase `other`,
+    which only one stage has.
     """
     first = timed(first_stage(), {"": 2e-3, "layers": 2e-3, "layers.0": 2e-3})
-    last = timed(
-        timed(last_stage(), {"": 3e-3, "layers": 3e-3, "layers.1": 3e-3}), {"": 1e-3}, "other"
-    )
+    last = timed(last_stage(), {"": 3e-3, "layers": 3e-3, "layers.1": 3e-3})
+    last = timed(last, {"": 1e-3}, "other")
     whole = merged(first, last)
     assert {"": None, "layers": None, "layers.0": spread(2e-3), "layers.1": spread(3e-3)} == {
         row: module.forward.seconds for row, module in whole.modules.items()
     }
-    assert (None, spread(3e-3)) == (
-        whole.modules[""].forward.device_seconds,
-        whole.modules["layers.1"].forward.device_seconds,
-    )
-    assert (spread(3e-3), spread(1e-3)) == (
-        whole.modules[""].forward.self_seconds,
-        whole.modules[""].other.seconds,
-    )
+    root = whole.modules[""]
+    assert root.forward.device_seconds is None
+    assert spread(3e-3) == whole.modules["layers.1"].forward.device_seconds
+    assert spread(3e-3) == root.forward.self_seconds
+    assert spread(1e-3) == root.other.seconds
     assert [("", 0.002, 0.003, 1), ("layers", 0.002, 0.003, 1)] == [
         (each.module, each.low, each.high, each.high_rank) for each in whole.rank_stats
     ]
@@ -610,7 +606,7 @@ def test_stages_that_no_clock_saw_together_have_no_time_together() -> None:
 def test_logical_work_is_known_where_every_stage_knows_its_own(
     known: tuple[int | None, int | None], expected: int | None
 ) -> None:
-    """64 + 48 MACs, or nobody knows."""
+    """The MACs of the whole model are 64 + 48 if both stages know their own, and else unknown."""
 
     def told(given: Profile, logical: int | None) -> Profile:
         rows = {
@@ -619,30 +615,26 @@ def test_logical_work_is_known_where_every_stage_knows_its_own(
         }
         return replace(given, modules=rows)
 
-    assert (
-        expected
-        == merged(told(first_stage(), known[0]), told(last_stage(), known[1]))
-        .modules[""]
-        .forward.logical_macs
-    )
+    whole = merged(told(first_stage(), known[0]), told(last_stage(), known[1]))
+    assert expected == whole.modules[""].forward.logical_macs
 
 
 def step(index: int, seconds: float | None, **fields: Any) -> Step:
-    """A clean step, unless said otherwise."""
-    return Step(
-        **({"index": index, "kind": "unprofiled", "seconds": seconds, "phases": {}} | fields)
-    )
+    """Return a step; by default, it is unprofiled and has no phases."""
+    usual = {"index": index, "kind": "unprofiled", "seconds": seconds, "phases": {}}
+    return Step(**(usual | fields))
 
 
 def stepped(*steps: Step) -> Profile:
-    """A rank with these steps."""
+    """Return the profile of a rank with these steps."""
     return replica(steps=steps)
 
 
 def test_without_collectives_a_step_lasts_as_long_as_its_slowest_rank() -> None:
-    """Step 0 is the second rank's 5 s with its phases and CPU time, step 1 the first rank's 7 s.
+    """Without collectives, a merged step is the step of the slowest rank.
 
-    The active step is one of its own.
+    Step 0 is from the second rank: 5 s, with its phases and CPU time. Step 1 is from the first
+    rank: 7 s. A module-timing step with the same index is a separate step.
     """
     slow = step(0, 5.0, phases={"data": 1.0, "forward": 4.0}, cpu_user=3.0)
     first = stepped(
@@ -655,12 +647,14 @@ def test_without_collectives_a_step_lasts_as_long_as_its_slowest_rank() -> None:
 
 
 def test_the_modules_times_add_up_to_the_run_s_steps() -> None:
-    """Each rank comes last in one of two steps.
+    """The times of the modules add up to the merged steps.
 
-    Forward 2.5 and 1.2 s, backward 1.5 and 1.0 s, so 1.85 and 1.25 in the mean.
+    Each rank is the last in one of two steps. The merged steps take 2.5 and 1.2 s forward and 1.5
+    and 1.0 s backward, so 1.85 and 1.25 s on average.
 
-    The first rank's modules took 1.1 and 2.0 s, of which 1.05 in the model itself, mostly waiting:
-    that is what is too much.
+    The modules of the first rank took 1.1 s forward, so their times are scaled. They took 2.0 s
+    backward. Of these, 1.05 s are self time of the root, which is mostly waiting, so only this time
+    is reduced.
     """
     steps = (
         [({"forward": 1.0, "backward": 3.0}, 2.0), ({"forward": 1.2, "backward": 1.0}, 0.1)],
@@ -670,32 +664,36 @@ def test_the_modules_times_add_up_to_the_run_s_steps() -> None:
         ("", "forward"): 0.1,
         ("body", "forward"): 0.4,
         ("head", "forward"): 0.6,
+        ("", "backward"): 1.05,
+        ("head", "backward"): 0.95,
     }
-    own |= {("", "backward"): 1.05, ("head", "backward"): 0.95}
-    ranks = [
-        clocked(
-            replica(
-                run=run(kind="training", world_size=2),
-                waits=(ModulePhase("", "backward"),),
-                steps=[
-                    step(n, sum(phases.values()), phases=phases, waiting=waited)
-                    for n, (phases, waited) in enumerate(of_rank)
-                ],
-            ),
-            own,
+    ranks = []
+    for of_rank in steps:
+        steps_of_rank = [
+            step(n, sum(phases.values()), phases=phases, waiting=waited)
+            for n, (phases, waited) in enumerate(of_rank)
+        ]
+        untimed = replica(
+            run=run(kind="training", world_size=2),
+            waits=(ModulePhase("", "backward"),),
+            steps=steps_of_rank,
         )
-        for of_rank in steps
-    ]
+        ranks.append(clocked(untimed, own))
     whole = merge(ranks)
     assert [(2.5, 1.5), (1.2, 1.0)] == [
         (each.phases["forward"], each.phases["backward"]) for each in whole.steps
     ]
-    times = {(row, phase): whole.modules[row].work(phase).self_seconds for row, phase in own}
-    expected = {key: seconds * 1.85 / 1.1 for key, seconds in own.items() if key[1] == "forward"}
-    expected |= {("", "backward"): 0.3, ("head", "backward"): 0.95}
-    assert pytest.approx(expected) == {
-        key: None if each is None else each.median for key, each in times.items()
+    expected = {
+        ("", "forward"): 0.1 * 1.85 / 1.1,
+        ("body", "forward"): 0.4 * 1.85 / 1.1,
+        ("head", "forward"): 0.6 * 1.85 / 1.1,
+        ("", "backward"): 0.3,
+        ("head", "backward"): 0.95,
     }
+    for (row, phase), seconds in expected.items():
+        self_seconds = whole.modules[row].work(phase).self_seconds
+        assert self_seconds is not None
+        assert pytest.approx(seconds) == self_seconds.median
     root = whole.modules[""]
     assert root.forward.seconds is not None
     assert root.backward.seconds is not None
@@ -706,7 +704,7 @@ def test_the_modules_times_add_up_to_the_run_s_steps() -> None:
 
 
 def test_a_step_that_one_rank_does_not_know_or_have_is_that_of_the_others() -> None:
-    """A time that is unknown is not the longest; the first rank has gone on for a step."""
+    """If a rank has no time for a step, or does not have it, the step of the other rank is used."""
     whole = merged(
         stepped(step(0, None), step(1, 2.0), step(2, 9.0)), stepped(step(0, 4.0), step(1, 3.0))
     )
@@ -714,7 +712,10 @@ def test_a_step_that_one_rank_does_not_know_or_have_is_that_of_the_others() -> N
 
 
 def test_what_disturbed_one_rank_has_disturbed_the_step() -> None:
-    """The slowest rank waited for another one to compile."""
+    """A merged step has the marks of all ranks.
+
+    The slowest rank, which is shown, waited while another rank compiled.
+    """
     whole = merged(
         stepped(step(0, 5.0, marks=("no_update",))),
         stepped(step(0, 4.0, marks=("recompiled", "no_update"))),
@@ -723,11 +724,11 @@ def test_what_disturbed_one_rank_has_disturbed_the_step() -> None:
 
 
 def test_each_rank_has_the_spread_of_its_clean_steps() -> None:
-    """Of 1, 2, 3 s the quartiles are 1.5 and 2.5.
+    """Each rank has the statistics of its own unprofiled steps.
 
-    Data took 0.2 s in one of them; of CPU time both parts have to be known, 0.5 + 0.25 s.
-
-    Neither the active step nor the one that compiled is among them.
+    They take 1, 2 and 3 s, so the quartiles are 1.5 and 2.5 s. Data is known in one of them, with
+    0.2 s. The CPU time is known in one of them, because both of its parts must be known: 0.5 +
+    0.25 s. The module-timing step and the step that compiled are left out.
     """
     told = stepped(
         step(0, 60.0, marks=("recompiled",)),
@@ -744,52 +745,55 @@ def test_each_rank_has_the_spread_of_its_clean_steps() -> None:
 
 
 def test_a_rank_has_the_pace_that_its_own_profile_has() -> None:
-    """Which steps are no measure of the others is told in two places, which have to agree."""
+    """The step time of a rank is the same as in its own profile.
+
+    Two places in the code decide which marks exclude a step, and they must agree.
+    """
     for mark in ("warmup", "recompiled", "new_shapes", "validation", "checkpoint", "no_update"):
         alone = stepped(step(0, 2.0), step(1, 8.0, marks=(mark,)))
         assert step_times.step_times(alone).seconds == merged(alone).ranks[0].step
 
 
 def test_the_largest_peak_is_the_runs() -> None:
-    """3000 bytes on the first rank, which has less work.
+    """The largest peak of all ranks is the peak of the run, and likewise for each module.
 
-    5000 in the head of the second; the body's is nowhere known.
+    The first rank has a peak of 3000 bytes, although it has less work. The head has a peak of 900
+    bytes on the second rank. The peak of the body is unknown on all ranks.
     """
 
-    def held(batch: int, peak: int, head: int | None) -> Profile:
-        given = replica(
-            batch,
-            memory=replace(small_memory(), peak_bytes=peak, by_module={}, alive=(), timeline=()),
-        )
-        return replace(
-            given,
-            modules={**given.modules, "head": replace(given.modules["head"], peak_bytes=head)},
-        )
+    def held(batch: int, peak: int, head_peak: int | None) -> Profile:
+        memory = replace(small_memory(), peak_bytes=peak, by_module={}, alive=(), timeline=())
+        given = replica(batch, memory=memory)
+        head = replace(given.modules["head"], peak_bytes=head_peak)
+        return replace(given, modules={**given.modules, "head": head})
 
     whole = merged(held(1, 3000, 500), held(2, 2000, 900), held(1, 100, None))
-    assert 3000 == (whole.memory and whole.memory.peak_bytes)
+    assert whole.memory is not None
+    assert 3000 == whole.memory.peak_bytes
     assert (900, None) == (whole.modules["head"].peak_bytes, whole.modules["body"].peak_bytes)
     assert [3000, 2000, 100] == [rank.peak_bytes for rank in whole.ranks]
 
 
 def test_without_a_memory_a_rank_has_its_roots_peak() -> None:
-    """40 bytes."""
+    """If the memory of a rank was not recorded, its peak is that of the root module: 40 bytes."""
     given = replica()
-    given = replace(given, modules={**given.modules, "": replace(given.modules[""], peak_bytes=40)})
-    assert (None, 40) == (merged(given).memory, merged(given).ranks[0].peak_bytes)
+    root = replace(given.modules[""], peak_bytes=40)
+    whole = merged(replace(given, modules={**given.modules, "": root}))
+    assert (None, 40) == (whole.memory, whole.ranks[0].peak_bytes)
 
 
 def scan(module: str, calls: int, phase: Phase = "forward") -> UnsupportedCall:
-    """An operator without a formula."""
+    """Return the calls of an unsupported operator (an operator without a formula)."""
     return UnsupportedCall(
         module=module, operator="my_ops::scan", phase=phase, calls=calls, bytes=64
     )
 
 
 def test_the_ledger_is_that_of_all_ranks() -> None:
-    """In the head all ranks ran it, the second, which leads, 3 times.
+    """The unsupported operators are those of all ranks.
 
-    In the body the first alone did, and backward too.
+    In forward of the head, all ranks ran the operator; the leading second rank ran it 3 times. In
+    the body and in backward, only the first rank ran it.
     """
     first = replica(1, unsupported=(scan("head", 2), scan("body", 5), scan("head", 1, "backward")))
     second = replica(2, unsupported=(scan("head", 3),))
@@ -800,16 +804,16 @@ def test_the_ledger_is_that_of_all_ranks() -> None:
 
 
 def test_a_ledger_that_differs_is_a_difference() -> None:
-    """The same calls are none, another number of calls is one."""
+    """If the calls of an unsupported operator differ, a note says that the ranks differ."""
     first = replica(unsupported=(scan("head", 2),))
     assert () == merged(first, replica(unsupported=(scan("head", 2),))).notes
     assert 1 == len(noted(merged(first, replica(unsupported=(scan("head", 3),))), "ranks_differ"))
 
 
 def test_collectives_are_those_of_the_rank_that_the_row_is_of() -> None:
-    """The second rank's 8 bytes, not 8 + 8.
+    """The collectives are those of one rank: 8 bytes, not 8 + 8.
 
-    Each rank has a name of its own for its group, which is no difference.
+    The ranks have different names for the group, which is no difference.
     """
 
     def reduced(group: str) -> Profile:
@@ -830,7 +834,10 @@ def test_collectives_are_those_of_the_rank_that_the_row_is_of() -> None:
 
 
 def test_ranks_without_a_profile_are_missing() -> None:
-    """Ranks 1 and 3 of a run of 5, whose profiles come in any order."""
+    """Ranks without a profile are missing: ranks 1 and 3 of 5.
+
+    The profiles are passed in any order.
+    """
     whole = in_file_and_memory(
         merge({4: replica(2), 0: replica(1, run=run(world_size=5)), 2: replica(1)})
     )
@@ -847,16 +854,17 @@ def test_ranks_without_a_profile_are_missing() -> None:
 
 
 def test_the_run_may_know_of_more_ranks_than_were_given() -> None:
-    """One of 16 has a profile: of the 15 others 12 are named in the note, all of them in the ranks."""
+    """If a run has 16 ranks and one profile is passed, the other 15 ranks are missing."""
     whole = merged(replica(run=run(world_size=16)))
     assert (16, 15) == (len(whole.ranks), sum(rank.status == "missing" for rank in whole.ranks))
     assert [("1-15", {"missing": 15, "world_size": 16})] == noted(whole, "ranks_missing")
 
 
 def test_a_rank_that_was_left_by_an_exception_has_failed() -> None:
-    """What it had counted until then, 3 times 192 MACs, is not what a rank does.
+    """A rank that ended with an exception has failed and is not the leading rank.
 
-    The whole one leads.
+    The work that it counted until then, 3 * 192 MACs, is not the work of a step. So the other rank,
+    whose profile is complete, is the leading rank.
     """
     whole = merged(replica(3, run=run(partial=True)), replica())
     assert ["failed", "ok"] == [rank.status for rank in whole.ranks]
@@ -864,7 +872,7 @@ def test_a_rank_that_was_left_by_an_exception_has_failed() -> None:
 
 
 def test_a_rank_is_said_by_its_host_and_device() -> None:
-    """Two hosts."""
+    """Each rank has its host and its device."""
     whole = merged(
         replica(run=run(host="a", device_name="H200")),
         replica(run=run(host="b", device_name="H100")),
@@ -876,17 +884,16 @@ def test_a_rank_is_said_by_its_host_and_device() -> None:
 def test_chips_of_several_kinds_have_no_common_peak(
     second: Hardware | None, common: Hardware | None
 ) -> None:
-    """What the peak is of is then unknown."""
-    assert (
-        common
-        == merged(replica(run=run(hardware=GPU)), replica(run=run(hardware=second))).run.hardware
-    )
+    """If the ranks have different chips, the hardware of the run is unknown."""
+    whole = merged(replica(run=run(hardware=GPU)), replica(run=run(hardware=second)))
+    assert common == whole.run.hardware
 
 
 def test_a_note_is_taken_once() -> None:
-    """The time of each rank was scaled by another factor: that of the rank whose times are shown.
+    """A note that several ranks have is in the merged profile once.
 
-    The last alone ran eager.
+    Each rank has another factor in its note, and the factor of the rank whose times are shown is
+    kept. A note that only the last rank has is kept, too.
     """
 
     def scaled(factor: float) -> Note:
@@ -902,36 +909,36 @@ def test_a_note_is_taken_once() -> None:
 
 
 def test_the_traces_of_all_ranks_are_there() -> None:
-    """What was seen in them is the first one's."""
-    first, second = (
-        Trace(files={"0": "a.json"}, device_idle_seconds=1e-3),
-        Trace(files={"2": "c.json"}, device_idle_seconds=9e-3),
-    )
+    """The merged profile has the trace files of all ranks, and the values of the first trace."""
+    first = Trace(files={"0": "a.json"}, device_idle_seconds=1e-3)
+    second = Trace(files={"2": "c.json"}, device_idle_seconds=9e-3)
     whole = merged(replica(trace=first), replica(), replica(trace=second))
     assert Trace(files={"0": "a.json", "2": "c.json"}, device_idle_seconds=1e-3) == whole.trace
 
 
 def test_the_parallel_sizes_are_those_that_the_ranks_tell() -> None:
-    """Nobody makes them up."""
-    told = merged(replica(run=run(data_parallel_size=2)), replica(run=run(data_parallel_size=2)))
-    assert (2, None) == (
-        told.run.data_parallel_size,
-        merged(replica(), replica()).run.data_parallel_size,
-    )
+    """The sizes of parallelism are those of the ranks; if the ranks have none, they are unknown."""
+    known = merged(replica(run=run(data_parallel_size=2)), replica(run=run(data_parallel_size=2)))
+    assert 2 == known.run.data_parallel_size
+    unknown = merged(replica(), replica())
+    assert unknown.run.data_parallel_size is None
 
 
 def test_a_profile_of_a_later_version_becomes_one_of_this() -> None:
-    """Its further fields were left out when it was read."""
+    """A profile of a later schema version is merged into one of the current version.
+
+    Its unknown fields were dropped when it was read.
+    """
     assert "2.0" == merged(replace(replica(), schema_version="2.7"), replica()).schema_version
 
 
 def the_same_twice() -> list[Profile]:
-    """One object."""
+    """Return the same profile twice."""
     return [replica()] * 2
 
 
 def whatever(n: int = 2, **facts: Any) -> list[Profile]:
-    """So many ranks, the last of which has these facts."""
+    """Return `n` ranks; the run of the last one has these fields."""
     return [*(replica() for _ in range(n - 1)), replica(run=run(**facts))]
 
 
@@ -973,7 +980,10 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (
         whatever(versions={"torch": "2.11.0"}),
-        "run.versions['torch'] is '2.11.0' on rank 1, but '2.13.0' on rank 0: pass the ranks of one run",
+        (
+            "run.versions['torch'] is '2.11.0' on rank 1, but '2.13.0' on rank 0: "
+            "pass the ranks of one run"
+        ),
     ),
     (
         [replica(run=run(window=n)) for n in (0, 1)],
@@ -993,7 +1003,10 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (
         whatever(3, world_size=2),
-        "run.world_size is 2 on rank 2, but must be at least 3 for these ranks, and at most 1048576",
+        (
+            "run.world_size is 2 on rank 2, but must be at least 3 for these ranks, "
+            "and at most 1048576"
+        ),
     ),
     (
         whatever(2, world_size=1 << 60),
@@ -1007,7 +1020,10 @@ REFUSED: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("given_profiles", "problem"), REFUSED)
 def test_what_is_not_the_ranks_of_one_run_is_refused(given_profiles: Any, problem: str) -> None:
-    """The message names the rank, what it has, and what to give."""
+    """Profiles that are not the ranks of one run are an error.
+
+    The message names the rank, its value, and the accepted values.
+    """
     with pytest.raises(ProfileError) as caught:
         merge(given_profiles)
     assert f"merge: {problem}" == str(caught.value)
@@ -1040,19 +1056,26 @@ def test_what_is_not_the_ranks_of_one_run_is_refused(given_profiles: Any, proble
 def test_ranks_may_know_more_than_each_other_and_come_in_any_way(
     given_profiles: Iterable[Profile],
 ) -> None:
-    """What one rank does not know contradicts nobody; lists, generators and mappings are taken."""
+    """Ranks may have different facts about the run, and differ in their host and device.
+
+    The profiles may be a list, a generator or a mapping.
+    """
     assert [0, 1] == [rank.rank for rank in merge(given_profiles).ranks]
 
 
 def test_it_makes_no_difference_in_which_order_a_mapping_is() -> None:
-    """Of ranks with equal work the lowest leads, wherever it stands."""
-    first, second = (replica(run=run(host=host)) for host in ("a", "b"))
+    """The order of a mapping does not matter.
+
+    Among ranks with equal work, the lowest rank is the leading rank.
+    """
+    first = replica(run=run(host="a"))
+    second = replica(run=run(host="b"))
     assert merged(first, second) == merge({1: second, 0: first})
     assert "a" == merge({1: second, 0: first}).run.host
 
 
 def test_what_was_given_is_left_as_it_was() -> None:
-    """A dictionary, the profiles in it, and their order."""
+    """`merge` changes neither the dictionary that it is passed nor the profiles in it."""
     ranks = {1: first_stage(), 0: last_stage()}
     merge(ranks)
     assert [(1, first_stage()), (0, last_stage())] == list(ranks.items())
@@ -1060,25 +1083,25 @@ def test_what_was_given_is_left_as_it_was() -> None:
 
 @pytest.fixture
 def two_ranks(tmp_path: Path) -> Any:
-    """Two processes in one group."""
+    """Return two processes in one group."""
     with Ranks(2, tmp_path) as ranks:
         yield ranks
 
 
 def saved(folder: Path, count: Any) -> Profile:
-    """A rank's profile, after it was written to a file with the rank's number in its name."""
+    """Save this rank's profile to a file with the rank in its name, and return the profile."""
     profile: Profile = count()
     profile.save(folder / f"rank{distributed.get_rank()}.profile.json")
     return profile
 
 
 def from_files(folder: Path) -> Profile:
-    """What the script that comes after the run does."""
+    """Merge the files of both ranks, as a script does after the run."""
     return merge({rank: lflops.load(folder / f"rank{rank}.profile.json") for rank in range(2)})
 
 
 def replicated() -> Profile:
-    """One pass under DDP, in which the second rank has two sequences and the first one."""
+    """Count one pass under DDP. The first rank has one sequence, and the second has two."""
     model = DistributedDataParallel(between_linears(Block()))
     return lflops.count(
         model, torch.randn(1 + distributed.get_rank(), length, hidden), backward=True
@@ -1086,7 +1109,7 @@ def replicated() -> Profile:
 
 
 class Stage(nn.Module):
-    """One of two."""
+    """One of two pipeline stages."""
 
     def __init__(self, *, first: bool) -> None:
         super().__init__()
@@ -1097,7 +1120,10 @@ class Stage(nn.Module):
 
 
 def staged() -> Profile:
-    """A step of a pipeline by hand: activations go to the second rank, their gradient comes back."""
+    """Count a step of a simple pipeline.
+
+    The activations are sent to the second rank, and their gradient is sent back.
+    """
     first = distributed.get_rank() == 0
     stage = Stage(first=first)
     with lflops.counting(stage) as counted:
@@ -1116,9 +1142,10 @@ def staged() -> Profile:
 
 
 def test_two_processes_of_a_replicated_model(two_ranks: Ranks, tmp_path: Path) -> None:
-    """Each counts its own batch.
+    """Two processes of a replicated model count their own batches, and the larger one is shown.
 
-    Of the whole, the larger: forward each product once, backward all but the first one's input.
+    Forward has each matmul once. Backward has two matmuls for each layer, but only one for the
+    first layer, whose input needs no gradient.
     """
     two_ranks.run(partial(saved, tmp_path, replicated))
     whole = in_file_and_memory(from_files(tmp_path))
@@ -1143,7 +1170,10 @@ def test_two_processes_of_a_replicated_model(two_ranks: Ranks, tmp_path: Path) -
 
 
 def test_two_processes_of_a_pipeline(two_ranks: Ranks, tmp_path: Path) -> None:
-    """Each has its own layer; of the first one the input needs no gradient."""
+    """Each of two processes has its own layer of a pipeline.
+
+    The input of the first layer needs no gradient, so its backward has half of the work.
+    """
     two_ranks.run(partial(saved, tmp_path, staged))
     whole = in_file_and_memory(from_files(tmp_path))
     assert {"up": up, "down": down} == macs(whole, "forward")
@@ -1153,15 +1183,15 @@ def test_two_processes_of_a_pipeline(two_ranks: Ranks, tmp_path: Path) -> None:
 
 
 def measured() -> Profile:
-    """Two clean passes and two hooked ones under DDP."""
+    """Measure two unprofiled passes and two hooked passes under DDP."""
     model = DistributedDataParallel(between_linears(Block()))
     return lflops.measure(model, sequence(), backward=True, warmup=1, repeats=2, hardware=None)
 
 
 def test_two_processes_that_measure(two_ranks: Ranks, tmp_path: Path) -> None:
-    """Each of the four passes is that of the rank that waits less in backward.
+    """Each of the four merged passes is from the rank that waits less in backward.
 
-    Each module that ran is compared, in both phases.
+    In backward, every module that ran is compared.
     """
     ranks = two_ranks.run(partial(saved, tmp_path, measured))
     whole = in_file_and_memory(from_files(tmp_path))
@@ -1180,7 +1210,7 @@ def test_two_processes_that_measure(two_ranks: Ranks, tmp_path: Path) -> None:
 
 
 def test_the_first_ranks_keep_their_steps_in_time() -> None:
-    """Of ten ranks eight, each under its own number."""
+    """The timelines of the first eight of ten ranks are kept, each with the number of its rank."""
     step = small_timeline()[:1]
     found = merged(*(replica(timelines=step) for _ in range(10))).timelines
     assert [*range(8)] == [each.rank for each in found]

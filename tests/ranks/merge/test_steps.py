@@ -1,6 +1,7 @@
-"""The steps of a run, from those of its ranks.
+"""Test how the steps of all ranks are merged into the steps of the run.
 
-What the last rank took between two collectives, and the samples of all.
+Between two collectives, a merged step has the time of the last rank. Its samples are those of all
+ranks.
 """
 
 import statistics
@@ -20,7 +21,7 @@ WAITS = ("backward", "sync")
 def step(
     index: int = 0, *, samples: int | None = None, marks: tuple[str, ...] = (), **phases: float
 ) -> Step:
-    """A clean step."""
+    """Return an unprofiled step."""
     return Step(
         index=index,
         kind="unprofiled",
@@ -37,25 +38,30 @@ def merged(
     coordinates: list[dict[str, int]] | None = None,
     **facts: Any,
 ) -> list[Step]:
-    """Of a run with so many ranks."""
+    """Return the steps of a run, merged from the steps of each rank.
+
+    Args:
+        ranks: The steps of each rank.
+        waits: The phases in which ranks wait for each other.
+        coordinates: The coordinates of each rank, if they are known.
+        facts: Fields of `Run`.
+    """
+    sizes = {"world_size": len(ranks), "data_parallel_size": len(ranks)}
+    of_run = run(**(sizes | facts))
     steps = MergedSteps(waits)
     for rank, each in enumerate(ranks):
         at = coordinates[rank] if coordinates else {}
-        steps.add(
-            rank,
-            each,
-            run(**({"world_size": len(ranks), "data_parallel_size": len(ranks)} | facts)),
-            at,
-        )
+        steps.add(rank, each, of_run, at)
     return list(steps.merged())
 
 
 def test_waiting_for_another_rank_is_in_no_phase_of_the_run() -> None:
-    """Rank 1 waits 51 s for data; rank 0 waits 50 s of its 60 in backward for rank 1."""
-    early, late = (
-        step(data=1, forward=10, backward=60, optimizer=5, sync=1),
-        step(data=51, forward=10, backward=10, optimizer=5, sync=1),
-    )
+    """A wait for another rank is in no phase of the merged step.
+
+    Rank 1 waits for data for 51 s. So rank 0 waits for rank 1 for 50 of its 60 s in backward.
+    """
+    early = step(data=1, forward=10, backward=60, optimizer=5, sync=1)
+    late = step(data=51, forward=10, backward=10, optimizer=5, sync=1)
     (whole,) = merged([early], [late])
     assert {"data": 51, "forward": 10, "backward": 10, "optimizer": 5, "sync": 1} == whole.phases
     assert 77 == whole.seconds
@@ -65,13 +71,12 @@ def test_waiting_for_another_rank_is_in_no_phase_of_the_run() -> None:
 @pytest.mark.parametrize("slow", [0, 1])
 @pytest.mark.parametrize("seed", range(10))
 def test_the_phases_of_a_run_are_the_same_in_ten_runs_out_of_ten(seed: int, slow: int) -> None:
-    """50 ms and the usual 1 for data.
+    """The phases of the merged steps are the planned ones, whichever rank is slow, for ten seeds.
 
-    16 places of 2 ms forward and of 4 backward; 1.1 until the gradients are there; 3 for the
-    optimizer.
-
-    The other rank waits for that: 1 ms for data, 115 in backward. A place takes a few per cent more
-    than planned, by chance.
+    The slow rank takes 50 ms longer than the usual 1 ms for data. There are 16 places of 2 ms in
+    forward and of 4 ms in backward, and the gradients take 1.1 ms. The optimizer takes 3 ms. The
+    other rank takes 1 ms for data and waits in backward, which takes 115 ms there. The times vary
+    randomly by a few per cent.
     """
     times = ddp().run(2, 20, seed, [Plant(rank=slow, place=DATA, seconds=50e-3)])
     ranks: list[list[Step]] = []
@@ -82,32 +87,35 @@ def test_the_phases_of_a_run_are_the_same_in_ten_runs_out_of_ten(seed: int, slow
                 phases[place.phase] += seconds
         ranks.append([step(index, **phases) for index, phases in enumerate(sums)])
     whole = merged(*ranks)
-    medians = {
-        phase: 1e3 * statistics.median(each.phases[phase] for each in whole)
-        for phase in ("data", "forward", "backward", "optimizer")
-    }
-    assert {
-        phase: pytest.approx(planned, rel=0.05) for phase, planned in PLANNED.items()
-    } == medians
+    for phase, planned in PLANNED.items():
+        median = statistics.median(each.phases[phase] for each in whole)
+        assert pytest.approx(planned, rel=0.05) == 1e3 * median
     waits = statistics.median(each.phases["backward"] for each in ranks[1 - slow])
     assert pytest.approx(65.1e-3 + 50e-3, rel=0.05) == waits
 
 
 PLANNED = {"data": 51.0, "forward": 32.0, "backward": 65.1, "optimizer": 3.0}
-"""Milliseconds."""
+"""Milliseconds of each phase of a merged step."""
 
 
 @pytest.mark.parametrize("jitter", [-1e-6, 0.0, 1e-6])
 def test_microseconds_do_not_decide_whose_phases_are_shown(jitter: float) -> None:
-    """Whichever rank's step is the longer one: data 51 s."""
-    (whole,) = merged(
-        [step(data=1, backward=60 + jitter, sync=1)], [step(data=51, backward=10, sync=1)]
-    )
+    """Differences of microseconds do not decide which rank's phases are shown.
+
+    Data takes 51 s in the merged step, whichever rank has the longer step.
+    """
+    first = step(data=1, backward=60 + jitter, sync=1)
+    second = step(data=51, backward=10, sync=1)
+    (whole,) = merged([first], [second])
     assert (51, 10) == (whole.phases["data"], whole.phases["backward"])
 
 
 def test_each_interval_is_that_of_its_own_last_rank() -> None:
-    """Rank 0 is late for the forward, where layers are gathered, rank 1 for the end of backward, by its recompute: 20 + 30 + 5 s."""
+    """Each interval between collectives has the phases of its own last rank.
+
+    Rank 0 is late in forward, where layers are gathered, because of its data. Rank 1 is late at the
+    end of backward, because of its recomputation. The step takes 20 + 30 + 5 s.
+    """
     first = step(data=15, forward=5, backward=30, optimizer=5)
     second = step(data=1, forward=19, recompute=25, backward=5, optimizer=5)
     (whole,) = merged([first], [second], waits=("forward", "backward"))
@@ -122,22 +130,25 @@ def test_each_interval_is_that_of_its_own_last_rank() -> None:
 
 
 def test_the_first_rank_does_not_wait_in_the_check_for_sigterm() -> None:
-    """It is a broadcast of its own.
+    """Rank 0 does not wait in Lightning's check for SIGTERM, which is a broadcast from rank 0.
 
-    That rank 1 is 20 s late with its optimizer is waited for in the next backward, of 25 s.
+    Rank 1 is 20 s late with its optimizer. Rank 0 waits for it in the next backward, which takes
+    25 s there.
     """
     (whole,) = merged(
         [step(forward=5, backward=25, optimizer=1, sync=0)],
         [step(forward=5, backward=5, optimizer=21, sync=0)],
     )
-    assert ({"forward": 5, "backward": 5, "optimizer": 21, "sync": 0}, 31) == (
-        whole.phases,
-        whole.seconds,
-    )
+    assert {"forward": 5, "backward": 5, "optimizer": 21, "sync": 0} == whole.phases
+    assert 31 == whole.seconds
 
 
 def test_stages_that_work_in_turn_have_the_step_of_the_one_that_waits_least() -> None:
-    """10 s of work each forward, 20 s of waiting for the other: 30 s, never 10 + 10."""
+    """The step of pipeline stages that work in turn is as long as that of the last rank.
+
+    The ranks take about 30 s each, most of which are waits for the other stages. The merged step
+    must not be the sum of the work in each phase, such as 9 + 7 s.
+    """
     (whole,) = merged(
         [step(forward=21, backward=9)],
         [step(forward=9, backward=21)],
@@ -148,7 +159,7 @@ def test_stages_that_work_in_turn_have_the_step_of_the_one_that_waits_least() ->
 
 
 def test_ranks_that_never_wait_last_as_long_as_the_slowest() -> None:
-    """There is no collective: the longest step is the run's, with its own phases."""
+    """Without a collective, the merged step is the longest step, with the phases of its rank."""
     longest = step(forward=5, backward=9)
     assert [longest] == merged(
         [step(forward=7, backward=3)], [longest], waits=(), data_parallel_size=None
@@ -156,7 +167,7 @@ def test_ranks_that_never_wait_last_as_long_as_the_slowest() -> None:
 
 
 def test_the_marks_of_all_ranks_disturb_the_step() -> None:
-    """A checkpoint of rank 0 holds up all."""
+    """A merged step has the marks of all ranks: a checkpoint of rank 0 delays all ranks."""
     (whole,) = merged(
         [step(forward=1, marks=("checkpoint",))], [step(forward=2, marks=("warmup",))]
     )
@@ -164,13 +175,16 @@ def test_the_marks_of_all_ranks_disturb_the_step() -> None:
 
 
 def test_samples_are_those_of_all_batches() -> None:
-    """4 and 8 are 12, not 4 or 8 times 2."""
+    """The samples of all ranks are added up: 4 + 8, not 2 × 4 or 2 × 8."""
     (whole,) = merged([step(samples=4, forward=1)], [step(samples=8, forward=1)])
     assert 12 == whole.samples
 
 
 def test_ranks_that_share_a_batch_count_it_once() -> None:
-    """Two by two: the ranks of one data coordinate have one batch."""
+    """Ranks with the same data coordinate have the same batch, so it is counted once.
+
+    Two pairs of ranks have batches of 4 and 8 samples.
+    """
     at = [
         {"data": 0, "tensor": 0},
         {"data": 0, "tensor": 1},
@@ -194,6 +208,6 @@ def test_ranks_that_share_a_batch_count_it_once() -> None:
 def test_samples_that_are_unknown_have_no_sum(
     samples: tuple[int | None, ...], facts: dict[str, Any]
 ) -> None:
-    """None, rather than a part of them."""
+    """If the samples of some ranks are unknown, the sum is unknown, and no partial sum is shown."""
     (whole,) = merged(*([step(samples=n, forward=1)] for n in samples), **facts)
     assert whole.samples is None

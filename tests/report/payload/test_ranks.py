@@ -1,4 +1,4 @@
-"""What the page is told of the ranks."""
+"""Test the part of the page's payload about ranks, and the order of ranks."""
 
 from typing import Any
 
@@ -15,27 +15,27 @@ from tests.support.rank_profiles import answered, four_ranks, stat
 
 
 def as_read(given: Profile) -> Any:
-    """What arrives at the page."""
+    """Return the rank part of a profile's payload as the page reads it."""
     return json.decode(json.encode(payload(analyze(given))))["ranks"]
 
 
 def test_every_rank_is_a_line() -> None:
-    """Medians of what it took; of the one that is missing its place alone is known."""
+    """Every rank has a row with its median times; a missing rank only has its coordinates."""
     table = as_read(four_ranks())["ranks"]
     assert [0, 1, 2, 3] == table["rank"]
     assert ["ok", "ok", "ok", "missing"] == table["status"]
     assert [3e-3, 2e-3, 5e-3, None] == table["step"]
-    assert (["data 0", "data 1", "data 2", "data 3"], [3000, 2000, 1000, None]) == (
-        table["place"],
-        table["peak_bytes"],
-    )
-    assert (["node0", "node0", "node0", None], [0, 1, 2, None]) == (table["host"], table["slowest"])
+    assert ["data 0", "data 1", "data 2", "data 3"] == table["place"]
+    assert [3000, 2000, 1000, None] == table["peak_bytes"]
+    assert ["node0", "node0", "node0", None] == table["host"]
+    assert [0, 1, 2, None] == table["slowest"]
 
 
 def test_places_are_those_that_lose_the_most() -> None:
-    """The head 1 ms, the encoder's layer 0.1 ms.
+    """Modules are sorted by their loss and have the times of all ranks.
 
-    Each with the ranks' times in their order, and without a place that kept none.
+    The head loses 1 ms and the linear layer of the encoder loses 0.1 ms. A module without times by
+    rank is left out.
     """
     shown = as_read(four_ranks())
     assert ["head", "encoder.0"] == shown["places"]["module"]
@@ -44,35 +44,36 @@ def test_places_are_those_that_lose_the_most() -> None:
 
 
 def order(given: Profile) -> tuple[int, ...]:
-    """The ranks, the slowest first."""
+    """Return the ranks of a profile, the slowest first."""
     return slowest_first(given, stragglers(given))
 
 
 def test_ranks_are_ordered_by_what_they_take_longer() -> None:
-    """The third is 1 ms late in all, the first 0.1 ms, the second 0.1 ms early.
+    """Ranks are sorted by their excess over the median rank; missing ranks come last.
 
-    Who told nothing comes last.
+    Rank 2 takes 1 ms longer, rank 0 takes 0.1 ms longer, and rank 1 is 0.1 ms faster.
     """
     assert (2, 0, 1, 3) == order(four_ranks())
 
 
 def test_a_culprit_comes_first_and_who_waits_does_not() -> None:
-    """The first waits longest; the second, which it waits for, is 0.2 ms late in the head."""
-    ranks, waited = (answered(0), answered(1)), stat("", {0: 9.0, 1: 1.0}, waits=True)
-    assert (1, 0) == order(replace(small_profile(), ranks=ranks, rank_stats=(waited,)))
-    assert (0, 1) == order(
-        replace(
-            small_profile(),
-            ranks=ranks,
-            rank_stats=(waited,),
-            rank_comparison=None,
-            unprofiled_comparison=None,
-        )
-    )
+    """A rank that others wait for comes before a rank that waits.
+
+    Rank 0 has the longer time, but it waits for rank 1, which is 0.2 ms late in the head. Without a
+    comparison of ranks, only the times count.
+    """
+    waited = stat("", {0: 9.0, 1: 1.0}, waits=True)
+    given = replace(small_profile(), ranks=(answered(0), answered(1)), rank_stats=(waited,))
+    assert (1, 0) == order(given)
+    assert (0, 1) == order(replace(given, rank_comparison=None, unprofiled_comparison=None))
 
 
 def test_what_is_unknown_is_told_apart() -> None:
-    """A file that kept no rank's own times, one without any times, and a run of one rank."""
-    assert (True, []) == (as_read(small_profile())["compared"], as_read(small_profile())["seconds"])
+    """The payload distinguishes three reasons for missing times.
+
+    The file has no times of single ranks, or no times at all, or the run has one rank.
+    """
+    assert as_read(small_profile())["compared"] is True
+    assert [] == as_read(small_profile())["seconds"]
     assert not as_read(replace(small_profile(), rank_stats=()))["compared"]
     assert as_read(replace(small_profile(), ranks=())) is None

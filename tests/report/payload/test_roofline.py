@@ -1,4 +1,4 @@
-"""What the page's Roofline is given: every roof is worked out by hand."""
+"""Test the part of the page's payload about the roofline; all limits are computed by hand."""
 
 from typing import Any
 
@@ -24,16 +24,22 @@ from tests.support.profile_builders import (
 )
 
 CHIP = Hardware("chip", {"fp32": 1000.0}, 100.0, None, "a pencil", 400.0)
-"""Turns at 10 FLOPs a byte. What moves 400 bytes in a call stays in its cache."""
+"""A chip with the corner of its roofline at 10 FLOPs per byte.
+
+A call that moves 400 bytes or less stays in its cache.
+"""
 
 
 def shown(given: Profile) -> Any:
-    """What arrives at the page."""
+    """Return the roofline part of a profile's payload as the page reads it."""
     return json.decode(json.encode(payload(analyze(given))))["roofline"]
 
 
 def blocks(chip: Hardware | None = CHIP) -> Profile:
-    """Two alike products of 20,000 FLOPs in 40 s and in 10 s, and a norm of 500 FLOPs, each of 1000 bytes; the norm was not timed."""
+    """Return a profile of two equal matmuls and an untimed norm, each of 1,000 bytes.
+
+    The matmuls have 20,000 FLOPs each and take 40 s and 10 s. The norm has 500 FLOPs.
+    """
     rows: dict[str, dict[str, Any]] = {
         "": {},
         "blocks": {},
@@ -42,10 +48,8 @@ def blocks(chip: Hardware | None = CHIP) -> Profile:
         "norm": {},
     }
     cells = [
-        *(
-            product(name, "mm", "forward", macs=10_000, bytes_moved=1000)
-            for name in ("blocks.0", "blocks.1")
-        ),
+        product("blocks.0", "mm", "forward", macs=10_000, bytes_moved=1000),
+        product("blocks.1", "mm", "forward", macs=10_000, bytes_moved=1000),
         cell("norm", "native_layer_norm", "backward", flops=500, bytes_moved=1000),
     ]
     return clocked(
@@ -55,57 +59,63 @@ def blocks(chip: Hardware | None = CHIP) -> Profile:
 
 
 def test_a_point_has_its_row_and_its_figures() -> None:
-    """20 s at the roof of 1000 FLOP/s.
+    """A point has its module, its rates and its limits.
 
-    Half of the first product's time, twice the second's; the norm needs 10 s for its bytes.
+    At the peak of 1,000 FLOP/s, a matmul needs 20 s. This is half the time of the first matmul and
+    twice the time of the second. The norm needs 10 s for its bytes.
     """
     table = shown(blocks())["modules"]["table"]
     assert [2, 3, 4] == table["module"]
     assert ["forward", "forward", "backward"] == table["phase"]
-    assert ([20, 20, 0.5], [500, 2000, None], [1000, 1000, 50]) == (
-        table["intensity"],
-        table["flops_per_second"],
-        table["roof_flops_per_second"],
-    )
-    assert ([0.5, 2, None], [20, 0, None], ["compute", "compute", "memory"]) == (
-        table["share"],
-        table["potential_seconds"],
-        table["bound"],
-    )
-    assert [None, "above its roofline limit: a count, a time or a peak is wrong", None] == table[
-        "over"
-    ]
+    assert [20, 20, 0.5] == table["intensity"]
+    assert [500, 2000, None] == table["flops_per_second"]
+    assert [1000, 1000, 50] == table["roof_flops_per_second"]
+    assert [0.5, 2, None] == table["share"]
+    assert [20, 0, None] == table["potential_seconds"]
+    assert ["compute", "compute", "memory"] == table["bound"]
+    over = "above its roofline limit: a count, a time or a peak is wrong"
+    assert [None, over, None] == table["over"]
 
 
 def test_what_repeats_is_one_point() -> None:
-    """40,000 FLOPs in 50 s; the first one has 20 s to win, the other none; the norm as it is."""
+    """Repeated modules are one point with their sums.
+
+    Both matmuls have 40,000 FLOPs and take 50 s. Only the first could be faster, by 20 s.
+    """
     table = shown(blocks())["repeats"]["table"]
-    assert (["blocks.*", None], [2, 1], [2, 4]) == (table["label"], table["times"], table["module"])
-    assert ([800, None], [20, None]) == (table["flops_per_second"], table["potential_seconds"])
+    assert ["blocks.*", None] == table["label"]
+    assert [2, 1] == table["times"]
+    assert [2, 4] == table["module"]
+    assert [800, None] == table["flops_per_second"]
+    assert [20, None] == table["potential_seconds"]
 
 
 def test_operators_are_points_without_a_time() -> None:
-    """Both products together need 40 s, the norm 10: that is their order."""
+    """Operators are points sorted by their least time: 40 s for both matmuls, 10 s for the norm."""
     table = shown(blocks())["operators"]["table"]
-    assert (["mm float32", "native_layer_norm float32"], [40, 10]) == (
-        table["label"],
-        table["roof_seconds"],
-    )
-    assert (None, None) == (table["seconds"], table["over"])
+    assert ["mm float32", "native_layer_norm float32"] == table["label"]
+    assert [40, 10] == table["roof_seconds"]
+    assert table["seconds"] is None
+    assert table["over"] is None
 
 
 def test_what_has_modules_below_it_is_marked() -> None:
-    """The loss of the root's own is not all of the root."""
+    """A module with submodules is marked, because its point has only its self work.
+
+    Here this is the root with the loss.
+    """
     given = small_profile()
     table = shown(given)["modules"]["table"]
-    names = [list(given.modules)[row] for row in table["module"]]
-    assert {""} == {
-        name for name, has_below in zip(names, table["has_below"], strict=True) if has_below
-    }
+    names = list(given.modules)
+    marked = set()
+    for number, has_below in zip(table["module"], table["has_below"], strict=True):
+        if has_below:
+            marked.add(names[number])
+    assert {""} == marked
 
 
 def test_the_roofs_come_with_the_chip() -> None:
-    """And no reason why there were none."""
+    """The limits have the chip's name and the source of its numbers."""
     given = shown(blocks())
     (ceiling,) = given["ceilings"]
     assert ("chip", "a pencil", "fp32", 1000, 100, True) == tuple(ceiling.values())
@@ -122,29 +132,34 @@ def test_the_roofs_come_with_the_chip() -> None:
     ids=["chip", "peak", "bandwidth"],
 )
 def test_an_unknown_roof_has_its_reason(chip: Hardware | None, why: str) -> None:
-    """What was achieved is known all the same."""
+    """An unknown chip, peak or bandwidth has a reason; achieved rates are known nevertheless."""
     given = shown(blocks(chip))
     assert given["why_unknown"].startswith(why)
     assert [500, 2000, None] == given["modules"]["table"]["flops_per_second"]
 
 
 def test_what_fusion_saves_is_said() -> None:
-    """1216 + 576 bytes in place of 1472 + 768: a fifth less. By point the bytes of its kernels."""
+    """A sentence says what fusion saves, and each point has the bytes of its kernels.
+
+    The kernels move 1,216 + 576 bytes instead of 1,472 + 768, which is a fifth less.
+    """
     given = shown(compiled_profile())
-    sentence = "compiled code moves 1.75 KiB instead of 2.19 KiB: fusion saves 20.0 % (forward 17.4 %, backward 25.0 %)"
-    assert (
-        given["fusion"]
-        == f"{sentence}; this leaves out 1 module, because the bytes of some of their kernels are unknown"
+    assert given["fusion"] == (
+        "compiled code moves 1.75 KiB instead of 2.19 KiB: fusion saves 20.0 % (forward 17.4 %, "
+        "backward 25.0 %); this leaves out 1 module, because the bytes of some of their kernels "
+        "are unknown"
     )
     assert {960, 256, 576} <= set(given["modules"]["table"]["fused_bytes"])
-    assert (shown(blocks())["fusion"], shown(blocks())["modules"]["table"]["fused_bytes"]) == (
-        "",
-        None,
-    )
+    not_compiled = shown(blocks())
+    assert not_compiled["fusion"] == ""
+    assert not_compiled["modules"]["table"]["fused_bytes"] is None
 
 
 def test_the_points_with_the_least_time_are_left_out() -> None:
-    """Each of 600 modules did something in 4 phases; those that repeat are few."""
+    """Of 600 modules with 4 phases, only the `MAX_POINTS` points with the most time are kept.
+
+    Repeated modules are few points, so none of these is left out.
+    """
     found = shown(profile_of(600))
     assert 2400 - MAX_POINTS == found["modules"]["left_out"]
     assert MAX_POINTS == len(found["modules"]["table"]["phase"])
@@ -152,9 +167,7 @@ def test_the_points_with_the_least_time_are_left_out() -> None:
 
 
 def test_where_nothing_was_counted_there_is_none() -> None:
-    """Neither for a window of times alone, nor for a model that ran nothing."""
-    assert (
-        shown(replace(small_profile(), notes=(Note(code="not_counted", subject="", values={}),)))
-        is None
-    )
+    """Without counts, or for a model that ran nothing, this part is missing."""
+    not_counted = Note(code="not_counted", subject="", values={})
+    assert shown(replace(small_profile(), notes=(not_counted,))) is None
     assert shown(profile({"": {}}, [])) is None

@@ -1,4 +1,4 @@
-"""The page's Timeline: names once, and memory where its modules ran."""
+"""Test the part of the page's payload about a step over time, and the memory on its axis."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ from tests.support.profile_builders import small_memory, small_profile
 
 
 def shown(given: Profile) -> Any:
-    """The view, as the page reads it."""
+    """Return the timeline of a profile as the page reads it."""
     analysis = analyze(given)
     return json.decode(json.encode(timeline(analysis, memory(analysis))))
 
 
 def test_a_name_is_there_once() -> None:
-    """Of modules, operators and kernels; the columns have numbers."""
+    """Names of modules, operators and kernels are stored once; columns refer to them by number."""
     first, second = shown(small_profile())["ranks"]
     assert [
         "",
@@ -33,24 +33,27 @@ def test_a_name_is_there_once() -> None:
         "gemm",
         "copy",
     ] == first["names"]
-    assert ([0, 1, 2, 3, 4, 0, 4, 1, 0], [5, 5], [6, 6, 7]) == tuple(
-        first[kind]["name"] for kind in ("slices", "operators", "kernels")
-    )
-    assert ("traced", 3_000_000, [0, 2, 0], "module_timing") == (
-        first["source"],
-        first["length"],
-        first["left_out"],
-        second["source"],
-    )
+    assert [0, 1, 2, 3, 4, 0, 4, 1, 0] == first["slices"]["name"]
+    assert [5, 5] == first["operators"]["name"]
+    assert [6, 6, 7] == first["kernels"]["name"]
+    assert "traced" == first["source"]
+    assert 3_000_000 == first["length"]
+    assert [0, 2, 0] == first["left_out"]
+    assert "module_timing" == second["source"]
 
 
 def test_without_a_step_in_time_there_is_no_view() -> None:
-    """A count has none."""
+    """Without a recorded step, as in a count, there is no timeline."""
     assert timeline(analyze(replace(small_profile(), timelines=())), None) is None
 
 
 def counted(*places: tuple[str, Phase], slices: list[tuple[str, str, int, int]]) -> Profile:
-    """A profile whose counted step ran one operator in each of these places, and whose timed one had these slices, of 100 ns."""
+    """Return a profile with a counting step and a traced step of 100 ns.
+
+    Args:
+        places: Module and phase of each operator of the counting step.
+        slices: Module, phase, start and length of each slice of the traced step.
+    """
     moments = tuple(
         Moment("mm", row, phase, 10, index, ByCategory(10, 0, 0, 0, 0, 0))
         for index, (row, phase) in enumerate(places)
@@ -62,20 +65,19 @@ def counted(*places: tuple[str, Phase], slices: list[tuple[str, str, int, int]])
 
 
 def at(given: Profile) -> dict[float, int]:
-    """When each operator was, without the peak's own point."""
+    """Return the time of each operator, without the separate point of the peak."""
     analysis = analyze(given)
     points: Any = json.decode(json.encode(memory(analysis)))["points"]["at"]
-    return {
-        index: moment
-        for index, moment in zip(points, shown(given)["memory_at"], strict=True)
-        if not index % 1
-    }
+    times = zip(points, shown(given)["memory_at"], strict=True)
+    # The peak is between two operators, so its index is not a whole number.
+    return {index: moment for index, moment in times if index % 1 == 0}
 
 
 def test_memory_is_where_its_module_ran() -> None:
-    """`a` has operators 0 and 1, and 40 ns from 20 on: they begin at 20 and 40.
+    """Operators of the counting step are spread evenly over the time of their module.
 
-    `b` has operator 2, and begins at 70.
+    `a` has operators 0 and 1 and runs for 40 ns from 20 on, so they start at 20 and 40. `b` has
+    operator 2 and starts at 70.
     """
     places: list[tuple[str, Phase]] = [("a", "forward"), ("a", "forward"), ("b", "forward")]
     given = counted(*places, slices=[("a", "forward", 20, 40), ("b", "forward", 70, 20)])
@@ -83,9 +85,9 @@ def test_memory_is_where_its_module_ran() -> None:
 
 
 def test_what_ran_in_no_module_is_between_its_neighbours() -> None:
-    """The root's operators 1 and 2 lie between the end of `a` at 30 and the beginning of `b` at 90.
+    """Operators of the root are spread evenly between their neighbours.
 
-    At 30 and 60.
+    `a` ends at 30 and `b` starts at 90, so operators 1 and 2 are at 30 and 60.
     """
     places: list[tuple[str, Phase]] = [
         ("a", "forward"),
@@ -98,21 +100,23 @@ def test_what_ran_in_no_module_is_between_its_neighbours() -> None:
 
 
 def test_a_module_that_ran_in_another_order_is_no_anchor() -> None:
-    """`c` ran first in the timed step and last in the counted one.
+    """Modules that ran in different orders in both steps give no times.
 
-    `a` and `b` are in order, and are the most.
+    `c` ran last in the counting step and first in the traced step. `a` and `b` have the same order
+    in both.
     """
     places: list[tuple[str, Phase]] = [("a", "forward"), ("b", "forward"), ("c", "forward")]
     given = counted(
         *places,
         slices=[("c", "forward", 0, 10), ("a", "forward", 20, 10), ("b", "forward", 50, 10)],
     )
-    assert {0: 20, 1: pytest.approx(50)} == {
-        index: moment for index, moment in at(given).items() if index < 2
-    }
-    assert 60 == at(given)[2]
+    found = at(given)
+    assert {0, 1, 2} == found.keys()
+    assert 20 == found[0]
+    assert pytest.approx(50) == found[1]
+    assert 60 == found[2]
 
 
 def test_memory_that_fits_no_module_is_unknown() -> None:
-    """No module ran in both."""
+    """If no module ran in both steps, the times are unknown."""
     assert shown(counted(("a", "forward"), slices=[("b", "forward", 0, 10)]))["memory_at"] is None

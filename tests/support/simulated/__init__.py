@@ -22,55 +22,67 @@ import torch
 from torch.utils import backend_registration, cpp_extension
 
 NAME = "simulated"
-DEVICES = FIRST, SECOND = [
-    torch.device("privateuseone", index) for index in range(2)
-]  # as torch calls them until they are loaded
-OLDEST = "2.13"  # torch, whose C++ the device is written for; older ones have other functions
+
+# Torch uses this name for the devices until they are loaded.
+FIRST = torch.device("privateuseone", 0)
+SECOND = torch.device("privateuseone", 1)
+DEVICES = [FIRST, SECOND]
+
+OLDEST = "2.13"
+"""The oldest torch that has the C++ functions of the device."""
 
 
 def _missing() -> str | None:
     if torch.__version__ < OLDEST:
         return f"the simulated device needs torch {OLDEST} or newer"
-    return (
-        None
-        if shutil.which("g++")
-        else "the simulated device is built with g++, and there is none here"
-    )
+    if not shutil.which("g++"):
+        return "the simulated device is built with g++, and there is none here"
+    return None
 
 
 MISSING = _missing()
-"""Why it cannot be built; `None` where it can."""
+"""The reason why the device cannot be built; `None` if it can be built."""
 
-LAUNCH, EVENT = 5e-6, 1e-6
-"""Seconds of the host for each kernel and each event, unless a test plants others."""
+# Seconds of the host for each kernel and each event, unless a test plans others.
+LAUNCH = 5e-6
+EVENT = 1e-6
 
-MACS_PER_SECOND, BYTES_PER_SECOND = 1e12, 1e11
-"""What matrix products take, and all other kernels, unless a test plants another time."""
+# The speed of matmuls and of all other kernels, unless a test plans another time.
+MACS_PER_SECOND = 1e12
+BYTES_PER_SECOND = 1e11
 
 _SOURCE = Path(__file__).with_name("device.cpp")
 
 
 class Kernel(NamedTuple):
-    """What ran on a device; seconds of the simulated clock."""
+    """A kernel that ran on a device.
+
+    Attributes:
+        name: Name of the operator.
+        device: Index of the device.
+        stream: Number of the stream.
+        start: Its start in seconds of the simulated clock.
+        end: Its end in seconds of the simulated clock.
+        host_thread: The thread that launched it.
+    """
 
     name: str
     device: int
     stream: int
     start: float
     end: float
-    host_thread: int  # which launched it
+    host_thread: int
 
 
 def built() -> Path:
-    """The library, built where nobody has built this source for this torch before.
+    """Return the path of the library.
 
-    Who comes meanwhile waits.
+    It is built if this source has not been built for this torch. Other processes wait meanwhile.
     """
     flags = ["-O1", "-std=c++20", "-shared", "-fPIC", "-DUSE_KINETO", "-DFMT_HEADER_ONLY", "-w"]
     flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    key = hashlib.sha256(
-        "\0".join([_SOURCE.read_text("utf-8"), torch.__version__, *flags]).encode()
-    ).hexdigest()[:16]
+    all_inputs = "\0".join([_SOURCE.read_text("utf-8"), torch.__version__, *flags])
+    key = hashlib.sha256(all_inputs.encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lflops-tests")
     library = folder / f"simulated-{key}.so"
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,22 +90,13 @@ def built() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             includes = cpp_extension.include_paths()
-            links = [option for path in cpp_extension.library_paths() for option in ("-L", path)]
             unfinished = library.with_suffix(".unfinished")
-            command = [
-                "g++",
-                *flags,
-                *(f"-isystem{path}" for path in [*includes, f"{includes[0]}/kineto"]),
-            ]
-            command += [
-                str(_SOURCE),
-                "-o",
-                str(unfinished),
-                *links,
-                "-lc10",
-                "-ltorch_cpu",
-                "-ltorch",
-            ]
+            command = ["g++", *flags]
+            command += [f"-isystem{path}" for path in [*includes, f"{includes[0]}/kineto"]]
+            command += [str(_SOURCE), "-o", str(unfinished)]
+            for path in cpp_extension.library_paths():
+                command += ["-L", path]
+            command += ["-lc10", "-ltorch_cpu", "-ltorch"]
             done = subprocess.run(command, check=False, capture_output=True, text=True)
             assert not done.returncode, done.stderr[-5000:]
             unfinished.rename(library)
@@ -102,7 +105,7 @@ def built() -> Path:
 
 @cache
 def load() -> None:
-    """Make the two devices part of torch, in this process and until it ends."""
+    """Add the two devices to torch, in this process and until it ends."""
     torch.ops.load_library(str(built()))
     _library().simulated_set_up()
     backend_registration.rename_privateuse1_backend(NAME)
@@ -114,7 +117,7 @@ def load() -> None:
 
 
 def reset() -> None:
-    """Plant what is planted by default, and forget the kernels so far. The clock goes on."""
+    """Restore the default times, and forget the kernels that have run. The clock is not reset."""
     plan()
     for device in range(len(DEVICES)):
         plan_device(device)
@@ -131,61 +134,62 @@ def plan(
     macs_per_second: float = MACS_PER_SECOND,
     bytes_per_second: float = BYTES_PER_SECOND,
 ) -> None:
-    """What the host takes for a kernel and for an event, and how fast kernels are."""
+    """Set the time of the host for each kernel and event, and the speed of kernels."""
     _library().simulated_plan(
         round(launch * 1e9), round(event * 1e9), 1e9 / macs_per_second, 1e9 / bytes_per_second
     )
 
 
 def plan_kernel(name: str, seconds: float) -> None:
-    """What every kernel of an operator takes, of any size.
+    """Set the time of all kernels of an operator, regardless of their size.
 
-    "mm", "addmm", "relu", "copy to device", or another operator's name.
+    `name` is the name of an operator, such as "mm" or "relu", or "copy to device", "copy to host"
+    or "copy".
     """
     _library().simulated_plan_kernel(name.encode(), round(seconds * 1e9))
 
 
 def plan_device(device: int, *, slower: float = 1.0, limit: int = 1 << 40) -> None:
-    """How many times as long each kernel of a device takes, and the bytes of its memory."""
+    """Set the factor by which all kernels of a device are slower, and its memory in bytes."""
     _library().simulated_plan_device(device, slower, limit)
 
 
 def plan_events(*, timed: bool) -> None:
-    """Whether the time between two events can be read."""
+    """Set whether the time between two events can be read."""
     _library().simulated_plan_events(int(timed))
 
 
 def follow_real_clock(*, follows: bool) -> None:
-    """Whether the host's clock is the real one, as a trace has it.
+    """Set whether the host clock is the real clock, as it is for events of a trace.
 
-    Then to wait for the device takes real time.
+    A wait for the device then takes real time.
     """
     _library().simulated_follow_real_clock(int(follows))
 
 
 def nanoseconds() -> int:
-    """The host's clock."""
+    """Return the time of the host clock in nanoseconds."""
     return int(_library().simulated_now())
 
 
 def now() -> float:
-    """The host's clock, in seconds."""
+    """Return the time of the host clock in seconds."""
     return nanoseconds() / 1e9
 
 
 def host_works(seconds: float) -> None:
-    """Let the host be busy for a while."""
+    """Let the host be busy for so many seconds."""
     _library().simulated_host_works(round(seconds * 1e9))
 
 
 def synchronisations() -> int:
-    """How often the host has waited for a device until now."""
+    """Return how often the host has waited for a device."""
     return int(_library().simulated_synchronisations())
 
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """What this thread copies within it takes no time and waits for nobody, on the simulated clock."""
+    """Let copies of this thread take no time on the simulated clock, and wait for nothing."""
     _library().simulated_aside(1)
     try:
         yield
@@ -194,7 +198,7 @@ def aside() -> Iterator[None]:
 
 
 def busy_until(device: int) -> int:
-    """The moment, in nanoseconds, at which the device's current stream is done with all that was launched."""
+    """Return the time in nanoseconds at which the device's current stream finishes its kernels."""
     return int(_library().simulated_busy_until(device))
 
 
@@ -204,17 +208,20 @@ def launch(name: str, device: int, nanoseconds: int) -> None:
 
 
 def forget_kernels() -> None:
-    """Begin the list of kernels anew."""
+    """Clear the list of kernels."""
     _library().simulated_forget_kernels()
 
 
 def kernels() -> list[Kernel]:
-    """What ran since the list began, in the order of launching."""
-    rows = [line.split("\t") for line in _library().simulated_kernels().decode().splitlines()]
-    return [
-        Kernel(name, int(device), int(stream), int(start) / 1e9, int(end) / 1e9, int(thread))
-        for name, device, stream, start, end, thread in rows
-    ]
+    """Return the kernels since the list was cleared, in the order in which they were launched."""
+    found = []
+    for line in _library().simulated_kernels().decode().splitlines():
+        name, device, stream, start, end, thread = line.split("\t")
+        kernel = Kernel(
+            name, int(device), int(stream), int(start) / 1e9, int(end) / 1e9, int(thread)
+        )
+        found.append(kernel)
+    return found
 
 
 @cache
@@ -235,9 +242,9 @@ def _library() -> Any:
 
 
 def _module() -> types.ModuleType:
-    """What torch, Lightning and users ask a device for as `torch.simulated`.
+    """Return the module `torch.simulated`, with the functions that torch, Lightning and users need.
 
-    As other backends have it, by `torch.accelerator`.
+    Most of them are the functions of `torch.accelerator`.
     """
     module: Any = types.ModuleType(f"torch.{NAME}", "The simulated devices.")
     accelerator = torch.accelerator
@@ -257,7 +264,8 @@ def _module() -> types.ModuleType:
             generator.manual_seed(seed)
 
     module.device = device
-    module.is_available = module.is_initialized = lambda: True
+    module.is_available = lambda: True
+    module.is_initialized = lambda: True
     module.init = lambda: None
     module._is_in_bad_fork = lambda: False
     module.device_count = lambda: len(DEVICES)
@@ -265,10 +273,13 @@ def _module() -> types.ModuleType:
     module.set_device = accelerator.set_device_index
     module.current_stream = accelerator.current_stream
     module.synchronize = accelerator.synchronize
-    module.Stream, module.Event = torch.Stream, torch.Event
-    module.stream = lambda stream: stream  # which is a context itself
+    module.Stream = torch.Stream
+    module.Event = torch.Event
+    # A stream is a context manager itself.
+    module.stream = lambda stream: stream
     module.default_generators = generators
-    module.manual_seed = module.manual_seed_all = manual_seed_all
+    module.manual_seed = manual_seed_all
+    module.manual_seed_all = manual_seed_all
     module.get_rng_state = lambda index=None: generators[_index(index)].get_state()
     module.set_rng_state = lambda state, index=None: generators[_index(index)].set_state(state)
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]

@@ -1,14 +1,17 @@
-// A simulated accelerator for tests, as a PrivateUse1 backend. It is no claim about any real chip.
+// A simulated accelerator for tests, as a PrivateUse1 backend. It shows nothing about real chips.
 //
-// Tensors lie in host memory. Every stream is a thread that runs its kernels one after the other, so that results are there only after
-// someone has waited. How long a kernel takes has nothing to do with that thread: it is planted. Times are moments of a simulated clock,
-// in nanoseconds, so that they are the same on every machine:
+// Tensors are in host memory. Each stream is a thread that runs its kernels one after the other. So
+// a result exists only after the host has waited for the stream. The duration of a kernel does not
+// depend on this thread: it is planned. All times are moments of a simulated clock in nanoseconds,
+// so they are the same on every machine:
 //
-//     the host's clock     goes on by `launch` for every kernel, by `event` for every event, and by what a test adds; to wait for a
-//                          stream sets it to the moment at which the stream is done
-//     a stream             begins a kernel when the host has launched it and the kernel before it is done
+//     host clock    advances by `launch_ns` for each kernel, by `event_ns` for each event, and by
+//                   the time that a test adds. If the host waits for a stream, the clock is set to
+//                   the moment at which the stream is done.
+//     stream        begins a kernel when the host has launched it and the previous kernel is done.
 //
-// While a trace is taken, Kineto has the host's moments from the real clock. So the host's clock can follow that one instead.
+// While Kineto records a trace, it reads the real clock for events of the host. So the host clock
+// can follow the real clock instead.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -68,19 +71,26 @@
 namespace simulated {
 
 constexpr int DEVICES = 2;
-constexpr int STREAMS = 5; // of each device; the first is the default one
+// Streams of each device. The first one is the default stream.
+constexpr int STREAMS = 5;
 constexpr auto TYPE = c10::DeviceType::PrivateUse1;
 constexpr size_t ALIGNMENT = 512;
 
-// What is planted. A test sets it while nothing runs.
+// The planned times and limits. A test sets them while nothing runs.
 struct Plan {
-  int64_t launch_ns = 5000; // of the host, for every kernel
-  int64_t event_ns = 1000; // of the host, for every event
-  double ns_per_mac = 1e-3; // of a matrix product
-  double ns_per_byte = 1e-2; // of all other kernels: the bytes of their arguments and of their results
-  std::map<std::string, int64_t> kernels; // of a kernel by its operator's name, whatever its size
-  std::array<double, DEVICES> slower = {1.0, 1.0}; // every kernel of a device takes so many times as long
-  std::array<int64_t, DEVICES> limit = {int64_t(1) << 40, int64_t(1) << 40}; // bytes
+  // Time of the host for each kernel and for each event.
+  int64_t launch_ns = 5000;
+  int64_t event_ns = 1000;
+  // Time of a matmul on the device.
+  double ns_per_mac = 1e-3;
+  // Time of all other kernels, for the bytes of their arguments and results.
+  double ns_per_byte = 1e-2;
+  // Time of a kernel of any size, by the name of its operator.
+  std::map<std::string, int64_t> kernels;
+  // Factor for the time of each kernel of a device.
+  std::array<double, DEVICES> slower = {1.0, 1.0};
+  // Bytes of memory of each device.
+  std::array<int64_t, DEVICES> limit = {int64_t(1) << 40, int64_t(1) << 40};
   bool timed_events = true;
 };
 
@@ -92,7 +102,8 @@ struct Kernel {
 };
 
 Plan plan;
-std::mutex state_mutex; // of the clocks and of the log
+// Protects the plan, the moments of streams and events, and the logs of kernels.
+std::mutex state_mutex;
 std::atomic<int64_t> host_ns{0};
 std::atomic<bool> follows_real_clock{false};
 std::atomic<int64_t> synchronisations{0}, copies_to_host{0};
@@ -100,10 +111,12 @@ std::vector<Kernel> kernels_log;
 std::atomic<bool> traces{false};
 std::vector<Kernel> traced_kernels;
 std::atomic<int64_t> correlations{0};
-thread_local std::vector<int64_t> links; // the operators that Kineto says are running on this thread
+// The operators that are running on this thread, as reported by Kineto.
+thread_local std::vector<int64_t> links;
 thread_local int current_device = 0;
 thread_local std::array<int, DEVICES> current_stream = {0, 0};
-thread_local bool within_fallback = false; // its copies are a part of the operator
+// Within an operator that runs on the CPU, copies are a part of the operator and take no time.
+thread_local bool within_fallback = false;
 
 int64_t host_now() {
   return follows_real_clock ? c10::getTime() : host_ns.load();
@@ -125,13 +138,13 @@ void host_works(int64_t nanoseconds) {
     host_ns += nanoseconds;
 }
 
-// One stream: a moment until which it is busy, and a thread that runs what was launched on it.
+// A stream: the moment until which it is busy, and a thread that runs the launched kernels.
 class Stream {
  public:
   int device = 0, id = 0;
   int64_t busy_until = 0;
 
-  // Let the thread run something after all that was launched before. Returns its number on this stream.
+  // Let the thread run a function after all earlier ones. Returns its number on this stream.
   int64_t run(std::function<void()> work) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!started_) {
@@ -143,7 +156,7 @@ class Stream {
     return ++launched_;
   }
 
-  // Wait, in real time alone, until that number has run. On the simulated clock nothing happens.
+  // Wait until the function with this number has run. The simulated clock does not advance.
   void settle(int64_t number) {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [&] { return done_ >= number; });
@@ -183,7 +196,8 @@ class Stream {
 };
 
 Stream& stream_of(int device, int id) {
-  static auto* streams = new std::array<std::array<Stream, STREAMS>, DEVICES>(); // its threads outlive the process's statics
+  // This is never deleted, because the threads run until the process has ended.
+  static auto* streams = new std::array<std::array<Stream, STREAMS>, DEVICES>();
   auto& found = (*streams).at(device).at(id);
   found.device = device;
   found.id = id;
@@ -205,7 +219,7 @@ void wait_for(Stream& stream) {
   host_waits_until(stream.busy_until);
 }
 
-// Put a kernel on a stream: what it computes, and how long it takes on the simulated clock.
+// Launch a kernel on a stream. `work` computes the result, and `nanoseconds` is the simulated time.
 void launch(Stream& stream, const std::string& name, double nanoseconds, std::function<void()> work) {
   host_works(plan.launch_ns);
   {
@@ -230,7 +244,8 @@ struct Event {
   int64_t moment = 0, number = 0;
 };
 
-// Blocks of a stream are used again by that stream. What is reserved is what is allocated and what is kept for that.
+// A caching allocator. A freed block is kept, and reused only by the same stream. Reserved memory
+// is the sum of allocated and kept blocks.
 class Allocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -319,7 +334,8 @@ class Allocator final : public c10::DeviceAllocator {
   struct Block {
     int device, stream;
     size_t size;
-    std::set<int> others; // streams that use it besides its own
+    // Other streams that use the block.
+    std::set<int> others;
   };
 
   static void release(void* pointer);
@@ -395,7 +411,8 @@ class Allocator final : public c10::DeviceAllocator {
 };
 
 Allocator& allocator() {
-  static auto* found = new Allocator(); // tensors may be freed after the process's statics are gone
+  // This is never deleted, because tensors may be freed after the destructors of statics have run.
+  static auto* found = new Allocator();
   return *found;
 }
 
@@ -404,7 +421,7 @@ void Allocator::release(void* pointer) {
     allocator().free(pointer);
 }
 
-// What torch asks of a device: which one is current, its streams and its events.
+// The interface that torch requires of a device: the current device, streams and events.
 struct Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override {
     return TYPE;
@@ -552,7 +569,7 @@ struct Hooks final : public at::PrivateUse1HooksInterface {
     static std::array<at::Generator, DEVICES> generators = {at::make_generator<Generator>(0), at::make_generator<Generator>(1)};
     return generators.at(device < 0 ? current_device : device);
   }
-  // FSDP gives a storage its memory, and takes it back.
+  // FSDP allocates and frees the memory of a storage in this way.
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t nbytes) const override {
     TORCH_CHECK(!nbytes || !storage.nbytes(), "a storage of the simulated device is resized from nothing or to nothing");
     const c10::DeviceGuard guard(storage.device());
@@ -568,7 +585,7 @@ struct Hooks final : public at::PrivateUse1HooksInterface {
   }
 };
 
-// The tensor's memory, as a tensor of the CPU.
+// Return a CPU tensor with the memory of a tensor.
 at::Tensor on_host(const at::Tensor& tensor) {
   if (tensor.is_cpu())
     return tensor;
@@ -587,7 +604,7 @@ at::Tensor like(c10::IntArrayRef sizes, const at::Tensor& tensor) {
   return at::empty(sizes, tensor.options().requires_grad(false));
 }
 
-// Kernels of the device's own: they run later, on the stream's thread.
+// The kernels that the device has itself. They run later, on the thread of the stream.
 
 void product(const std::string& name, double macs, const at::Tensor& result, std::function<void()> work) {
   launch(stream_now(result.device().index()), name, macs * plan.ns_per_mac, std::move(work));
@@ -664,7 +681,8 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
     return to;
   }
   auto& stream = stream_now(device);
-  // What is on the host is read at once, as from memory that is not pinned: its owner may write to it as soon as this returns.
+  // A tensor of the host is read at once, as if its memory was not pinned. So the caller may write
+  // to it as soon as this function returns.
   at::Tensor source = on_host(from);
   if (from.is_cpu()) {
     source = at::empty_like(from, at::MemoryFormat::Preserve);
@@ -700,7 +718,7 @@ const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef sizes, std::o
   return at::native::resize_(self, sizes, format);
 }
 
-// Everything else is computed on the CPU. On the simulated clock it is a kernel as any other.
+// All other operators are computed on the CPU. On the simulated clock they are kernels as well.
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   int device = -1;
@@ -730,7 +748,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     look((*stack)[place]);
   device = device < 0 ? current_device : device;
   settle_device(device);
-  // Random numbers are drawn on the CPU, from the device's state.
+  // Random numbers are drawn on the CPU, with the state of the device's generator.
   std::optional<at::Generator> own, lent;
   for (size_t place = 0; place < arguments.size(); ++place) {
     if (arguments[place].type()->str().find("Generator") == std::string::npos)
@@ -828,7 +846,7 @@ TORCH_LIBRARY_FRAGMENT(simulated, m) {
 }
 
 #ifdef SIMULATED_TRACES
-// What the device did while Kineto records, for its trace.
+// The kernels of the devices while Kineto records a trace.
 class TraceSession final : public libkineto::IActivityProfilerSession {
  public:
   void start() override {
@@ -945,7 +963,7 @@ void set_up() {
 
 } // namespace simulated
 
-// What the tests call, by ctypes.
+// The functions that tests call with ctypes.
 extern "C" {
 void simulated_set_up() {
   simulated::set_up();
@@ -1003,7 +1021,8 @@ void simulated_forget_kernels() {
   std::lock_guard<std::mutex> lock(simulated::state_mutex);
   simulated::kernels_log.clear();
 }
-// One line for each kernel: name, device, stream, start, end, the host's thread. It is valid until the next call.
+// Return one line for each kernel: name, device, stream, start, end and thread of the host. The
+// text is valid until the next call.
 const char* simulated_kernels() {
   static std::string text;
   std::ostringstream lines;

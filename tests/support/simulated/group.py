@@ -14,13 +14,14 @@ from torch import Tensor, distributed as _distributed
 
 from tests.support import simulated
 
-distributed: Any = _distributed  # of its C++ classes little has a type
+# Most of its C++ classes have no types.
+distributed: Any = _distributed
 
 
 class SimulatedGroup(distributed.ProcessGroup):  # type: ignore[misc]
-    """What DistributedDataParallel needs.
+    """A process group with the collectives that DistributedDataParallel needs.
 
-    A collective is a kernel, which ends when the last rank's would.
+    On the simulated clock, a collective is a kernel that ends at the same time on all ranks.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: dt.timedelta) -> None:
@@ -28,43 +29,46 @@ class SimulatedGroup(distributed.ProcessGroup):  # type: ignore[misc]
         self._gloo = distributed.ProcessGroupGloo(store, rank, size, timeout)
         self._streams: dict[torch.device, torch.Stream] = {}
 
-    def getBackendName(self) -> str:  # noqa: N802 - as torch names it
-        """As it is registered."""
+    def getBackendName(self) -> str:  # noqa: N802 - torch defines this name
+        """Return the name under which the group is registered."""
         return simulated.NAME
 
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> Any:
-        """Sum over ranks."""
+        """Sum tensors over all ranks."""
+        options = options or distributed.AllreduceOptions()
         return self._carried(
-            "all_reduce",
-            tensors,
-            lambda given: self._gloo.allreduce(given, options or distributed.AllreduceOptions()),
+            "all_reduce", tensors, lambda given: self._gloo.allreduce(given, options)
         )
 
     def broadcast(self, tensors: list[Tensor], options: Any = None) -> Any:
-        """From one rank to all."""
+        """Send tensors from one rank to all ranks."""
+        options = options or distributed.BroadcastOptions()
         return self._carried(
-            "broadcast",
-            tensors,
-            lambda given: self._gloo.broadcast(given, options or distributed.BroadcastOptions()),
+            "broadcast", tensors, lambda given: self._gloo.broadcast(given, options)
         )
 
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None
     ) -> Any:
-        """From all ranks to all."""
-        there = [each.cpu() for each in inputs]
-        found = [[torch.empty_like(each, device="cpu") for each in row] for row in outputs]
-        self._gloo.allgather(found, there, options or distributed.AllgatherOptions()).wait()
-        for row, given in zip(outputs, found, strict=True):
-            for output, value in zip(row, given, strict=True):
+        """Send the tensors of all ranks to all ranks."""
+        on_host = [each.cpu() for each in inputs]
+        received: list[list[Tensor]] = []
+        for row in outputs:
+            received.append([torch.empty_like(each, device="cpu") for each in row])
+        self._gloo.allgather(received, on_host, options or distributed.AllgatherOptions()).wait()
+        all_outputs = []
+        for row, values in zip(outputs, received, strict=True):
+            for output, value in zip(row, values, strict=True):
                 output.copy_(value)
-        return _done([each for row in outputs for each in row])
+                all_outputs.append(output)
+        return _done(all_outputs)
 
-    def barrier(self, options: Any = None) -> Any:
-        """Nothing is on a device."""
-        return self._gloo.barrier(options or distributed.BarrierOptions())
+    def barrier(self, opts: Any = None) -> Any:
+        """Wait for all ranks. This uses no device."""
+        return self._gloo.barrier(opts or distributed.BarrierOptions())
 
     def _carried(self, name: str, tensors: list[Tensor], collective: Any) -> Any:
+        """Run a collective of gloo on copies on the host, and plan its kernel on a device."""
         if tensors[0].device.type == "cpu":
             return collective(tensors)
         device = tensors[0].device
@@ -72,28 +76,31 @@ class SimulatedGroup(distributed.ProcessGroup):  # type: ignore[misc]
         stream.wait_stream(torch.accelerator.current_stream(device))
         with stream:
             with simulated.aside():
-                there = [each.detach().cpu() for each in tensors]
-                collective(there).wait()
-                for tensor, value in zip(tensors, there, strict=True):
+                on_host = [each.detach().cpu() for each in tensors]
+                collective(on_host).wait()
+                for tensor, value in zip(tensors, on_host, strict=True):
                     tensor.detach().copy_(value)
-                mine = torch.tensor([simulated.busy_until(device.index)], dtype=torch.int64)
-                last = [torch.zeros_like(mine) for _ in range(self.size())]
-                self._gloo.allgather([last], [mine]).wait()
-            simulated.launch(name, device.index, max(int(each) for each in last) - int(mine))
+                own_end = torch.tensor([simulated.busy_until(device.index)], dtype=torch.int64)
+                ends = [torch.zeros_like(own_end) for _ in range(self.size())]
+                self._gloo.allgather([ends], [own_end]).wait()
+            # The kernel lasts until the streams of all ranks have reached the collective.
+            last_end = max(int(each) for each in ends)
+            simulated.launch(name, device.index, last_end - int(own_end))
             return _done(tensors)
 
 
 def _done(result: list[Tensor]) -> Any:
-    future: Any = torch.futures.Future(
-        devices=[each for each in {tensor.device for tensor in result} if each.type != "cpu"]
-    )
-    future.set_result(result)  # who waits for it waits for the stream that is the current one here
+    """Return the work of a collective that gloo has already finished."""
+    devices = {tensor.device for tensor in result if tensor.device.type != "cpu"}
+    future: Any = torch.futures.Future(devices=list(devices))
+    # A wait for the future waits for the stream that is the current stream now.
+    future.set_result(result)
     c10d: Any = torch._C._distributed_c10d
     return c10d._create_work_from_future(future)
 
 
 def register() -> None:
-    """Let `init_process_group` make it, by the name of the devices."""
+    """Register the group with torch, as the backend "simulated" of `init_process_group`."""
     distributed.Backend.register_backend(
         simulated.NAME, SimulatedGroup, devices=[simulated.NAME, "cpu"]
     )

@@ -1,4 +1,4 @@
-"""An accelerator of Lightning for the simulated devices."""
+"""A Lightning accelerator for the simulated devices."""
 
 from typing import Any
 
@@ -10,46 +10,46 @@ from tests.support import simulated
 
 
 class SimulatedAccelerator(Accelerator):
-    """Both devices, which are always there."""
+    """An accelerator with both simulated devices. They must be loaded before it is used."""
 
     def setup_device(self, device: torch.device) -> None:
-        """Make it the current one."""
+        """Make a device the current device."""
         torch.accelerator.set_device_index(device)
 
     def teardown(self) -> None:
-        """Make the first one the current one again."""
+        """Make the first device the current device again."""
         torch.accelerator.set_device_index(0)
 
     def get_device_stats(self, device: Any) -> dict[str, Any]:
-        """None."""
+        """Return no statistics."""
         return {}
 
     @staticmethod
     def parse_devices(devices: Any) -> Any:
-        """As they are given."""
+        """Return the devices unchanged."""
         return devices
 
     @staticmethod
     def get_parallel_devices(devices: Any) -> list[torch.device]:
-        """Both."""
+        """Return both devices."""
         return simulated.DEVICES
 
     @staticmethod
     def auto_device_count() -> int:
-        """Two."""
+        """Return the number of devices."""
         return len(simulated.DEVICES)
 
     @staticmethod
     def is_available() -> bool:
-        """Once they are loaded."""
+        """Return True."""
         return True
 
     @staticmethod
     def name() -> str:
-        """As torch has it."""
+        """Return the name that torch uses for the devices."""
         return simulated.NAME
 
 
 def on(device: torch.device) -> SingleDeviceStrategy:
-    """What a Trainer needs to train on one of them; its `accelerator` is "auto" then."""
+    """Return the `strategy` of a Trainer that trains on one device. Its `accelerator` is "auto"."""
     return SingleDeviceStrategy(device=device, accelerator=SimulatedAccelerator())

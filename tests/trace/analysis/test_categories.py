@@ -1,4 +1,7 @@
-"""Kinds of work, precision and tensor cores, by names as torch, cuDNN, cuBLAS, CUTLASS, Tensile and Triton give them."""
+"""Test the category, the precision and the use of tensor cores of kernels and operators.
+
+They are found from names that torch, cuDNN, cuBLAS, CUTLASS, Tensile and Triton use.
+"""
 
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from lflops.trace.recorded import DeviceEvent
 from tests.support.traces_by_hand import TraceByHand
 
 KERNELS = [
-    # name, category, precision, tensor cores
+    # Each row has the name, the category, the precision, and whether tensor cores are used.
     ("ampere_sgemm_128x64_nn", "gemm", "fp32", False),
     ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize32x32x8_stage3", "gemm", "tf32", True),
     (
@@ -61,7 +64,7 @@ KERNELS = [
         True,
     ),
     ("fmha_cutlassF_f16_aligned_64x64_rf_sm80", "attention", "fp16", True),
-    # cuDNN's name on an H100 of a training in bfloat16
+    # The name in cuDNN on an H100, in a training run in bfloat16.
     (
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1_kernel0_0",
         "attention",
@@ -132,7 +135,7 @@ KERNELS = [
 def test_a_kernel_without_an_operator_is_known_by_its_name(
     name: str, category: str, precision: str | None, tensor_cores: object
 ) -> None:
-    """What the name does not tell is unknown."""
+    """The properties of a kernel without an operator are found from its name, or are unknown."""
     work = DeviceEvent("kernel", name, 0, 7, 0, 1, 1, 0)
     assert (category, precision, tensor_cores) == (
         category_of_kernel(work, None),
@@ -169,13 +172,20 @@ OPERATORS = {
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_an_operator_is_known_by_its_name(name: str) -> None:
-    """A node of backward is none: what it calls is."""
+    """The category of an operator is found from its name.
+
+    An autograd node has the category `other`, because the operators that it calls have categories.
+    """
     assert OPERATORS[name] == category_of_operator(name)
     assert OPERATORS[name] in CATEGORIES
 
 
 def test_the_operator_decides_where_it_is_known(tmp_path: Path) -> None:
-    """A change of layout within a convolution is convolution, and takes its precision from the inputs; a collective stays one."""
+    """A kernel has the category of its operator, if that is known.
+
+    A layout change within a convolution is convolution, and has the precision of the inputs. A
+    collective stays communication.
+    """
     trace = TraceByHand()
     trace.operator(
         "aten::cudnn_convolution",
@@ -195,13 +205,12 @@ def test_the_operator_decides_where_it_is_known(tmp_path: Path) -> None:
     assert [("fp16", 100, 70), (None, 50, 0)] == [
         (row.precision, row.device, row.tensor_cores) for row in found.precisions
     ]
-    assert ("aten::cudnn_convolution",) == next(
-        row for row in found.kernels if row.name == "nchwToNhwcKernel"
-    ).operators
+    kernel = next(row for row in found.kernels if row.name == "nchwToNhwcKernel")
+    assert ("aten::cudnn_convolution",) == kernel.operators
 
 
 def test_tf32_is_told_by_the_kernel_and_not_by_its_inputs(tmp_path: Path) -> None:
-    """Inputs of 32 bits, multiplied with fewer."""
+    """TF32 is found from the kernel's name, because the inputs are in fp32."""
     trace = TraceByHand()
     trace.operator("aten::mm", 0, 100, shapes=[[2, 3], [3, 4]])
     trace.kernel("sm80_xmma_gemm_f32f32_tf32f32_f32_nn", 100, 130, launch=(10, 20))
@@ -212,7 +221,11 @@ def test_tf32_is_told_by_the_kernel_and_not_by_its_inputs(tmp_path: Path) -> Non
 
 
 def test_a_custom_matmul_of_packed_operands_is_not_what_its_first_input_is(tmp_path: Path) -> None:
-    """Its bfloat16 input is the activations; another custom matmul says nothing by its name."""
+    """The precision of a custom matmul is not that of its first input.
+
+    Its bfloat16 input is the activations. The precision of a kernel whose name does not show it is
+    unknown.
+    """
     trace = TraceByHand()
     trace.operator("trtllm::fp4_block_scale_moe", 0, 100, shapes=[[8, 64]], types=["c10::BFloat16"])
     trace.kernel("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128", 100, 140, launch=(10, 20))

@@ -1,4 +1,4 @@
-"""`lflops trace show`: what is printed, as text and as JSON, and how a file that is no trace is refused."""
+"""Test `lflops trace show`: its text, its JSON, and its error for a file that is no trace."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from tests.support.traces_by_hand import TraceByHand, small_gpu_trace
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str | Path, columns: int = 120) -> str:
-    """What a command prints that is fine."""
+    """Run `lflops trace show`, which must succeed, and return what it prints."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(columns))
         assert 0 == main(["trace", "show", *map(str, arguments)])
@@ -21,7 +21,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str | Path, columns: i
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """The one line on stderr of a command that exits with status 2."""
+    """Run `lflops trace show`, which must exit with status 2, and return its one line on stderr."""
     assert 2 == main(["trace", "show", *map(str, arguments)])
     captured = capsys.readouterr()
     assert not captured.out
@@ -30,9 +30,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 
 
 def test_the_verdict_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 1500 ns 600 are computing, 300 communication that nothing hides, 100 copies, and 500 idle.
+    """The verdict is the first line, and the advice follows in the order of the costs.
 
-    All before a launch of the host.
+    Of 1500 ns, 600 are computing, 300 are exposed communication, 100 are exposed copies, and 500
+    are idle. In the idle time, the host runs Python before its next launch.
     """
     text = shown(capsys, small_gpu_trace().write(tmp_path / "a.pt.trace.json.gz"))
     verdict = " ".join(text.partition("To reduce")[0].split())
@@ -42,11 +43,8 @@ def test_the_verdict_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "20.0 % is communication that does not overlap with computation, 6.7 % is copying that "
         "does not overlap with computation; 40.0 % is computing." == verdict
     )
-    advice = ["idle time", "communication", "copying"]
-    places = [
-        text.index(f"To reduce {each}" if each != "idle time" else "To reduce the idle time")
-        for each in advice
-    ]
+    advice = ["To reduce the idle time", "To reduce communication", "To reduce copying"]
+    places = [text.index(each) for each in advice]
     assert sorted(places) == places
     assert "A step takes 1.00 µs (median of 2" in text
     assert "NVIDIA H100 80GB HBM3 (device 0)" in text
@@ -60,7 +58,7 @@ def test_the_verdict_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_it_fits_its_width(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: int
 ) -> None:
-    """Long names of kernels give way, and no figure is broken."""
+    """The text fits the width: long names of kernels are cut, but no number is."""
     trace = small_gpu_trace()
     trace.kernel(
         "void at::native::" + "very_long_name<float, 4>" * 20, 1700, 1800, launch=(1660, 1670)
@@ -75,19 +73,12 @@ def test_it_fits_its_width(
 def test_json_has_integers_of_nanoseconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The parts add up; unknown is null."""
-    (found,) = json.loads(shown(capsys, small_gpu_trace().write(tmp_path / "a.json"), "--json"))[
-        "traces"
-    ]
+    """The JSON has integers of nanoseconds that add up, and null for unknown values."""
+    path = small_gpu_trace().write(tmp_path / "a.json")
+    (found,) = json.loads(shown(capsys, path, "--json"))["traces"]
     device = found["device"]
-    assert (
-        device["window"]
-        == device["computing"]
-        + device["exposed_communication"]
-        + device["exposed_copies"]
-        + device["idle"]
-        == 1500
-    )
+    states = ("computing", "exposed_communication", "exposed_copies", "idle")
+    assert device["window"] == sum(device[state] for state in states) == 1500
     assert sum(found["idle"].values()) == device["idle"] == 500
     assert (1, 2, None) == (found["rank"], found["world_size"], found["devices"][0]["memory"])
 
@@ -95,7 +86,7 @@ def test_json_has_integers_of_nanoseconds(
 def test_a_trace_of_the_host_is_shown_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says that there is no device in it."""
+    """For a trace without a device, the first line says that there is no device work."""
     trace = TraceByHand()
     trace.step(0, 0, 1000)
     trace.operator("aten::mm", 10, 60)
@@ -105,7 +96,7 @@ def test_a_trace_of_the_host_is_shown_too(
 def test_names_from_a_file_do_not_drive_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Escapes and line ends of a kernel, a step, a device and a category."""
+    """Escape sequences in the names of kernels, steps, devices and categories are removed."""
     bad = "\x1b]0;x\x07\n[red]"
     trace = TraceByHand(deviceProperties=[{"id": 0, "name": bad}])
     trace.kernel(bad, 0, 10, launch=(-20, -10))
@@ -120,7 +111,7 @@ def test_names_from_a_file_do_not_drive_the_terminal(
 def test_several_files_are_shown_one_after_the_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the order given."""
+    """Several files are shown in the order in which they are passed."""
     files = [small_gpu_trace().write(tmp_path / f"{name}.json") for name in "ba"]
     text = shown(capsys, *files)
     assert 2 == text.count("of the GPU's 1.50 µs is idle")
@@ -144,7 +135,10 @@ BAD: dict[str, bytes] = {
 def test_what_is_odd_is_shown_with_a_remark(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A negative length, an unknown category, work from before the recording."""
+    """Unusual events are listed: a negative length, an unknown category, and early work.
+
+    Early work was launched before the recording began.
+    """
     trace = small_gpu_trace()
     trace.event("cpu_op", "aten::add", 700, 690)
     trace.event("news", "x", 0, 1)
@@ -159,9 +153,10 @@ def test_what_is_odd_is_shown_with_a_remark(
 def test_bad_events_are_left_out_with_a_remark(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a time, with arguments of another kind, without an end.
+    """Events that cannot be read are left out, with a line about their number.
 
-    The rest of the trace says what it says without them.
+    They lack a time, have arguments of the wrong type, or lack a length. Everything else is the
+    same as without them.
     """
     trace = small_gpu_trace()
     path = trace.write(tmp_path / "a.json")
@@ -171,9 +166,9 @@ def test_bad_events_are_left_out_with_a_remark(
     trace.event("kernel", "gemm", 0, 10)["dur"] = None
     text = shown(capsys, trace.write(path))
     assert (
-        "left out          3 events that cannot be read: a time of nothing: `ts` and `dur` are numbers"
-        in text
-    )
+        "left out          3 events that cannot be read: a time of nothing: `ts` and `dur` are "
+        "numbers"
+    ) in text
     (found,) = json.loads(shown(capsys, path, "--json"))["traces"]
     assert expected | {"damaged": 3, "damage": found["damage"]} == found
 
@@ -182,7 +177,7 @@ def test_bad_events_are_left_out_with_a_remark(
 def test_what_is_no_trace_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    """Exit status 2; the line names the file."""
+    """A file that is no trace is an error with exit status 2 and one line that names the file."""
     path = tmp_path / "bad.json"
     path.write_bytes(BAD[kind])
     said = refused(capsys, path)
@@ -191,29 +186,33 @@ def test_what_is_no_trace_is_refused_in_one_line(
 
 
 def test_a_missing_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With its name and the system's reason."""
+    """A missing file is an error with its name and the reason."""
     assert f"lflops: {tmp_path}/none.json: cannot be read: No such file or directory" == refused(
         capsys, tmp_path / "none.json"
     )
 
 
 def test_neither_torch_nor_lightning_is_loaded(tmp_path: Path) -> None:
-    """In a process of its own."""
+    """The command imports none of the large packages: torch, lightning, matplotlib and numpy."""
     path = small_gpu_trace().write(tmp_path / "a.json")
     code = (
-        "import sys; from lflops.cli.main import main; status = main(['trace', 'show', sys.argv[1]]);"
-        "print(status, sorted({'torch', 'lightning', 'pytorch_lightning', 'matplotlib', 'numpy'} & sys.modules.keys()))"
+        "import sys; from lflops.cli.main import main; "
+        "status = main(['trace', 'show', sys.argv[1]]);"
+        "print(status, sorted("
+        "{'torch', 'lightning', 'pytorch_lightning', 'matplotlib', 'numpy'} & sys.modules.keys()))"
     )
-    run: Any = subprocess.run(
-        [sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", code, str(path)]
+    run: Any = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "0 []" == run.stdout.splitlines()[-1]
 
 
 def test_products_are_shown_with_their_rate_and_the_mfu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """2 x 24 MACs in steps of 1000 ns on an H100; in all 96 FLOPs in 600 ns of the device."""
+    """Matmuls are shown with their rate, and the MFU of the steps.
+
+    Each of two steps of 1000 ns has 24 MACs. In all, there are 96 FLOPs in 600 ns on the device.
+    """
     text = shown(capsys, small_gpu_trace().write(tmp_path / "a.json"))
     assert "in bf16 (H100 SXM): 48.00 MFLOP/s in counted matmuls, over 2 steps" in text
     line = next(line for line in text.splitlines() if line.startswith("mm 2×3 3×4"))
@@ -221,7 +220,7 @@ def test_products_are_shown_with_their_rate_and_the_mfu(
 
 
 def test_another_chip_can_be_judged_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By its name in the table; an unknown name is refused with those that are near."""
+    """`--hardware` selects a chip by its name. An unknown name is an error."""
     path = small_gpu_trace().write(tmp_path / "a.json")
     assert "(A100 SXM 80GB)" in shown(capsys, path, "--hardware", "A100-SXM4-80GB")
     assert "hardware='H1000'" in refused(capsys, path, "--hardware", "H1000")
@@ -230,19 +229,22 @@ def test_another_chip_can_be_judged_by(tmp_path: Path, capsys: pytest.CaptureFix
 def test_operators_that_were_not_counted_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No shapes, so no FLOPs."""
+    """An operator without shapes, whose FLOPs are unknown, is listed as not counted."""
     trace = TraceByHand()
     trace.operator("aten::mm", 0, 100)
     trace.kernel("gemm", 200, 350, launch=(40, 50))
     text = shown(capsys, trace.write(tmp_path / "a.json"))
     assert (
-        "not counted       aten::mm, 1 call, 150 ns on the device: shapes were not recorded or are not sufficient"
-        in text
-    )
+        "not counted       aten::mm, 1 call, 150 ns on the device: shapes were not recorded or are "
+        "not sufficient"
+    ) in text
 
 
 def test_the_roofline_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The chip's roofs, and each product below them: 2 * (6 + 12 + 8) bytes a call at 3.35 TB/s."""
+    """`lflops roofline` shows the roofs of the chip, and each matmul of a trace below them.
+
+    A call moves 2 * (6 + 12 + 8) bytes, at 3.35 TB/s. `--figure` is only for profiles.
+    """
     path = small_gpu_trace().write(tmp_path / "a.pt.trace.json")
     assert 0 == main(["roofline", str(path)])
     text = capsys.readouterr().out
@@ -257,14 +259,20 @@ def test_the_roofline_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_traces_of_several_ranks_begin_with_who_comes_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second rank's all-reduce takes 50 ns, the first's 200: it waited 150."""
+    """For the traces of several ranks, the first line says which rank arrives last.
+
+    The all-reduce takes 50 ns on the second rank and 200 ns on the first, which waits for 150 ns.
+    """
     files = []
     for rank, length in enumerate((200, 50)):
         trace = TraceByHand(distributedInfo={"rank": rank, "world_size": 2})
         trace.kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 0, length)
         files.append(trace.write(tmp_path / f"{rank}.json"))
     text = shown(capsys, *files)
-    first = "Rank 1 arrives last at 1 of 1 collective; rank 0 waits the longest, 150 ns; the transfers take 50 ns."
+    first = (
+        "Rank 1 arrives last at 1 of 1 collective; rank 0 waits the longest, 150 ns; the transfers "
+        "take 50 ns."
+    )
     assert first == text.splitlines()[0]
     assert {"0": 150, "1": 0} == json.loads(shown(capsys, *files, "--json"))["ranks"]["waiting"]
 
@@ -272,7 +280,7 @@ def test_traces_of_several_ranks_begin_with_who_comes_last(
 def test_collectives_and_modules_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A bandwidth, and a module frame."""
+    """Collectives are shown with their bandwidth, and modules with their times."""
     trace = small_gpu_trace()
     trace.event("python_function", "nn.Module: Linear_0", 45, 155)
     about = {
@@ -306,7 +314,11 @@ def test_collectives_and_modules_are_shown(
 def test_much_time_in_small_kernels_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of 1000 ns 300 are additions and 100 a sum; a kernel of Triton shows that it is compiled."""
+    """If much time is spent in small kernels, the text suggests torch.compile.
+
+    Of 1000 ns, 300 are pointwise kernels and 100 are reductions. A Triton kernel shows that the
+    model is already compiled.
+    """
     trace = TraceByHand()
     trace.kernel("ampere_sgemm_128x64", 0, 600, launch=(-20, -10))
     trace.kernel("vectorized_elementwise_kernel<add>", 600, 900, launch=(-9, -8))
@@ -323,7 +335,10 @@ def test_much_time_in_small_kernels_is_named(
 def test_work_of_before_the_recording_is_no_idle_device(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of 600 ns at the beginning of the step it ran for 500."""
+    """Work that was launched before the recording began is no idle time, and is reported.
+
+    It runs for the first 500 of 600 ns in which the device has no other work.
+    """
     trace = TraceByHand()
     trace.step(0, 0, 1000)
     trace.kernel("before", 0, 500)
@@ -338,9 +353,10 @@ def test_work_of_before_the_recording_is_no_idle_device(
 def test_the_verdict_names_one_cause_where_one_is_most_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """800 of 900 idle nanoseconds are Python's.
+    """The verdict names the cause that has most of the idle time.
 
-    Where three parts of the host's work share them, they are named together.
+    In 800 of 900 idle ns, the host runs Python. If several kinds of host work share the time, they
+    are named together.
     """
     trace = TraceByHand()
     trace.kernel("a", 0, 100, launch=(-20, -10))
@@ -358,7 +374,11 @@ def test_the_verdict_names_one_cause_where_one_is_most_of_it(
 def test_a_thread_of_countless_overlapping_events_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The walk looks at all events around an event. The twin has as many as Python could nest."""
+    """A trace with more than 1,000 overlapping events of one thread is rejected.
+
+    For each event, all events around it are read. A trace with 900 overlapping events, as many as
+    Python can nest, is shown.
+    """
     path = tmp_path / "deep.pt.trace.json"
     for depth, status in ((900, 0), (1_100, 2)):
         events = []

@@ -1,4 +1,4 @@
-"""Two traces compared: by step where both have steps, and held to limits."""
+"""Test the comparison of two traces: per step if both have steps, and with limits."""
 
 from pathlib import Path
 
@@ -11,7 +11,15 @@ from tests.support.traces_by_hand import TraceByHand
 
 
 def trace(folder: Path, *, steps: int, length: int, kernel: int, jitter: int = 0) -> TraceSummary:
-    """Steps of so many nanoseconds, every second one longer by the jitter, each with a product and a copy of 10."""
+    """Return the summary of a trace, with a matmul and a copy of 10 ns in each step.
+
+    Args:
+        folder: The folder for the trace.
+        steps: The number of steps.
+        length: The length of a step in nanoseconds.
+        kernel: The length of the matmul's kernel.
+        jitter: The additional length of every second step.
+    """
     by_hand = TraceByHand(deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}])
     begin = 0
     for number in range(steps):
@@ -28,7 +36,10 @@ def trace(folder: Path, *, steps: int, length: int, kernel: int, jitter: int = 0
 
 @pytest.fixture
 def diff(tmp_path: Path) -> TraceDiff:
-    """From four steps of 1000 ns to two of 1500, with products of 300 and of 600 ns."""
+    """Return the difference of four steps of 1000 ns and two of 1500 ns.
+
+    The kernels of their matmuls take 300 and 600 ns.
+    """
     return compare(
         trace(tmp_path, steps=4, length=1000, kernel=300),
         trace(tmp_path, steps=2, length=1500, kernel=600),
@@ -36,13 +47,9 @@ def diff(tmp_path: Path) -> TraceDiff:
 
 
 def test_times_are_those_of_a_step(diff: TraceDiff) -> None:
-    """However many each trace has."""
-    assert (True, 1000, 1500, True) == (
-        diff.per_step,
-        diff.window.before,
-        diff.window.after,
-        diff.is_beyond_noise,
-    )
+    """The compared times are those of one step, however many steps each trace has."""
+    assert (1000, 1500) == (diff.window.before, diff.window.after)
+    assert (True, True) == (diff.per_step, diff.is_beyond_noise)
     states = {row.name: (row.before, row.after) for row in diff.states}
     assert {
         "computing": (300, 600),
@@ -61,24 +68,20 @@ def test_times_are_those_of_a_step(diff: TraceDiff) -> None:
 
 
 def test_without_steps_the_windows_are_compared(tmp_path: Path) -> None:
-    """One of the two has no steps."""
+    """If one of the traces has no steps, the whole windows are compared."""
     alone = TraceByHand()
     alone.kernel("gemm", 0, 100, launch=(-20, -10))
-    found = compare(
-        summarise(alone.read(tmp_path)), trace(tmp_path, steps=1, length=1000, kernel=300)
-    )
-    assert (False, 100, 310, None) == (
-        found.per_step,
-        found.window.before,
-        found.window.after,
-        found.is_beyond_noise,
-    )
+    with_step = trace(tmp_path, steps=1, length=1000, kernel=300)
+    found = compare(summarise(alone.read(tmp_path)), with_step)
+    assert (100, 310) == (found.window.before, found.window.after)
+    assert (False, None) == (found.per_step, found.is_beyond_noise)
     assert ("device 0", "NVIDIA H100 80GB HBM3") == found.hardware
 
 
 def test_what_is_new_and_what_is_gone_are_rows(tmp_path: Path) -> None:
-    """A kernel of one trace alone, and nothing that both do not have."""
-    one, other = TraceByHand(), TraceByHand()
+    """A kernel that only one of the traces has is a row, with 0 for the other trace."""
+    one = TraceByHand()
+    other = TraceByHand()
     one.kernel("old", 0, 100)
     other.kernel("new", 0, 70)
     found = compare(summarise(one.read(tmp_path)), summarise(other.read(tmp_path)))
@@ -90,7 +93,11 @@ def test_what_is_new_and_what_is_gone_are_rows(tmp_path: Path) -> None:
 def test_a_longer_step_breaks_its_limit_only_beyond_the_spread(
     tmp_path: Path, diff: TraceDiff
 ) -> None:
-    """Half as long again, of steps that are all the same; and a tenth, of steps that vary by more."""
+    """A longer step breaks the limit only if the difference is more than the spread of the steps.
+
+    Steps that are 50 % longer break a limit of 40 %, but not of 60 %. Steps that are 10 % longer,
+    but vary by more, break no limit. With one step in each trace, the spread is unknown.
+    """
     assert (Limit(name="max_regress", allowed=0.4, found=0.5, is_broken=True),) == trace_limits(
         diff, max_regress=0.4
     )
@@ -111,7 +118,10 @@ def test_a_longer_step_breaks_its_limit_only_beyond_the_spread(
 
 
 def test_mfu_and_memory_are_held_to_limits(diff: TraceDiff) -> None:
-    """48 FLOPs in 1500 ns are far from an H100's peak; the peak of memory was not recorded."""
+    """The MFU of 48 FLOPs in 1500 ns breaks its limit. The limit of memory cannot be checked.
+
+    The trace does not have the peak of memory.
+    """
     mfu, memory = trace_limits(diff, min_mfu=0.1, max_memory=1e9)
     assert (True, 48 / 1500e-9 / 989.5e12) == (mfu.is_broken, pytest.approx(mfu.found))
     assert (None, None) == (memory.found, memory.is_broken)

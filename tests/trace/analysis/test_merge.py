@@ -1,6 +1,6 @@
-"""Traces of several ranks as one.
+"""Test how the traces of several ranks are merged into one trace.
 
-Whose events they are, when they were, and what is held meanwhile.
+Each event must have its rank and the right time, and merging must need little memory.
 """
 
 import gzip
@@ -26,7 +26,7 @@ BASE = 1_700_000_000_000_000_000
 
 
 def product(pid: Any = 5, ts: float = 1.5, **more: Any) -> dict[str, Any]:
-    """A recorded operator."""
+    """Return a recorded matmul."""
     return {
         "ph": "X",
         "cat": "cpu_op",
@@ -39,41 +39,41 @@ def product(pid: Any = 5, ts: float = 1.5, **more: Any) -> dict[str, Any]:
 
 
 def named(pid: Any, name: str) -> dict[str, Any]:
-    """What says how a process is called."""
+    """Return the event with the name of a process."""
     return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
 
 
 def written(folder: Path, name: str, events: Sequence[dict[str, Any]], **more: Any) -> None:
-    """A trace; packed, if its name says so."""
+    """Write a trace, compressed if its name ends with `.gz`."""
     text = json.dumps({"schemaVersion": 1, "traceEvents": list(events), **more}, indent=1).encode()
-    (folder / name).write_bytes(gzip.compress(text, mtime=0) if name.endswith(".gz") else text)
+    if name.endswith(".gz"):
+        text = gzip.compress(text, mtime=0)
+    (folder / name).write_bytes(text)
 
 
 def merged(folder: Path) -> dict[str, Any]:
-    """What was written beside the traces."""
+    """Merge the traces in a folder, and return the content of the merged trace."""
     merge(folder)
     content: dict[str, Any] = json.loads(gzip.decompress((folder / MERGED).read_bytes()))
     return content
 
 
 def of(content: dict[str, Any], ph: str) -> list[dict[str, Any]]:
-    """The events of a kind."""
+    """Return the events with this `ph` (the kind of an event)."""
     return [event for event in content["traceEvents"] if event["ph"] == ph]
 
 
 def processes(content: dict[str, Any]) -> dict[int, str]:
-    """Their names by number."""
-    return {
-        event["pid"]: event["args"]["name"]
-        for event in of(content, "M")
-        if event["name"] == "process_name"
-    }
+    """Return the names of the processes by their numbers."""
+    named_processes = [event for event in of(content, "M") if event["name"] == "process_name"]
+    return {event["pid"]: event["args"]["name"] for event in named_processes}
 
 
 def test_ranks_of_one_process_number_are_told_apart(tmp_path: Path) -> None:
-    """Both ran as process 5, on two machines; one trace is packed.
+    """Processes with the same number on two ranks get different numbers and names.
 
-    The second has a process that is only numbered.
+    Both ranks ran as process 5, on two machines. The second trace is compressed, and has another
+    process without a name.
     """
     written(
         tmp_path,
@@ -95,20 +95,24 @@ def test_ranks_of_one_process_number_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_clocks_that_begin_at_other_times_are_one(tmp_path: Path) -> None:
-    """The second trace's times begin 3 ms later: 1.5 µs there are 3001.5 µs here."""
+    """Times are converted to one clock.
+
+    The clock of the second trace begins 3 ms later, so its 1.5 µs become 3001.5 µs.
+    """
     written(tmp_path, "a_0.1.pt.trace.json", [product(ts=1.5)], baseTimeNanoseconds=BASE)
     written(
         tmp_path, "a_1.1.pt.trace.json", [product(ts=1.5)], baseTimeNanoseconds=BASE + 3_000_000
     )
     content = merged(tmp_path)
-    assert (BASE, [1.5, 3001.5]) == (
-        content["baseTimeNanoseconds"],
-        [event["ts"] for event in of(content, "X")],
-    )
+    assert BASE == content["baseTimeNanoseconds"]
+    assert [1.5, 3001.5] == [event["ts"] for event in of(content, "X")]
 
 
 def test_arrows_stay_within_their_rank(tmp_path: Path) -> None:
-    """Both have an arrow 3: each has two ends, which no other has."""
+    """Arrows with the same id on two ranks get different ids.
+
+    Both ranks have an arrow with the id 3. Its two ends must have the same new id.
+    """
     ends = [
         {"ph": ph, "id": 3, "cat": "fwdbwd", "name": "fwdbwd", "pid": 5, "tid": 7, "ts": 1.0}
         for ph in "sf"
@@ -117,14 +121,15 @@ def test_arrows_stay_within_their_rank(tmp_path: Path) -> None:
     for rank in (0, 1):
         written(tmp_path, f"a_{rank}.1.pt.trace.json", [*ends, *named_arrow])
     content = merged(tmp_path)
-    begins, finishes = ([event["id"] for event in of(content, ph)] for ph in "sf")
+    begins = [event["id"] for event in of(content, "s")]
+    finishes = [event["id"] for event in of(content, "f")]
     assert begins == finishes
     assert 2 == len(set(begins))
     assert ["0.0x3", "1.0x3"] == [event["bind_id"] for event in of(content, "X")]
 
 
 def test_all_else_of_an_event_stays(tmp_path: Path) -> None:
-    """Its arguments, its duration, and numbers as they were."""
+    """The other fields of an event, such as its arguments and its duration, stay unchanged."""
     event = product(
         args={"External id": 12, "Input Dims": [[2, 3], []], "Input type": ["float", "Scalar"]}
     )
@@ -133,9 +138,10 @@ def test_all_else_of_an_event_stays(tmp_path: Path) -> None:
 
 
 def test_the_rank_is_told_by_the_trace_or_else_by_its_name(tmp_path: Path) -> None:
-    """Torch says it where there is a process group.
+    """The rank of a trace is in its content or, if not, in its file name.
 
-    10 comes behind 2; a trace of neither goes by its file.
+    Torch writes it if there is a process group. The ranks are sorted as numbers, so 10 comes after
+    2. A trace without a rank has the name of its file.
     """
     written(
         tmp_path,
@@ -153,37 +159,34 @@ def test_the_rank_is_told_by_the_trace_or_else_by_its_name(tmp_path: Path) -> No
 
 
 def test_to_merge_again_gives_the_same(tmp_path: Path) -> None:
-    """What was merged is no trace to be merged."""
+    """Merging again gives the same result, because the merged trace is not merged itself."""
     written(tmp_path, "a_0.1.pt.trace.json", [product()])
     assert merged(tmp_path) == merged(tmp_path)
 
 
 def test_traces_as_torch_writes_them(tmp_path: Path) -> None:
-    """Every operator of both is there."""
+    """Traces that torch has written are merged, with the operators of both ranks."""
     for rank in (0, 1):
         with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as recorded:
             torch.ones(2, 2) @ torch.ones(2, 2)
         recorded.export_chrome_trace(str(tmp_path / f"a_{rank}.1.pt.trace.json"))
     content = merged(tmp_path)
-    owners = [
-        processes(content)[event["pid"]]
-        for event in of(content, "X")
-        if event["name"] == "aten::mm"
-    ]
-    assert ["rank 0", "rank 1"] == [
-        owner.partition(": python")[0] for owner in owners
-    ]  # or python3, as it was started
+    matmuls = [event for event in of(content, "X") if event["name"] == "aten::mm"]
+    names = processes(content)
+    # The name of the process may also be `python3`.
+    owners = [names[event["pid"]].partition(": python")[0] for event in matmuls]
+    assert ["rank 0", "rank 1"] == owners
 
 
 def test_no_more_is_held_than_a_trace_takes(tmp_path: Path) -> None:
-    """Of six traces one is held: what two take, and a twentieth."""
-    events = [
-        product(
-            ts=float(n),
-            args={"External id": n, "Record function id": 0, "Input type": ["float", "float"]},
-        )
-        for n in range(5000)
-    ]
+    """Merging holds only one trace in memory at a time.
+
+    Merging six traces needs at most 5 % more memory than merging two.
+    """
+    events = []
+    for number in range(5000):
+        args = {"External id": number, "Record function id": 0, "Input type": ["float", "float"]}
+        events.append(product(ts=float(number), args=args))
     peaks = []
     for ranks in (range(2), range(2, 6)):
         for rank in ranks:
@@ -198,9 +201,10 @@ def test_no_more_is_held_than_a_trace_takes(tmp_path: Path) -> None:
 
 
 def gpu_rank(late: int, *, group: str = "[0, 1]") -> TraceByHand:
-    """Two steps of 10 µs on device 0 of a chip with 989.5 TFLOP/s in bf16: each has a product and an all-reduce.
+    """Return the trace of a rank whose clock is late by `late` nanoseconds.
 
-    Its clock is late.
+    It has two steps of 10 µs, each with a matmul and an all-reduce. The chip has a peak of
+    989.5 TFLOP/s in bf16.
     """
     trace = TraceByHand(
         deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}]
@@ -223,7 +227,7 @@ def gpu_rank(late: int, *, group: str = "[0, 1]") -> TraceByHand:
             types=["c10::BFloat16"] * 2,
         )
         trace.kernel("gemm_bf16", begin + 1000, begin + 3000, launch=(begin + 200, begin + 300))
-        # Rank 1 comes 500 ns later, and both leave together.
+        # Rank 1 begins the all-reduce 500 ns later, and both ranks end it at the same time.
         trace.kernel(
             "ncclDevKernel_AllReduce",
             begin + 4000 + late % 1000,
@@ -238,7 +242,11 @@ def gpu_rank(late: int, *, group: str = "[0, 1]") -> TraceByHand:
 def test_ranks_are_aligned_by_their_collectives_and_have_an_mfu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rank 1's clock is 3,500 ns late. 1024 x 512 x 256 MACs in 10 µs are 2.7 % of the peak, on either rank and on both."""
+    """The clocks of ranks are aligned by the ends of their common collectives.
+
+    The clock of rank 1 is 3,500 ns late. The MFU of 1024 x 512 x 256 MACs in 10 µs is 2.7 %, in the
+    trace of each rank and in the merged trace.
+    """
     for rank, late in ((0, 0), (1, 3500)):
         gpu_rank(late).write(tmp_path / f"a_{rank}.1.pt.trace.json")
     assert 0 == main(["trace", "merge", str(tmp_path)])
@@ -257,14 +265,13 @@ def test_ranks_are_aligned_by_their_collectives_and_have_an_mfu(
         (each.device, each.name) for each in both.devices
     ]
     assert [10_000, 10_000] == [step.end - step.start for step in both.steps]
+    # Each launch belongs to a kernel of its own rank, so there are 4 kernels of 2 µs.
     gemm = next(row for row in both.operators if row.name == "aten::mm")
-    assert (4, 8000) == (gemm.calls, gemm.device), (
-        "each launch has its own rank's kernel: 4 of 2 µs"
-    )
+    assert (4, 8000) == (gemm.calls, gemm.device)
 
 
 def test_ranks_of_other_groups_are_left_on_their_clocks(tmp_path: Path) -> None:
-    """The twin: the collective of another group says nothing."""
+    """Ranks without a common collective keep their clocks: their collectives have other groups."""
     for rank, group in enumerate(("[0, 1]", "[2, 3]")):
         gpu_rank(3000 * rank, group=group).write(tmp_path / f"a_{rank}.1.pt.trace.json")
     assert [(1, None, 0)] == [
@@ -273,7 +280,11 @@ def test_ranks_of_other_groups_are_left_on_their_clocks(tmp_path: Path) -> None:
 
 
 def test_devices_of_other_machines_get_other_numbers(tmp_path: Path) -> None:
-    """Devices 0 and 1 of one machine stay. Of the next machine, 0 and 1 are taken."""
+    """Devices of other machines get new numbers.
+
+    Devices 0 and 1 of the first machine keep their numbers. Those of the second machine get 2
+    and 3.
+    """
     for rank, device in enumerate((0, 1, 0, 1)):
         trace = TraceByHand(
             deviceProperties=[{"id": each, "name": f"chip {rank}"} for each in (0, 1)]
@@ -288,24 +299,20 @@ def test_devices_of_other_machines_get_other_numbers(tmp_path: Path) -> None:
 
 
 def test_damaged_events_are_left_out_and_counted(tmp_path: Path) -> None:
-    """No object, and a time that is none.
+    """Damaged events are left out and counted: one is no object, and one has an invalid time.
 
-    The second rank's clock is another, so that its times are read.
+    The clock of the second rank differs, so its times are read.
     """
     written(tmp_path, "a_0.1.pt.trace.json", [product()], baseTimeNanoseconds=BASE)
-    written(
-        tmp_path,
-        "a_1.1.pt.trace.json",
-        [product(), 5, product(ts="x")],
-        baseTimeNanoseconds=BASE + 1,
-    )  # type: ignore[list-item, arg-type]
+    damaged: list[Any] = [product(), 5, product() | {"ts": "x"}]
+    written(tmp_path, "a_1.1.pt.trace.json", damaged, baseTimeNanoseconds=BASE + 1)
     assert 2 == len(of(merged(tmp_path), "X"))
     assert 2 == merge(tmp_path).damaged
 
 
 @pytest.mark.parametrize("changes", [{"pid": [1]}, {"pid": None}, {"name": ["a"]}, {"ph": 5}])
 def test_an_event_without_names_is_left_out(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Nobody knows whose it is."""
+    """An event without a valid process, name or kind is left out and counted."""
     written(tmp_path, "a_0.1.pt.trace.json", [product(), product() | changes])
     assert 1 == len(of(merged(tmp_path), "X"))
     assert 1 == merge(tmp_path).damaged
@@ -315,7 +322,7 @@ def test_an_event_without_names_is_left_out(tmp_path: Path, changes: dict[str, A
     "content", [b"", b"{", b"[]", b'{"traceEvents": 5}', b'{"traceEvents": [5]}']
 )
 def test_what_is_no_trace_is_named(content: bytes, tmp_path: Path) -> None:
-    """Nothing is left of what was begun."""
+    """A file that is no trace is an error that names the file, and no merged trace remains."""
     (tmp_path / "a_0.1.pt.trace.json").write_bytes(content)
     with pytest.raises(
         ProfileError, match=r"a_0\.1\.pt\.trace\.json: is not a torch.profiler trace"
@@ -327,12 +334,19 @@ def test_what_is_no_trace_is_named(content: bytes, tmp_path: Path) -> None:
 def test_the_shell_says_what_was_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two traces of one operator each, and of each its process's name and place."""
+    """`lflops trace merge` prints the written file, as text or as JSON.
+
+    Each of two traces has one operator, and two more events for the name and position of its
+    process.
+    """
     for rank in (0, 1):
         written(tmp_path, f"a_{rank}.1.pt.trace.json", [product()])
     into = tmp_path / "all.json.gz"
     assert 0 == main(["trace", "merge", str(tmp_path), "--into", str(into)])
-    alone = "rank 1: its times are not shifted, because it has no collective in common with earlier ranks"
+    alone = (
+        "rank 1: its times are not shifted, because it has no collective in common with earlier "
+        "ranks"
+    )
     assert f"{into}: 2 traces, 6 events\n{alone}\n" == capsys.readouterr().out
     assert 0 == main(["trace", "merge", str(tmp_path), "--json"])
     expected = {"file": str(tmp_path / MERGED), "ranks": [0, 1], "events": 6, "damaged": 0}
@@ -347,6 +361,6 @@ def test_the_shell_says_what_was_written(
 def test_a_folder_without_traces_is_wrong_usage(
     given: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit status 2, and one line."""
+    """A folder without traces, or a missing folder, is an error with exit status 2."""
     assert 2 == main(["trace", "merge", str(tmp_path.joinpath(*given))])
     assert problem in capsys.readouterr().err

@@ -1,6 +1,7 @@
-"""Modules and scopes of a trace.
+"""Test how the modules and scopes of a trace are found.
 
-Frames of the stack, slices of lflops, scopes, and backward by its sequence numbers.
+They are found from stack frames, slices of lflops and named ranges. Backward is found by sequence
+numbers.
 """
 
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.support.traces_by_hand import BACKWARD, TraceByHand
 
 
 def figures(rows: tuple[SpanTimes, ...]) -> dict[tuple[str, str], tuple[int, ...]]:
-    """Instances, calls, and the device's time with and without what is below, by name and phase."""
+    """Return the instances, calls, device time and own device time, by name and phase."""
     return {
         (row.name, row.phase): (row.instances, row.calls, row.device, row.self_device)
         for row in rows
@@ -26,7 +27,10 @@ def figures(rows: tuple[SpanTimes, ...]) -> dict[tuple[str, str], tuple[int, ...
 
 
 def test_frames_of_one_class_are_one_row(tmp_path: Path) -> None:
-    """A model calls two layers; the second launches 30 ns, the first 20, and the model itself 5."""
+    """Modules of one class, found by their stack frames, are one row.
+
+    A model calls two layers, which launch kernels of 20 and 30 ns. The model itself launches 5 ns.
+    """
     trace = TraceByHand()
     trace.event("python_function", "nn.Module: Model_0", 0, 1000)
     trace.event("python_function", "model.py(3): forward", 5, 990)
@@ -41,7 +45,10 @@ def test_frames_of_one_class_are_one_row(tmp_path: Path) -> None:
 
 
 def test_backward_is_in_the_module_of_its_forward(tmp_path: Path) -> None:
-    """Node 7 of backward was made by the operator with that number, inside of the module."""
+    """Backward belongs to the module whose forward created the autograd node.
+
+    The node has the same sequence number, 7, as the operator in the module.
+    """
     trace = TraceByHand()
     trace.event("python_function", "nn.Module: Linear_0", 0, 100)
     trace.operator("aten::mm", 10, 90, **{"Sequence number": 7})
@@ -61,26 +68,19 @@ def test_backward_is_in_the_module_of_its_forward(tmp_path: Path) -> None:
 
 
 def test_slices_of_lflops_are_on_the_threads_that_they_were_recorded_on(tmp_path: Path) -> None:
-    """They have tracks of their own.
+    """Slices of lflops, which have separate tracks, are assigned to the threads of their calls.
 
-    Forward's is the thread of the step, backward's where a node begins with it.
+    The track of forward belongs to the thread of the step. The track of backward belongs to the
+    thread on which an autograd node begins at the same time.
     """
     trace = TraceByHand()
     trace.step(0, 0, 1000)
-    for name, start, end in (("", 0, 400), ("layers.0", 10, 100), ("layers.1", 110, 200)):
-        trace.event(
-            MODULE,
-            name or "(model)",
-            start,
-            end,
-            pid=PROCESS_ID,
-            tid=0,
-            module=name,
-            phase="forward",
-        )
-    trace.event(
-        MODULE, "layers.1", 500, 600, pid=PROCESS_ID, tid=5, module="layers.1", phase="backward"
-    )
+    forward: dict[str, Any] = {"pid": PROCESS_ID, "tid": 0, "phase": "forward"}
+    backward: dict[str, Any] = {"pid": PROCESS_ID, "tid": 5, "phase": "backward"}
+    trace.event(MODULE, "(model)", 0, 400, module="", **forward)
+    trace.event(MODULE, "layers.0", 10, 100, module="layers.0", **forward)
+    trace.event(MODULE, "layers.1", 110, 200, module="layers.1", **forward)
+    trace.event(MODULE, "layers.1", 500, 600, module="layers.1", **backward)
     trace.operator("autograd::engine::evaluate_function: MmBackward0", 500, 590, thread=BACKWARD)
     trace.kernel("a", 2000, 2010, launch=(20, 30))
     trace.kernel("b", 2020, 2040, launch=(120, 130))
@@ -95,7 +95,7 @@ def test_slices_of_lflops_are_on_the_threads_that_they_were_recorded_on(tmp_path
 
 
 def test_scopes_are_rows_of_their_own(tmp_path: Path) -> None:
-    """A scope within a scope, and a step, which is none."""
+    """Named ranges are rows, also inside other named ranges. A step is no such range."""
     trace = TraceByHand()
     trace.step(0, 0, 1000)
     trace.event("user_annotation", "outer", 10, 500)
@@ -110,7 +110,7 @@ def test_scopes_are_rows_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_recorded_stack_has_its_modules(tmp_path: Path) -> None:
-    """By torch's own recording, on a CPU: the host's times nest, and every class is there."""
+    """A real trace with stacks has the classes of all modules, and outer modules take longer."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     recorder: Any = profile(activities=[ProfilerActivity.CPU], with_stack=True)
     with recorder, record_function("mine"):

@@ -1,4 +1,4 @@
-"""What an operator of a trace computed, worked out by hand, or unknown."""
+"""Test the cost of an operator in a trace. Expected values are worked out by hand, or unknown."""
 
 import json
 from typing import Any
@@ -12,32 +12,48 @@ HALF = "c10::BFloat16"
 
 
 def cost(name: str, *given: tuple[Any, str] | str, recorded: bool = True) -> TracedCost | None:
-    """The cost of a call: a tensor is a shape and a type, all else the text of its value."""
-    shapes = [each[0] if isinstance(each, tuple) else [] for each in given]
-    types = [each[1] if isinstance(each, tuple) else "Scalar" if each else "" for each in given]
-    values = ["" if isinstance(each, tuple) else each for each in given]
-    return cost_of(
-        name,
-        Inputs(
-            *(json.dumps(each).encode() for each in (shapes, types, values if recorded else []))
-        ),
+    """Return the cost of a call.
+
+    Args:
+        name: The name of the operator.
+        given: Its arguments: a shape and a type for a tensor, and the text of any other value.
+        recorded: Whether the trace has the values.
+    """
+    shapes: list[Any] = []
+    types = []
+    values = []
+    for each in given:
+        if isinstance(each, tuple):
+            shapes.append(each[0])
+            types.append(each[1])
+            values.append("")
+        else:
+            shapes.append([])
+            types.append("Scalar" if each else "")
+            values.append(each)
+    if not recorded:
+        values = []
+    inputs = Inputs(
+        json.dumps(shapes).encode(), json.dumps(types).encode(), json.dumps(values).encode()
     )
+    return cost_of(name, inputs)
 
 
 def bf16(*shape: int) -> tuple[list[int], str]:
-    """A tensor of two bytes an element."""
+    """Return a tensor with two bytes per element."""
     return list(shape), HALF
 
 
 def fp32(*shape: int) -> tuple[list[int], str]:
-    """A tensor of four bytes an element."""
+    """Return a tensor with four bytes per element."""
     return list(shape), "float"
 
 
 def test_a_product_reads_both_and_writes_one() -> None:
-    """[2, 3] x [3, 5]: 30 MACs, 6 + 15 + 10 elements of 2 bytes.
+    """A matmul reads both inputs and writes one output.
 
-    A bias adds 10 operations and reads 5 elements.
+    [2, 3] x [3, 5] has 30 MACs and moves 6 + 15 + 10 elements of 2 bytes. A bias adds 10 operations
+    and reads 5 elements.
     """
     assert cost("aten::mm", bf16(2, 3), bf16(3, 5)) == TracedCost(30, 30, 60, 62)
     assert cost("aten::addmm", bf16(5), bf16(2, 3), bf16(3, 5), "1", "1") == TracedCost(
@@ -50,19 +66,19 @@ def test_a_product_reads_both_and_writes_one() -> None:
 
 
 def test_a_product_needs_no_values() -> None:
-    """Older torch recorded the shapes alone."""
-    assert cost(
-        "aten::addmm", bf16(5), bf16(2, 3), bf16(3, 5), "", "", recorded=False
-    ) == TracedCost(30, 30, 70, 72)
+    """The cost of a matmul is known without values, because older torch recorded only shapes."""
+    found = cost("aten::addmm", bf16(5), bf16(2, 3), bf16(3, 5), "", "", recorded=False)
+    assert found == TracedCost(30, 30, 70, 72)
 
 
 GEOMETRY = "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "2"
 
 
 def test_a_convolution_is_as_large_as_its_geometry_says() -> None:
-    """4 to 6 channels in 2 groups, 9 x 9 with a border of 1, kernel 3, every second place.
+    """The cost of a convolution follows from its geometry.
 
-    5 x 5 places, 6 * 2 * 9 MACs each.
+    It has 4 input channels, 6 output channels, 2 groups, a 9 x 9 input, padding 1, kernel size 3
+    and stride 2. So it has 5 x 5 outputs per channel, and 6 * 2 * 9 MACs for each position.
     """
     macs = 25 * 6 * 2 * 9
     found = cost("aten::convolution", fp32(1, 4, 9, 9), fp32(6, 2, 3, 3), "", *GEOMETRY)
@@ -86,9 +102,10 @@ def test_a_convolution_is_as_large_as_its_geometry_says() -> None:
 
 
 def test_a_dilated_and_a_transposed_convolution() -> None:
-    """Dilated by 2 a kernel of 3 reaches over 5: 5 places of 9.
+    """The cost of a dilated and of a transposed convolution follows from their geometry.
 
-    Transposed, each of 4 places of the input has a kernel's products.
+    With dilation 2, a kernel of size 3 covers 5 positions, so an input of length 9 has 5 outputs. A
+    transposed convolution has the MACs of a kernel for each of 4 input positions.
     """
     found = cost(
         "aten::convolution",
@@ -119,20 +136,19 @@ def test_a_dilated_and_a_transposed_convolution() -> None:
 
 
 def test_a_convolution_without_its_geometry_is_unknown() -> None:
-    """Its inputs alone do not tell how large the result is."""
-    assert (
-        cost("aten::convolution", fp32(1, 4, 9, 9), fp32(6, 2, 3, 3), *[""] * 7, recorded=False)
-        is None
-    )
+    """The cost of a convolution without values is unknown, because its output size is unknown."""
+    inputs = (fp32(1, 4, 9, 9), fp32(6, 2, 3, 3))
+    assert cost("aten::convolution", *inputs, *[""] * 7, recorded=False) is None
 
 
 @pytest.mark.parametrize(
     ("mask", "products"), [("[True, True, False]", 2), ("[False, True, True]", 1), ("[1, 1, 1]", 2)]
 )
 def test_a_backward_has_the_gradients_that_were_asked_for(mask: str, products: int) -> None:
-    """5 x 5 places with 6 * 4 * 9 MACs, for each gradient of the input and of the weight.
+    """Backward of a convolution has the cost of the gradients that were requested.
 
-    A bias' is a sum.
+    The gradients of the input and of the weight have 5 x 5 positions with 6 * 4 * 9 MACs each. The
+    gradient of the bias is a sum.
     """
     arguments = "[6]", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1", mask
     found = cost(
@@ -144,13 +160,15 @@ def test_a_backward_has_the_gradients_that_were_asked_for(mask: str, products: i
     )
     assert found is not None
     assert products * 25 * 6 * 4 * 9 == found.macs
-    assert 2 * found.macs + (0 if mask.endswith("False]") else 6 * 25) == found.flops
+    of_bias = 0 if mask.endswith("False]") else 6 * 25
+    assert 2 * found.macs + of_bias == found.flops
 
 
 def test_attention_counts_the_square_and_executes_what_the_mask_leaves() -> None:
-    """2 heads of width 8, 4 queries.
+    """Attention counts all scores, and executes only those that the mask leaves.
 
-    16 scores a head of 8 + 8 MACs and 5 operations; a causal mask leaves 10 of them.
+    There are 2 heads of width 8 and 4 queries, so each head has 16 scores with 8 + 8 MACs and 5
+    operations. A causal mask leaves 10 of the 16 scores.
     """
     inputs = [bf16(1, 2, 4, 8)] * 3
     name = "aten::_scaled_dot_product_flash_attention"
@@ -164,22 +182,16 @@ def test_attention_counts_the_square_and_executes_what_the_mask_leaves() -> None
 
 
 def test_attention_without_the_values_of_its_arguments_is_unknown() -> None:
-    """Whether it was causal decides."""
-    assert (
-        cost(
-            "aten::_scaled_dot_product_flash_attention",
-            *[bf16(1, 2, 4, 8)] * 3,
-            *[""] * 4,
-            recorded=False,
-        )
-        is None
-    )
+    """The cost of attention without values is unknown, because it may be causal."""
+    name = "aten::_scaled_dot_product_flash_attention"
+    assert cost(name, *[bf16(1, 2, 4, 8)] * 3, *[""] * 4, recorded=False) is None
 
 
 def test_a_backward_of_attention_does_the_scores_again() -> None:
-    """4 products of 16 scores and 2 heads of width 8, and one again.
+    """Backward of attention computes the scores again.
 
-    It is executed, and in no MAC of the model.
+    It has 4 matmuls with 16 scores, 2 heads and width 8. A fifth matmul computes the scores again;
+    it is executed, but not included in the MACs.
     """
     given = [bf16(1, 2, 4, 8)] * 4
     rest = [bf16(1, 2, 4, 8), fp32(1, 2, 4), "0.", "False"]
@@ -187,25 +199,26 @@ def test_a_backward_of_attention_does_the_scores_again() -> None:
         "aten::_scaled_dot_product_flash_attention_for_cpu_backward", *given, *rest, "", ""
     )
     assert found is not None
-    assert (4 * 256, 5 * 256, 2 * 5 * 256 + 32 * (4 + 2)) == (
-        found.macs,
-        found.executed_macs,
-        found.flops,
-    )
+    assert (4 * 256, 5 * 256) == (found.macs, found.executed_macs)
+    assert 2 * 5 * 256 + 32 * (4 + 2) == found.flops
     assert found.flops == found.executed_flops
 
 
 def test_packed_sequences_are_unknown() -> None:
-    """Where each begins is in a tensor, of which a trace has the shape."""
+    """The cost of attention on packed sequences is unknown.
+
+    The lengths of the sequences are in a tensor, and a trace has only its shape.
+    """
     packed = [bf16(12, 2, 8)] * 3
     arguments = [([4], "int"), ([4], "int"), "5", "5", "0.", "False", "False", "", "", "", "", ""]
     assert cost("aten::_flash_attention_forward", *packed, *arguments) is None
 
 
 def test_pointwise_operators_and_reductions_follow_the_convention() -> None:
-    """One operation an element of the result that is broadcast.
+    """The cost of other operators follows the documented convention.
 
-    A softmax 5 of its input; comparing, selecting and copying none.
+    A pointwise operator has one operation per element of the broadcast result. A softmax has 5 per
+    element of its input. Comparisons, selections and copies have none.
     """
     assert cost("aten::add", bf16(4, 1, 3), bf16(2, 3), "1") == TracedCost(
         0, 0, 24, 2 * (12 + 6 + 24)
@@ -260,7 +273,7 @@ def test_pointwise_operators_and_reductions_follow_the_convention() -> None:
     ids=lambda given: str(given)[:40],
 )
 def test_what_makes_no_sense_is_unknown(given: tuple[Any, ...]) -> None:
-    """A trace is a file from anywhere."""
+    """The cost of a call with invalid arguments is unknown; a trace may be from anywhere."""
     assert cost(*given) is None
 
 
@@ -269,6 +282,6 @@ def test_what_makes_no_sense_is_unknown(given: tuple[Any, ...]) -> None:
     [Inputs(b"{}", b"[]", b"[]"), Inputs(b"[1, 2]", b"[1, 2]", b"[]"), Inputs(b"null", b"", b"")],
 )
 def test_inputs_that_are_none_of_torchs_are_unknown(inputs: Inputs) -> None:
-    """Another program's text where torch has lists."""
+    """The cost is unknown if the recorded inputs are not in torch's format."""
     assert cost_of("aten::mm", inputs) is None
     assert cost_of("aten::mm", None) is None

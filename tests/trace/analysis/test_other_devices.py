@@ -1,6 +1,6 @@
-"""Traces of devices that are neither NVIDIA's nor AMD's, written by hand.
+"""Test traces of devices that are neither from NVIDIA nor from AMD. They are written by hand.
 
-MTIA's, Ascend's, and events as pairs of a begin and an end.
+The devices are MTIA and Ascend. Other traces have events as pairs of a begin and an end.
 """
 
 import json
@@ -17,14 +17,14 @@ from tests.support.traces_by_hand import MAIN, TraceByHand
 
 
 def read(folder: Path, *events: dict[str, Any]) -> RecordedTrace:
-    """A trace of these events."""
+    """Write a trace with these events, and read it."""
     path = folder / "trace.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}), "utf-8")
     return read_trace(path)
 
 
 def test_kernels_of_mtia_are_work_of_a_device(tmp_path: Path) -> None:
-    """Two kernels of 3 and 5 µs, 2 µs apart."""
+    """Kernels of MTIA are work of a device: two kernels of 3 and 5 µs, with a gap of 2 µs."""
     trace = TraceByHand()
     trace.event("cpu_op", "aten::mm", 0, 9000)
     trace.event("mtia_runtime", "launch", 500, 900, correlation=1)
@@ -41,7 +41,7 @@ def test_kernels_of_mtia_are_work_of_a_device(tmp_path: Path) -> None:
 
 
 def ascend(name: str, start: float, took: float, task: str, *, pid: int = 4) -> dict[str, Any]:
-    """A slice as torch_npu writes it: without a category, its time as a text."""
+    """Return a slice as torch_npu writes it: without a category, and with its time as text."""
     return {
         "ph": "X",
         "name": name,
@@ -54,14 +54,15 @@ def ascend(name: str, start: float, took: float, task: str, *, pid: int = 4) -> 
 
 
 def named(process: str, pid: int) -> dict[str, Any]:
-    """The name of a process."""
+    """Return the event with the name of a process."""
     return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": process}}
 
 
 def test_slices_of_an_ascend_device_are_its_work(tmp_path: Path) -> None:
-    """A product, a copy, and an event that it waits for.
+    """The slices in the process of an Ascend device are its work, except for waits.
 
-    Those of another process are none of it, and names may come last.
+    They are a matmul, a copy, and a wait for an event. Slices of another process are no work of the
+    device. The names of the processes may come after the slices.
     """
     found = read(
         tmp_path,
@@ -78,7 +79,10 @@ def test_slices_of_an_ascend_device_are_its_work(tmp_path: Path) -> None:
 
 
 def test_a_begin_and_its_end_are_one_event(tmp_path: Path) -> None:
-    """Nested in each other, on two threads; one has no end, and is named."""
+    """A begin and an end are one event.
+
+    They are nested and on two threads. An event without an end is counted as unread.
+    """
 
     def event(ph: str, at: float, name: str = "", *, tid: int = MAIN) -> dict[str, Any]:
         return {"ph": ph, "cat": "cpu_op", "name": name, "pid": 1, "tid": tid, "ts": at}
@@ -103,7 +107,7 @@ def test_a_begin_and_its_end_are_one_event(tmp_path: Path) -> None:
 
 
 def test_a_time_that_is_no_number_is_still_an_error(tmp_path: Path) -> None:
-    """Also as a text."""
+    """A time that is a text but no number is an error."""
     with pytest.raises(ProfileError, match="`ts` and `dur` are numbers of microseconds"):
         read(
             tmp_path,

@@ -1,5 +1,6 @@
-"""What a device did: its states add up to the window, and steps, streams and devices to the same."""
+"""Test the timeline of a device, whose states add up to the window, and those of its steps."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from tests.support.traces_by_hand import BACKWARD, TraceByHand, small_gpu_trace
 
 
 def test_computing_wins_over_communication_and_communication_over_copies(tmp_path: Path) -> None:
-    """Computing 0 to 100 and 200 to 210, communication 50 to 150, a copy 140 to 180.
+    """At each moment, computing comes before communication, and communication before copies.
 
-    A fill computes.
+    Kernels run from 0 to 100 and from 200 to 210, a collective from 50 to 150, and a copy from 140
+    to 180. A fill (memset) counts as computing.
     """
     trace = TraceByHand()
     trace.kernel("gemm", 0, 100, launch=(-20, -10))
@@ -48,24 +50,22 @@ WORK = st.lists(
 
 
 def work_of(rows: list[tuple[str, int, int, int]]) -> list[DeviceEvent]:
-    """Rows of kind, start, length and stream as work."""
-    return [
-        DeviceEvent(
-            "copy" if name == "copy" else "kernel", name, 0, stream, start, start + took, index, 0
-        )
-        for index, (name, start, took, stream) in enumerate(rows)
-    ]
+    """Return work of a device. Each row has its name, start, length and stream."""
+    work = []
+    for index, (name, start, took, stream) in enumerate(rows):
+        kind = "copy" if name == "copy" else "kernel"
+        work.append(DeviceEvent(kind, name, 0, stream, start, start + took, index, 0))
+    return work
 
 
 @given(WORK, st.integers(0, 30), st.integers(31, 70))
 def test_the_states_are_those_of_each_nanosecond(
     rows: list[tuple[str, int, int, int]], start: int, end: int
 ) -> None:
-    """Counted nanosecond by nanosecond."""
-    moments = [
-        {name for name, begin, took, _ in rows if begin <= moment < begin + took}
-        for moment in range(start, end)
-    ]
+    """The timeline equals a count of the states nanosecond by nanosecond."""
+    moments = []
+    for moment in range(start, end):
+        moments.append({name for name, begin, took, _ in rows if begin <= moment < begin + took})
     found = timeline(states(work_of(rows), start, end))
     assert found.computing == sum("gemm" in each for each in moments)
     assert found.exposed_communication == sum(
@@ -75,11 +75,8 @@ def test_the_states_are_those_of_each_nanosecond(
     assert found.idle == sum(not each for each in moments)
     assert found.communication == sum("ncclKernel" in each for each in moments)
     assert found.copies == sum("copy" in each for each in moments)
-    assert (
-        found.window
-        == end - start
-        == found.computing + found.exposed_communication + found.exposed_copies + found.idle
-    )
+    parts = (found.computing, found.exposed_communication, found.exposed_copies, found.idle)
+    assert found.window == end - start == sum(parts)
 
 
 SPANS = st.lists(
@@ -90,17 +87,24 @@ SPANS = st.lists(
 )
 
 
+def moments_of(spans: Iterable[tuple[int, int]]) -> set[int]:
+    """Return all moments within the spans."""
+    moments = set[int]()
+    for start, end in spans:
+        moments.update(range(start, end))
+    return moments
+
+
 @given(SPANS, SPANS)
 def test_stretches_are_sets_of_moments(
     first: list[tuple[int, int]], second: list[tuple[int, int]]
 ) -> None:
-    """AttributedTrace, shares and outside are union, the sizes of intersection and difference, and difference."""
-    ours, others = (
-        {moment for start, end in spans for moment in range(start, end)}
-        for spans in (first, second)
-    )
-    union, more = joined(first), joined(second)
-    assert ours == {moment for start, end in union for moment in range(start, end)}
+    """`joined` is a union, `outside` a difference, and `shares` has the size of an intersection."""
+    ours = moments_of(first)
+    others = moments_of(second)
+    union = joined(first)
+    more = joined(second)
+    assert ours == moments_of(union)
     assert all(end < start for (_, end), (start, _) in pairwise(union))
     assert (len(ours - others), len(ours & others)) == (
         length(outside(union, more)),
@@ -109,9 +113,10 @@ def test_stretches_are_sets_of_moments(
 
 
 def test_work_launched_before_the_recording_is_in_no_window(tmp_path: Path) -> None:
-    """It ran from 0 to 500, and nothing says what launched it.
+    """Work that was launched before the recording began is in no window.
 
-    The window begins with the next work.
+    A kernel runs from 0 to 500, and the trace has no launch of it. The window begins with the next
+    work.
     """
     trace = TraceByHand()
     trace.kernel("before", 0, 500)
@@ -126,7 +131,7 @@ def test_work_launched_before_the_recording_is_in_no_window(tmp_path: Path) -> N
 
 
 def test_a_trace_without_the_hosts_calls_has_all_of_its_work_in_the_window(tmp_path: Path) -> None:
-    """Recorded with the device's activity alone."""
+    """If a trace has only the work of a device, without launches, all work is in the window."""
     trace = TraceByHand()
     trace.kernel("a", 0, 500)
     trace.kernel("b", 600, 700)
@@ -137,7 +142,11 @@ def test_a_trace_without_the_hosts_calls_has_all_of_its_work_in_the_window(tmp_p
 
 
 def test_steps_reach_from_one_beginning_to_the_next(tmp_path: Path) -> None:
-    """Two steps of 1000 ns, each with 300 of computing, 150 of communication that nothing hides, and 50 of copies."""
+    """A step lasts from its beginning to the beginning of the next step.
+
+    Each of two steps takes 1000 ns, with 300 ns of computing, 150 ns of exposed communication and
+    50 ns of exposed copies.
+    """
     found = summarise(small_gpu_trace().read(tmp_path))
     for step in found.steps:
         assert step.device == DeviceTimeline(
@@ -159,9 +168,10 @@ def test_steps_reach_from_one_beginning_to_the_next(tmp_path: Path) -> None:
 
 
 def test_the_last_step_ends_with_the_work_that_it_launched(tmp_path: Path) -> None:
-    """The host is done at 1000, its last kernel at 1300.
+    """The last step ends with the work that it launched.
 
-    A step that the profiler opens when it is stopped is none.
+    On the host it ends at 1000, and its last kernel ends at 1300. A step without work, which the
+    profiler opens when it is stopped, is no step.
     """
     trace = TraceByHand()
     trace.step(0, 0, 1000)
@@ -184,9 +194,10 @@ def test_the_last_step_ends_with_the_work_that_it_launched(tmp_path: Path) -> No
 
 
 def test_steps_are_cut_on_the_device_where_the_host_runs_ahead(tmp_path: Path) -> None:
-    """The host is done with both steps at 200; the device works from 100 to 1100 and to 2100.
+    """If the host runs ahead of the device, steps are divided on the device.
 
-    So a step takes 1000 ns on the device, and has all of its own work and none of the other's.
+    The host is done with both steps at 200. The device works on the first step from 100 to 1100,
+    and on the second until 2100. So each step takes 1000 ns and has only its own work.
     """
     trace = TraceByHand()
     for number in range(2):
@@ -205,7 +216,10 @@ def test_steps_are_cut_on_the_device_where_the_host_runs_ahead(tmp_path: Path) -
 
 
 def test_two_devices_of_a_process_have_a_timeline_each(tmp_path: Path) -> None:
-    """The window is the same for both; together they have two windows."""
+    """Two devices of a process have separate timelines with the same window.
+
+    The total timeline has the sum of both windows.
+    """
     trace = TraceByHand(deviceProperties=[{"id": 0, "name": "A"}, {"id": 1, "name": "B"}])
     trace.kernel("a", 0, 100, launch=(-50, -40))
     trace.kernel("b", 50, 150, launch=(-40, -30), device=1)
@@ -223,7 +237,11 @@ def test_two_devices_of_a_process_have_a_timeline_each(tmp_path: Path) -> None:
 
 
 def test_a_device_that_the_list_numbers_otherwise_has_the_name_of_all(tmp_path: Path) -> None:
-    """A process that sees one GPU of eight lists it as 0, and its work runs on 2."""
+    """If a device is not in the list of devices, it has the name that all listed devices have.
+
+    A process that sees one of eight GPUs lists it as device 0, but its work runs on device 2. If
+    the listed devices have different names, the name is unknown.
+    """
     trace = TraceByHand(deviceProperties=[{"id": 0, "name": "A"}])
     trace.kernel("a", 0, 100, device=2)
     assert ["A"] == [each.name for each in summarise(trace.read(tmp_path)).devices]
@@ -232,22 +250,18 @@ def test_a_device_that_the_list_numbers_otherwise_has_the_name_of_all(tmp_path: 
 
 
 def test_a_trace_of_the_host_has_no_device(tmp_path: Path) -> None:
-    """Unknown, not 0."""
+    """If a trace has no device, the values of the device are unknown, not 0."""
     trace = TraceByHand()
     trace.step(0, 0, 1000)
     trace.operator("aten::mm", 10, 60)
     found = summarise(trace.read(tmp_path))
-    assert (None, (), None, None) == (
-        found.device,
-        found.devices,
-        found.before_device,
-        found.launches,
-    )
+    assert (None, ()) == (found.device, found.devices)
+    assert (None, None) == (found.before_device, found.launches)
     assert [None] == [step.device for step in found.steps]
 
 
 def test_times_are_exact_late_in_a_quarter(tmp_path: Path) -> None:
-    """1001 kernels of one nanosecond, one apart: a float would lose them."""
+    """Times are exact: 1001 kernels of 1 ns with gaps of 1 ns, which floats could not represent."""
     trace = TraceByHand()
     for number in range(1001):
         trace.kernel("tiny", 2 * number, 2 * number + 1)
@@ -266,7 +280,7 @@ def test_times_are_exact_late_in_a_quarter(tmp_path: Path) -> None:
     ],
 )
 def test_kernels_of_collective_libraries_communicate(tmp_path: Path, name: str) -> None:
-    """By their names."""
+    """Kernels of collective libraries are found by their names, and count as communication."""
     trace = TraceByHand()
     trace.kernel(name, 0, 100)
     found = summarise(trace.read(tmp_path)).device

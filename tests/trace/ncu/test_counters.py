@@ -1,6 +1,6 @@
-"""What Nsight Compute counted, by the arithmetic that goes with its metrics.
+"""Test how the metrics of Nsight Compute become FLOPs, bytes and rates.
 
-2 x FMA + ADD + MUL, 32 bytes a sector.
+FLOPs are 2 x FMA + ADD + MUL, and a sector has 32 bytes.
 """
 
 import json
@@ -31,32 +31,30 @@ from tests.support.ncu_logs import (
 )
 from tests.support.profile_builders import profile, run
 
-H100_PRODUCTS, H100_TENSOR_CORES = (
-    Path(__file__).with_name(f"h100_{name}.csv") for name in ("products", "tensor_cores")
-)
-MACS = 4096 * 1024 * 2048  # of each product that was run on the H100: 4096 x 1024 by 1024 x 2048
+H100_PRODUCTS = Path(__file__).with_name("h100_products.csv")
+H100_TENSOR_CORES = Path(__file__).with_name("h100_tensor_cores.csv")
+MACS = 4096 * 1024 * 2048
+"""MACs of each matmul that ran on the H100: 4096 x 1024 by 1024 x 2048."""
+
 CHIP = Hardware("chip", {"fp32": 1e12, "bf16": 8e12}, 32e9)
 
 
 def by_name(measured: Measured) -> dict[str, Kernel]:
-    """Each kernel, where names differ."""
+    """Return the kernels by name. All names must be different."""
     return {kernel.name: kernel for kernel in measured.kernels}
 
 
 def figures(kernel: Kernel) -> tuple[float, float | None, float | None, float | None]:
-    """FLOPs, bytes of DRAM, intensity and FLOP/s."""
-    return (
-        kernel.flops,
-        kernel.levels["dram"].bytes,
-        kernel.levels["dram"].intensity,
-        kernel.flops_per_second,
-    )
+    """Return the FLOPs, bytes of DRAM, intensity and FLOP/s of a kernel."""
+    dram = kernel.levels["dram"]
+    return kernel.flops, dram.bytes, dram.intensity, kernel.flops_per_second
 
 
 def test_a_log_is_read_kernel_by_kernel() -> None:
-    """2 x 1,000,000 + 1,000 + 7,000 FLOPs over 32 x 5,000 bytes, in 10 µs.
+    """Each kernel of a log has its FLOPs, bytes and rates.
 
-    32,000 over as many, in 5.
+    The first has 2 x 1,000,000 + 1,000 + 7,000 FLOPs and 32 x 5,000 bytes in 10 µs. The second has
+    32,000 FLOPs and as many bytes in 5 µs.
     """
     found = by_name(read(LOG))
     gemm = found["sgemm_128x64_nn"]
@@ -66,62 +64,66 @@ def test_a_log_is_read_kernel_by_kernel() -> None:
 
 
 def test_all_kernels_are_one_application() -> None:
-    """2,040,000 FLOPs over 320,000 bytes are 6.375 a byte; in 15 µs 136 GFLOP/s."""
+    """The total is the sum of all kernels.
+
+    2,040,000 FLOPs and 320,000 bytes are 6.375 FLOPs per byte, and in 15 µs 136 GFLOP/s.
+    """
     total = read(LOG).total
     assert (2_040_000, 320_000, 6.375, pytest.approx(136e9)) == figures(total)
     assert (2, {"fp32": 2_040_000}) == (total.launches, total.flops_by_dtype)
 
 
 def test_the_gpu_s_running_time_takes_the_place_of_the_kernels() -> None:
-    """Nsight Systems says 20.4 µs: 100 GFLOP/s. Each kernel keeps its own."""
+    """If the running time of the GPU is passed, the total rate refers to it.
+
+    With 20.4 µs, as Nsight Systems measures, the rate is 100 GFLOP/s. Each kernel keeps its time.
+    """
     measured = read(LOG, gpu_seconds=20.4e-6)
     assert pytest.approx(100e9) == measured.total.flops_per_second
     assert pytest.approx(1e-5) == by_name(measured)["sgemm_128x64_nn"].seconds
 
 
 def test_tensor_cores_operations_are_flops() -> None:
-    """Two launches of 8,000,000, which are no FMAs to be doubled.
+    """Operations of tensor cores are FLOPs and are not doubled, unlike FMAs.
 
-    Fp16 is known by one of its forms.
+    Two launches have 8,000,000 each. For fp16, the log has only one form of the metric.
     """
     found = by_name(read(CSV))
-    assert ({"bf16": 16_000_000}, 2, pytest.approx(4e-6)) == (
-        found[GEMM].flops_by_dtype,
-        found[GEMM].launches,
-        found[GEMM].seconds,
-    )
+    gemm = found[GEMM]
+    assert {"bf16": 16_000_000} == gemm.flops_by_dtype
+    assert (2, pytest.approx(4e-6)) == (gemm.launches, gemm.seconds)
     assert {"fp32": 1000} == found[ADD].flops_by_dtype
 
 
 def test_half_and_double_are_counted_as_single_is() -> None:
-    """3 FMAs, 2 additions and 1 product of each are 9 FLOPs."""
-    counts = {"fma": 3, "add": 2, "mul": 1}
-    metrics = {
-        f"smsp__sass_thread_inst_executed_op_{letter}{name}_pred_on.sum": n
-        for letter in "hd"
-        for name, n in counts.items()
-    }
-    lines = [f'"0","k","{metric}","inst","{n}"' for metric, n in metrics.items()]
-    text = "\n".join(['"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"', *lines])
-    assert {"fp16": 9, "fp64": 9} == read(text).total.flops_by_dtype
+    """Half and double precision are counted in the same way as single precision.
+
+    3 FMAs, 2 additions and 1 multiplication are 9 FLOPs.
+    """
+    lines = ['"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"']
+    for letter in "hd":
+        for name, number in (("fma", 3), ("add", 2), ("mul", 1)):
+            metric = f"smsp__sass_thread_inst_executed_op_{letter}{name}_pred_on.sum"
+            lines.append(f'"0","k","{metric}","inst","{number}"')
+    assert {"fp16": 9, "fp64": 9} == read("\n".join(lines)).total.flops_by_dtype
 
 
 def test_an_h100_counts_two_operations_a_mac() -> None:
-    """Of fp16 and fp8, by the metrics that an H100 has: 2 x 4096 x 1024 x 2048."""
+    """The metrics of an H100 for fp16 and fp8 count two operations per MAC."""
     found = read(H100_TENSOR_CORES.read_text()).kernels
     assert [{"fp16": 2 * MACS}, {"fp8": 2 * MACS}] == [kernel.flops_by_dtype for kernel in found]
     assert [2 * MACS] * 2 == [kernel.flops for kernel in found]
 
 
 def test_an_h100_without_a_count_of_fp16_has_no_flops() -> None:
-    """It was not asked for the one form of fp16 that it has.
+    """If the fp16 operations of an H100 were not counted, all of its FLOPs are unknown.
 
-    For each output fp32 and tf32 have 2 more FLOPs, fp64 has 1.
+    The log does not have the form of the fp16 metric that an H100 provides. The FLOPs of other
+    dtypes are known: for each output, fp32 and tf32 have 2 FLOPs in addition, and fp64 has 1.
     """
     outputs = 4096 * 2048
-    found = by_name(
-        read(H100_PRODUCTS.read_text(), chip=Hardware("chip", {"fp16": 1e15, "bf16": 1e15}, 3e12))
-    )
+    chip = Hardware("chip", {"fp16": 1e15, "bf16": 1e15}, 3e12)
+    found = by_name(read(H100_PRODUCTS.read_text(), chip=chip))
     known = {
         "nvjet_sm90_tst": {"bf16": 2 * MACS},
         "sm90_xmma_gemm_f32f32_tf32": {
@@ -136,40 +138,32 @@ def test_an_h100_without_a_count_of_fp16_has_no_flops() -> None:
     for start, by_dtype in known.items():
         (kernel,) = (kernel for name, kernel in found.items() if name.startswith(start))
         assert {**by_dtype, "fp16": None} == kernel.flops_by_dtype
-        assert (None, None, None, None) == (
-            kernel.flops,
-            kernel.flops_per_second,
-            kernel.bound,
-            kernel.share,
-        )
+        assert (None, None) == (kernel.flops, kernel.flops_per_second)
+        assert (None, None) == (kernel.bound, kernel.share)
         assert kernel.seconds
 
 
 def test_the_bf16_product_of_an_h100_moves_its_sectors() -> None:
-    """393,944 + 35,720 sectors of 32 bytes in 32.992 µs."""
-    (kernel,) = (
-        kernel for kernel in read(H100_PRODUCTS.read_text()).kernels if "tst" in kernel.name
-    )
-    assert ((393_944 + 35_720) * 32, pytest.approx(32.992e-6)) == (
-        kernel.levels["dram"].bytes,
-        kernel.seconds,
-    )
+    """The bf16 matmul moves 393,944 + 35,720 sectors of 32 bytes in 32.992 µs."""
+    kernels = read(H100_PRODUCTS.read_text()).kernels
+    (kernel,) = (kernel for kernel in kernels if "tst" in kernel.name)
+    assert (393_944 + 35_720) * 32 == kernel.levels["dram"].bytes
+    assert pytest.approx(32.992e-6) == kernel.seconds
 
 
 @pytest.mark.parametrize(
     ("capability", "metrics", "expected"),
     [
-        ("9.0", {FP16: "8", FP16_PARTS[0]: "3", FP16_PARTS[1]: "5"}, {"fp16": 8}),  # never both
+        # The two forms of the fp16 metric are not added up.
+        ("9.0", {FP16: "8", FP16_PARTS[0]: "3", FP16_PARTS[1]: "5"}, {"fp16": 8}),
         ("9.0", {FP16: "8", FP16_PARTS[0]: "n/a", FP16_PARTS[1]: "n/a"}, {"fp16": 8}),
         ("8.0", {FP16: "n/a", FP16_PARTS[0]: "3", FP16_PARTS[1]: "5"}, {"fp16": 8}),
         ("8.0", {FP16: "n/a", FP16_PARTS[0]: "3", FP16_PARTS[1]: "n/a"}, {"fp16": None}),
-        ("8.0", {BF16: "8", FP8: "n/a"}, {"bf16": 8}),  # an A100 has no fp8
+        # An A100 has no fp8.
+        ("8.0", {BF16: "8", FP8: "n/a"}, {"bf16": 8}),
         ("8.9", {BF16: "8", FP8: "n/a"}, {"bf16": 8, "fp8": None}),
-        (
-            "",
-            {BF16: "8", FP8: "n/a"},
-            {"bf16": 8, "fp8": None},
-        ),  # a chip that is not known may have it
+        # An unknown chip may have fp8.
+        ("", {BF16: "8", FP8: "n/a"}, {"bf16": 8, "fp8": None}),
         ("9.0", {INT8: "8"}, {"int8": 8}),
         ("9.0", {FADD: "n/a", BF16: "8"}, {"bf16": 8, "fp32": None}),
     ],
@@ -177,24 +171,26 @@ def test_the_bf16_product_of_an_h100_moves_its_sectors() -> None:
 def test_what_has_no_value_is_unknown(
     capability: str, metrics: dict[str, str], expected: dict[str, float | None]
 ) -> None:
-    """A dtype is taken from one form of its metric.
+    """The operations of a dtype are read from one form of its metric.
 
-    `n/a` of all is unknown, where the chip has the dtype. So in CSV as in a log.
+    If all forms are `n/a` and the chip has the dtype, they are unknown, and so is the total. This
+    holds for CSV files and for logs.
     """
+    flops = None if None in expected.values() else 8
     for text in of_one_kernel(capability, metrics):
         total = read(text).total
         assert expected == total.flops_by_dtype
-        assert (None if None in expected.values() else 8) == total.flops
+        assert flops == total.flops
 
 
 def test_without_a_metric_of_operations_flops_are_unknown() -> None:
-    """Time alone was asked for."""
+    """If a log has only times, the FLOPs are unknown."""
     for text in of_one_kernel("9.0", {"gpu__time_duration.sum": "4"}):
         assert (None, {}) == (read(text).total.flops, read(text).total.flops_by_dtype)
 
 
 def test_the_shell_says_what_was_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    """And names kernels without torch's namespaces."""
+    """`lflops roofline` prints which dtypes were not counted; in JSON, unknown FLOPs are null."""
     assert 0 == main(["roofline", "--ncu", str(H100_PRODUCTS), "--hardware", "H100 SXM"])
     shown = capsys.readouterr().out
     assert "FLOPs unknown: the log has no count (n/a) of fp16" in shown
@@ -207,7 +203,7 @@ def test_the_shell_says_what_was_not_counted(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_kernel_s_name_has_no_namespaces_of_torch() -> None:
-    """As Nsight Compute writes a nameless namespace."""
+    """The shown name of a kernel has no namespaces of torch, not even an unnamed one."""
     name = "void at::<unnamed>::distribution_kernel<float, 4>(long, at::PhiloxCudaState, T3)"
     assert "distribution_kernel<float, 4>" == kernel_name(name)
 
@@ -215,7 +211,7 @@ def test_a_kernel_s_name_has_no_namespaces_of_torch() -> None:
 def test_at_80_columns_time_and_share_of_the_roof_are_seen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before what else there is."""
+    """In a terminal of 80 columns, the time and the share of the roof are shown."""
     monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / "ncu.csv").write_text(CSV)
     assert 0 == main(["roofline", "--ncu", str(tmp_path / "ncu.csv"), "--hardware", "H100 SXM"])
@@ -225,9 +221,10 @@ def test_at_80_columns_time_and_share_of_the_roof_are_seen(
 
 
 def test_caches_have_an_intensity_of_their_own() -> None:
-    """8,000,000 FLOPs over 32,000 bytes of DRAM, 64,000 of L2, 160,000 of L1.
+    """Each level of memory has its own intensity.
 
-    Of the additions nobody asked.
+    The matmul has 8,000,000 FLOPs, 32,000 bytes of DRAM, 64,000 of L2 and 160,000 of L1. For the
+    additions, the log has no metrics of caches.
     """
     found = by_name(read(CSV))
     assert {"dram": 250.0, "l2": 125.0, "l1": 50.0} == {
@@ -237,12 +234,15 @@ def test_caches_have_an_intensity_of_their_own() -> None:
 
 
 def test_a_line_a_kernel_is_read_too() -> None:
-    """2,000,000 FLOPs over 3 MB in 2 ms."""
+    """A log with one line for each kernel is read: 2,000,000 FLOPs and 3 MB in 2 ms."""
     assert (2_000_000, 3e6, pytest.approx(2 / 3), pytest.approx(1e9)) == figures(read(RAW).total)
 
 
 def test_a_kernel_is_the_module_s_whose_range_it_ran_in() -> None:
-    """The innermost range that is a row's name; `step` is none."""
+    """A kernel belongs to the innermost range with the name of a module.
+
+    The range `step` is not the name of a module.
+    """
     measured = read(CSV, modules=["", "blocks", "blocks.0.linear"])
     assert {GEMM: "blocks.0.linear", ADD: None} == {
         name: kernel.module for name, kernel in by_name(measured).items()
@@ -250,9 +250,10 @@ def test_a_kernel_is_the_module_s_whose_range_it_ran_in() -> None:
 
 
 def test_a_kernel_is_placed_below_the_roof() -> None:
-    """16 MFLOP at 8 T/s and 64,000 bytes at 32 GB/s are both 2 µs, of 4.
+    """A kernel is compared with the roofline of the chip.
 
-    The additions' 96,000 bytes take 3 µs and took 1.
+    The matmul needs 2 µs for 16 MFLOP at 8 TFLOP/s, and as long for 64,000 bytes at 32 GB/s; it
+    took 4 µs. The additions need 3 µs for their 96,000 bytes and took 1 µs.
     """
     found = by_name(read(CSV, chip=CHIP))
     assert ("compute", pytest.approx(0.5)) == (found[GEMM].bound, found[GEMM].share)
@@ -260,20 +261,17 @@ def test_a_kernel_is_placed_below_the_roof() -> None:
 
 
 def test_without_a_peak_of_every_dtype_there_is_no_roof() -> None:
-    """The chip is not known to multiply in bf16."""
-    found = by_name(read(CSV, chip=Hardware("chip", {"fp32": 1e12}, 32e9)))
-    assert (None, None, None) == (found[GEMM].roof_seconds, found[GEMM].bound, found[GEMM].share)
+    """If the chip has no peak for a dtype of a kernel, here bf16, the kernel has no roof."""
+    gemm = by_name(read(CSV, chip=Hardware("chip", {"fp32": 1e12}, 32e9)))[GEMM]
+    assert (None, None, None) == (gemm.roof_seconds, gemm.bound, gemm.share)
 
 
 def test_without_times_there_is_no_rate() -> None:
-    """As where only the seed's five metrics were asked for."""
+    """If a log has no times, the rate is unknown, unless the running time of the GPU is passed."""
     untimed = "\n".join(line for line in LOG.splitlines() if "gpu__time" not in line)
     total = read(untimed).total
-    assert (6.375, None, None) == (
-        total.levels["dram"].intensity,
-        total.seconds,
-        total.flops_per_second,
-    )
+    assert 6.375 == total.levels["dram"].intensity
+    assert (None, None) == (total.seconds, total.flops_per_second)
     assert pytest.approx(2_040_000 / 1e-3) == read(untimed, gpu_seconds=1e-3).total.flops_per_second
 
 
@@ -286,13 +284,13 @@ def test_without_times_there_is_no_rate() -> None:
     ],
 )
 def test_a_file_without_a_kernel_is_an_error(text: str) -> None:
-    """That says what to give."""
+    """A file without a kernel is an error, with the reason."""
     with pytest.raises(LflopsError, match="no kernel has a metric that lflops reads"):
         read(text)
 
 
 def test_the_command_asks_for_what_is_read() -> None:
-    """The five metrics of the formula, time, tensor cores, caches; of all processes, by module."""
+    """The printed `ncu` command requests all metrics that lflops reads, for all processes."""
     words = command(["train.py", "--epochs", "1"])
     assert ["ncu", "--csv", "--log-file"] == words[:3]
     assert ["--target-processes", "all", "python3", "train.py", "--epochs", "1"] == words[-6:]
@@ -310,7 +308,7 @@ def test_the_command_asks_for_what_is_read() -> None:
 
 
 def test_the_shell_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The product of 10 µs comes first, below all of them."""
+    """`lflops roofline --ncu` prints the total, and then the kernels, with the longest first."""
     (tmp_path / "ncu.log").write_text(LOG)
     assert 0 == main(["roofline", "--ncu", str(tmp_path / "ncu.log"), "--gpu-time", "20.4e-6"])
     lines = capsys.readouterr().out.splitlines()
@@ -334,7 +332,7 @@ def test_the_shell_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_the_shell_joins_a_log_to_a_profile(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By its modules, on its chip."""
+    """With a profile, the kernels are assigned to its modules and compared with its chip."""
     profile(
         {"": {}, "blocks": {}, "blocks.0": {}, "blocks.0.linear": {}}, [], run=run(hardware=CHIP)
     ).save(tmp_path / "run.json")
@@ -349,7 +347,7 @@ def test_the_shell_joins_a_log_to_a_profile(
 
 
 def test_the_shell_prints_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for a shell, or its words."""
+    """The `ncu` command is printed as one line for a shell, or as a list in JSON."""
     assert 0 == main(["roofline", "--ncu-command", "train.py --name 'my run'"])
     assert capsys.readouterr().out.endswith("python3 train.py --name 'my run'\n")
     assert 0 == main(["roofline", "--ncu-command", "train.py", "--json"])
@@ -357,13 +355,15 @@ def test_the_shell_prints_the_command(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_long_line_of_metric_names_is_read_in_linear_time() -> None:
-    """A regular expression with two repetitions would need minutes for 400,000 characters."""
+    """A very long line is read in linear time.
+
+    A regular expression with two nested repetitions would take minutes for 400,000 characters.
+    """
     log = (
         "  sgemm (1, 1, 1)x(1, 1, 1), Context 1, Stream 7, Device 0, CC 9.0\n"
         f"    {'a__' * 130_000} !\n    lonely__name.sum\n"
         "    dram__bytes_read.sum     byte     96\n    dram__bytes_write.sum     32\n"
     )
     (launch,) = launches_in(log)
-    assert {"dram__bytes_read.sum": 96.0, "dram__bytes_write.sum": 32.0} == {
-        name: value for name, value in launch.metrics.items() if name.startswith("dram")
-    }
+    dram = {name: value for name, value in launch.metrics.items() if name.startswith("dram")}
+    assert {"dram__bytes_read.sum": 96.0, "dram__bytes_write.sum": 32.0} == dram

@@ -1,6 +1,6 @@
-"""The time of collectives' kernels, by module, phase and kind.
+"""Test the times of collectives by module, phase and kind.
 
-From events as CUDA would give them into the profile.
+Most events of the traces are written by hand, like those of CUDA.
 """
 
 from collections import Counter
@@ -49,7 +49,10 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kind_is_known_by_the_name(name: str) -> None:
-    """Of torch's operators and of NCCL's kernels; only the latter are kernels."""
+    """The kind of a collective is known by the name of torch's operator or of NCCL's kernel.
+
+    Only NCCL's names are names of kernels.
+    """
     assert NAMES[name] == collective_kind(name)
     assert name.startswith("nccl") == is_collective_kernel(name)
 
@@ -60,11 +63,18 @@ EVENTS = [
     kernel(30, 2, start=700, name="ncclDevKernel_AllReduce_Sum_bf16"),
     kernel(20, 2, start=640, name="Memset (Device)"),
 ]
-"""The second module's collectives run from 560 to 640, of which the first module's kernel hides 40, and from 700 to 730."""
+"""Work in which the second module's collectives run from 560 to 640 and from 700 to 730.
+
+The kernel of the first module runs during 40 ns of the first collective.
+"""
 
 
 def test_kernels_of_collectives_are_those_of_what_launched_them() -> None:
-    """A fill computes, so it hides a collective too; these end where it begins."""
+    """The time of a collective's kernel belongs to the operator that launched it.
+
+    The time in which another kernel runs is not exposed. A fill (memset) counts as a kernel, too;
+    here, it begins when the first collective ends.
+    """
     assert {
         2: [Communicated("all_reduce", 80, 40), Communicated("all_reduce", 30, 30)]
     } == communication(recorded(EVENTS).work)
@@ -72,14 +82,14 @@ def test_kernels_of_collectives_are_those_of_what_launched_them() -> None:
 
 
 def test_their_time_belongs_to_the_module_that_ran() -> None:
-    """Both were launched by the operator of the second module."""
+    """The time of a collective belongs to the module whose operator launched it."""
     trace = recorded([step(0, 100), *FORWARD_EVENTS, *EVENTS])
     found = join(trace, {HOME: FORWARD}, HOME, TREE, communication(trace.work))
     assert {(ModulePhase("1", "forward"), "all_reduce"): (110, 70)} == found.communication
 
 
 def recording(seconds: Mapping[tuple[ModulePhase, str], tuple[float, float]]) -> Recording:
-    """A recording that knows of nothing else."""
+    """Return a recording with these times of collectives, and nothing else."""
     return Recording(
         raw=None,
         path=Path("trace"),
@@ -93,14 +103,31 @@ def recording(seconds: Mapping[tuple[ModulePhase, str], tuple[float, float]]) ->
 
 
 def row(collective: str, group: str = "0", phase: str = "backward") -> Communication:
-    """A collective of the root."""
+    """Return a collective of the root."""
     return Communication(
-        module="", phase=phase, collective=collective, group=group, group_size=2, calls=1, bytes=8
-    )  # type: ignore[arg-type]
+        module="",
+        phase=phase,  # type: ignore[arg-type]
+        collective=collective,
+        group=group,
+        group_size=2,
+        calls=1,
+        bytes=8,
+    )
+
+
+def attached(
+    rows: tuple[Communication, ...], seconds: Mapping[tuple[ModulePhase, str], tuple[float, float]]
+) -> tuple[Communication, ...]:
+    """Return the collectives `rows` with the traced times of their kinds."""
+    counted = replace(small_profile(), communication=rows)
+    return with_trace(counted, recording(seconds), {}).communication
 
 
 def test_a_collective_gets_the_time_of_its_kind_in_its_place() -> None:
-    """An all-to-all is made of sends; what was not traced stays unknown."""
+    """A collective gets the traced time of its kind in its module and phase.
+
+    An all-to-all consists of sends. The time of a collective that was not traced stays unknown.
+    """
     rows = (
         row("c10d::allreduce_"),
         row("c10d::alltoall_base_"),
@@ -108,28 +135,26 @@ def test_a_collective_gets_the_time_of_its_kind_in_its_place() -> None:
     )
     backward = ModulePhase("", "backward")
     seconds = {(backward, "all_reduce"): (3e-3, 1e-3), (backward, "send_recv"): (5e-3, 5e-3)}
-    found = with_trace(
-        replace(small_profile(), communication=rows), recording(seconds), {}
-    ).communication
     assert [(3e-3, 1e-3), (5e-3, 5e-3), (None, None)] == [
-        (each.seconds, each.exposed_seconds) for each in found
+        (each.seconds, each.exposed_seconds) for each in attached(rows, seconds)
     ]
 
 
 def test_two_of_a_kind_in_one_place_stay_unknown() -> None:
-    """Over two groups: nothing tells whose kernel is whose."""
+    """The times of two collectives of one kind in one place stay unknown.
+
+    They have different groups, and a kernel does not show its group.
+    """
     rows = (row("c10d::allreduce_", "0"), row("c10d::allreduce_", "1"))
     seconds = {(ModulePhase("", "backward"), "all_reduce"): (3e-3, 1e-3)}
-    found = with_trace(
-        replace(small_profile(), communication=rows), recording(seconds), {}
-    ).communication
-    assert [None, None] == [each.seconds for each in found]
+    assert [None, None] == [each.seconds for each in attached(rows, seconds)]
 
 
 def test_a_kind_that_one_collective_alone_has_is_its_in_any_place() -> None:
-    """Of two steps one launch was seen in another module.
+    """If only one collective has a kind, it gets all time of this kind, in any module.
 
-    With a second collective of the kind that would be anyone's.
+    In one of two steps, its launch was recorded in another module. If two collectives have the same
+    kind, the time in the other module belongs to neither.
     """
     seconds = {
         (ModulePhase("", "backward"), "all_reduce"): (2e-3, 1e-3),
@@ -137,39 +162,30 @@ def test_a_kind_that_one_collective_alone_has_is_its_in_any_place() -> None:
     }
 
     def found(*rows: Communication) -> list[float | None]:
-        return [
-            each.seconds
-            for each in with_trace(
-                replace(small_profile(), communication=rows), recording(seconds), {}
-            ).communication
-        ]
+        return [each.seconds for each in attached(rows, seconds)]
 
     assert [5e-3, None] == found(row("c10d::allreduce_"), row("c10d::broadcast_"))
     assert [2e-3, None] == found(row("c10d::allreduce_"), row("c10d::allreduce_", phase="forward"))
 
 
 def test_what_the_engine_calls_last_is_the_root_s_backward() -> None:
-    """A trace has it after the last node, which is `other`.
+    """The collective at the end of backward, which the autograd engine calls, belongs to backward.
 
-    So a count of `other` keeps what is its own.
+    In a trace, it comes after the last autograd node, so it has the phase `other` there. If a
+    collective was counted in `other`, too, the time belongs to that collective.
     """
     sums = row("c10d::_reduce_scatter_base_"), row("c10d::_reduce_scatter_base_", phase="other")
     seconds = {(ModulePhase("", "other"), "reduce_scatter"): (3e-3, 1e-3)}
 
     def found(rows: tuple[Communication, ...]) -> list[float | None]:
-        return [
-            each.seconds
-            for each in with_trace(
-                replace(small_profile(), communication=rows), recording(seconds), {}
-            ).communication
-        ]
+        return [each.seconds for each in attached(rows, seconds)]
 
     assert [3e-3] == found(sums[:1])
     assert [None, 3e-3] == found(sums)
 
 
 def on_host(name: str, start: int, end: int) -> Event:
-    """A collective on one of gloo's threads."""
+    """Return a collective that runs on a thread of gloo."""
     return Event(name, start, end, 3, is_named=True)
 
 
@@ -178,13 +194,14 @@ LAUNCHES = [
     operator("c10d::_reduce_scatter_base_", 33, 90, key=0),
 ]
 RAN = [on_host("gloo:all_reduce", 14, 54), on_host("gloo:all_reduce", 55, 88)]
-"""The second is a reduce-scatter, which gloo runs as an all-reduce."""
+"""The collectives of `LAUNCHES` as gloo runs them. It runs the reduce-scatter as an all-reduce."""
 
 
 def test_collectives_on_the_host_belong_to_what_launched_them_in_turn() -> None:
-    """Of the first 40 ns operators ran for 16 to 18 and for 32 to 33.
+    """Collectives on the host belong to their launches in the same order.
 
-    What waits inside of the second one's launch computes nothing.
+    The first one takes 40 ns, in which operators run from 14 to 18 and from 32 to 33. The launch of
+    the second one waits and computes nothing.
     """
     trace = recorded([step(0, 100), *FORWARD_EVENTS, *LAUNCHES, *RAN])
     found = communication_on_host(trace)
@@ -193,35 +210,31 @@ def test_collectives_on_the_host_belong_to_what_launched_them_in_turn() -> None:
         33: Communicated("reduce_scatter", 33, 33),
     } == found
     both = join(trace, {HOME: FORWARD}, HOME, TREE, on_host=found).communication
-    first, second = ModulePhase("0", "forward"), ModulePhase("1", "forward")
+    first = ModulePhase("0", "forward")
+    second = ModulePhase("1", "forward")
     assert {(first, "all_reduce"): (40, 35), (second, "reduce_scatter"): (33, 33)} == both
 
 
 def test_what_an_operator_waits_for_is_not_computed() -> None:
-    """A product that begins with the wait for its input, from 32 to 37: of its 6 ns one is computed.
+    """The time in which an operator waits for a collective is not computation.
 
-    What nobody launched is left out.
+    A matmul waits for its input from 32 to 37, so only 1 of its 6 ns is computation. A collective
+    without a launch is left out.
     """
     wait = operator("_c10d_functional::wait_tensor", 32, 37, key=0)
     early = on_host("gloo:broadcast", 2, 5)
-    found = communication_on_host(
-        recorded(
-            [
-                step(0, 100),
-                *FORWARD_EVENTS,
-                wait,
-                LAUNCHES[0],
-                early,
-                on_host("gloo:all_reduce", 30, 40),
-            ]
-        )
-    )
+    reduce = on_host("gloo:all_reduce", 30, 40)
+    events = [step(0, 100), *FORWARD_EVENTS, wait, LAUNCHES[0], early, reduce]
+    found = communication_on_host(recorded(events))
     assert {13: Communicated("all_reduce", 10, 9)} == found
     assert {} == communication_on_host(recorded(FORWARD_EVENTS))
 
 
 def test_a_reduce_scatter_that_waits_for_its_turn_keeps_it() -> None:
-    """Both are launched before the first of them runs, each as an all-reduce."""
+    """Collectives run in the order of their launches, also if both are launched before one runs.
+
+    Both run as an all-reduce, although the first launch is a reduce-scatter.
+    """
     launches = [
         operator("c10d::_reduce_scatter_base_", 11, 12, key=0),
         operator("c10d::allreduce_", 13, 14, key=0),
@@ -233,9 +246,10 @@ def test_a_reduce_scatter_that_waits_for_its_turn_keeps_it() -> None:
 
 
 def test_two_that_wait_at_once_are_exposed_for_one_time() -> None:
-    """Both run from 40 to 60 ns, in which nothing is computed.
+    """The exposed time of two collectives that run at the same time counts once.
 
-    20 ns, and no more of the second one's 25 ns than the 5 behind.
+    Both run from 40 to 60, in which nothing is computed, so the first is exposed for 20 ns. The
+    second runs for 25 ns, of which only the last 5 ns are exposed in addition.
     """
     launches = [
         operator("c10d::allreduce_", 35, 36, key=0),
@@ -247,7 +261,10 @@ def test_two_that_wait_at_once_are_exposed_for_one_time() -> None:
 
 
 def test_a_launch_whose_event_was_missed_takes_no_other_s_time() -> None:
-    """The recording has no event of the broadcast, so the all-reduce stays the all-reduce's."""
+    """A launch without a recorded collective does not get the time of another collective.
+
+    The recording has no event of the broadcast, so the other launches get the two events.
+    """
     missed = operator("c10d::broadcast_", 11, 12, key=0)
     found = communication_on_host(
         recorded([step(0, 100), *FORWARD_EVENTS, missed, *LAUNCHES, *RAN])
@@ -262,27 +279,30 @@ def test_a_launch_whose_event_was_missed_takes_no_other_s_time() -> None:
 def test_seconds_and_exposed_seconds_are_those_that_the_reader_of_traces_has(
     name: str, *, kinds_by_name: bool
 ) -> None:
-    """Of traces of real GPUs, to the nanosecond.
+    """The times of collectives are the same as those that the reader of trace files computes.
 
-    In the second all kernels are called SendRecv, and only the reader knows their kinds.
+    The traces are from real GPUs, and the times agree to the nanosecond. In the second trace, all
+    kernels have the name SendRecv, so only the reader knows their kinds.
     """
     trace = read_trace(gpu_traces() / f"{name}.json.gz")
     names = {"copy": "Memcpy", "fill": "Memset"}
-    work = [
-        Event(names.get(each.kind, each.name), each.start, each.end, is_on_device=True, link=number)
-        for number, each in enumerate(trace.work)
-    ]
-    ours, theirs = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    work = []
+    for number, each in enumerate(trace.work):
+        kind_or_name = names.get(each.kind, each.name)
+        event = Event(kind_or_name, each.start, each.end, is_on_device=True, link=number)
+        work.append(event)
+    ours = Counter[tuple[str, str]]()
     for (each,) in communication(recorded(work).work).values():
-        ours.update(figures(each.kind if kinds_by_name else "", 1, each.nanoseconds, each.exposed))
+        kind = each.kind if kinds_by_name else ""
+        ours.update(figures(kind, 1, each.nanoseconds, each.exposed))
+    theirs = Counter[tuple[str, str]]()
     for row in summarise(trace).collectives:
-        theirs.update(
-            figures(row.kind if kinds_by_name else "", row.calls, row.device, row.exposed)
-        )
+        kind = row.kind if kinds_by_name else ""
+        theirs.update(figures(kind, row.calls, row.device, row.exposed))
     assert theirs
     assert theirs == ours
 
 
 def figures(kind: str, calls: int, device: int, exposed: int) -> dict[tuple[str, str], int]:
-    """By kind and name."""
+    """Return the numbers of a collective, keyed by its kind and the name of the number."""
     return {(kind, "calls"): calls, (kind, "device"): device, (kind, "exposed"): exposed}

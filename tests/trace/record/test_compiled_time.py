@@ -1,4 +1,7 @@
-"""Compiled regions by module, on regions and graphs made by hand."""
+"""Test how the time of compiled regions is divided among modules.
+
+A region is one run of a compiled graph. The regions and graphs are written by hand.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,29 +24,29 @@ from lflops.trace.record.compiled_time import (
 from lflops.trace.record.tracer import call_times
 from tests.support.profile_builders import module_profile, run, work
 
-FORWARD, BACKWARD = ModulePhase("net", "forward"), ModulePhase("net", "backward")
+FORWARD = ModulePhase("net", "forward")
+BACKWARD = ModulePhase("net", "backward")
 ROWS = ["net.a", "net.b"]
 
 
 def graph(*calls: tuple[str, Sequence[tuple[int, int | None, str]]]) -> GraphKernels:
-    """A graph of the modules `a` and `b`.
+    """Return a graph of the modules `a` and `b`.
 
-    Its calls, and the nodes of each with their module, bytes and pass.
+    Each of `calls` has the name of a kernel and its nodes. A node has the index of its module, its
+    bytes and its pass.
     """
-    numbered = {f"{name}:{number}": given for number, (name, given) in enumerate(calls)}
-    nodes = {
-        call: [f"{call}, node {index}" for index in range(len(given))]
-        for call, given in numbered.items()
-    }
-    about = {
-        node: each
-        for call, given in numbered.items()
-        for node, each in zip(nodes[call], given, strict=True)
-    }
+    nodes: dict[str, list[str]] = {}
+    about = {}
+    for number, (name, of_call) in enumerate(calls):
+        call = f"{name}:{number}"
+        nodes[call] = []
+        for index, about_node in enumerate(of_call):
+            node = f"{call}, node {index}"
+            nodes[call].append(node)
+            about[node] = about_node
     modules = [["L['self'].a", "Linear"], ["L['self'].b", "Linear"]]
-    found = GraphKernels.of(
-        list(numbered), nodes, {"modules": modules, "nodes": about, "kernels": []}
-    )
+    record = {"modules": modules, "nodes": about, "kernels": []}
+    found = GraphKernels.of(list(nodes), nodes, record)
     assert found is not None
     return found
 
@@ -54,7 +57,7 @@ def region(
     kernels: Sequence[tuple[str, int]] = (),
     end: int = 100,
 ) -> Region:
-    """A run of a graph from 0 to 100 ns."""
+    """Return a run of a graph from 0 to `end` nanoseconds."""
     return Region(
         key="key",
         start=0,
@@ -67,30 +70,25 @@ def region(
 
 
 def times(found: Region, of: GraphKernels | None, *, device: bool = False) -> CompiledTimes:
-    """The region's time, with the graph that it runs."""
-    return times_of(
-        [found],
-        {} if of is None else {"key": of},
-        lambda graph, running: ROWS,
-        batches=1,
-        device=device,
-    )
+    """Return the times of one region. `of` is the graph that it runs, if it was recorded."""
+    graphs = {} if of is None else {"key": of}
+    return times_of([found], graphs, lambda graph, running: ROWS, batches=1, device=device)
 
 
 def nanoseconds(seconds: float) -> float:
-    """Without the rounding of floats."""
+    """Return the nanoseconds, rounded to remove floating-point errors."""
     return round(seconds * 1e9, 6)
 
 
 def test_a_fused_kernel_is_divided_by_the_bytes_of_its_nodes() -> None:
-    """Two nodes of `a` move 30 bytes, one of `b` moves 10.
+    """The time of a fused kernel is divided in proportion to the bytes of its nodes.
 
-    `a` has three quarters of the 40 ns up to the kernel's end.
+    Two nodes of `a` move 30 bytes, and one node of `b` moves 10. So `a` gets three quarters of the
+    40 ns up to the end of the kernel.
     """
     nodes = [(0, 20, "is_forward"), (0, 10, "is_forward"), (1, 10, "is_forward")]
-    found = times(
-        region(RegionEvent("graph_0_cpp_fused_add_0", 10, 40)), graph(("cpp_fused_add_0", nodes))
-    )
+    of = graph(("cpp_fused_add_0", nodes))
+    found = times(region(RegionEvent("graph_0_cpp_fused_add_0", 10, 40)), of)
     assert found.host == [
         {FORWARD: {ModulePhase("net.a", "forward"): 30.0, ModulePhase("net.b", "forward"): 10.0}}
     ]
@@ -99,15 +97,17 @@ def test_a_fused_kernel_is_divided_by_the_bytes_of_its_nodes() -> None:
         ("cpp_fused_add_0", "net.a", 2, 1),
         ("cpp_fused_add_0", "net.b", 2, 1),
     ]
-    assert (
-        nanoseconds(code.seconds),
-        nanoseconds(code.unassigned_seconds),
-        nanoseconds(code.divided_seconds),
-    ) == (100, 60, 40)
+    assert nanoseconds(code.seconds) == 100
+    assert nanoseconds(code.unassigned_seconds) == 60
+    assert nanoseconds(code.divided_seconds) == 40
 
 
 def test_parts_and_unassigned_time_add_up_to_the_regions() -> None:
-    """What is between two kernels belongs to the second, an operator of no call to nobody, and so does the end."""
+    """The times of the kernels and the unassigned time add up to the time of the region.
+
+    The time between two kernels belongs to the second one. The time of an operator that is no call
+    of the graph is unassigned, and so is the time after the last kernel.
+    """
     of = graph(
         ("cpp_fused_a_0", [(0, 8, "is_forward")]), ("extern_kernels.mm", [(1, 8, "is_forward")])
     )
@@ -122,15 +122,15 @@ def test_parts_and_unassigned_time_add_up_to_the_regions() -> None:
         ("net.a", 20),
     ]
     assert nanoseconds(code.unassigned_seconds) == (30 - 20) + (100 - 90)
-    assert (
-        nanoseconds(sum(each.host_seconds for each in code.kernels) + code.unassigned_seconds)
-        == nanoseconds(code.seconds)
-        == 100
-    )
+    assigned = sum(each.host_seconds for each in code.kernels)
+    assert nanoseconds(assigned + code.unassigned_seconds) == nanoseconds(code.seconds) == 100
 
 
 def test_the_nth_event_of_a_name_is_its_nth_call() -> None:
-    """Two products: the first is `a`'s, whatever runs between."""
+    """The n-th event with a name is the n-th call with this name.
+
+    The graph has two matmuls, of which the first belongs to `a` and the second to `b`.
+    """
     of = graph(
         ("extern_kernels.mm", [(0, 1, "is_forward")]), ("extern_kernels.mm", [(1, 1, "is_forward")])
     )
@@ -142,7 +142,10 @@ def test_the_nth_event_of_a_name_is_its_nth_call() -> None:
 
 
 def test_a_name_with_more_events_than_calls_is_of_nobody() -> None:
-    """Which of three products is which cannot be said."""
+    """If a name has more events than calls, their time is unassigned.
+
+    It is unknown which of three matmuls are the two calls of the graph.
+    """
     of = graph(
         ("extern_kernels.mm", [(0, 1, "is_forward")]), ("extern_kernels.mm", [(1, 1, "is_forward")])
     )
@@ -152,14 +155,13 @@ def test_a_name_with_more_events_than_calls_is_of_nobody() -> None:
 
 
 def test_what_backward_computes_again_is_recompute() -> None:
-    """Of a kernel of backward, the nodes of forward.
+    """Forward nodes in a kernel of backward are recompute.
 
-    They were partitioned into the graph of backward.
+    The partitioner of torch.compile has put them into the graph of backward.
     """
     nodes = [(0, 30, "is_backward"), (0, 10, "is_forward")]
-    found = times(
-        region(RegionEvent("cpp_fused_0", 0, 100), running=BACKWARD), graph(("cpp_fused_0", nodes))
-    )
+    of = graph(("cpp_fused_0", nodes))
+    found = times(region(RegionEvent("cpp_fused_0", 0, 100), running=BACKWARD), of)
     assert found.host == [
         {
             BACKWARD: {
@@ -168,13 +170,14 @@ def test_what_backward_computes_again_is_recompute() -> None:
             }
         }
     ]
-    assert found.code.divided_seconds == 0  # two phases of one module
+    # The kernel is divided between two phases, but not between modules.
+    assert found.code.divided_seconds == 0
 
 
 def test_what_forward_computes_ahead_for_backward_is_forward() -> None:
-    """The compiler moves small nodes of backward into the graph of forward.
+    """Backward nodes in the graph of forward count as forward.
 
-    That graph is no backward.
+    The compiler moves small nodes of backward into the graph of forward, which runs in forward.
     """
     nodes = [(0, 30, "is_backward"), (0, 10, "is_forward")]
     found = times(region(RegionEvent("cpp_fused_0", 0, 100)), graph(("cpp_fused_0", nodes)))
@@ -182,28 +185,28 @@ def test_what_forward_computes_ahead_for_backward_is_forward() -> None:
 
 
 def test_code_of_the_compiled_function_itself_is_the_running_module_s() -> None:
-    """As a loss that is computed in `training_step`."""
-    found = times(
-        region(RegionEvent("cpp_fused_0", 0, 100)), graph(("cpp_fused_0", [(-1, 4, "is_forward")]))
-    )
+    """The time of nodes without a module belongs to the running module.
+
+    An example is a loss that is computed in `training_step`.
+    """
+    of = graph(("cpp_fused_0", [(-1, 4, "is_forward")]))
+    found = times(region(RegionEvent("cpp_fused_0", 0, 100)), of)
     assert found.host == [{FORWARD: {FORWARD: 100.0}}]
 
 
 def test_a_graph_without_a_record_is_of_nobody() -> None:
-    """Its time is in the total all the same."""
+    """The time of a graph that was not recorded is unassigned, but included in the total."""
     code = times(region(RegionEvent("aten::mm", 0, 100)), None).code
-    assert (
-        code.graphs,
-        code.unrecorded_graphs,
-        nanoseconds(code.seconds),
-        nanoseconds(code.unassigned_seconds),
-    ) == (1, 1, 100, 100)
+    assert (code.graphs, code.unrecorded_graphs) == (1, 1)
+    assert nanoseconds(code.seconds) == 100
+    assert nanoseconds(code.unassigned_seconds) == 100
 
 
 def test_a_device_s_kernels_are_those_of_the_calls_that_launched_them() -> None:
-    """One below an operator is that call's.
+    """A kernel of the device belongs to the call that launched it.
 
-    One that the region launched itself is found by its name, as in a CUDA graph.
+    A kernel below an operator belongs to the call of this operator. A kernel that the region itself
+    launched, as in a CUDA graph, is found by its name.
     """
     of = graph(
         ("triton_poi_fused_0", [(0, 1, "is_forward")]),
@@ -221,23 +224,22 @@ def test_a_device_s_kernels_are_those_of_the_calls_that_launched_them() -> None:
         {FORWARD: {ModulePhase("net.b", "forward"): 500.0, ModulePhase("net.a", "forward"): 300.0}}
     ]
     code = found.code
-    assert (code.timed_on, nanoseconds(code.seconds), nanoseconds(code.unassigned_seconds)) == (
-        "device",
-        1000,
-        200,
-    )
+    assert code.timed_on == "device"
+    assert nanoseconds(code.seconds) == 1000
+    assert nanoseconds(code.unassigned_seconds) == 200
 
 
 def test_nodes_of_unknown_sizes_have_equal_parts() -> None:
-    """A size that is not known when the graph is compiled."""
+    """If the size of a node is unknown when the graph is compiled, all nodes get equal shares."""
     call = graph(("cpp_fused_0", [(0, None, "is_forward"), (1, 8, "is_forward")])).calls[0]
     assert call.shares == (Share(0, True, 0.5), Share(1, True, 0.5))
 
 
 def test_a_kernel_reads_and_writes_what_the_scheduler_s_kernels_do() -> None:
-    """One generated loop nest may be two of them.
+    """The bytes that a kernel moves are those of the scheduler's kernels in it.
 
-    A product's transposed weight is no node of its call.
+    One generated kernel may consist of two scheduler kernels. The transposed weight of a matmul is
+    not a node of its call.
     """
     record = {
         "modules": [],
@@ -273,7 +275,7 @@ def test_a_kernel_reads_and_writes_what_the_scheduler_s_kernels_do() -> None:
     ],
 )
 def test_kernels_are_found_by_the_names_of_their_operators(name: str, event: str) -> None:
-    """Generated code calls a kernel by a Python name, and Kineto shows the operator's."""
+    """The name that Kineto shows for a kernel is derived from its name in the generated code."""
     found = GraphKernels.of([f"{name}:1"], {}, {"modules": [], "nodes": {}, "kernels": []})
     assert found is not None
     assert found.calls == (KernelCall(name, event, (), None),)
@@ -282,7 +284,8 @@ def test_kernels_are_found_by_the_names_of_their_operators(name: str, event: str
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(1, 1), nn.ReLU()
+        self.a = nn.Linear(1, 1)
+        self.b = nn.ReLU()
 
 
 OF_BLOCK = [("L['self'].a", "Linear"), ("L['self'].b", "ReLU")]
@@ -297,7 +300,8 @@ OF_MODEL = [
     [
         (OF_MODEL, "", ["blocks.1.a", "blocks.0"]),
         (OF_BLOCK, "blocks.1", ["blocks.1.a", "blocks.1.b"]),
-        (OF_BLOCK, "", [None, None]),  # two blocks could be meant
+        # Two blocks have such parts.
+        (OF_BLOCK, "", [None, None]),
         ([("L['self'].a", "Conv2d")], "blocks.1", [None]),
         ([("L['self'].other.c", "Linear")], "", [None]),
         (
@@ -318,14 +322,20 @@ OF_MODEL = [
 def test_a_graph_s_modules_are_found_below_the_one_that_runs(
     modules: Sequence[tuple[str, str]], running: str, expected: list[str | None]
 ) -> None:
-    """A graph may be compiled once and run for every block."""
+    """The modules of a graph are found below the running module.
+
+    A graph may be compiled once and run for every block.
+    """
     model = nn.Module()
     model.blocks = nn.ModuleList([Block(), Block()])
     assert names_in_tree(modules, running, ModuleTree({"": model})) == expected
 
 
 def test_a_graph_of_the_only_module_that_has_such_parts_is_found_below_a_wrapper() -> None:
-    """DistributedDataParallel calls the compiled model without a hook between."""
+    """The modules of a graph are found below a wrapper if only one module has such parts.
+
+    For example, `DistributedDataParallel` calls the compiled model without running its hooks.
+    """
     wrapper = nn.Module()
     wrapper.module = nn.Module()
     wrapper.module.blocks = nn.ModuleList([Block(), Block()])
@@ -336,7 +346,11 @@ def test_a_graph_of_the_only_module_that_has_such_parts_is_found_below_a_wrapper
 
 
 def test_a_module_s_own_time_in_a_batch_is_without_the_calls_inside() -> None:
-    """70 ns in `net` around 30 in `net.a`, and 5 in the next batch, on two threads."""
+    """The self time of a module in a batch excludes the calls in it.
+
+    `net` takes 100 ns, of which `net.a` takes 30. In the next batch, `net.a` takes 5 ns on another
+    thread.
+    """
     calls = [
         Call("net", "forward", 0, 100, 0, innermost=False, thread=0),
         Call("net.a", "forward", 10, 40, 0, innermost=True, thread=0),
@@ -350,14 +364,14 @@ def test_a_module_s_own_time_in_a_batch_is_without_the_calls_inside() -> None:
 
 
 def spread(median: float) -> TimingStats:
-    """Three steps."""
+    """Return the statistics of three steps."""
     return TimingStats(median=median, low=median - 1, high=median + 1, n=3)
 
 
 def measured() -> Profile:
-    """A compiled `net` with 80 s of 100 in forward, and 160 of 200 in backward.
+    """Return a profile in which a compiled `net` has 80 of 100 s forward and 160 of 200 s backward.
 
-    Nothing is known of `net.a`.
+    The times of its submodules are unknown.
     """
     whole = {
         "forward": work(seconds=spread(100.0), self_seconds=spread(20.0)),
@@ -378,29 +392,38 @@ def opened(
     host: Sequence[Mapping[ModulePhase, Mapping[ModulePhase, float]]],
     called: Mapping[ModulePhase, float],
 ) -> Profile:
-    """The same with `net` opened: by batch its traced time inside, and what its calls took."""
+    """Return the profile of `measured` with the times of the submodules of `net`.
+
+    `host` has for each batch the traced nanoseconds by module in the compiled code, and `called`
+    has the nanoseconds of all calls.
+    """
     code = times(region(), None).code
     found = CompiledTimes(code=code, host=[dict(each) for each in host], device=[{}] * len(host))
     return with_compiled(measured(), found, [called] * len(host))
 
 
 def medians(found: Profile, phase: str) -> dict[str, tuple[float | None, float | None]]:
-    """Inclusive and own seconds."""
-    works = {name: getattr(each, phase) for name, each in found.modules.items()}
+    """Return the inclusive seconds and the self seconds of each module."""
 
     def median(spread: TimingStats | None) -> float | None:
         return None if spread is None else round(spread.median, 9)
 
-    return {name: (median(each.seconds), median(each.self_seconds)) for name, each in works.items()}
+    seconds = {}
+    for name, module in found.modules.items():
+        of_phase = getattr(module, phase)
+        seconds[name] = (median(of_phase.seconds), median(of_phase.self_seconds))
+    return seconds
 
 
-A, B = ModulePhase("net.a", "forward"), ModulePhase("net.b", "forward")
+A = ModulePhase("net.a", "forward")
+B = ModulePhase("net.b", "forward")
 
 
 def test_a_compiled_row_s_clean_time_is_divided_as_in_the_trace() -> None:
-    """Of 1000 ns in `net`, `a` has 500 and `b` 250.
+    """The time of a compiled module in unprofiled steps is divided as in the trace.
 
-    Half and a quarter of its 80 s; the rest stays its own.
+    Of 1000 traced ns in `net`, `a` has 500 and `b` 250. So they get a half and a quarter of its
+    80 s. The rest stays self time of `net`.
     """
     found = opened([{FORWARD: {A: 500.0, B: 250.0}}], {FORWARD: 1000.0})
     assert medians(found, "forward") == {
@@ -413,14 +436,17 @@ def test_a_compiled_row_s_clean_time_is_divided_as_in_the_trace() -> None:
 
 
 def test_a_batch_that_was_interrupted_is_not_the_one_that_counts() -> None:
-    """The second of three took a hundred times as long."""
+    """A single slow batch does not change the result: the second of three was interrupted."""
     usual = {FORWARD: {A: 500.0, B: 250.0}}
     found = opened([usual, {FORWARD: {A: 75_000.0, B: 1.0}}, usual], {FORWARD: 1000.0})
     assert medians(found, "forward")["net.a"] == (40, 40)
 
 
 def test_recomputed_time_moves_from_backward_to_recompute_all_the_way_up() -> None:
-    """A tenth of `net`'s 160 s of backward is computed again in `a`, a tenth in `net` itself."""
+    """Recomputed time moves from backward to recompute, in all modules above as well.
+
+    A tenth of the 160 s backward of `net` is recomputed in `a`, and another tenth in `net` itself.
+    """
     inside = {
         ModulePhase("net.a", "backward"): 500.0,
         ModulePhase("net.a", "recompute"): 100.0,
@@ -442,7 +468,7 @@ def test_recomputed_time_moves_from_backward_to_recompute_all_the_way_up() -> No
 
 
 def test_the_notes_say_what_is_known_and_what_is_not() -> None:
-    """A graph without a record is named, and no share is given where no graph has one."""
+    """If no graph was recorded, a note has the number of graphs, and there is no other note."""
     assert [(note.code, dict(note.values)) for note in opened([{}], {}).notes] == [
         ("compiled_unrecorded", {"graphs": 1})
     ]

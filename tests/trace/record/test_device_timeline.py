@@ -1,6 +1,6 @@
-"""What a device did, from events as CUDA would give them.
+"""Test to which modules the work of a device belongs, with events like those of CUDA.
 
-Every figure is a sum of the nanoseconds written here.
+Each expected number is a sum of the nanoseconds that are written in the test.
 """
 
 from collections.abc import Sequence
@@ -16,34 +16,39 @@ from lflops.trace.record.step_timeline import device_seconds
 from tests.support.kineto_events import Event
 from tests.support.small_models import Block
 
-HOME, DEVICE_THREAD = 70, 71  # as Python calls them
-TRAINER, ENGINE = 1, 2  # as Kineto does
+# The ids of the training thread and of the autograd engine's thread in Python.
+HOME = 70
+DEVICE_THREAD = 71
+# The ids of the same threads in Kineto.
+TRAINER = 1
+ENGINE = 2
 
 MODEL = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
 TREE = ModuleTree({"": MODEL})
 ONE, TWO = MODEL
-FIRST, SECOND = id(ONE), id(TWO)
+FIRST = id(ONE)
+SECOND = id(TWO)
 
 
 def step(start: int, end: int, number: int = 0) -> Event:
-    """One of the profiler's steps."""
+    """Return a step of the profiler."""
     return Event(f"ProfilerStep#{number}", start, end, TRAINER, is_named=True)
 
 
 def operator(name: str, start: int, end: int, key: int, thread: int = TRAINER) -> Event:
-    """An operator."""
+    """Return an operator. `key` is the number by which a kernel refers to it."""
     return Event(name, start, end, thread, key=key)
 
 
 def node(name: str, start: int, end: int, number: int, built_on: int = TRAINER) -> Event:
-    """A node of backward, on the engine's thread."""
+    """Return an autograd node that runs on the thread of the autograd engine."""
     return Event(
         f"autograd::engine::evaluate_function: {name}", start, end, ENGINE, number, built_on
     )
 
 
 def kernel(length: int, link: int, start: int = 0, name: str = "gemm") -> Event:
-    """Work of the device for the operator of that key."""
+    """Return work of the device that the operator with the key `link` has launched."""
     return Event(name, start, start + length, is_on_device=True, key=9000 + link, link=link)
 
 
@@ -54,7 +59,10 @@ FORWARD: list[LogEntry] = [
     (30, 2, SECOND, TWO),
     (40, 4, SECOND, LEAVE),
 ]
-"""Nodes 0 and 1 are built in the first module, 2 and 3 in the second."""
+"""The log of a forward pass.
+
+Autograd nodes 0 and 1 are built in the first module, and 2 and 3 in the second.
+"""
 
 FORWARD_EVENTS = [operator("aten::addmm", 12, 18, key=1), operator("aten::addmm", 32, 38, key=2)]
 
@@ -62,12 +70,12 @@ FORWARD_EVENTS = [operator("aten::addmm", 12, 18, key=1), operator("aten::addmm"
 def joined(
     events: Sequence[Event], boundaries: dict[int, list[LogEntry]] | None = None
 ) -> AttributedTrace:
-    """With the boundaries of a forward."""
+    """Assign the events to modules. The default log is that of a forward pass."""
     return join(recorded(events), boundaries or {HOME: FORWARD}, HOME, TREE)
 
 
 def test_a_kernel_is_the_module_s_that_asked_for_it_whenever_it_runs() -> None:
-    """Both kernels run when forward is long over."""
+    """A kernel belongs to the module that launched it, even if it runs long after forward."""
     found = joined(
         [step(0, 100), *FORWARD_EVENTS, kernel(300, 1, start=500), kernel(40, 2, start=800)]
     )
@@ -75,9 +83,10 @@ def test_a_kernel_is_the_module_s_that_asked_for_it_whenever_it_runs() -> None:
 
 
 def test_the_engine_s_thread_runs_what_the_trainer_s_built() -> None:
-    """Node 3 is the second module's, node 0 the first's.
+    """An autograd node belongs to the module that built it, and runs on the engine's thread.
 
-    What writes a gradient runs right behind the node that made it.
+    The second module built node 3, and the first built node 0. The node that accumulates a gradient
+    runs directly after the node that computed it, and belongs to the same module.
     """
     backward = [
         node("AddmmBackward0", 50, 60, 3),
@@ -99,9 +108,10 @@ def test_the_engine_s_thread_runs_what_the_trainer_s_built() -> None:
 
 
 def test_what_the_engine_s_thread_enters_is_recompute() -> None:
-    """A checkpoint runs the first module again within node 3.
+    """A module that is called on the engine's thread is recompute.
 
-    The thread says once which of Python's it is.
+    A checkpoint runs the first module again within node 3. An event on this thread has the id that
+    the thread has in Python.
     """
     again: list[LogEntry] = [(52, 0, FIRST, ONE), (56, 2, FIRST, LEAVE)]
     backward = [
@@ -126,7 +136,10 @@ def test_what_the_engine_s_thread_enters_is_recompute() -> None:
 
 
 def test_what_no_operator_asked_for_is_the_root_s() -> None:
-    """A kernel of a captured graph has no operator; a name that the user gave is no work at all."""
+    """A kernel without an operator, as in a CUDA graph, belongs to the root.
+
+    A range that the user has named is no work.
+    """
     named = Event("mine", 0, 900, is_on_device=True, is_named=True, link=1)
     found = joined(
         [step(0, 100), *FORWARD_EVENTS, kernel(50, 0, start=20), kernel(6, 999, start=30), named]
@@ -135,7 +148,10 @@ def test_what_no_operator_asked_for_is_the_root_s() -> None:
 
 
 def test_steps_are_told_apart_by_who_asked() -> None:
-    """The second step's kernel runs in its own time, the first's too late."""
+    """A kernel belongs to the step in which it was launched.
+
+    The kernel of the first step runs during the second step.
+    """
     second: list[LogEntry] = [(100, 4, 0, STEP), (110, 4, FIRST, ONE), (120, 6, FIRST, LEAVE)]
     events = [
         step(0, 100),
@@ -150,9 +166,10 @@ def test_steps_are_told_apart_by_who_asked() -> None:
 
 
 def test_an_operator_has_its_own_kernels_and_those_of_whom_it_calls() -> None:
-    """linear: 20 on the host, 12 without addmm.
+    """An operator's time includes the operators that it calls, and its self time does not.
 
-    Addmm: 8, 5 without the launch; all of the kernel is addmm's own.
+    On the host, `linear` takes 20 ns, of which 12 are its self time. `addmm` takes 8 ns, of which 3
+    are the launch. The whole kernel is self time of `addmm` on the device.
     """
     events = [
         operator("aten::linear", 10, 30, key=1),
@@ -161,7 +178,9 @@ def test_an_operator_has_its_own_kernels_and_those_of_whom_it_calls() -> None:
         kernel(100, 2),
     ]
     table = {each.name: each for each in joined([step(0, 100), *events]).operators}
-    linear, addmm, launch = table["aten::linear"], table["aten::addmm"], table["cudaLaunchKernel"]
+    linear = table["aten::linear"]
+    addmm = table["aten::addmm"]
+    launch = table["cudaLaunchKernel"]
     assert (20e-9, 12e-9) == (linear.host_seconds, linear.self_host_seconds)
     assert (8e-9, 5e-9) == (addmm.host_seconds, addmm.self_host_seconds)
     assert (3e-9, 3e-9) == (launch.host_seconds, launch.self_host_seconds)
@@ -170,7 +189,10 @@ def test_an_operator_has_its_own_kernels_and_those_of_whom_it_calls() -> None:
 
 
 def test_an_operator_that_only_calls_its_like_is_one_with_it() -> None:
-    """As torch's table has it: once, with the outer one's time."""
+    """An operator that calls only itself counts once, with the time of the outer call.
+
+    Torch's table does the same.
+    """
     table = joined(
         [step(0, 100), operator("aten::to", 10, 30, key=1), operator("aten::to", 12, 20, key=2)]
     ).operators
@@ -180,9 +202,9 @@ def test_an_operator_that_only_calls_its_like_is_one_with_it() -> None:
 
 
 def test_the_table_has_twenty_of_the_host_s_and_twenty_of_the_device_s() -> None:
-    """The device's first.
+    """The table has the 20 longest operators on the device, and then the 20 longest on the host.
 
-    Of 50 operators on the host the first 20 take longest there, the last 20 on the device.
+    Of 50 operators, the last take longest on the device, and the first take longest on the host.
     """
     host = [
         operator(f"op{each}", 1000 * each, 1000 * each + 100 - each, key=1 + each)
@@ -190,13 +212,16 @@ def test_the_table_has_twenty_of_the_host_s_and_twenty_of_the_device_s() -> None
     ]
     device = [kernel(each, 1 + each) for each in range(50)]
     names = [each.name for each in joined([step(0, 100_000), *host, *device]).operators]
-    assert [f"op{each}" for each in range(49, 29, -1)] + [
-        f"op{each}" for each in range(20)
-    ] == names
+    longest_on_device = [f"op{each}" for each in range(49, 29, -1)]
+    longest_on_host = [f"op{each}" for each in range(20)]
+    assert longest_on_device + longest_on_host == names
 
 
 def test_an_optimizer_s_closure_is_not_the_optimizer_s() -> None:
-    """Outside of it the kernels are: before the closure and behind it."""
+    """Kernels in the closure of an optimizer do not belong to the optimizer.
+
+    Kernels before and after the closure belong to it.
+    """
     told: list[LogEntry] = [
         (0, 0, 0, STEP),
         (10, 0, 5, OPTIMIZER),
@@ -205,18 +230,21 @@ def test_an_optimizer_s_closure_is_not_the_optimizer_s() -> None:
         (50, 0, 5, LEAVE),
     ]
     events = [
-        operator(name, start, start + 1, key=start)
-        for name, start in (("a", 15), ("b", 25), ("c", 35), ("d", 55))
+        operator("a", 15, 16, key=15),
+        operator("b", 25, 26, key=25),
+        operator("c", 35, 36, key=35),
+        operator("d", 55, 56, key=55),
     ]
-    found = joined(
-        [step(0, 100), *events, *(kernel(10 * event.key, event.key) for event in events)],
-        {HOME: told},
-    )
+    kernels = [kernel(10 * event.key, event.key) for event in events]
+    found = joined([step(0, 100), *events, *kernels], {HOME: told})
     assert [{ModulePhase("", "optimizer"): 500, ModulePhase("", "other"): 800}] == found.device
 
 
 def test_a_frame_that_was_left_unsaid_ends_with_its_step() -> None:
-    """The first module was left by an interrupt: in the next step nothing is its own."""
+    """A call without an end, because of an interrupt, ends with its step.
+
+    In the next step, no work belongs to the module.
+    """
     told: list[LogEntry] = [(0, 0, 0, STEP), (10, 0, FIRST, ONE), (100, 2, 0, STEP)]
     events = [step(0, 100), step(100, 200, 1), operator("aten::mul", 110, 120, key=1), kernel(5, 1)]
     found = joined(events, {HOME: told})
@@ -225,22 +253,28 @@ def test_a_frame_that_was_left_unsaid_ends_with_its_step() -> None:
 
 
 def test_modules_on_threads_that_kineto_does_not_follow_are_calls_all_the_same() -> None:
-    """Torch records the threads that train and go backward."""
+    """Calls of modules on other threads are kept, although Kineto records no operators there.
+
+    Kineto records only the threads of training and backward.
+    """
     other: list[LogEntry] = [(10, 0, SECOND, TWO), (20, 0, SECOND, LEAVE)]
     calls = joined([step(0, 100), *FORWARD_EVENTS], {HOME: FORWARD, 99: other}).calls
     assert [("0", 0), ("1", 0), ("1", 1)] == [(call.fqn, call.thread) for call in calls]
 
 
 def test_work_within_calls_is_that_of_all_of_them() -> None:
-    """The outer call has the inner one's kernel, and is not the innermost."""
+    """The device time of a call includes the kernels of the calls in it.
+
+    Only the inner call is marked as innermost.
+    """
     block = Block()
     told: list[LogEntry] = [
         (0, 0, 0, STEP),
         (10, 0, id(block), block),
         (20, 0, id(block.up), block.up),
         (30, 1, id(block.up), LEAVE),
+        (40, 2, id(block), LEAVE),
     ]
-    told.append((40, 2, id(block), LEAVE))
     events = [
         step(0, 100),
         operator("aten::addmm", 22, 28, key=1),
@@ -260,16 +294,21 @@ WORK = [
     kernel(20, 3, start=130, name="ncclDevKernel_AllReduce"),
     kernel(8, 4, start=145),
 ]
-"""Busy from 100 to 115 and from 130 to 153: 38 of 53. The collective is alone from 130 to 145."""
+"""Work of a device that is busy from 100 to 115 and from 130 to 153, which is 38 of 53 ns.
+
+From 130 to 145, only the collective runs.
+"""
 
 
 @pytest.mark.parametrize(("figure", "nanoseconds"), [("idle", 15), ("exposed_communication", 15)])
 def test_the_device_waits_or_only_communicates(figure: str, nanoseconds: int) -> None:
-    """Overlaps count once; a name that somebody gave is no work."""
+    """The device is idle for 15 ns, and only communicates for 15 ns.
+
+    Kernels that overlap count once. A range that a user has named is no work.
+    """
     named = Event("mine", 0, 900, is_on_device=True, is_named=True)
-    assert (
-        nanoseconds / 1e9 == device_seconds(recorded([*WORK, named, *FORWARD_EVENTS]).work)[figure]
-    )
+    work = recorded([*WORK, named, *FORWARD_EVENTS]).work
+    assert nanoseconds / 1e9 == device_seconds(work)[figure]
 
 
 @pytest.mark.parametrize(
@@ -279,9 +318,11 @@ def test_the_device_waits_or_only_communicates(figure: str, nanoseconds: int) ->
 def test_each_instant_belongs_to_the_first_of_kernel_communication_copy_and_idle(
     figure: str, nanoseconds: int
 ) -> None:
-    """Kernels run 0-20, 40-45 and 55-60: 30.
+    """Each moment belongs to kernels, else to communication, else to copies, else it is idle.
 
-    A collective is alone 20-30 and 45-47, a copy 30-35; nothing runs 35-40 and 47-55.
+    Kernels run from 0 to 20, from 40 to 45 and from 55 to 60, which is 30 ns. Only a collective
+    runs from 20 to 30 and from 45 to 47, and only a copy runs from 30 to 35. Nothing runs from 35
+    to 40 and from 47 to 55.
     """
     work = [
         kernel(20, 1, start=0),
@@ -295,5 +336,5 @@ def test_each_instant_belongs_to_the_first_of_kernel_communication_copy_and_idle
 
 
 def test_without_a_device_nothing_is_known_of_it() -> None:
-    """Unknown is not 0."""
+    """Without events of a device, its times are unknown, not 0."""
     assert {} == device_seconds(recorded(FORWARD_EVENTS).work)

@@ -1,8 +1,7 @@
-"""A real training inside of compiled code.
+"""Test a real training run with compiled code.
 
-Whose its kernels are, and that it is the training that it would be without us.
-
-It is compiled in one process, whose results all tests here look at: to compile takes half a minute.
+The kernels of the compiled code must belong to the right modules, and lflops must not change the
+run. Compiling takes half a minute, so one process compiles for all checks.
 """
 
 import json
@@ -27,10 +26,10 @@ PRODUCTS = {
     ("blocks.0.down", "backward"): 2,
     ("blocks.0.up", "backward"): 1,
 }
-"""Products of a step.
+"""Number of matmuls of a step, by module and phase.
 
-Backward has one for each weight and one for each input, but for the data. The second block is
-checkpointed, and backward needs what its first layer computes.
+Backward has one matmul for each weight and one for each input, except for the data. The second
+block is checkpointed. Its first layer is recomputed, because backward needs its result.
 """
 
 
@@ -39,7 +38,7 @@ checkpointed, and backward needs what its first layer computes.
     reason="inductor gives g++ its paths unquoted: it compiles in no folder with a space",
 )
 def test_a_training_inside_of_compiled_code(warm_python: WarmPython, tmp_path: Path) -> None:
-    """Everything that one process can tell: compiling again for each test would take minutes."""
+    """Check all results of one process, because compiling for each check would take minutes."""
     ended = warm_python.run((ROOT / "tests/support/compiled_training.py").read_text(), tmp_path)
     assert ended.status == 0, ended.err
     found: dict[str, Any] = json.loads(ended.out.splitlines()[-1])
@@ -53,7 +52,10 @@ def test_a_training_inside_of_compiled_code(warm_python: WarmPython, tmp_path: P
         assert (found[name]["code"]["graphs"], found[name]["code"]["regions"]) == (2, 4)
     _adds_up(found["by block"])
     assert {
-        (f"{block}.{layer}", "forward"): 1 for block in "01" for layer in ("up", "down")
+        ("0.up", "forward"): 1,
+        ("0.down", "forward"): 1,
+        ("1.up", "forward"): 1,
+        ("1.down", "forward"): 1,
     } == _products(found["by block"])
     assert (found["by block"]["graphs"], found["by block"]["regions"]) == (1, 4)
     assert {("first", "forward"): 1, ("second", "forward"): 1} == _products(found["by graph"])
@@ -64,11 +66,13 @@ def test_a_training_inside_of_compiled_code(warm_python: WarmPython, tmp_path: P
 
 
 def _is_the_same_training(found: dict[str, Any]) -> None:
-    """Weights, losses, graphs and kernels, and no setting of inductor changed for good."""
+    """Check that weights, losses, graphs and kernels are the same as without lflops.
+
+    No setting of inductor may be changed permanently.
+    """
     for name in ("recorded", "from cache"):
-        assert {key: found["plain"][key] for key in ("losses", "weights", "graphs")} == {
-            key: found[name][key] for key in ("losses", "weights", "graphs")
-        }
+        for key in ("losses", "weights", "graphs"):
+            assert found["plain"][key] == found[name][key]
         assert found[name]["later"] == 0, "the trace had something compiled"
     number, same = found["kernels"]
     assert number > 0
@@ -78,14 +82,14 @@ def _is_the_same_training(found: dict[str, Any]) -> None:
 
 
 def _adds_up(code: dict[str, Any]) -> None:
-    """All of the regions' time is in rows, or unassigned."""
+    """Check that the times of the kernels and the unassigned time add up to the total time."""
     assert (code["unrecorded_graphs"], code["timed_on"]) == (0, "host")
     parts = sum(kernel["host_seconds"] for kernel in code["kernels"])
     assert parts + code["unassigned_seconds"] == pytest.approx(code["seconds"], rel=1e-9)
 
 
 def _products(code: dict[str, Any]) -> dict[tuple[str, str], int]:
-    """The matrix products of a step by module and phase; the trace has two steps."""
+    """Return the number of matmuls per step by module and phase. The trace has two steps."""
     found: dict[tuple[str, str], int] = {}
     for kernel in code["kernels"]:
         if kernel["name"].startswith("extern_kernels"):

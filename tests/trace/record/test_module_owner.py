@@ -1,6 +1,7 @@
-"""One owner of Kineto in a process, which two would crash.
+"""Test that Kineto has only one owner in a process, because two owners would crash it.
 
-Every way in which a profiler of torch's can meet ours, in a process each.
+Each test combines the tracer of lflops ("ours") with another torch profiler ("theirs") in a
+different way, in a separate process.
 """
 
 from pathlib import Path
@@ -47,7 +48,10 @@ theirs = another()
 
 
 def tells_of_its_end() -> bool:
-    """Whether one that is stopped while it waits, as those of a schedule are in the end, differs from one that waits."""
+    """Return whether this torch version shows if a profiler was stopped or is only waiting.
+
+    A profiler with a schedule waits at its end, so it is stopped while it waits.
+    """
     waits = profile(activities=[ProfilerActivity.CPU], schedule=lambda _: ProfilerAction.NONE)
     waits.start()
     waits.stop()
@@ -58,9 +62,10 @@ REFUSED = "False other_profiler\ntheirs 2"
 CUT_OFF = "ours cut_off\ntheirs 2"
 BOTH = "theirs 2\nours 1"
 BOTH_IF_IT_TELLS = BOTH if tells_of_its_end() else "theirs 2\nours other_profiler"
-"""On torch 2.8 and 2.11 ours waits in vain for the end of one that has ended.
+"""The output if the other profiler has ended before ours starts.
 
-To start beside one that waits could crash.
+On torch 2.8 and 2.11, the tracer cannot know that the other profiler has ended, and refuses to
+start. Starting while another profiler waits could crash.
 """
 
 CASES = {
@@ -73,15 +78,24 @@ CASES = {
         REFUSED,
     ),
     "records": (
-        "theirs.start(); go_on(theirs, 1); print(tracer.begin(), tracer.refusal); finish(theirs, 2)",
+        (
+            "theirs.start(); go_on(theirs, 1); print(tracer.begin(), tracer.refusal); "
+            "finish(theirs, 2)"
+        ),
         REFUSED,
     ),
     "waits": (
-        "theirs = another(wait=1); theirs.start(); print(tracer.begin(), tracer.refusal); finish(theirs, 4)",
+        (
+            "theirs = another(wait=1); theirs.start(); print(tracer.begin(), tracer.refusal); "
+            "finish(theirs, 4)"
+        ),
         REFUSED,
     ),
     "is torch's older one": (
-        "with torch.autograd.profiler.profile(): print(tracer.begin(), tracer.refusal)\ntheirs.start(); finish(theirs, 3)",
+        (
+            "with torch.autograd.profiler.profile(): print(tracer.begin(), tracer.refusal)\n"
+            "theirs.start(); finish(theirs, 3)"
+        ),
         REFUSED,
     ),
     "is ours": (
@@ -100,7 +114,10 @@ CASES = {
         BOTH_IF_IT_TELLS,
     ),
     "was there before, stopped as it recorded": (
-        "theirs = profile(activities=[ProfilerActivity.CPU]); theirs.start(); work(); finish(theirs, 1); tracer.begin(); work(); stop()",
+        (
+            "theirs = profile(activities=[ProfilerActivity.CPU]); theirs.start(); work(); "
+            "finish(theirs, 1); tracer.begin(); work(); stop()"
+        ),
         BOTH,
     ),
     "gets ready while ours records": (
@@ -112,7 +129,10 @@ CASES = {
         CUT_OFF,
     ),
     "outlives ours": (
-        "tracer.begin(); theirs.start(); tracer.abandon(); print('ours', tracer.refusal); finish(theirs, 3)",
+        (
+            "tracer.begin(); theirs.start(); tracer.abandon(); print('ours', tracer.refusal); "
+            "finish(theirs, 3)"
+        ),
         CUT_OFF,
     ),
     "comes and goes while ours records": (
@@ -128,7 +148,10 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_beside_a_profiler_that(case: str, tmp_path: Path, warm_python: WarmPython) -> None:
-    """Whatever ours does, theirs records both of the steps that it was asked for, and the process ends well."""
+    """The other profiler always records both of its steps, and the process does not crash.
+
+    The output shows whether our tracer recorded a batch, or why it did not.
+    """
     script, expected = CASES[case]
     ended = warm_python.run(BEGIN + script, tmp_path)
     assert (0, expected) == (ended.status, ended.out.strip()), ended.err
@@ -136,7 +159,10 @@ def test_beside_a_profiler_that(case: str, tmp_path: Path, warm_python: WarmPyth
 
 
 def test_ours_has_torch_warn_of_nothing(tmp_path: Path, warm_python: WarmPython) -> None:
-    """Of how a profiler was made, which is not the user's doing."""
+    """The tracer causes no warning of torch about the arguments of the profiler.
+
+    The user has not chosen these arguments.
+    """
     ended = warm_python.run(
         BEGIN + "import warnings; warnings.simplefilter('error'); tracer.begin(); work(); stop()",
         tmp_path,
@@ -145,21 +171,23 @@ def test_ours_has_torch_warn_of_nothing(tmp_path: Path, warm_python: WarmPython)
 
 
 def test_two_profilers_do_crash(tmp_path: Path, warm_python: WarmPython) -> None:
-    """What the tests above would see.
+    """Two profilers crash a process, so the tests above can fail.
 
-    One gets ready, another comes and goes, and the first one starts.
+    The first profiler prepares, the second records and ends, and then the first starts.
     """
-    script = "first = another(); first.prepare_trace(); theirs.start(); finish(theirs, 3); first.start_trace()"
+    script = (
+        "first = another(); first.prepare_trace(); theirs.start(); finish(theirs, 3); "
+        "first.start_trace()"
+    )
     assert 0 != warm_python.run(BEGIN + script, tmp_path).status
 
 
 def test_ours_ends_before_theirs_gets_ready(tmp_path: Path, warm_python: WarmPython) -> None:
-    """To get ready beside one that records has crashed now and then.
+    """Our recording ends before the other profiler prepares, because preparing sometimes crashed.
 
-    Nothing of ours stays on torch's class.
-
-    Nor is a step of ours open by then: its end, within their recording, would be written into
-    memory that ours gave back.
+    The method of torch's class that lflops replaced is restored. No step of ours is open at that
+    time either: if it ended during the other recording, it would be written into memory that was
+    already freed.
     """
     script = """
 kind, seen = torch.autograd.profiler.profile, []

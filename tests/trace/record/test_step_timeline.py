@@ -1,4 +1,4 @@
-"""The timeline of a traced step, from events by hand; times are in nanoseconds."""
+"""Test the timeline of a traced step, with events written by hand. Times are in nanoseconds."""
 
 from lflops.profile.records import Call, Phase
 from lflops.trace.record.events import recorded
@@ -10,46 +10,42 @@ BEGIN = 1_000
 
 
 def step(number: int, start: int, end: int) -> Event:
-    """A step of the profiler."""
+    """Return a step of the profiler."""
     return Event(f"ProfilerStep#{number}", BEGIN + start, BEGIN + end, is_named=True)
 
 
 def call(row: str, phase: Phase, start: int, end: int, thread: int = 0) -> Call:
-    """A module's call."""
+    """Return a call of a module."""
     return Call(row, phase, BEGIN + start, BEGIN + end, 0, innermost=True, thread=thread)
 
 
 def test_the_step_of_median_length_is_shown() -> None:
-    """Of steps of 100, 500 and 200 ns the last, which begins at 700.
+    """The step of median length is shown first.
 
-    A batch that ends no step is part of the next.
+    The steps take 100, 500 and 200 ns. The last one begins at 700 ns and has two batches: a batch
+    that ends no step is part of the next step.
     """
     steps = [step(0, 0, 100), step(1, 150, 650), step(2, 700, 800), step(3, 800, 900)]
     calls = [call("early", "forward", 10, 90), call("late", "forward", 710, 750)]
     found, *_ = timelines_of(recorded(steps), calls, [True, True, False, True])
     assert found is not None
-    assert (200, ["", "late"], [10, 10]) == (
-        found.length,
-        [each.fqn for each in found.slices],
-        [each.start for each in found.slices],
-    )
+    assert 200 == found.length
+    assert [("", 10), ("late", 10)] == [(each.fqn, each.start) for each in found.slices]
     assert [] == list(timelines_of(recorded(steps), calls, [False] * 4))
 
 
 def test_phases_and_calls_are_slices() -> None:
-    """Forward from 10 to 60 with a module in it, backward on another thread.
+    """Phases and calls of modules are slices.
 
-    Both in one lane, as the first waits for the second.
+    Forward lasts from 10 to 60 and contains modules. Backward runs on another thread. Both are in
+    one lane, because the first thread waits for the second.
     """
     marks = [
-        (BEGIN + moment, phase)
-        for moment, phase in [
-            (0, "data"),
-            (10, "forward"),
-            (60, "other"),
-            (65, "backward"),
-            (95, "other"),
-        ]
+        (BEGIN + 0, "data"),
+        (BEGIN + 10, "forward"),
+        (BEGIN + 60, "other"),
+        (BEGIN + 65, "backward"),
+        (BEGIN + 95, "other"),
     ]
     calls = [
         call("a", "forward", 20, 50),
@@ -70,7 +66,7 @@ def test_phases_and_calls_are_slices() -> None:
 
 
 def test_threads_that_run_at_once_have_lanes() -> None:
-    """Two towers on two threads."""
+    """Two threads that run modules at the same time have separate lanes."""
     calls = [call("a", "forward", 0, 50), call("b", "forward", 10, 60, thread=1)]
     found, *_ = timelines_of(recorded([step(0, 0, 100)]), calls, [True])
     assert found is not None
@@ -78,7 +74,10 @@ def test_threads_that_run_at_once_have_lanes() -> None:
 
 
 def test_operators_are_the_outermost_and_kernels_those_of_the_device() -> None:
-    """A node of backward, and what an operator calls, are left out; streams are numbered."""
+    """A timeline has the outermost operators, and the kernels of the device.
+
+    Autograd nodes, and operators that other operators call, are left out. Each stream has a lane.
+    """
     events = [
         step(0, 0, 100),
         Event("aten::linear", BEGIN + 5, BEGIN + 20),
@@ -92,11 +91,9 @@ def test_operators_are_the_outermost_and_kernels_those_of_the_device() -> None:
     ]
     found, *_ = timelines_of(recorded(events), [], [True])
     assert found is not None
-    works = [
-        [(each.name, each.start, each.length, each.lane) for each in kind]
-        for kind in (found.operators, found.kernels)
+    assert [("aten::linear", 5, 15, 0), ("aten::mul", 32, 16, 1)] == [
+        (each.name, each.start, each.length, each.lane) for each in found.operators
     ]
-    assert [
-        [("aten::linear", 5, 15, 0), ("aten::mul", 32, 16, 1)],
-        [("gemm", 12, 30, 0), ("copy", 43, 1, 1)],
-    ] == works
+    assert [("gemm", 12, 30, 0), ("copy", 43, 1, 1)] == [
+        (each.name, each.start, each.length, each.lane) for each in found.kernels
+    ]
