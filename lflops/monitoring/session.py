@@ -19,7 +19,7 @@ from lflops.inputs.run_info import with_allocator_peaks
 from lflops.model.module_tree import ModuleTree
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import Stage, Training
-from lflops.monitoring.window.counting_step import CountingMode, StepCounter
+from lflops.monitoring.window.counting_step import CountingMode, StepCounter, has_backward
 from lflops.monitoring.window.live_metrics import LiveMetrics
 from lflops.monitoring.window.step_modes import ModuleTimingMode, StepMode
 from lflops.monitoring.window.step_timer import MAX_PENDING_STEPS, StepTimer, TimedStep
@@ -418,7 +418,9 @@ class Session:
     def _next_mode(self) -> StepMode:
         ordinal = self._step_timer.ordinal
         phase: str = self._cursor.phase
-        if any(window.requests_timing(ordinal) for window in self._windows):
+        if any(window.requests_counting(ordinal) for window in self._windows):
+            phase = "count"
+        elif any(window.requests_timing(ordinal) for window in self._windows):
             phase = "module_timing"
         return self._modes.get(phase, UNPROFILED)
 
@@ -605,17 +607,28 @@ class Session:
             return step
         return replace(step, waited_by_phase=self._phase_waits.of_step(timed.ordinal))
 
-    def _extends(self, window: Window) -> bool:
-        """Request more module-timing steps for a window, if a module seems slow but may not be.
+    def _lacks_backward(self, window: Window) -> bool:
+        """Return whether a training step was counted, but its batch was skipped."""
+        is_counted = self._settings.count is True and self._counter.can_count()
+        if not is_counted or not self._stage.learns or window.counted is None:
+            return False
+        return not has_backward(window.counted)
 
-        More steps show whether the module is really slow. With several ranks, no steps are
-        requested, because each rank might request a different number. Returns whether steps were
-        requested.
+    def _extends(self, window: Window) -> bool:
+        """Request more steps for a window, if its results would otherwise be incomplete.
+
+        A step is counted again if the counted step ran no backward. More steps are timed by module
+        if a module seems slow but may not be. With several ranks, no steps are requested, because
+        each rank might request a different number. Returns whether steps were requested.
         """
         missing = window.missing_timing_steps
         ordinal = self._step_timer.ordinal
         room = self._cursor.idle_until - ordinal
-        if not missing or missing + WANTED > room or self._training.world_size > 1:
+        if self._training.world_size > 1:
+            return False
+        if room > WANTED and self._lacks_backward(window):
+            return window.request_counting_step(ordinal)
+        if not missing or missing + WANTED > room:
             return False
         profile, _ = self._profile(window, failed=False)
         if analyze(profile).outliers.caveat in {None, "scaled"}:

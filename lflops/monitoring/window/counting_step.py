@@ -48,6 +48,11 @@ def depends_on_lengths(counted: Profile) -> bool:
     return False
 
 
+def has_backward(counted: Profile) -> bool:
+    """Return whether a counted step ran operators in backward."""
+    return any(op_count.phase == "backward" for op_count in counted.op_counts)
+
+
 def _reads_lengths(operator: str) -> bool:
     if operator in MASKED:
         return True
@@ -126,7 +131,10 @@ class StepCounter:
     def step_profile(
         self, batches: list[Profile], key: Hashable, padding: BatchPadding | None
     ) -> Profile:
-        """Add up the batches of a step, and keep the result for steps with the same `key`."""
+        """Add up the batches of a step, and keep the result for steps with the same `key`.
+
+        A training step without backward is not kept, because the loop skipped its batch.
+        """
         counted = self.with_facts(sum_of_batches(batches))
         if self._stage.learns:
             share = None
@@ -134,7 +142,8 @@ class StepCounter:
                 share = padding.share(counted.run.tokens_from)
             notes = (*counted.notes, *self._setting_notes(counted, share))
             counted = replace(counted, notes=notes)
-        if key is not None and not depends_on_lengths(counted):
+        is_skipped = self._stage.learns and not has_backward(counted)
+        if key is not None and not is_skipped and not depends_on_lengths(counted):
             self._counted[key] = counted
         return counted
 

@@ -27,6 +27,9 @@ TIMING_STEPS = 8
 MORE_TIMING_STEPS = 4
 MOST_TIMING_STEPS = 16
 
+# if the counted step ran no backward, at most this many further steps are counted
+MOST_EXTRA_COUNTS = 3
+
 # after its end, a window collects missing steps for at most this many steps
 PATIENCE = 20
 # a window keeps at most this many steps from before its warm-up: the last ones
@@ -69,6 +72,7 @@ class Window:
         self._last = -1
         self._steps_after_end = 0
         self._extra_timing_steps = range(0)
+        self._extra_counting_steps: list[int] = []
 
     def end(self, ordinal: int, logged_step: int) -> None:
         """End the window before step `ordinal`.
@@ -103,6 +107,21 @@ class Window:
         """Request `count` more module-timing steps, starting with step `ordinal`."""
         self._extra_timing_steps = range(ordinal, ordinal + count)
 
+    def request_counting_step(self, ordinal: int) -> bool:
+        """Request to count step `ordinal` as well, and return whether it will be counted.
+
+        This is for a counted step without backward: its loop skipped the batch, for example because
+        `training_step` returned `None`.
+        """
+        if len(self._extra_counting_steps) >= MOST_EXTRA_COUNTS:
+            return False
+        self._extra_counting_steps.append(ordinal)
+        return True
+
+    def requests_counting(self, ordinal: int) -> bool:
+        """Return whether this step was requested as a counting step."""
+        return ordinal in self._extra_counting_steps
+
     def requests_timing(self, ordinal: int) -> bool:
         """Return whether this step was requested as a module-timing step."""
         return ordinal in self._extra_timing_steps
@@ -110,9 +129,9 @@ class Window:
     def add(self, step: TimedStep) -> None:
         """Add a step if it belongs to the window.
 
-        After the end of the window, only two kinds of steps belong to it: module-timing steps that
-        it has requested, and unprofiled steps if it still has too few. An incomplete step is left
-        out, unless it is the counting step.
+        After the end of the window, only these steps belong to it: counting steps and module-timing
+        steps that it has requested, and unprofiled steps if it still has too few. An incomplete
+        step is left out, unless it is the counting step.
         """
         # module-timing steps during this window's wait were requested by the previous window
         is_of_earlier_window = step.module_timing is not None and not self.opened
@@ -129,14 +148,18 @@ class Window:
             steps.append(step)
 
     def _wants(self, step: TimedStep) -> bool:
-        if self.requests_timing(step.ordinal):
+        if self.requests_counting(step.ordinal) or self.requests_timing(step.ordinal):
             return True
         return step.is_unprofiled and self._unprofiled_steps < WANTED
 
     @property
     def ready(self) -> bool:
         """Return whether the window has all of its steps, or has waited long enough for them."""
-        if self._end is None or self._last < max(self._end, self._extra_timing_steps.stop) - 1:
+        if self._end is None:
+            return False
+        requested = [step + 1 for step in self._extra_counting_steps]
+        stop = max(self._end, self._extra_timing_steps.stop, *requested)
+        if self._last < stop - 1:
             return False
         return self._unprofiled_steps >= WANTED or self._steps_after_end >= PATIENCE
 
