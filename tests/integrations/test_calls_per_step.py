@@ -36,7 +36,7 @@ pytestmark = [
 
 ROOT = str(Path(lflops.__file__).parent)
 WIDTH, BATCH = 8, 4
-FIRST, LAST = 10, 30
+FIRST, LAST = 12, 30
 """The steps whose calls are compared with the limit. `FIRST` leaves out the warm-up of the run."""
 
 WAIT = Schedule(wait=10_000, warmup=1, active=1)
