@@ -185,7 +185,7 @@ def large(folder: Path) -> list[str]:
 
 
 def step_times() -> list[str]:
-    """Compare the times of traced steps in the trace with those of the monitor.
+    """Compare the times of traced steps in the trace with the times that the monitor measures.
 
     Returns lines of the section.
     """

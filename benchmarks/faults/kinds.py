@@ -234,7 +234,7 @@ def output_is_not_used(parts: Parts, _draw: random.Random, _seconds: float) -> N
 
 @kind("frozen", can_choose=False)
 def frozen_by_mistake(parts: Parts, _draw: random.Random, _seconds: float) -> None:
-    """All parameters except those of the last layer are frozen."""
+    """All parameters are frozen, except the parameters of the last layer."""
     for block in parts.blocks:
         block.requires_grad_(requires_grad=False)
 

@@ -38,7 +38,7 @@ PRIORS = {
 }
 # The usual error of a prediction, as a difference of logarithms.
 OFF = 0.06
-# The influence of an error on the fit is limited to that of this multiple of OFF.
+# An error above this multiple of OFF influences the fit no more than this multiple.
 OUTLIER = 1.5
 
 

@@ -161,7 +161,7 @@ def test_what_a_mask_leaves_out_is_not_done() -> None:
 
 
 def test_a_dtype_has_its_own_roof() -> None:
-    """The same matmul in bf16 takes 2.5 s at the peak, so its bytes are the limit."""
+    """In bf16, the matmul takes 2.5 s at the peak, so it is limited by the bytes that it moves."""
     point = roofline(
         profile(ROWS, [replace(CELLS[0], dtype="bfloat16")], run=run(hardware=CHIP))
     ).op_counts[0]

@@ -146,7 +146,7 @@ class Lists(nn.Module):
 
 
 def test_a_module_list_that_is_never_called_has_what_is_in_it() -> None:
-    """A `ModuleList` has no calls and no work of its own, but the sum of its blocks.
+    """A `ModuleList` is never called and does no work; its row is the sum of its blocks.
 
     A block in two lists belongs to the first list.
     """

@@ -156,7 +156,7 @@ def test_what_a_step_makes_of_a_parameter_belongs_with_it() -> None:
 
 @kernels
 def test_two_optimizers_and_a_parameter_of_nobody(kernel: str) -> None:
-    """Each of two optimizers has the work of its own modules.
+    """If a model has two optimizers, each has the work of the modules that it updates.
 
     A parameter that belongs to no module belongs to the root. A module without an optimizer has no
     optimizer work.

@@ -156,7 +156,7 @@ def test_a_module_that_is_checkpointed_itself_has_its_own_work(reentrant: bool) 
 
 
 def test_a_checkpoint_wrapper_is_no_level_of_the_model() -> None:
-    """`checkpoint_wrapper` adds no level: names and calls are those of the model without it."""
+    """`checkpoint_wrapper` adds no level: names and calls are as in the model without it."""
     profile = lflops.count(between_linears(checkpoint_wrapper(Block())), sequence(), backward=True)
     assert {"1.up": up} == macs(profile, "recompute")
     assert {"0": square, "1.up": 2 * up, "1.down": 2 * down, "2": 2 * square} == macs(

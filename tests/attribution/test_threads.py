@@ -155,7 +155,7 @@ def test_two_threads_each_count_their_own_model() -> None:
 
 
 def test_a_scope_on_a_thread_is_of_that_threads_count() -> None:
-    """A scope belongs to the count of its own thread.
+    """A scope belongs to the count of the thread that enters it.
 
     Two threads each open a count and a scope, and both scopes are open at the same time.
     """

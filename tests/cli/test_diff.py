@@ -224,7 +224,7 @@ def test_what_two_modules_tell_is_not_judged_and_said_so() -> None:
 
 
 def test_many_modules_are_not_all_named() -> None:
-    """Of seven faster modules, the five that save the most time are named.
+    """If seven modules are faster, the five that save the most time are named.
 
     Of twelve added modules, only the outermost one is named.
     """

@@ -141,7 +141,7 @@ def test_lines_through_small_estimates_reach_the_peak_and_the_time_of_a_whole_on
 
 @pytest.mark.parametrize("mesh", [{}, {"data": 4}], ids=name_of)
 def test_gradients_of_earlier_micro_batches_stay_in_memory(mesh: Mapping[str, int]) -> None:
-    """The peak with accumulated gradients is that of two micro batches, or up to 2 % above it.
+    """The peak with accumulated gradients is the peak of two micro batches, or up to 2 % higher.
 
     A custom step runs the two micro batches in one estimate.
     """
