@@ -18,7 +18,7 @@ from lflops.integrations.auto_detect.entry import VARIABLE, settings_line
 from lflops.ledger.ledger_file import REQUEST, load_run, newest_file
 from lflops.profile.json_file import load
 from lflops.report.explanation import last_window
-from lflops.report.first_screen.window import WindowSummary, window_summary
+from lflops.report.first_screen.window import window_summary
 from lflops.report.html import page_of_data, write
 from lflops.report.ledger import headline, ledger_lines
 from lflops.report.payload.payload import run_shown
@@ -116,19 +116,15 @@ def ledger(
     if as_json:
         write_json(account)
     elif page is not None:
-        shown = run_shown(_window_of(directory), account)
+        window_file = last_window(directory)
+        summary = None
+        if window_file is not None:
+            summary = window_summary(analyze(load(window_file)))
+        shown = run_shown(summary, account)
         write(page_of_data(f"Run: {headline(account)}", shown, "entry/ledger"), page)
         typer.echo(page)
     else:
         write_lines(ledger_lines(account))
-
-
-def _window_of(directory: Path) -> WindowSummary | None:
-    """Return the summary of the run's last window, or `None` if no window was profiled."""
-    file = last_window(newest_file(directory).parent)
-    if file is None:
-        return None
-    return window_summary(analyze(load(file)))
 
 
 def window(

@@ -25,7 +25,7 @@ from lflops.findings.rules.device_copies import (
     HostToDeviceCopy,
     InferenceInStep,
 )
-from lflops.findings.rules.gradient_clipping import GradientClipping
+from lflops.findings.rules.gradient_work import GradientWork
 from lflops.findings.rules.growing_memory import GrowingMemory
 from lflops.findings.rules.idle_device import IdleDevice
 from lflops.findings.rules.memory_driver import AllocatingMemory
@@ -107,7 +107,7 @@ PART_RULES: tuple[PartRule, ...] = (
     HostToDeviceCopy(),
     InferenceInStep(),
     ExposedCopies(),
-    GradientClipping(),
+    GradientWork(),
     SlowOptimizer(),
     OtherWork(),
     ExposedCommunication(),

@@ -5,7 +5,7 @@ from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Threshold
 
 
-class GradientClipping(PartRule):
+class GradientWork(PartRule):
     """The training loop works on gradients between backward and the optimizer's step.
 
     Typical reasons are histograms or norms of gradients for a logger, and gradients that are
