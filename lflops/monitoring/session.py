@@ -418,10 +418,8 @@ class Session:
     def _next_mode(self) -> StepMode:
         ordinal = self._step_timer.ordinal
         phase: str = self._cursor.phase
-        if any(window.requests_counting(ordinal) for window in self._windows):
-            phase = "count"
-        elif any(window.requests_timing(ordinal) for window in self._windows):
-            phase = "module_timing"
+        for window in self._windows:
+            phase = window.requested_mode(ordinal) or phase
         return self._modes.get(phase, UNPROFILED)
 
     def _open_window(self) -> bool:
@@ -621,19 +619,20 @@ class Session:
         if a module seems slow but may not be. With several ranks, no steps are requested, because
         each rank might request a different number. Returns whether steps were requested.
         """
-        missing = window.missing_timing_steps
-        ordinal = self._step_timer.ordinal
-        room = self._cursor.idle_until - ordinal
         if self._training.world_size > 1:
             return False
-        if room > WANTED and self._lacks_backward(window):
-            return window.request_counting_step(ordinal)
+        ordinal = self._step_timer.ordinal
+        room = self._cursor.idle_until - ordinal
+        if room > WANTED and window.may_count_again and self._lacks_backward(window):
+            window.request(range(ordinal, ordinal + 1), "count")
+            return True
+        missing = window.missing_timing_steps
         if not missing or missing + WANTED > room:
             return False
         profile, _ = self._profile(window, failed=False)
         if analyze(profile).outliers.caveat in {None, "scaled"}:
             return False
-        window.request_timing_steps(ordinal, missing)
+        window.request(range(ordinal, ordinal + missing), "module_timing")
         return True
 
     def _profile(

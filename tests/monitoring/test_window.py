@@ -47,14 +47,14 @@ def test_further_hooked_steps_are_waited_for() -> None:
     more = window.missing_timing_steps
     while more:
         waited.append(more)
-        window.request_timing_steps(ordinal, more)
+        window.request(range(ordinal, ordinal + more), "module_timing")
         assert not window.ready
         for each in range(ordinal, ordinal + more):
-            assert window.requests_timing(each)
+            assert "module_timing" == window.requested_mode(each)
             window.add(step(each, hooked=True))
         ordinal += more
         assert window.ready
-        assert not window.requests_timing(ordinal)
+        assert None is window.requested_mode(ordinal)
         more = window.missing_timing_steps
     assert [5, 4, 4] == waited
 
@@ -129,3 +129,15 @@ def test_the_moment_between_two_hooks_is_no_clip_however_short_the_step() -> Non
     """
     assert ["clip", "other"] == [*phases_of(2**-10, (2**-12,))[0]]
     assert ["other"] == [*phases_of(2**-11, (2**-13,))[0]]
+
+
+def test_a_requested_counting_step_does_not_belong_to_the_next_window() -> None:
+    """While the next window waits, it takes unprofiled steps, but no step of the previous window.
+
+    A window of number 0 that has not opened is worth reporting only if it has a step.
+    """
+    following = Window(0, END)
+    following.add(step(END, hooked=False)._replace(kind="counting"))
+    assert not following.is_worth_reporting
+    following.add(step(END + 1, hooked=False))
+    assert following.is_worth_reporting

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -41,6 +42,10 @@ CLIP_SHARE = 0.05
 CLIP_SECONDS = 2e-4
 
 
+RequestedMode = Literal["count", "module_timing"]
+"""A mode in which a window may request further steps. The names are those of the schedule."""
+
+
 class Window:
     """Collects the steps of a window of the schedule.
 
@@ -71,8 +76,8 @@ class Window:
         # the number of the last step that was passed to `add`
         self._last = -1
         self._steps_after_end = 0
-        self._extra_timing_steps = range(0)
-        self._extra_counting_steps: list[int] = []
+        # the modes of the further steps that were requested, keyed by the number of the step
+        self._requested: dict[int, RequestedMode] = {}
 
     def end(self, ordinal: int, logged_step: int) -> None:
         """End the window before step `ordinal`.
@@ -103,28 +108,22 @@ class Window:
             return TIMING_STEPS - timed
         return min(MORE_TIMING_STEPS, MOST_TIMING_STEPS - timed)
 
-    def request_timing_steps(self, ordinal: int, count: int) -> None:
-        """Request `count` more module-timing steps, starting with step `ordinal`."""
-        self._extra_timing_steps = range(ordinal, ordinal + count)
+    @property
+    def may_count_again(self) -> bool:
+        """Return whether the window may request another counting step.
 
-    def request_counting_step(self, ordinal: int) -> bool:
-        """Request to count step `ordinal` as well, and return whether it will be counted.
-
-        This is for a counted step without backward: its loop skipped the batch, for example because
-        `training_step` returned `None`.
+        It does so for a counted step without backward: its loop skipped the batch, for example
+        because `training_step` returned `None`.
         """
-        if len(self._extra_counting_steps) >= MOST_EXTRA_COUNTS:
-            return False
-        self._extra_counting_steps.append(ordinal)
-        return True
+        return list(self._requested.values()).count("count") < MOST_EXTRA_COUNTS
 
-    def requests_counting(self, ordinal: int) -> bool:
-        """Return whether this step was requested as a counting step."""
-        return ordinal in self._extra_counting_steps
+    def request(self, steps: range, mode: RequestedMode) -> None:
+        """Request that further steps, given by their numbers, run in this mode."""
+        self._requested |= dict.fromkeys(steps, mode)
 
-    def requests_timing(self, ordinal: int) -> bool:
-        """Return whether this step was requested as a module-timing step."""
-        return ordinal in self._extra_timing_steps
+    def requested_mode(self, ordinal: int) -> RequestedMode | None:
+        """Return the mode that was requested for a step; `None` if the step was not requested."""
+        return self._requested.get(ordinal)
 
     def add(self, step: TimedStep) -> None:
         """Add a step if it belongs to the window.
@@ -133,8 +132,9 @@ class Window:
         steps that it has requested, and unprofiled steps if it still has too few. An incomplete
         step is left out, unless it is the counting step.
         """
-        # module-timing steps during this window's wait were requested by the previous window
-        is_of_earlier_window = step.module_timing is not None and not self.opened
+        # such steps during this window's wait were requested by the previous window
+        is_requested = step.module_timing is not None or step.kind == "counting"
+        is_of_earlier_window = is_requested and not self.opened
         if step.ordinal < self.begin or is_of_earlier_window:
             return
         self._last = step.ordinal
@@ -148,7 +148,7 @@ class Window:
             steps.append(step)
 
     def _wants(self, step: TimedStep) -> bool:
-        if self.requests_counting(step.ordinal) or self.requests_timing(step.ordinal):
+        if self.requested_mode(step.ordinal) is not None:
             return True
         return step.is_unprofiled and self._unprofiled_steps < WANTED
 
@@ -157,9 +157,7 @@ class Window:
         """Return whether the window has all of its steps, or has waited long enough for them."""
         if self._end is None:
             return False
-        requested = [step + 1 for step in self._extra_counting_steps]
-        stop = max(self._end, self._extra_timing_steps.stop, *requested)
-        if self._last < stop - 1:
+        if self._last < max([self._end - 1, *self._requested]):
             return False
         return self._unprofiled_steps >= WANTED or self._steps_after_end >= PATIENCE
 
