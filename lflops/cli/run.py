@@ -16,6 +16,7 @@ from lflops.cli.output import UsageError, write_json, write_lines
 from lflops.files import write_whole
 from lflops.integrations.auto_detect.entry import VARIABLE, settings_line
 from lflops.ledger.ledger_file import REQUEST, load_run, newest_file
+from lflops.monitoring.inputs.settings import settings_of
 from lflops.profile.json_file import load
 from lflops.report.explanation import last_window
 from lflops.report.first_screen.window import window_summary
@@ -47,8 +48,8 @@ def run(
 
     The script may use Lightning, transformers, or a custom loop.
 
-    lflops sets the environment variable LFLOPS and starts the script with Python. If the run lost
-    time, a few lines at the end explain it.
+    lflops sets the environment variable LFLOPS and starts the script with Python. At the end of
+    the run, a line names the folder of the ledger. If the run lost time, a few lines explain it.
     """
     if not entry_points(group="torch.backends", name="lflops"):
         raise UsageError(
@@ -72,8 +73,14 @@ def _settings(folder: Path | None) -> str | None:
 
     The value has the user's settings and the folder of the ledger. If `folder` is `None`, this is
     the folder in the user's settings, or a new folder.
+
+    Raises:
+        LflopsError: The user's settings are wrong.
     """
     settings = settings_line()
+    if settings:
+        # A wrong setting is an error here, and not a warning in the middle of the run.
+        settings_of(settings)
     if folder is None and settings is not None and "dirpath" in settings:
         return settings
     if folder is None:

@@ -242,7 +242,8 @@ def _speed(analysis: Analysis) -> Iterator[str]:
         return
     took = f"A {analysis.evidence.unit} takes {units.duration(times.mean)}"
     mfu = analysis.utilization.mfu
-    if mfu is None:
+    # Above 1, the peak is too low, so the share says nothing about the run. A note explains it.
+    if mfu is None or mfu > 1:
         yield f"{took}."
     else:
         yield f"{took}, at {units.percent(mfu)} MFU."

@@ -39,8 +39,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_script_runs_as_python_runs_it(last: str, site: Path, tmp_path: Path) -> None:
     """`lflops run` does not change the script's name, arguments, path, output or exit status.
 
-    The ledger has the reason why the run ended. The second script has an argument that is also an
-    option of `lflops run`.
+    Only the lines about the end of the run are added; they name the folder. The ledger has the
+    reason why the run ended. The second script has an argument that is also an option of
+    `lflops run`.
     """
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "helper.py").touch()
@@ -61,12 +62,24 @@ def test_a_script_runs_as_python_runs_it(last: str, site: Path, tmp_path: Path) 
     watched = ran("-m", "lflops", "run", "--dir", "runs/1")
     assert plain.returncode == watched.returncode
     assert plain.stdout == watched.stdout
-    assert plain.stderr == watched.stderr
+    before, end_of_run, about_run = watched.stderr.partition("lflops: the run has ended")
+    added = end_of_run + about_run
+    assert plain.stderr == before or (plain.stderr and added.endswith(plain.stderr))
+    assert str(tmp_path / "runs" / "1") in about_run
 
     status, ended = (1, "ValueError") if last == "--fail" else (3, "finished")
     assert status == plain.returncode
     ledger = load_run(tmp_path / "runs" / "1")
     assert (10, ended) == (ledger.steps, ledger.starts[0].ended)
+
+
+def test_a_wrong_setting_is_an_error_before_the_script_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong name in the variable LFLOPS is an error that lists the settings."""
+    monkeypatch.setenv("LFLOPS", "wiat=2")
+    assert 2 == main(["run", "train.py"])
+    assert "'wiat' is not a setting: use one of wait, warmup," in capsys.readouterr().err
 
 
 def test_where_torch_would_not_load_lflops_it_says_so(

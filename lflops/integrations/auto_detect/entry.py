@@ -39,12 +39,18 @@ def settings_line() -> str | None:
 
 def watch() -> None:
     """Detect training loops from now on, if the environment variable requests lflops."""
-    global is_compiling  # noqa: PLW0603 - this module is loaded before torch
     if settings_line() is not None:
-        from torch.compiler import is_compiling
-        from torch.optim.optimizer import register_optimizer_step_post_hook
+        _watch_optimizers()
 
-        register_optimizer_step_post_hook(step_ends)
+
+@functools.cache
+def _watch_optimizers() -> None:
+    """Call `step_ends` after each step of each optimizer. A second call does nothing."""
+    global is_compiling  # noqa: PLW0603 - this module is loaded before torch
+    from torch.compiler import is_compiling
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    register_optimizer_step_post_hook(step_ends)
 
 
 def monitors() -> list[Any]:

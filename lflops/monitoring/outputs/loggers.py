@@ -36,7 +36,7 @@ from lflops.report import html as page
 from lflops.report.first_screen.screen import first_screen
 from lflops.report.first_screen.text import first_screen_markdown, first_screen_rows
 from lflops.report.first_screen.window import WindowSummary, window_summary
-from lflops.report.ledger import has_losses
+from lflops.report.ledger import has_losses, headline
 from lflops.report.log_text import log_text
 from lflops.report.ranks import slow_ranks
 from lflops.report.report import report_of
@@ -717,9 +717,13 @@ def log_run(
 ) -> None:
     """Log a summary of the whole run.
 
-    If the run had no window, the summary is logged only if the run lost time.
+    If the run had no window and lost no time, this is one line, which names the folder. Nothing is
+    logged for a run without steps.
     """
     if window is None and not has_losses(ledger):
+        if paths is not None and ledger.steps:
+            where = shlex.quote(str(paths.profiles))
+            say(f"lflops: the run has ended: {headline(ledger)}; to see more: lflops ledger {where}")
         return
     lines = ["lflops: the run has ended"]
     for label, text in first_screen_rows(first_screen(window, ledger), ledger):

@@ -52,6 +52,15 @@ def _of_compute(window: WindowSummary, rate: float) -> Fact:
             remark="of an unknown peak",
         )
     peak = units.rate(window.peak, "FLOP/s")
+    if rate > window.peak:
+        return Fact(
+            name="achieved",
+            label="achieved",
+            value=rate,
+            unit="FLOP/s",
+            text=units.rate(rate, "FLOP/s"),
+            remark=f"more than the peak of {peak}, so this peak is too low",
+        )
     return Fact(
         name="MFU",
         label="MFU",
