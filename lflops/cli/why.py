@@ -1,12 +1,15 @@
 """`lflops why`: explain a training run."""
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lflops.cli.output import UsageError, write_json, write_lines
+from lflops.cli.output import UsageError, draw, write_json, write_lines
 from lflops.report.explanation import explain, lines_of, markdown
+from lflops.report.terminal.tables import margin, prose
 
 FORMATS = ("text", "markdown", "json")
 
@@ -39,4 +42,15 @@ def why(
     elif form == "markdown":
         write_lines(markdown(found))
     else:
-        write_lines(f"{label:<12}{text}" for label, text in lines_of(found))
+        _print_lines(list(lines_of(found)))
+
+
+def _print_lines(rows: Sequence[tuple[str, str]]) -> None:
+    """Print labels and texts, which a terminal shows wrapped at its width.
+
+    Elsewhere, each text is one line, which is easier to search.
+    """
+    if sys.stdout.isatty():
+        draw(margin((label, prose(text)) for label, text in rows))
+    else:
+        write_lines(f"{label:<12}{text}" for label, text in rows)

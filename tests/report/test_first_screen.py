@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from lflops.analysis.analysis import analyze
 from lflops.cli.main import main
 from lflops.findings.finding import Finding
+from lflops.findings.stalls import stalls_in
 from lflops.ledger.account import Ledger, SlowStep, Start, StepGroup, duration_class
 from lflops.profile.profile import Profile
 from lflops.report.first_screen.findings import findings_of
 from lflops.report.first_screen.screen import FirstScreen, first_screen
-from lflops.report.first_screen.stalls import stalls_in
 from lflops.report.first_screen.text import first_screen_rows, sparkline
 from lflops.report.first_screen.window import window_summary
 from lflops.report.payload.payload import encoded_run, payload, run_shown
@@ -117,6 +117,37 @@ def test_a_loader_that_stalls_every_third_step_is_the_first_card() -> None:
     with_fewer_steps = screen_of(window, ledger(steps(*STALLS[:27]))).cards[0]
     assert "data" == with_fewer_steps.cause
     assert "medium" == with_fewer_steps.confidence.level
+
+
+@pytest.mark.parametrize(("waits", "is_issue"), [(STALLS, True), ([0.1] * 30, False)])
+def test_regular_stalls_are_an_issue_on_a_busy_machine(waits: list[float], is_issue: bool) -> None:
+    """Other programs do not delay a run in every third step, so the threshold does not rise.
+
+    Other processes took half of the CPU time of the window: the threshold of 9 % rises to 36 %.
+    Both runs wait for data in 25 % of their time.
+    """
+    timed = [
+        replace(step, kind="module_timing", cpu_lost=0.1, cpu_user=0.1)
+        for step in clean(*[0.3] * 3, forward=1.0)
+    ]
+    window = ran({"fc": 0.1}, steps=[*clean(*[0.3] * 9, forward=0.6, backward=0.3), *timed])
+    assert 0.5 == window.cpu_lost_shares[0]
+    card = screen_of(window, ledger(steps(*waits))).cards[0]
+    assert "data" == card.cause
+    assert is_issue == card.is_issue
+
+
+def test_a_cost_outside_all_phases_was_measured_in_all_steps() -> None:
+    """Confidence in such a cost is high, even if the window is too short to find issues in it."""
+    groups = [replace(step, spent=step.spent | {"other": 0.2}) for step in steps(*[0.0] * 30)]
+    groups = [replace(step, longest=0.5) for step in groups]
+    window = ran({"fc": 0.1}, steps=clean(*[0.5] * 9, forward=0.4, backward=0.2, other=0.4))
+    screen = screen_of(window, ledger(groups))
+    card = screen.cards[0]
+    assert "other" == card.cause
+    assert pytest.approx(0.2) == card.seconds
+    assert "high" == card.confidence.level
+    assert ("measured in all 30 unprofiled steps of the run",) == card.confidence.why
 
 
 def cost(cause: str, share: float, *, issue: bool = False, overhead: bool = False) -> Finding:

@@ -4,6 +4,7 @@ from lflops.findings.evidence import StepEvidence, handover_seconds
 from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Candidate, Threshold
 from lflops.findings.run_rule import RunEvidence, RunRule
+from lflops.findings.stalls import stalls_of
 
 
 class DataWait(PartRule):
@@ -42,6 +43,17 @@ class DataWaitOfRun(RunRule):
         if run.profile is None:
             return 0.0
         return handover_seconds(run.profile) * run.ledger.steps
+
+    def allowance(self, run: RunEvidence) -> float:
+        """Return the factor by which the threshold rises on a busy machine.
+
+        It does not rise if the loader stalls in a regular rhythm, such as in every third step,
+        because other programs do not delay the run in such a rhythm.
+        """
+        stalls = stalls_of(run.ledger)
+        if stalls is not None and stalls.is_regular:
+            return 1.0
+        return super().allowance(run)
 
     def may_be_due_to_others(self, run: RunEvidence) -> bool:
         return run.profile is not None and bool(run.profile.run.workers)

@@ -723,7 +723,9 @@ def log_run(
     if window is None and not has_losses(ledger):
         if paths is not None and ledger.steps:
             where = shlex.quote(str(paths.profiles))
-            say(f"lflops: the run has ended: {headline(ledger)}; to see more: lflops ledger {where}")
+            say(
+                f"lflops: the run has ended: {headline(ledger)}; to see more: lflops ledger {where}"
+            )
         return
     lines = ["lflops: the run has ended"]
     for label, text in first_screen_rows(first_screen(window, ledger), ledger):

@@ -8,7 +8,7 @@ import { barsOf, highest, inWords, marksOf, phasesOf } from "../lib/steps.js";
 
 /** @typedef {import("../lib/steps.js").StepBar} StepBar */
 
-const [LEFT, RIGHT, TOP, HEIGHT, BOTTOM] = [70, 60, 10, 150, 36];
+const [LEFT, RIGHT, TOP, HEIGHT, BOTTOM] = [70, 60, 10, 130, 36];
 const ROW = 17; // height of a row of marks: one for windows, one for events
 const NARROWEST = 3; // pixels of a bar
 const HINT = "Point at a bar, or drag over several bars. Arrow keys move, Shift and arrow keys select, Escape ends.";
@@ -16,8 +16,9 @@ const ASIDE = 7; // pixels between a validation and a checkpoint at the same ste
 /** @type {Record<string, [string, string]>} */
 const SIGNS = { window: ["◆", "profiled window"], checkpoint: ["▲", "checkpoint"], validation: ["●", "validation"], crash: ["✕", "restart"] };
 
-/** @type {(groups: StepGroup[], steps: Steps | null) => HTMLElement} */
-export function stepChart(groups, steps) {
+// `recomputes`: activations are recomputed in backward, which is not timed apart in unprofiled steps.
+/** @type {(groups: StepGroup[], steps: Steps | null, recomputes: boolean) => HTMLElement} */
+export function stepChart(groups, steps, recomputes) {
   const width = chartWidth();
   const inner = width - LEFT - RIGHT;
   const bars = barsOf(groups, Math.floor(inner / NARROWEST));
@@ -126,12 +127,16 @@ export function stepChart(groups, steps) {
   const kinds = [...new Set(marks.map(({ kind }) => kind))];
   const legend = element(
     "ul", { class: "legend" },
-    ...phases.map((phase) => element("li", {}, element("span", { class: "key", style: { background: colourOfPart(phase) } }), phaseLabel(phase))),
+    ...phases.map((phase) => element("li", {}, element("span", { class: "key", style: { background: colourOfPart(phase) } }), recomputes && phase === "backward" ? "backward with recomputation" : phaseLabel(phase))),
     ...kinds.map((kind) => element("li", {}, element("span", { class: `sign mark-${kind}` }, SIGNS[kind][0]), SIGNS[kind][1])),
   );
   const shared = bars.length < groups.length ? "A bar is the mean of neighbouring steps." : "";
   const longest = cut.length ? `${cut.length === 1 ? "A bar is" : `${cut.length} bars are`} cut (⌃): the longest is ${duration(Math.max(...cut.map(({ seconds }) => seconds)))}.` : "";
-  return element("div", { class: "steps" }, caption, frame, legend, element("p", { class: "remark" }, [HINT, shared, longest].filter(Boolean).join(" ")));
+  const remark = [shared, longest].filter(Boolean).join(" ");
+  return element(
+    "div", { class: "steps" }, element("div", { class: "step-head" }, caption, element("p", { class: "remark" }, HINT)), ...(remark ? [element("p", { class: "remark" }, remark)] : []),
+    frame, legend,
+  );
 }
 
 /** @type {(steps: Steps | null, most: number, y: (seconds: number) => number, width: number) => SVGElement[]} */

@@ -46,7 +46,7 @@ export function drawnRun(data) {
 function firstScreen({ screen, steps: ofWindow, ledger }, context) {
   const groups = ledger?.ledger.step_groups.length ? ledger.ledger.step_groups : ofWindow;
   const { title, header, confidence, figures, trained, steps, phases, hint, ranks } = screen;
-  const chart = groups.length ? element("div", { id: "steps" }, element("h2", {}, "Step time"), stepChart(groups, steps)) : null;
+  const chart = groups.length ? element("div", { id: "steps" }, element("h2", {}, "Step time"), stepChart(groups, steps, phases.some(({ name }) => name === "recompute"))) : null;
   const openModules = (/** @type {string} */ name) => context?.go("modules", stateOfModules(name));
   return [
     element("div", { class: "run-head" }, element("p", {}, element("b", {}, title), ...header.map((text) => element("span", {}, text))), badge(confidence, "confidence", { saysWhy: true })),

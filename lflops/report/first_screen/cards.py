@@ -7,10 +7,11 @@ from msgspec import Struct
 from lflops import units
 from lflops.findings.finding import LAST, Finding, least_share
 from lflops.findings.run_rule import preempted_share
+from lflops.findings.stalls import stalls_of
 from lflops.ledger.account import Ledger
 from lflops.profile.module_names import plain
 from lflops.report.first_screen.confidence import PREEMPTED_SHARE, Confidence, Level
-from lflops.report.first_screen.stalls import stalls_of
+from lflops.report.first_screen.step_times import StepTimes
 from lflops.report.text import WORDS
 
 MOST_CARDS = 6
@@ -77,17 +78,44 @@ class Card(Struct, frozen=True, kw_only=True):
 
 
 def cards_of(
-    findings: Sequence[Finding], mean: float, confidence: Confidence, ledger: Ledger | None
+    findings: Sequence[Finding],
+    times: StepTimes | None,
+    confidence: Confidence,
+    ledger: Ledger | None,
 ) -> list[Card]:
     """Return a card for each finding whose time might be saved, in the order of the findings.
 
-    `mean` is the mean step in seconds, and `confidence` is the confidence in the whole screen.
+    `times` are the times of the unprofiled steps, and `confidence` is the confidence in the whole
+    screen.
     """
+    mean = 0.0 if times is None else times.steps.mean
+    steady_steps = _steady_steps(ledger)
     cards = []
     for finding in findings:
-        if _is_saving(finding, mean):
-            cards.append(_card(finding, confidence, ledger))
+        if not _is_saving(finding, mean):
+            continue
+        of_finding = _confidence_of(finding, confidence)
+        if steady_steps >= MANY_STEPS and _is_of_all_steps(finding, times):
+            why = f"measured in all {steady_steps} unprofiled steps of the run"
+            of_finding = Confidence(level="high", why=(why,))
+        cards.append(_card(finding, of_finding, ledger))
     return cards
+
+
+def _steady_steps(ledger: Ledger | None) -> int:
+    """Return the number of unprofiled steps of the run, or 0 if they often waited for a core."""
+    if ledger is None or preempted_share(ledger) >= PREEMPTED_SHARE:
+        return 0
+    return sum(group.steps for group in ledger.unprofiled)
+
+
+def _is_of_all_steps(finding: Finding, times: StepTimes | None) -> bool:
+    """Return whether the cost was measured in all unprofiled steps of the run."""
+    if finding.of == "run" or finding.cause == "data":
+        return True
+    if times is None or times.steps.source != "run":
+        return False
+    return finding.is_overhead and finding.cause in times.phases
 
 
 def _is_saving(finding: Finding, mean: float) -> bool:
@@ -98,7 +126,7 @@ def _is_saving(finding: Finding, mean: float) -> bool:
     return bool(finding.fix) and finding.seconds >= LEAST_SAVING * mean
 
 
-def _card(finding: Finding, of_screen: Confidence, ledger: Ledger | None) -> Card:
+def _card(finding: Finding, confidence: Confidence, ledger: Ledger | None) -> Card:
     seconds = finding.seconds
     saving = "unknown"
     if seconds is not None:
@@ -114,7 +142,7 @@ def _card(finding: Finding, of_screen: Confidence, ledger: Ledger | None) -> Car
         sentence=finding.sentence,
         view=view,
         module=finding.module,
-        confidence=_confidence_of(finding, of_screen, ledger),
+        confidence=confidence,
         is_issue=finding.is_issue,
     )
 
@@ -132,12 +160,7 @@ def _title_of(finding: Finding, ledger: Ledger | None) -> str:
     return f"{title[0].upper()}{title[1:]}"
 
 
-def _confidence_of(finding: Finding, of_screen: Confidence, ledger: Ledger | None) -> Confidence:
-    if ledger is not None and (finding.of == "run" or finding.cause == "data"):
-        number = sum(group.steps for group in ledger.unprofiled)
-        if number >= MANY_STEPS and preempted_share(ledger) < PREEMPTED_SHARE:
-            why = f"measured in all {number} unprofiled steps of the run"
-            return Confidence(level="high", why=(why,))
+def _confidence_of(finding: Finding, of_screen: Confidence) -> Confidence:
     level: Level = "medium"
     if finding.right is not None:
         is_proven = least_share(*finding.right) >= PROVEN_SHARE

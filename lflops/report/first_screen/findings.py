@@ -10,9 +10,9 @@ from lflops.analysis.step_times import with_recompute
 from lflops.findings.evaluate import findings_of_run
 from lflops.findings.finding import Finding, ordered
 from lflops.findings.run_rule import RunEvidence
+from lflops.findings.stalls import stalls_of
 from lflops.ledger.account import Ledger
 from lflops.profile.profile import Profile
-from lflops.report.first_screen.stalls import stalls_of
 from lflops.report.first_screen.step_times import StepTimes, times_of
 from lflops.report.first_screen.window import WindowSummary
 

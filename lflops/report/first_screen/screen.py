@@ -65,12 +65,10 @@ def first_screen(window: WindowSummary | None, ledger: Ledger | None) -> FirstSc
     confidence = confidence_in(window, ledger)
     steps = None
     phases: Mapping[str, float] = {}
-    mean = 0.0
     if times is not None:
         steps = times.steps
         phases = times.phases
-        mean = steps.mean
-    cards = cards_of(findings_of(window, ledger), mean, confidence, ledger)
+    cards = cards_of(findings_of(window, ledger), times, confidence, ledger)
     hint = ""
     ranks: Sequence[RankShown] = ()
     if window is not None:

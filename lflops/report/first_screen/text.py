@@ -43,7 +43,7 @@ def first_screen_rows(
     if len(groups) > 1:
         bars = sparkline([group.seconds / group.steps for group in groups])
         yield "", f"{bars} the last {counted(sum(group.steps for group in groups), 'step')}"
-    yield from label_first("do next", list(_cards(screen)))
+    yield from _card_rows(screen)
     phases = []
     for part in screen.phases:
         seconds, _, share = part.text.partition(", ")
@@ -89,19 +89,27 @@ def _escaped(text: str) -> str:
     return _MARKUP.sub(r"\\\g<0>", plain(text))
 
 
-def _cards(screen: FirstScreen) -> Iterator[str]:
-    """Yield a line for each of the first cards.
+def _card_rows(screen: FirstScreen) -> Iterator[tuple[str, str]]:
+    """Yield a row for each of the first cards: first issues, then where other time goes.
 
-    A line has the cause, the largest possible saving per step, and advice.
+    A row has the cause, the largest possible saving per step, and advice.
     """
     if screen.nothing:
-        yield screen.nothing
+        yield "do next", screen.nothing
+    issues = []
+    others = []
     for number, card in enumerate(screen.cards[:FIRST_CARDS], 1):
         saving = "saves an unknown amount of time"
         if card.seconds is not None:
             saving = f"saves at most {units.duration(card.seconds)} a step"
         action = f" {card.action}." if card.action else ""
-        yield f"{number}. {card.title}, {saving}.{action}"
+        line = f"{number}. {card.title}, {saving}.{action}"
+        if card.is_issue:
+            issues.append(line)
+        else:
+            others.append(line)
+    yield from label_first("do next", issues)
+    yield from label_first("no issue", others)
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -24,10 +24,12 @@ class Stalls(NamedTuple):
     Attributes:
         seconds: Mean duration of the long waits.
         often: How often they occur, such as `every 3rd step` or `in 7 of 90 steps`.
+        is_regular: Whether most of them are equally far apart.
     """
 
     seconds: float
     often: str
+    is_regular: bool
 
 
 def stalls_of(ledger: Ledger | None) -> Stalls | None:
@@ -57,12 +59,13 @@ def stalls_in(waits: Sequence[float]) -> Stalls | None:
         return None
     distances = [after - before for before, after in pairwise(long)]
     usual_distance = sorted(distances)[len(distances) // 2]
-    is_regular = distances.count(usual_distance) >= REGULAR_SHARE * len(distances)
+    is_equal = distances.count(usual_distance) >= REGULAR_SHARE * len(distances)
     # Steps in a row are a slow part of the run, not a rhythm.
+    is_regular = is_equal and usual_distance > 1
     often = f"in {len(long)} of {len(waits)} steps"
-    if is_regular and usual_distance > 1:
+    if is_regular:
         often = f"every {_ordinal(usual_distance)} step"
-    return Stalls(sum(waits[place] for place in long) / len(long), often)
+    return Stalls(sum(waits[place] for place in long) / len(long), often, is_regular)
 
 
 def _ordinal(number: int) -> str:
