@@ -128,12 +128,12 @@ def _calls_in_two_phases(cells: Sequence[OpCount]) -> dict[tuple[str, str], int]
     phase `recompute`, where it moves no bytes. The rest of the same call is counted in `backward`.
     The result is keyed by operator and module.
     """
-    recomputed = [cell for cell in cells if cell.phase == "recompute" and not cell.bytes_moved]
-    if not recomputed:
-        return {}
+    recomputed = []
     backward = {}
     for cell in cells:
-        if cell.phase == "backward" and cell.bytes_moved:
+        if cell.phase == "recompute" and not cell.bytes_moved:
+            recomputed.append(cell)
+        elif cell.phase == "backward" and cell.bytes_moved:
             backward[cell.operator, cell.module, cell.dtype] = cell.calls
     twice: defaultdict[tuple[str, str], int] = defaultdict(int)
     for cell in recomputed:

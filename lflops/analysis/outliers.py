@@ -16,9 +16,10 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from lflops.analysis.step_times import lost_share, uncontended_phases
+from lflops.profile.module_names import parent_of
 from lflops.profile.notes import are_times_far_off
-from lflops.profile.profile import Profile
-from lflops.profile.records import PASS_PHASES
+from lflops.profile.profile import ModuleProfile, Profile
+from lflops.profile.records import PASS_PHASES, Phase
 from lflops.profile.series import ratio, robust_deviation
 
 OutlierCaveat = Literal["busy", "few_steps", "varied", "scaled", "allocating"]
@@ -111,6 +112,7 @@ def outliers(
         return Outliers()
     circumstances = _Circumstances(profile, step)
     found: dict[str, Outlier] = {}
+    excesses: dict[str, float] = {}
     largest_doubtful = 0.0
     caveat: OutlierCaveat | None = None
     for names in _identical_modules(patterns, identical):
@@ -126,13 +128,13 @@ def outliers(
             others = [other for other in times.values() if other is not time]
             reason = circumstances.caveat(time, others, excess)
             if reason is None:
+                excesses[name] = excess
                 found[name] = Outlier(
                     module=name, others=len(names) - 1, seconds=time.seconds, usual_seconds=usual
                 )
             elif excess >= largest_doubtful:
                 largest_doubtful = excess
                 caveat = reason
-    excesses = {name: outlier.excess for name, outlier in found.items()}
     deepest = [found[name] for name in explaining(excesses, below)]
     return Outliers(tuple(sorted(deepest, key=lambda outlier: -outlier.excess)), caveat)
 
@@ -209,27 +211,34 @@ def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
     If a phase was not timed in one of the modules, it is left out for all of them. For example,
     recomputation in fused attention is a part of the backward kernel, so it is not timed.
     """
+    modules = [profile.modules[name] for name in names]
     phases = []
     for phase in PASS_PHASES:
-        if all(profile.modules[name].work(phase).seconds is not None for name in names):
+        if all(module.work(phase).seconds is not None for module in modules):
             phases.append(phase)
     if not phases:
         return {}
     times = {}
-    for name in names:
-        works = [profile.modules[name].work(phase) for phase in PASS_PHASES]
-        kernels = sum(work.device_seconds.median for work in works if work.device_seconds)
-        seconds = 0.0
-        error = 0.0
-        steps = []
-        for phase in phases:
-            spread = profile.modules[name].work(phase).seconds
-            if spread is not None:
-                seconds += spread.median
-                error += spread.error or 0.0
-                steps.append(spread.n)
-        times[name] = _Time(seconds, error, min(steps), kernels)
+    for name, module in zip(names, modules, strict=True):
+        times[name] = _time(module, phases)
     return times
+
+
+def _time(module: ModuleProfile, phases: Sequence[Phase]) -> _Time:
+    """Add up the times of a module in some phases. The kernels are those of all phases."""
+    seconds = 0.0
+    error = 0.0
+    steps = []
+    kernels = []
+    for phase in PASS_PHASES:
+        work = module.work(phase)
+        if work.device_seconds:
+            kernels.append(work.device_seconds.median)
+        if work.seconds is not None and phase in phases:
+            seconds += work.seconds.median
+            error += work.seconds.error or 0.0
+            steps.append(work.seconds.n)
+    return _Time(seconds, error, min(steps), sum(kernels))
 
 
 def allocating(profile: Profile) -> float:
@@ -265,7 +274,7 @@ def explaining(excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]
     """
     found: dict[str, None] = {}
     for name in excesses:
-        if name.rpartition(".")[0] not in excesses:
+        if parent_of(name) not in excesses:
             found[_deepest(name, excesses, below)] = None
     return list(found)
 

@@ -234,13 +234,17 @@ def _operators(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
         else:
             groups[cell.operator, cell.phase, cell.dtype].append(place)
 
-    for places in groups.values():
-        cells = [profile.op_counts[place] for place in places]
-        operator = cells[0].operator
-        phases = {cell.phase for cell in cells}
-        dtypes = dict.fromkeys(cell.dtype for cell in cells)
+    for (operator, *_), places in groups.items():
+        numbers = []
+        phases: set[Phase] = set()
+        dtypes: dict[str, None] = {}
+        for place in places:
+            cell = profile.op_counts[place]
+            numbers.append(costs.numbers[place])
+            phases.add(cell.phase)
+            dtypes[cell.dtype] = None
         yield RooflinePart(
-            costs.total([costs.numbers[place] for place in places]),
+            costs.total(numbers),
             "",
             phases.pop() if len(phases) == 1 else "all",
             operator=operator,
@@ -260,8 +264,7 @@ def _self_work(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
         numbers[ModulePhase(cell.module, cell.phase)].append(number)
     has_submodules: set[ModulePhase] = set()
     for key in numbers:
-        for above in ancestry(key.fqn)[1:]:
-            has_submodules.add(ModulePhase(above, key.phase))
+        has_submodules.update(_with_above(key)[1:])
     fused = bytes_as_compiled(profile)
     for name, module in profile.modules.items():
         for phase in PHASES:
@@ -644,12 +647,17 @@ def bytes_with_below(
     moved.update(compiled)
     parts: defaultdict[ModulePhase, list[int | None]] = defaultdict(list)
     for key, bytes_moved in moved.items():
-        for name in ancestry(key.fqn):
-            parts[ModulePhase(name, key.phase)].append(bytes_moved)
+        for above in _with_above(key):
+            parts[above].append(bytes_moved)
     has_kernels: set[ModulePhase] = set()
     for key in compiled:
-        has_kernels.update(ModulePhase(name, key.phase) for name in ancestry(key.fqn))
+        has_kernels.update(_with_above(key))
     return {key: sum_known(parts[key]) for key in has_kernels}
+
+
+def _with_above(key: ModulePhase) -> list[ModulePhase]:
+    """Return the module in its phase, and all modules above it in the same phase."""
+    return [ModulePhase(name, key.phase) for name in ancestry(key.fqn)]
 
 
 def fusion(profile: Profile) -> tuple[Fusion, ...]:
@@ -663,16 +671,30 @@ def fusion(profile: Profile) -> tuple[Fusion, ...]:
     found = []
     for phase in PHASES:
         of_phase = {key.fqn: moved for key, moved in compiled.items() if key.phase == phase}
-        if not of_phase:
-            continue
-        known = {name: moved for name, moved in of_phase.items() if moved is not None}
-        works = [profile.modules[name].work(phase) for name in known if name in profile.modules]
-        found.append(
-            Fusion(
-                phase=phase,
-                bytes_moved=sum(work.self_bytes_moved for work in works),
-                fused_bytes=sum(known.values()),
-                unknown_modules=len(of_phase) - len(known),
-            )
-        )
+        if of_phase:
+            found.append(_fusion_in_phase(profile, phase, of_phase))
     return tuple(found)
+
+
+def _fusion_in_phase(profile: Profile, phase: Phase, compiled: Mapping[str, int | None]) -> Fusion:
+    """Add up the bytes of one phase.
+
+    `compiled` has the bytes that the compiled kernels of each module move, as in
+    `bytes_as_compiled`.
+    """
+    bytes_moved = 0
+    fused_bytes = 0
+    unknown_modules = 0
+    for name, moved in compiled.items():
+        if moved is None:
+            unknown_modules += 1
+            continue
+        fused_bytes += moved
+        if name in profile.modules:
+            bytes_moved += profile.modules[name].work(phase).self_bytes_moved
+    return Fusion(
+        phase=phase,
+        bytes_moved=bytes_moved,
+        fused_bytes=fused_bytes,
+        unknown_modules=unknown_modules,
+    )

@@ -26,7 +26,7 @@ from msgspec import Struct
 from lflops.analysis.step_times import StepTimes
 from lflops.hardware.chips import Hardware
 from lflops.hardware.peaks import peak_of
-from lflops.profile.module_names import ancestry
+from lflops.profile.module_names import ancestry, parent_of
 from lflops.profile.profile import Profile
 from lflops.profile.records import PASSES, PHASES, step_phase
 from lflops.profile.series import scaled, summed
@@ -220,14 +220,16 @@ def _by_module(
     """
     times: dict[str, float] = {}
     if name in PASSES or name == _BOTH_PASSES:
-        times = {module: took for (module, when), took in own.items() if when == name}
+        for (module, when), took in own.items():
+            if when == name:
+                times[module] = took
     # A module may have no time, for example inside a compiled module. If so, its work is added to
     # the nearest module above it that has a time.
     needed: defaultdict[str | None, _LeastTime] = defaultdict(_LeastTime)
     for (module, when), need in needs.items():
         if name not in {when, _BOTH_PASSES}:
             continue
-        timed = next((above for above in ancestry(module) if above in times), None)
+        timed = _nearest_timed(module, times)
         needed[timed] = needed[timed].plus(need)
     total = sum(times.values())
     scale = min(seconds / total, 1.0) if total else 0.0
@@ -236,6 +238,14 @@ def _by_module(
     left = seconds - total * scale
     if left > _ROUNDING * seconds:
         yield None, left, needed[None]
+
+
+def _nearest_timed(module: str, times: Mapping[str, float]) -> str | None:
+    """Return the module or, if it has no time, the nearest module above it that has one."""
+    for above in ancestry(module):
+        if above in times:
+            return above
+    return None
 
 
 def _phase_parts(profile: Profile, times: StepTimes) -> _StepParts:
@@ -299,7 +309,10 @@ def _device_parts(profile: Profile, times: StepTimes) -> _StepParts | None:
         busy = {when: of_root[when] * factor for when in PASSES}
     else:
         busy = {_BOTH_PASSES: computing}
-        parts[_BOTH_PASSES] = sum(parts.pop(name, 0.0) for name in (*PASSES, _BOTH_PASSES))
+        undivided = []
+        for name in (*PASSES, _BOTH_PASSES):
+            undivided.append(parts.pop(name, 0.0))
+        parts[_BOTH_PASSES] = sum(undivided)
     idle = {}
     for name, took in busy.items():
         idle[name] = max(parts.get(name, 0.0) - took, 0.0)
@@ -320,7 +333,7 @@ def _without_submodules(
     """
     own = scaled(inclusive, factor)
     for (module, when), took in inclusive.items():
-        parent = (module.rpartition(".")[0], when)
+        parent = (parent_of(module), when)
         if module and parent in own:
             own[parent] = max(own[parent] - took * factor, 0.0)
     return own

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PASSES, TimingStats, median_of, step_phase
-from lflops.profile.series import ratio, sum_known
+from lflops.profile.series import ratio, sum_known, without_none
 from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 
 # If other processes took more than this share of the CPU time, times are unreliable.
@@ -161,10 +161,18 @@ def step_times(profile: Profile) -> StepTimes:
     """
     steps = []
     seconds = []
+    samples = []
+    tokens = []
+    cpu_seconds = []
+    system_seconds = []
     for step in profile.steps:
         if step.is_unprofiled and step.seconds is not None:
             steps.append(step)
             seconds.append(step.seconds)
+            samples.append(step.samples)
+            tokens.append(step.tokens)
+            cpu_seconds.append(sum_known((step.cpu_user, step.cpu_system)))
+            system_seconds.append(step.cpu_system)
     mean = ratio(sum(seconds), len(steps))
     timed, scale = with_phases(steps)
     phases = [step.phases for step in timed]
@@ -181,8 +189,6 @@ def step_times(profile: Profile) -> StepTimes:
         usual_samples = profile.run.samples_per_step
         usual_tokens = profile.run.tokens_per_step
 
-    cpu_seconds = (sum_known((step.cpu_user, step.cpu_system)) for step in steps)
-    system_seconds = (step.cpu_system for step in steps)
     return StepTimes(
         steps=len(steps),
         seconds=TimingStats.of(seconds),
@@ -195,15 +201,11 @@ def step_times(profile: Profile) -> StepTimes:
         communicating=communicating,
         spreads=_phase_stats(phases),
         uncontended=uncontended_phases(profile),
-        samples_per_second=_rate(steps, [step.samples for step in steps], usual_samples),
-        tokens_per_second=_rate(steps, [step.tokens for step in steps], usual_tokens),
-        cpu_seconds=_stats_of_known(cpu_seconds),
-        system_seconds=_stats_of_known(system_seconds),
+        samples_per_second=_rate(samples, seconds, usual_samples),
+        tokens_per_second=_rate(tokens, seconds, usual_tokens),
+        cpu_seconds=TimingStats.of(without_none(cpu_seconds)),
+        system_seconds=TimingStats.of(without_none(system_seconds)),
     )
-
-
-def _stats_of_known(values: Iterable[float | None]) -> TimingStats | None:
-    return TimingStats.of(value for value in values if value is not None)
 
 
 def _communication_wait(timed: Sequence[Step], scale: float, mean: float | None) -> float | None:
@@ -257,23 +259,21 @@ def uncontended_phases(profile: Profile) -> dict[str, float]:
     return {name: spread.median for name, spread in _phase_stats(phases).items()}
 
 
-def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None) -> float | None:
+def _rate(units: Sequence[int | None], seconds: Sequence[float], usual: int | None) -> float | None:
     """Return the samples or tokens per second.
 
     Args:
-        steps: The steps.
         units: The number of samples or tokens in each step. `None` if it is unknown for a step.
+        seconds: The duration of each step.
         usual: The number that is used for steps with an unknown number.
     """
     total = 0
     total_seconds = 0.0
-    for step, recorded in zip(steps, units, strict=True):
-        number = recorded
-        if number is None:
-            number = usual
-        if number is not None and step.seconds is not None:
+    for recorded, took in zip(units, seconds, strict=True):
+        number = usual if recorded is None else recorded
+        if number is not None:
             total += number
-            total_seconds += step.seconds
+            total_seconds += took
     return ratio(total, total_seconds)
 
 

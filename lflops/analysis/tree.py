@@ -6,7 +6,7 @@ points of identical modules.
 """
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, starmap
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
@@ -24,7 +24,7 @@ from lflops.analysis.roofline import (
     point_of,
 )
 from lflops.analysis.utilization import flops_per_second
-from lflops.profile.module_names import children, fold_repeats
+from lflops.profile.module_names import children, fold_repeats, last_part
 from lflops.profile.profile import COUNTS, ModuleProfile, Profile
 from lflops.profile.records import PHASES, Phase, median_of
 from lflops.profile.series import positions, ratio, sum_known, summed
@@ -160,9 +160,10 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
         Return `None` if the time of one of these phases is unknown.
         """
         phases = phases_of(phase)
-        ran = [name for name in phases if self.phases[name].macs]
-        seconds = sum_known(self.seconds[name] for name in ran or phases[:1])
-        return flops_per_second(self.one(phase).macs, seconds)
+        seconds = [self.seconds[name] for name in phases if self.phases[name].macs]
+        if not seconds:
+            seconds = [self.seconds[phases[0]]]
+        return flops_per_second(self.one(phase).macs, sum_known(seconds))
 
 
 def _by_macs(row: ModuleRow, phase: Phase | None) -> Any:
@@ -344,8 +345,9 @@ def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
 def has_times(profile: Profile, phase: Phase | None) -> bool:
     """Return whether any module was timed in a phase, or in any phase for `None`."""
     for module in profile.modules.values():
-        if any(module.work(name).seconds is not None for name in phases_of(phase)):
-            return True
+        for name in phases_of(phase):
+            if module.work(name).seconds is not None:
+                return True
     return False
 
 
@@ -391,7 +393,7 @@ class _RowBuilder:
                 for several identical modules, these are the siblings inside all of these modules.
         """
         module = self._profile.modules[names[0]]
-        labels = [name.rpartition(".")[2] for name in names]
+        labels = [last_part(name) for name in names]
         repeat = None
         if len(names) > 1:
             repeat = Repeat(first=labels[0], last=labels[-1], times=len(names))
@@ -602,8 +604,10 @@ def numbered(below: Mapping[str, Sequence[str]], key: Callable[[str], Hashable])
     seen: dict[Hashable, int] = {}
     # Longer names come first, so that children come before their parents.
     for name in sorted(below, key=len, reverse=True):
-        labels = tuple((child.rpartition(".")[2], numbers[child]) for child in below[name])
-        numbers[name] = seen.setdefault((key(name), labels), len(seen))
+        labels = []
+        for child in below[name]:
+            labels.append((last_part(child), numbers[child]))
+        numbers[name] = seen.setdefault((key(name), tuple(labels)), len(seen))
     return numbers
 
 
@@ -653,21 +657,38 @@ class Repeats(NamedTuple):
             return point_of(first)
         calls = flops = bytes_moved = 0
         seconds_by_bound: dict[Bound, float] = {"compute": 0.0, "memory": 0.0}
+        fused_bytes = []
+        potential_seconds = []
+        reasons = set()
         for part in self.parts:
             calls += part.total.calls
             flops += part.total.flops
             bytes_moved += part.total.bytes_moved
             seconds_by_bound[part.total.bound] += part.roof_seconds or 0.0
+            fused_bytes.append(part.fused_bytes)
+            potential_seconds.append(part.potential_seconds)
+            reasons.add(part.over)
         bound = bound_of(**seconds_by_bound)
         total = Total(calls, flops, bytes_moved, self.roof_seconds, bound, costs=())
-        fused_bytes = sum_known(part.fused_bytes for part in self.parts)
         merged = RooflinePart(
-            total, self.label, first.phase, seconds=self.seconds, fused_bytes=fused_bytes
+            total,
+            self.label,
+            first.phase,
+            seconds=self.seconds,
+            fused_bytes=sum_known(fused_bytes),
         )
-        potential_seconds = sum_known(part.potential_seconds for part in self.parts)
-        reasons = {part.over for part in self.parts}
-        over = next((reason for reason in _WORST_FIRST if reason in reasons), None)
-        return replace(point_of(merged), potential_seconds=potential_seconds, over=over)
+        return replace(
+            point_of(merged),
+            potential_seconds=sum_known(potential_seconds),
+            over=_worst_of(reasons),
+        )
+
+
+def _worst_of(reasons: Collection[AboveRoofReason | None]) -> AboveRoofReason | None:
+    for reason in _WORST_FIRST:
+        if reason in reasons:
+            return reason
+    return None
 
 
 _MODULE_AND_WORK = attrgetter("module", "phase", "total.flops", "total.bytes_moved")

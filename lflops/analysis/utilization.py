@@ -11,7 +11,7 @@ from lflops.hardware.chips import Hardware
 from lflops.hardware.peaks import chip_of, name_of_peak, peak_of
 from lflops.profile.profile import OpCount, Profile
 from lflops.profile.records import PASS_PHASES, Phase
-from lflops.profile.series import ratio, sum_known
+from lflops.profile.series import multiplied, ratio, sum_known, without_none
 
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
 """The phases whose MACs count for MFU."""
@@ -102,9 +102,7 @@ def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) ->
     executed = None
     if chip is not None:
         in_passes = [count for count in profile.op_counts if count.phase in PASS_PHASES]
-        peak_seconds = seconds_at_peak(in_passes, chip)
-        if peak_seconds is not None:
-            executed = ratio(peak_seconds * share, seconds)
+        executed = ratio(multiplied(seconds_at_peak(in_passes, chip), share), seconds)
     return Utilization(
         mfu=of_peak(rate, peak),
         hfu=of_peak(rate_with_recompute, peak),
@@ -123,7 +121,7 @@ def _share_of_a_rank(profile: Profile, macs: int) -> float:
     It is less than 1 if ranks do different work, because then the root's MACs include the MACs of
     several ranks.
     """
-    known = [rank.macs for rank in profile.ranks if rank.macs is not None]
+    known = without_none(rank.macs for rank in profile.ranks)
     if not known or not macs:
         return 1.0
     return statistics.mean(known) / macs
@@ -138,4 +136,7 @@ def seconds_at_peak(op_counts: Iterable[OpCount], chip: Hardware) -> float | Non
     for count in op_counts:
         if count.executed_macs:
             macs[count.dtype] = macs.get(count.dtype, 0) + count.executed_macs
-    return sum_known(ratio(2 * macs[dtype], peak_of(dtype, chip)) for dtype in macs)
+    seconds = []
+    for dtype, of_dtype in macs.items():
+        seconds.append(ratio(2 * of_dtype, peak_of(dtype, chip)))
+    return sum_known(seconds)

@@ -6,7 +6,7 @@ device, one wait may hide another wait, which appears when the first wait is rem
 communication may not save its full time.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import hypot
 from typing import Any, Literal, NamedTuple
 
@@ -21,8 +21,8 @@ from lflops.hardware.peaks import chip_of
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.profile import Profile
-from lflops.profile.records import PASSES
-from lflops.profile.series import ratio
+from lflops.profile.records import PASSES, median_of
+from lflops.profile.series import ratio, without_none
 
 ERRORS: Mapping[str, float] = {
     "phase": 0.1,
@@ -163,12 +163,11 @@ def what_if(
     )
 
 
-def _check_overlap(profile: Profile, names: Iterable[str]) -> None:
+def _check_overlap(profile: Profile, names: Collection[str]) -> None:
     """Raise an error if a module and one of its submodules are both named."""
-    modules = {name for name in names if name in profile.modules}
     for name in names:
         for outer in ancestry(name)[1:]:
-            if outer in modules:
+            if outer in names and outer in profile.modules:
                 raise ProfileError(
                     f"what_if: {name!r} is inside {outer!r}: pass only one of the two"
                 )
@@ -295,9 +294,8 @@ class _ChangedStep:
             raise ProfileError(f"what_if: {name!r} was not timed")
         error = ERRORS["module"] if factor < 1 else ERRORS["scaled"]
         for name_of_pass, phases in PASSES.items():
-            spreads = [module.work(phase).seconds for phase in phases]
-            seconds = sum(spread.median for spread in spreads if spread is not None)
-            self._subtract(name_of_pass, seconds * (1 - factor), error)
+            medians = without_none(median_of(module.work(phase).seconds) for phase in phases)
+            self._subtract(name_of_pass, sum(medians) * (1 - factor), error)
         optimizer = self.phases.get("optimizer")
         all_parameters = self._profile.modules[""].trainable_parameters
         if factor == 0 and optimizer and all_parameters:
@@ -326,10 +324,7 @@ class _ChangedStep:
             exposed = ratio(trace.exposed_comm_seconds, self._profile.traced_steps)
             if exposed is not None:
                 return exposed
-        known = []
-        for collective in self._profile.communication:
-            if collective.exposed_seconds is not None:
-                known.append(collective.exposed_seconds)
+        known = without_none(each.exposed_seconds for each in self._profile.communication)
         waiting = self._times.waiting or 0.0
         if not known and not waiting:
             raise ProfileError(

@@ -593,7 +593,10 @@ class ModuleTracker:
         if owner is not None:
             return owner.name_of(number)
         lasting = [segments for segments in self._threads if segments.lasting]
-        candidates = {segments.name_of(number) for segments in lasting if segments.spans(number)}
+        candidates: set[str] = set()
+        for segments in lasting:
+            if segments.spans(number):
+                candidates.add(segments.name_of(number))
         if len(candidates) > 1:
             self.ambiguous += 1
             return ""

@@ -171,14 +171,23 @@ def recompute(block: nn.Module, policy: Policy) -> None:
     if policy == "none":
         return
     recomputed: Callable[..., Any] = partial(checkpoint, block.forward, use_reentrant=False)
-    kept = [getattr(torch.ops.aten, name).default for name in KEPT if hasattr(torch.ops.aten, name)]
     if policy == "selective":
-        contexts = partial(create_selective_checkpoint_contexts, kept)
+        contexts = partial(create_selective_checkpoint_contexts, _kept_operators())
         recomputed = partial(recomputed, context_fn=contexts)
     if policy == "selective-op":
-        contexts = partial(_every_second_matmul, frozenset(kept))
+        contexts = partial(_every_second_matmul, frozenset(_kept_operators()))
         recomputed = partial(recomputed, context_fn=contexts)
     vars(block)["forward"] = recomputed
+
+
+def _kept_operators() -> list[Any]:
+    """Return the operators in `KEPT`, except operators that this version of torch does not have."""
+    kept = []
+    for name in KEPT:
+        operator = getattr(torch.ops.aten, name, None)
+        if operator is not None:
+            kept.append(operator.default)
+    return kept
 
 
 def _every_second_matmul(kept: frozenset[Any]) -> Any:

@@ -6,7 +6,7 @@ middle blocks of the runs are removed, so that estimates are faster.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple
@@ -64,7 +64,7 @@ def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
     for name, block in blocks.items():
         container, _, digits = name.rpartition(".")
         number = int(digits)
-        is_next = previous == Fold(container, 0, 0).block(number - 1)
+        is_next = previous == name_below(container, str(number - 1))
         if runs and is_next and _are_equal(blocks[previous], block):
             runs[-1] = runs[-1]._replace(length=runs[-1].length + 1)
         else:
@@ -85,16 +85,17 @@ def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
 
     The remaining blocks are renumbered without gaps. At the end, all blocks are restored.
     """
-    removed = _removed(folds)
-    containers = {name: model.get_submodule(name) for name in removed}
-    before = {name: dict(container.named_children()) for name, container in containers.items()}
+    held: list[tuple[nn.Module, dict[str, nn.Module], list[int]]] = []
+    for name, removed in _removed(folds).items():
+        container = model.get_submodule(name)
+        held.append((container, dict(container.named_children()), removed))
     try:
-        for name, container in containers.items():
-            _refill(container, _without(before[name], removed[name]))
+        for container, children, removed in held:
+            _refill(container, _without(children, removed))
         yield
     finally:
-        for name, container in containers.items():
-            _refill(container, before[name])
+        for container, children, _ in held:
+            _refill(container, children)
 
 
 def _without(children: Mapping[str, nn.Module], removed: Sequence[int]) -> dict[str, nn.Module]:
@@ -108,9 +109,13 @@ def _without(children: Mapping[str, nn.Module], removed: Sequence[int]) -> dict[
         if not name.isdecimal():
             left[name] = module
         elif int(name) not in removed:
-            shift = sum(number < int(name) for number in removed)
-            left[str(int(name) - shift)] = module
+            left[str(_new_number(int(name), removed))] = module
     return left
+
+
+def _new_number(number: int, removed: Sequence[int]) -> int:
+    """Return the number of a remaining block after the blocks in `removed` were removed."""
+    return number - sum(other < number for other in removed)
 
 
 def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
@@ -125,8 +130,7 @@ def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
         number = int(digits)
         gone = removed.get(container, [])
         if number not in gone:
-            shift = sum(other < number for other in gone)
-            names[Fold(container, 0, 0).block(number - shift)] = block
+            names[name_below(container, str(_new_number(number, gone)))] = block
     return names
 
 
@@ -232,25 +236,23 @@ def run_alike(model: nn.Module, call: Callable[[], object], fold: Fold) -> bool:
         fold: The run of equal blocks.
     """
     calls = _Calls()
-    attributes: list[dict[str, Any]] = []
+    blocks: list[nn.Module] = []
     for number in range(fold.first, fold.first + fold.length):
-        block = model.get_submodule(fold.block(number))
-        attributes.append(vars(block))
-    forwards = [each.get("forward") for each in attributes]
+        blocks.append(model.get_submodule(fold.block(number)))
+    forwards = [vars(block).get("forward") for block in blocks]
     try:
-        for number, each in enumerate(attributes):
-            block = model.get_submodule(fold.block(fold.first + number))
-            each["forward"] = partial(calls.stand_in, number, block.forward)
+        for number, block in enumerate(blocks):
+            vars(block)["forward"] = partial(calls.stand_in, number, block.forward)
         with torch.no_grad(), force_eager(), on_stack(calls):
             call()
     except _UnknownStructureError:
         return False
     finally:
-        for each, forward in zip(attributes, forwards, strict=True):
+        for block, forward in zip(blocks, forwards, strict=True):
             if forward is None:
-                del each["forward"]
+                del vars(block)["forward"]
             else:
-                each["forward"] = forward
+                vars(block)["forward"] = forward
     return calls.are_alike(fold.length)
 
 
@@ -266,13 +268,19 @@ class _BlockCall(NamedTuple):
 
     Attributes:
         number: The block's position in its run, from 0.
-        inputs: A list of the shapes of all inputs, and a list of their origins (see `_origin`).
+        shapes: The shapes of all inputs (see `_described`).
+        origins: The origins of all inputs (see `_origin`).
         operators: The operators that ran outside the blocks since the previous call.
     """
 
     number: int
-    inputs: list[Any]
+    shapes: list[Any]
+    origins: list[str]
     operators: list[Any]
+
+    def is_like(self, other: "_BlockCall") -> bool:
+        """Return whether two calls differ at most in the number of the block."""
+        return self == other._replace(number=self.number)
 
 
 class _Calls(InternalMode):
@@ -308,9 +316,12 @@ class _Calls(InternalMode):
             output = self._output
         else:
             output = self._like(self._output, self._inputs, inputs)
-        described = [_described(each) for each in inputs]
-        origins = [_origin(each, self._inputs, self._output) for each in inputs]
-        self._calls.append(_BlockCall(number, [described, origins], self._operators))
+        shapes: list[Any] = []
+        origins: list[str] = []
+        for each in inputs:
+            shapes.append(_described(each))
+            origins.append(_origin(each, self._inputs, self._output))
+        self._calls.append(_BlockCall(number, shapes, origins, self._operators))
         self._operators = []
         self._inputs = inputs
         self._output = output
@@ -325,12 +336,9 @@ class _Calls(InternalMode):
         if [call.number for call in self._calls] != list(range(blocks)):
             return False
         second = self._calls[1]
-        if self._calls[0].inputs[0] != second.inputs[0]:
+        if self._calls[0].shapes != second.shapes:
             return False
-        return all(
-            call.inputs == second.inputs and call.operators == second.operators
-            for call in self._calls[1:]
-        )
+        return all(call.is_like(second) for call in self._calls[1:])
 
     def _like(self, output: Any, before: list[Any], inputs: list[Any]) -> Any:
         """Return an output for a block, with the structure and shapes of the previous output.
@@ -389,6 +397,11 @@ def _origin(value: Any, inputs: list[Any], output: Any) -> str:
     """
     if not isinstance(value, Tensor):
         return "no tensor"
-    if any(value is each for each in _leaves(output)):
+    if _contains(_leaves(output), value):
         return "output"
-    return "input" if any(value is each for each in inputs) else "elsewhere"
+    return "input" if _contains(inputs, value) else "elsewhere"
+
+
+def _contains(values: Iterable[Any], tensor: Tensor) -> bool:
+    """Return whether one of the values is this tensor itself, not only an equal tensor."""
+    return any(value is tensor for value in values)

@@ -644,7 +644,10 @@ class Estimator:
         if self.round_to > 1:
             yield Note(code="rounded_up", subject="", values={"bytes": self.round_to})
         lstm = LSTM_LAYER.name().removeprefix("aten::")
-        calls = sum(op.calls for op in profile.op_counts if op.operator == lstm)
+        calls = 0
+        for op in profile.op_counts:
+            if op.operator == lstm:
+                calls += op.calls
         if calls and (self.backward or torch.is_grad_enabled()):
             gpu = ""
             if chip is not None and is_gpu(chip):
@@ -692,7 +695,8 @@ def _offload_note(model: nn.Module, stepper: Stepper | None) -> Note:
         # A gradient is as large as its parameter.
         nbytes += 2 * size if parameter.requires_grad else size
     if stepper is not None:
-        nbytes += sum(local_part(each).nbytes for each in stepper.state())
+        for tensor in stepper.state():
+            nbytes += local_part(tensor).nbytes
     return Note(code="cpu_offload", subject="", values={"bytes": nbytes})
 
 

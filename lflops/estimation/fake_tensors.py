@@ -98,12 +98,15 @@ def refuse_what_keeps_tensors(module: nn.Module) -> None:
                 f"estimate: {type(module).__name__} has {kept}, which fake tensors cannot replace: "
                 f"pass the module that it wraps, or a function that builds this module, and {mesh}"
             )
-    is_fake = all(type(local_part(each)) is FakeTensor for each in module.parameters())
-    if "FSDPModule" in kinds and not is_fake:
+    if "FSDPModule" in kinds and not _has_only_fake_parameters(module):
         raise CountError(
             "estimate: the parameters of a module under fully_shard cannot be replaced: "
             "pass a function that builds the module and shards it"
         )
+
+
+def _has_only_fake_parameters(module: nn.Module) -> bool:
+    return all(type(local_part(each)) is FakeTensor for each in module.parameters())
 
 
 def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -146,7 +149,7 @@ def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator
                 "lflops.counting around a real step"
             ) from error
         parts = (caller, location, problem)
-        raise CountError(": ".join(part for part in parts if part)) from error
+        raise CountError(": ".join(filter(None, parts))) from error
 
 
 def _problem(error: Exception) -> str | None:
@@ -185,7 +188,7 @@ def _problem(error: Exception) -> str | None:
 def _problem_of_values(error: Exception) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     # Stages of a pipeline send their shapes to each other as Python objects.
-    if any("object" in each.name and each.filename.endswith(OBJECTS_IN) for each in frames):
+    if any(_sends_objects(frame) for frame in frames):
         return (
             "it sends Python objects to other ranks, which do not exist here: "
             "pass input_args and output_args to each PipelineStage"
@@ -207,6 +210,10 @@ def _problem_of_values(error: Exception) -> str | None:
         "of the value, or count a real batch with lflops.count, which records the same memory "
         "timeline"
     )
+
+
+def _sends_objects(frame: traceback.FrameSummary) -> bool:
+    return "object" in frame.name and frame.filename.endswith(OBJECTS_IN)
 
 
 _NEEDS_VALUES_MESSAGE = re.compile("tensor subclasses|FakeTensor.__format__")
@@ -238,7 +245,11 @@ def _location(error: Exception) -> str:
 
 
 def _name_in(root: nn.Module, module: nn.Module) -> str:
-    name = next((name for name, each in root.named_modules() if each is module), "")
+    name = ""
+    for each_name, each in root.named_modules():
+        if each is module:
+            name = each_name
+            break
     return f"{name.replace('_orig_mod.', '') or 'the model'} ({type(module).__name__})"
 
 
@@ -323,9 +334,10 @@ class Fakes:
         At the end, all attributes of the modules are restored. This includes attributes that the
         model's code has set during the run, such as caches.
         """
+        held: list[tuple[nn.Module, dict[str, Any]]] = []
         for module in model.modules():
             refuse_what_keeps_tensors(module)
-        held = [(module, dict(vars(module))) for module in model.modules()]
+            held.append((module, dict(vars(module))))
         # This also copies torch's tables of parameters, buffers and submodules.
         fakes = [self.of(attributes) for _, attributes in held]
         try:
@@ -517,10 +529,7 @@ class Attention(NamedTuple):
             grouped = self.enable_gqa
             return operator(*inputs, mask, *settings, scale=self.scale, enable_gqa=grouped)[0]  # type: ignore[no-any-return]
         if mask is not None and name == "efficient_attention":
-            columns = mask.shape[-1]
-            if mask.stride(-1) != 1 or any(stride % MASK_ROWS for stride in mask.stride()[:-1]):
-                mask = F.pad(mask, (0, MASK_ROWS - columns % MASK_ROWS))[..., :columns]
-            mask = mask.expand(*self.query.shape[:3], self.key.shape[-2])
+            mask = _with_aligned_rows(mask).expand(*self.query.shape[:3], self.key.shape[-2])
         trains = torch.is_grad_enabled() and any(each.requires_grad for each in inputs)
         return operator(*inputs, mask, trains, *settings, scale=self.scale)[0]  # type: ignore[no-any-return]
 
@@ -593,6 +602,15 @@ class Attention(NamedTuple):
             return False
         suits_mask = self.attn_mask is None or self.attn_mask.stride(-1) == 1
         return suits_mask and self._has_equal_heads()
+
+
+def _with_aligned_rows(mask: Tensor) -> Tensor:
+    """Return a mask whose rows are aligned as efficient attention needs it, padded if necessary."""
+    columns = mask.shape[-1]
+    is_aligned = not any(stride % MASK_ROWS for stride in mask.stride()[:-1])
+    if is_aligned and mask.stride(-1) == 1:
+        return mask
+    return F.pad(mask, (0, MASK_ROWS - columns % MASK_ROWS))[..., :columns]
 
 
 def prefers_cudnn(family: str) -> bool:

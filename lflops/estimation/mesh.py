@@ -157,8 +157,8 @@ def parallelize(
     if is_divided(model) or set(mesh) == {"pipeline"}:
         return ()
     if set(mesh) == {"replica"}:
-        trained = (each for each in model.parameters() if each.requires_grad)
-        return tuple(_bucket(parameters, mesh["replica"]) for parameters in assigned(trained))
+        buckets = assigned(_trained(model))
+        return tuple(_bucket(parameters, mesh["replica"]) for parameters in buckets)
     devices = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     if "tensor" in mesh:
         plan = _plan(caller, model)
@@ -196,9 +196,12 @@ def _shard(
         # output is allocated on stream 2.
         shards.set_custom_reduce_scatter(_Collective(_REDUCE_SCATTER, 0, 2))
     if offload:
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(_to_host)
+        for parameter in _trained(model):
+            parameter.register_post_accumulate_grad_hook(_to_host)
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [each for each in model.parameters() if each.requires_grad]
 
 
 def _to_host(parameter: Any) -> None:
@@ -282,7 +285,7 @@ def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:
             "apply parallelize_module in the function that builds it, and leave 'tensor' out of "
             "the mesh"
         )
-    unknown = {style for style in plan.values() if style not in STYLES}
+    unknown = set(plan.values()).difference(STYLES)
     if unknown:
         raise CountError(
             f"{caller}: the model's tp_plan has {min(map(str, unknown))!r}, but lflops supports "

@@ -47,11 +47,13 @@ def makes_optimizer(
     if asked.lower() not in known:
         raise CountError(f"{caller}: optimizer={asked!r}: pass one of {', '.join(sorted(known))}")
     kind = known[asked.lower()]
-    if fused and "fused" not in inspect.signature(kind).parameters:
+    if not fused:
+        return kind
+    if "fused" not in inspect.signature(kind).parameters:
         raise CountError(
             f"{caller}: optimizer={asked!r} has no fused implementation: leave fused out"
         )
-    return partial(kind, fused=True) if fused else kind
+    return partial(kind, fused=True)
 
 
 IN_8_BITS = ("adam8bit", "adamw8bit")
@@ -139,10 +141,11 @@ class Stepper:
         # has the same size with and without `capturable`.
         if _change_setting(self._optimizers, "capturable", was=True, now=False):
             notes.append(Note(code="not_captured", subject=name, values={}))
-        may_use_foreach = chip is not None and is_gpu(chip) and not in_backward and not on_host
-        if may_use_foreach and _change_setting(self._optimizers, "foreach", was=None, now=True):
-            chip_name = "" if chip is None else chip.name
-            notes.append(Note(code="foreach_assumed", subject=chip_name, values={}))
+        may_use_foreach = is_gpu(chip) and not in_backward and not on_host
+        if chip is not None and may_use_foreach:
+            is_assumed = _change_setting(self._optimizers, "foreach", was=None, now=True)
+            if is_assumed:
+                notes.append(Note(code="foreach_assumed", subject=chip.name, values={}))
         if grad_scaler:
             notes.append(Note(code="gradients_assumed_finite", subject=name, values={}))
         self.notes = tuple(notes)
@@ -187,7 +190,9 @@ class Stepper:
         """Yield the tensors in the optimizer's state, such as Adam's moments."""
         for optimizer in self._optimizers:
             for state in optimizer.state.values():
-                yield from (each for each in state.values() if isinstance(each, Tensor))
+                for value in state.values():
+                    if isinstance(value, Tensor):
+                        yield value
 
     def _step_of(self, optimizer: Optimizer, _parameter: Tensor | None = None) -> None:
         # Adafactor reads norms of parameters and updates with `Tensor.item`. The norms only
@@ -225,7 +230,8 @@ def _separate_meshes(optimizer: Optimizer) -> None:
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         by_mesh = grouped(group["params"], lambda each: getattr(each, "device_mesh", None))
-        groups += [{**group, "params": parameters} for parameters in by_mesh.values()]
+        for parameters in by_mesh.values():
+            groups.append({**group, "params": parameters})
     optimizer.param_groups[:] = groups
 
 

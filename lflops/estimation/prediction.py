@@ -138,7 +138,10 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True):
 
     def family(self, chip: Hardware) -> Family | None:
         """Return the family of a chip, or `None` if no family contains the chip."""
-        return next((each for each in self.families.values() if chip.name in each.chips), None)
+        for family in self.families.values():
+            if chip.name in family.chips:
+                return family
+        return None
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
@@ -182,10 +185,10 @@ def why_not(profile: Profile, chip: Hardware | None, rates: Rates | None = None)
 
 
 def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[str]:
-    family = None if chip is None else rates.family(chip)
     if chip is None or chip.bandwidth_bytes_per_second is None:
         yield "the chip is unknown"
         return
+    family = rates.family(chip)
     if family is None:
         known: list[str] = []
         for each in rates.families.values():
@@ -221,8 +224,13 @@ def _kind_reasons(profile: Profile) -> Iterator[str]:
     root = profile.modules[""]
     if root.trainable_parameters < _MOSTLY * root.parameters:
         yield "the prediction does not cover training with frozen weights, such as LoRA"
-    convolutions = sum(op.macs for op in profile.op_counts if "convolution" in op.operator)
-    if convolutions > (1 - _MOSTLY) * sum(op.macs for op in profile.op_counts):
+    macs = 0
+    convolution_macs = 0
+    for op in profile.op_counts:
+        macs += op.macs
+        if "convolution" in op.operator:
+            convolution_macs += op.macs
+    if convolution_macs > (1 - _MOSTLY) * macs:
         yield "the prediction does not cover convolutions"
 
 
@@ -272,8 +280,10 @@ def predict(
     """
     rates = rates or fitted()
     chip = chip_of(profile, hardware)
-    family = None if chip is None else rates.family(chip)
-    if chip is None or family is None or why_not(profile, chip, rates) is not None:
+    if chip is None:
+        return None
+    family = rates.family(chip)
+    if family is None or why_not(profile, chip, rates) is not None:
         return None
     return _Step(profile, chip, family, rates, network, devices_per_host).prediction(accumulation)
 
@@ -321,19 +331,15 @@ class _Step:
             for name in ancestry(module):
                 modules[name] += seconds
 
-        # The modules that FSDP2 gathers. DDP has none, and communicates only once in a step.
-        units: set[str] = set()
-        for call in self.profile.communication:
-            if call.collective == _GATHERS and call.phase == "forward":
-                units.add(call.module)
+        units = self._gathered_units()
+        # DDP gathers no units, and communicates only once in a step.
         exchanges = accumulation if units else 1
         computing: defaultdict[tuple[str, str], float] = defaultdict(float)
         recomputed = 0.0
         for op in self.profile.op_counts:
             kind, seconds = self._device(op)
             phase = step_phase(op.phase)
-            unit = next((name for name in ancestry(op.module) if name in units), "")
-            computing[unit, phase] += seconds
+            computing[_unit_of(op.module, units), phase] += seconds
             if op.phase != "optimizer":
                 seconds *= accumulation
             if op.phase == "recompute":
@@ -342,8 +348,12 @@ class _Step:
         for (unit, phase), seconds in self._waits(computing).items():
             add("communication", phase, unit, seconds * exchanges)
         total = sum(phases.values())
-        distances = list(self._distances())
-        width = math.prod(factor for _, factor in distances)
+        width = 1.0
+        widened: list[str] = []
+        for reason, factor in self._distances():
+            width *= factor
+            if factor > 1:
+                widened.append(reason)
         return Prediction(
             hardware=self.chip.name,
             seconds=total,
@@ -353,8 +363,16 @@ class _Step:
             by_phase=dict(phases),
             by_module=modules,
             recomputed=recomputed,
-            widened=tuple(reason for reason, factor in distances if factor > 1),
+            widened=tuple(widened),
         )
+
+    def _gathered_units(self) -> set[str]:
+        """Return the modules whose parameters FSDP2 gathers in forward."""
+        units: set[str] = set()
+        for call in self.profile.communication:
+            if call.collective == _GATHERS and call.phase == "forward":
+                units.add(call.module)
+        return units
 
     def _is_sharded(self) -> bool:
         """Return whether FSDP gathers the parameters."""
@@ -451,6 +469,14 @@ class _Step:
         return sent / (bandwidth * self.rates.link)
 
 
+def _unit_of(module: str, units: set[str]) -> str:
+    """Return the unit that contains a module; empty if no unit contains it."""
+    for name in ancestry(module):
+        if name in units:
+            return name
+    return ""
+
+
 def _ddp(buckets: Sequence[float], computing: _Computing) -> _Overlap:
     """Compute how much of DDP's communication overlaps with backward.
 
@@ -459,8 +485,11 @@ def _ddp(buckets: Sequence[float], computing: _Computing) -> _Overlap:
     of each bucket takes.
     """
     total = sum(buckets)
-    backward = sum(seconds for (_, phase), seconds in computing.items() if phase == "backward")
-    exposed = max(buckets[-1], total - backward * (1 - 1 / len(buckets)))
+    in_backward: list[float] = []
+    for (_, phase), seconds in computing.items():
+        if phase == "backward":
+            in_backward.append(seconds)
+    exposed = max(buckets[-1], total - sum(in_backward) * (1 - 1 / len(buckets)))
     return _Overlap("", "backward", exposed, total - exposed)
 
 

@@ -161,21 +161,26 @@ class Unrolling:
         runs = _runs(blocks)
         found: list[Copy] = []
         for place, run in enumerate(runs):
-            if run.block != self._repeated:
-                is_later_block = run.block is not None and run.block > self._repeated
-                shift = self._copies if is_later_block else 0
-                found += [Copy(index, shift) for index in run.items]
-                continue
-            before = _neighbour(reversed(runs[:place]), run.block)
-            after = _neighbour(runs[place + 1 :], run.block)
-            shifts = range(self._copies + 1)
-            if (before, after) == (run.block + 1, run.block - 1):
-                shifts = shifts[::-1]
-            elif (before, after) != (run.block - 1, run.block + 1):
-                raise NotPeriodicError(f"block {run.block} is between {before} and {after}")
-            for shift in shifts:
+            for shift in self._shifts(runs, place):
                 found += [Copy(index, shift) for index in run.items]
         return found
+
+    def _shifts(self, runs: Sequence["_Run"], place: int) -> Sequence[int]:
+        """Return the shift of each copy of the run at this place, in the order of the copies."""
+        block = runs[place].block
+        if block is None or block < self._repeated:
+            return [0]
+        if block > self._repeated:
+            return [self._copies]
+        before = _neighbour(reversed(runs[:place]), block)
+        after = _neighbour(runs[place + 1 :], block)
+        shifts = range(self._copies + 1)
+        if (before, after) == (block - 1, block + 1):
+            return shifts
+        # In backward, the blocks run in reverse order.
+        if (before, after) == (block + 1, block - 1):
+            return shifts[::-1]
+        raise NotPeriodicError(f"block {block} is between {before} and {after}")
 
     def tokens(self, tokens: Sequence[Token]) -> Iterator[tuple[int, int, int | None]]:
         """Yield the allocations, frees and operators of the larger model, in order.
@@ -567,8 +572,12 @@ def _is_linear(row: Any) -> bool:
 
 
 def _counts(row: Any) -> list[int]:
-    values = [getattr(row, name) for name in getattr(row, "__struct_fields__", ())]
-    return [value for value in values if isinstance(value, int)]
+    counts = []
+    for name in getattr(row, "__struct_fields__", ()):
+        value = getattr(row, name)
+        if isinstance(value, int):
+            counts.append(value)
+    return counts
 
 
 def _key(row: Any, module: str | None = None) -> tuple[Any, ...]:

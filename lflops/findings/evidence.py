@@ -188,7 +188,7 @@ class StepEvidence:
     @property
     def pass_seconds(self) -> float:
         """Seconds of forward and backward, per step."""
-        return sum(self.times.phases.get(phase, 0.0) for phase in PASSES)
+        return _seconds_of_passes(self.times.phases)
 
     @cached_property
     def operator_times(self) -> OperatorTimes:
@@ -204,10 +204,13 @@ class StepEvidence:
         seconds = sleeping_seconds(self.profile)
         if not seconds or self.are_module_times_unreliable:
             return None
-        by_module = {name: self._beyond_operators(name) for name in self.profile.modules}
-        by_pattern = summed(
-            (self.patterns.get(name, name), beyond) for name, beyond in by_module.items()
-        )
+        by_module = {}
+        of_patterns = []
+        for name in self.profile.modules:
+            beyond = self._beyond_operators(name)
+            by_module[name] = beyond
+            of_patterns.append((self.patterns.get(name, name), beyond))
+        by_pattern = summed(of_patterns)
         least = LEAST_SLEEP_SHARE * seconds
         module = max(by_module, key=by_module.__getitem__)
         if by_module[module] >= least:
@@ -282,7 +285,7 @@ class StepEvidence:
         """Share of the time of forward and backward that remains without other programs."""
         if not self.pass_seconds:
             return 1.0
-        return sum(self.times.uncontended.get(phase, 0.0) for phase in PASSES) / self.pass_seconds
+        return _seconds_of_passes(self.times.uncontended) / self.pass_seconds
 
     def uncontended(self, name: str, seconds: float) -> float:
         """Return `seconds` without the time that other programs took.
@@ -306,6 +309,11 @@ class StepEvidence:
         """
         spread = self.times.spreads.get(phase)
         return seconds if spread is None else min(seconds, spread.median)
+
+
+def _seconds_of_passes(phases: Mapping[str, float]) -> float:
+    """Return the seconds of forward and backward. `phases` has the seconds of each phase."""
+    return sum(phases.get(phase, 0.0) for phase in PASSES)
 
 
 def sleeping_seconds(profile: Profile) -> float:

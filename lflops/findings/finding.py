@@ -136,7 +136,10 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
 
 def first_issue(findings: Sequence[Finding]) -> Finding | None:
     """Return the first finding that is an issue, or `None`."""
-    return next((finding for finding in findings if finding.is_issue), None)
+    for finding in findings:
+        if finding.is_issue:
+            return finding
+    return None
 
 
 def _by_cost(finding: Finding) -> tuple[bool, float]:

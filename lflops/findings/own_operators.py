@@ -5,6 +5,7 @@ time: its share of the bytes or of the MACs of these calls, whichever is larger.
 only an upper bound is known.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,6 @@ from lflops.analysis.step_times import traced_seconds
 from lflops.profile.module_names import plain
 from lflops.profile.profile import OpCount, Profile
 from lflops.profile.records import Phase
-from lflops.profile.series import summed
 
 SECONDS_PER_CALL = 30e-6
 """Upper bound of the time of an operator call, including the line of Python that calls it."""
@@ -130,32 +130,37 @@ class OperatorTimes:
         self._contention = contention
         self._is_on_cpu = profile.run.device_type in {"cpu", None}
         self._by_module: dict[str, list[OpCount]] = {}
+        # The bytes moved and the MACs of each operator, over all modules.
+        self._moved = Counter[str]()
+        self._macs = Counter[str]()
         for count in profile.op_counts:
+            name = _name(count)
             self._by_module.setdefault(count.module, []).append(count)
-        self._moved = summed((_name(count), count.bytes_moved) for count in profile.op_counts)
-        self._macs = summed((_name(count), count.macs) for count in profile.op_counts)
+            self._moved[name] += count.bytes_moved
+            self._macs[name] += count.macs
         self._known: dict[str, float] = {}
         for name, seconds in traced_seconds(profile).items():
             self._known[name.removeprefix(ATEN)] = seconds
 
     def of(self, modules: Iterable[str], phases: Collection[Phase]) -> OwnOperators:
         """Return the operators that `modules` run themselves, outside submodules, in `phases`."""
-        counts = []
-        for module in modules:
-            counts += [each for each in self._by_module.get(module, ()) if each.phase in phases]
+        calls = 0
         traced: dict[str, float] = {}
         needed: dict[str, float] = {}
-        for count in counts:
-            name = _name(count)
-            took = self._traced_seconds(count)
-            if took is None:
-                took = self._most_seconds(count)
-            else:
-                traced[name] = traced.get(name, 0.0) + took
-            needed[name] = needed.get(name, 0.0) + took
+        for module in modules:
+            for count in self._by_module.get(module, ()):
+                if count.phase not in phases:
+                    continue
+                calls += count.calls
+                name = _name(count)
+                took = self._traced_seconds(count)
+                if took is None:
+                    took = self._most_seconds(count)
+                else:
+                    traced[name] = traced.get(name, 0.0) + took
+                needed[name] = needed.get(name, 0.0) + took
         names = sorted(needed, key=lambda name: (name not in traced, -needed[name]))
-        calling = sum(count.calls for count in counts) * SECONDS_PER_CALL
-        seconds = sum(needed.values()) + calling
+        seconds = sum(needed.values()) + calls * SECONDS_PER_CALL
         return OwnOperators(traced=traced, names=tuple(names), seconds=seconds * self._contention)
 
     def _traced_seconds(self, count: OpCount) -> float | None:
@@ -165,16 +170,18 @@ class OperatorTimes:
         it. Returns `None` if the operator is not in the trace.
         """
         name = _name(count)
-        recorded = [each for each in (name, *IMPLEMENTED_BY.get(name, ())) if each in self._known]
+        recorded = []
+        for each in (name, *IMPLEMENTED_BY.get(name, ())):
+            if each in self._known:
+                recorded.append(self._known[each])
         moved = self._moved[name]
         if not recorded or not moved:
             return None
-        seconds = sum(self._known[each] for each in recorded)
         share = count.bytes_moved / moved
         macs = self._macs[name]
         if macs:
             share = max(share, count.macs / macs)
-        return seconds * share
+        return sum(recorded) * share
 
     def _most_seconds(self, count: OpCount) -> float:
         """Return an upper bound on the seconds of an operator that is not in the trace.

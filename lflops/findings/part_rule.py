@@ -98,8 +98,11 @@ def in_bursts(step: StepEvidence, phase: str) -> str:
     Returns text such as `: 63.5 ms in 1 of 5 steps, 600 µs in the other steps`. Returns the empty
     string if the phase takes about the same time in all steps.
     """
-    unprofiled = [each for each in step.profile.steps if each.is_unprofiled and each.phases]
-    known = sorted(each.phases.get(phase, 0.0) for each in unprofiled)
+    known = []
+    for each in step.profile.steps:
+        if each.is_unprofiled and each.phases:
+            known.append(each.phases.get(phase, 0.0))
+    known.sort()
     long = [seconds for seconds in known if seconds > known[-1] / 2]
     short = known[: len(known) - len(long)]
     if not long or len(short) < len(long):

@@ -189,8 +189,11 @@ def issue_share(name: str) -> float | None:
     It is a share of the step or, if only a rule about the run has this name, of the run. Returns
     `None` if there is no such rule, or if its threshold has no share.
     """
-    shares = {rule.name: rule.threshold.share for rule in (*RUN_RULES, *step_rules())}
-    return shares.get(name)
+    share = None
+    for rule in (*RUN_RULES, *step_rules()):
+        if rule.name == name:
+            share = rule.threshold.share
+    return share
 
 
 def all_rules() -> dict[str, list[Rule]]:

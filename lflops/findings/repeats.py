@@ -77,6 +77,7 @@ def unlike_repeats(
     dtypes = _widest_dtypes(profile)
     seconds = _known_seconds(profile, patterns)
     found: dict[str, UnlikeRepeat] = {}
+    excesses: dict[str, float] = {}
     for names in grouped(seconds, patterns.__getitem__).values():
         if len(names) < FEWEST_MODULES:
             continue
@@ -85,11 +86,10 @@ def unlike_repeats(
             excess = seconds[name] - usual
             if excess < least_seconds or seconds[name] < LEAST_RATIO * usual:
                 continue
-            others = [other for other in names if other != name]
-            repeat = _compared(name, others, excess, profile.modules, dtypes)
+            repeat = _compared(name, names, excess, profile.modules, dtypes)
             if repeat.has_wider_dtype or repeat.has_more_calls:
                 found[name] = repeat
-    excesses = {name: repeat.excess_seconds for name, repeat in found.items()}
+                excesses[name] = excess
     return [found[name] for name in explaining(excesses, children)]
 
 
@@ -105,19 +105,25 @@ def _known_seconds(profile: Profile, patterns: Mapping[str, str]) -> dict[str, f
 
 def _compared(
     name: str,
-    others: Sequence[str],
+    repeats: Iterable[str],
     excess: float,
     modules: Mapping[str, ModuleProfile],
     dtypes: Mapping[str, str],
 ) -> UnlikeRepeat:
+    calls_of_others = []
+    dtypes_of_others = []
+    for other in repeats:
+        if other != name:
+            calls_of_others.append(_calls(modules[other]))
+            dtypes_of_others.append(dtypes.get(other, ""))
     return UnlikeRepeat(
         module=name,
-        others=len(others),
+        others=len(calls_of_others),
         excess_seconds=excess,
         calls=_calls(modules[name]),
-        usual_calls=statistics.median(_calls(modules[other]) for other in others),
+        usual_calls=statistics.median(calls_of_others),
         dtype=dtypes.get(name, ""),
-        usual_dtype=statistics.mode(dtypes.get(other, "") for other in others),
+        usual_dtype=statistics.mode(dtypes_of_others),
     )
 
 

@@ -1,7 +1,7 @@
 """Define the evidence about a run, and the base classes of the rules about a run."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -53,10 +53,7 @@ class RunEvidence:
     @cached_property
     def seconds_by_rule(self) -> dict[str, float]:
         """Seconds of the run, keyed by the name of the rule that reports them."""
-        return summed(
-            (rule_of(category, self.ledger), seconds)
-            for category, seconds in self.ledger.seconds.items()
-        )
+        return _by_rule(self.ledger.seconds, self.ledger)
 
     @cached_property
     def allowance(self) -> float:
@@ -69,10 +66,8 @@ class RunEvidence:
     @cached_property
     def recompiles(self) -> bool:
         """Return whether torch compiles code again and again, even after the first steps."""
-        if self.profile is not None:
-            marks = [step.marks for step in self.profile.steps if "warmup" not in step.marks]
-            if sum("recompiled" in each for each in marks) >= MANY_RECOMPILED_STEPS:
-                return True
+        if self.profile is not None and _recompiled_steps(self.profile) >= MANY_RECOMPILED_STEPS:
+            return True
         spans = [span for span in self.ledger.spans if span.steps > self.ledger.steps / 2]
         # The first of these spans is left out: in a short run, every compiled model is compiled in
         # this span.
@@ -82,12 +77,33 @@ class RunEvidence:
         return compiling >= REPEATED_COMPILATION_SHARE * seconds > 0
 
 
+def _by_rule(seconds: Mapping[str, float], ledger: Ledger) -> dict[str, float]:
+    """Add up the seconds of the categories that the same rule reports, by the name of the rule.
+
+    `seconds` has the seconds of each category of the ledger.
+    """
+    return summed((rule_of(category, ledger), took) for category, took in seconds.items())
+
+
+def _recompiled_steps(profile: Profile) -> int:
+    """Return the number of steps after warm-up in which torch compiled code again."""
+    number = 0
+    for step in profile.steps:
+        if "recompiled" in step.marks and "warmup" not in step.marks:
+            number += 1
+    return number
+
+
 def training_seconds(ledger: Ledger) -> float:
     """Return the seconds from the end of start-up to the end of training.
 
     The time in which lflops itself works is left out.
     """
-    return sum(seconds for group, seconds in ledger.by_group().items() if group not in NOT_TRAINING)
+    training = []
+    for group, seconds in ledger.by_group().items():
+        if group not in NOT_TRAINING:
+            training.append(seconds)
+    return sum(training)
 
 
 def preempted_share(ledger: Ledger) -> float:
@@ -95,9 +111,14 @@ def preempted_share(ledger: Ledger) -> float:
 
     The longest wait is left out, because the process may have been stopped during this wait.
     """
-    waits = [step.cost for step in ledger.slow_steps if step.cause == "not_scheduled"]
+    waits = [step.cost for step in _slow_steps("not_scheduled", ledger)]
     seconds = ledger.seconds.get("slow/not_scheduled", 0.0) - max(waits, default=0.0)
     return max(seconds, 0.0) / (training_seconds(ledger) or 1.0)
+
+
+def _slow_steps(cause: str, ledger: Ledger) -> list[SlowStep]:
+    """Return the slow steps with a cause."""
+    return [step for step in ledger.slow_steps if step.cause == cause]
 
 
 def rule_of(category: str, ledger: Ledger) -> str:
@@ -126,9 +147,7 @@ def _rule_of_slow_steps(cause: str, ledger: Ledger) -> str:
         return "data"
     if cause != "unknown":
         return cause
-    by_phase = summed(
-        (step.phase, step.cost) for step in ledger.slow_steps if step.cause == "unknown"
-    )
+    by_phase = summed((step.phase, step.cost) for step in _slow_steps(cause, ledger))
     if by_phase and max(by_phase, key=by_phase.__getitem__) == "other":
         return "other"
     return cause
@@ -237,7 +256,9 @@ class OnceAllowedRule(RunRule):
         If the cost would be too small to report without the slowest step, the sentence is about
         this step.
         """
-        slowest = max(self._slow_steps(run.ledger), key=attrgetter("cost"), default=None)
+        slowest = max(
+            _slow_steps(self.slow_cause, run.ledger), key=attrgetter("cost"), default=None
+        )
         for finding in super().findings(run):
             seconds = run.seconds_by_rule[self.name]
             if slowest is None or seconds - slowest.cost >= self.least_seconds(run):
@@ -256,11 +277,8 @@ class OnceAllowedRule(RunRule):
         This is the highest cost of a single slow step, or of a single span of the ledger (a section
         of the run), whichever is higher.
         """
-        slow = [step.cost for step in self._slow_steps(run.ledger)]
+        slow = [step.cost for step in _slow_steps(self.slow_cause, run.ledger)]
         return max([*slow, *self._seconds_by_span(run.ledger)], default=0.0)
-
-    def _slow_steps(self, ledger: Ledger) -> list[SlowStep]:
-        return [step for step in ledger.slow_steps if step.cause == self.slow_cause]
 
     def _seconds_by_span(self, ledger: Ledger) -> Sequence[float]:
         """Return the seconds that this reason costs in each span (section) of the run.
@@ -271,10 +289,7 @@ class OnceAllowedRule(RunRule):
             return ()
         seconds = []
         for span in ledger.spans:
-            spent = summed(
-                (rule_of(category, ledger), took) for category, took in span.spent.items()
-            )
-            seconds.append(spent.get(self.name, 0.0))
+            seconds.append(_by_rule(span.spent, ledger).get(self.name, 0.0))
         return seconds
 
 

@@ -36,9 +36,11 @@ def stalls_of(ledger: Ledger | None) -> Stalls | None:
     """Return the long waits for data of a run, or `None` if there are none."""
     if ledger is None:
         return None
-    return stalls_in(
-        [group.spent.get("data", 0.0) for group in ledger.unprofiled if group.steps == 1]
-    )
+    waits = []
+    for group in ledger.unprofiled:
+        if group.steps == 1:
+            waits.append(group.spent.get("data", 0.0))
+    return stalls_in(waits)
 
 
 def stalls_in(waits: Sequence[float]) -> Stalls | None:
@@ -51,7 +53,12 @@ def stalls_in(waits: Sequence[float]) -> Stalls | None:
     rising = sorted(waits)
     # A single step may have a much longer wait than all other steps.
     longest = rising[-2] if len(rising) > FEWEST_STALLS else rising[-1]
-    long = [place for place, value in enumerate(waits) if value > longest / 2]
+    long = []
+    long_seconds = []
+    for place, wait in enumerate(waits):
+        if wait > longest / 2:
+            long.append(place)
+            long_seconds.append(wait)
     usual = rising[: len(rising) - len(long)]
     if len(long) < FEWEST_STALLS or len(usual) < len(long):
         return None
@@ -65,7 +72,7 @@ def stalls_in(waits: Sequence[float]) -> Stalls | None:
     often = f"in {len(long)} of {len(waits)} steps"
     if is_regular:
         often = f"every {_ordinal(usual_distance)} step"
-    return Stalls(sum(waits[place] for place in long) / len(long), often, is_regular)
+    return Stalls(sum(long_seconds) / len(long), often, is_regular)
 
 
 def _ordinal(number: int) -> str:

@@ -96,7 +96,10 @@ def _shares_of_phases(step: StepEvidence) -> dict[str, float]:
     seconds = step.times.parts
     seconds.pop("backward", None)
     seconds["communication"] = step.communication_seconds
-    return {part: took / step.mean for part, took in seconds.items()}
+    shares = {}
+    for part, took in seconds.items():
+        shares[part] = took / step.mean
+    return shares
 
 
 def _collectives_after_backward(step: StepEvidence) -> float:
@@ -107,8 +110,11 @@ def _collectives_after_backward(step: StepEvidence) -> float:
     trace = step.profile.trace
     if trace is None or trace.device_compute_seconds is not None:
         return 0.0
-    collectives = step.profile.communication
-    return sum(each.seconds or 0.0 for each in collectives if each.phase == "other")
+    seconds = []
+    for each in step.profile.communication:
+        if each.phase == "other":
+            seconds.append(each.seconds or 0.0)
+    return sum(seconds)
 
 
 def _allocating(step: StepEvidence) -> float:

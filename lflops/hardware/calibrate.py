@@ -379,9 +379,10 @@ def forget(hardware: Hardware | None) -> bool:
         return False
     entries = _entries()
     kept = {key: entry for key, entry in entries.items() if _known(key) != hardware}
-    if len(kept) < len(entries):
-        _write(kept)
-    return len(kept) < len(entries)
+    if len(kept) == len(entries):
+        return False
+    _write(kept)
+    return True
 
 
 def _measured(
@@ -433,7 +434,9 @@ def measure(
     The peaks are keyed by dtype. The bandwidth is `None` if too little memory is free.
     """
     free = machine.free_bytes()
-    tasks = {dtype: _fastest(machine, clock, dtype, free * PRODUCT_SHARE) for dtype in dtypes}
+    tasks: dict[str, _Task | None] = {}
+    for dtype in dtypes:
+        tasks[dtype] = _fastest(machine, clock, dtype, free * PRODUCT_SHARE)
     running = {name: task for name, task in tasks.items() if task is not None}
     if not running:
         raise HardwareError(

@@ -479,10 +479,15 @@ def _nearest(name: str) -> list[str]:
     for words, chip_name in chip_by_words.items():
         shared[chip_name] = max(len(requested & words), shared.get(chip_name, 0))
     most = max(shared.values(), default=0)
-    if most:
-        return [chip_name for chip_name, count in shared.items() if count == most][:4]
-    spelled = {_joined(chip_name): chip_name for chip_name in names()}
-    return [spelled[each] for each in difflib.get_close_matches(_joined(name), spelled, 4)]
+    if not most:
+        return _similarly_spelled(name)
+    return [chip_name for chip_name, count in shared.items() if count == most][:4]
+
+
+def _similarly_spelled(name: str) -> list[str]:
+    chip_by_spelling = {_joined(chip_name): chip_name for chip_name in names()}
+    matches = difflib.get_close_matches(_joined(name), chip_by_spelling, 4)
+    return [chip_by_spelling[match] for match in matches]
 
 
 def _joined(name: str) -> str:

@@ -23,6 +23,7 @@ from lflops.inputs.arguments import is_whole
 from lflops.inputs.tensors import (
     Storage,
     attributes_of,
+    is_defined_by,
     is_tensor,
     items_of,
     parts_of,
@@ -112,15 +113,17 @@ class BatchSizes:
         with without_overrides():
             found = _with_sizes(names, tensors)
             samples = self._samples(batch, found)
-            ids = [each for each in found if each.holds_token_ids]
             tokens = None
-            if ids:
-                tokens = sum(prod(each.sizes) for each in ids)
+            token_tensors = []
+            for each in found:
+                if each.holds_token_ids:
+                    tokens = (tokens or 0) + prod(each.sizes)
+                    token_tensors.append(each.name)
         return BatchSize(
             samples=None if samples is None else samples.number,
             tokens=tokens,
             samples_from=None if samples is None else samples.source,
-            tokens_from=tuple(each.name for each in ids),
+            tokens_from=tuple(token_tensors),
         )
 
     def _samples(self, batch: Any, found: Sequence[_Sized]) -> _Samples | None:
@@ -247,7 +250,10 @@ def looked_up_tokens(
             For example, a row of a table also looks like a sequence, but layers work on one
             position per row.
     """
-    sequences = {each for each in lookups if len(each.sizes) == 2 and each.sizes[1] > 1}
+    sequences = set()
+    for looked_up in lookups:
+        if len(looked_up.sizes) == 2 and looked_up.sizes[1] > 1:
+            sequences.add(looked_up)
     worked_on = set(positions)
     for name, lookup in inputs:
         number = prod(lookup.sizes)
@@ -339,9 +345,7 @@ MOST_PARTS = 8
 
 def _defines(value: Any, name: str) -> bool:
     """Return whether an object has an attribute, without running user code."""
-    if any(name in kind.__dict__ for kind in type(value).__mro__):
-        return True
-    return name in attributes_of(value)
+    return is_defined_by(type(value), name) or name in attributes_of(value)
 
 
 def _listed_samples(batch: Any, found: Sequence[_Sized]) -> _Samples | None:
@@ -352,7 +356,7 @@ def _listed_samples(batch: Any, found: Sequence[_Sized]) -> _Samples | None:
     if not isinstance(storage, dict):
         if not found and _are_records(storage):
             return _Samples(len(storage), "length of the batch")
-        if all(_has_image(entry) for entry in storage[:MOST_ENTRIES]):
+        if all(map(_has_image, storage[:MOST_ENTRIES])):
             return _Samples(len(storage), "length of the batch")
     for key, part in items_of(storage):
         if isinstance(part, list | tuple) and _is_list_of_samples(part[:MOST_ENTRIES]):

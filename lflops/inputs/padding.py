@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lflops.inputs.batch import BatchTensors
 from lflops.inputs.batch_size import INPUT_IDS
+from lflops.profile.series import sums
 from lflops.torch_private.dispatch_modes import without_modes
 from lflops.torch_private.tensors import is_integer, without_overrides
 
@@ -94,9 +95,9 @@ class BatchPadding:
         """
         tokens = {name: each for name, each in self.ids.items() if _is_one_of(name, token_ids)}
         for positions in (self.masks, tokens, self.features):
-            total = sum(each.total for each in positions.values())
-            if total:
-                return sum(each.padded for each in positions.values()) / total
+            counts = sums(list(positions.values()), "padded", "total")
+            if counts["total"]:
+                return counts["padded"] / counts["total"]
         return None
 
 
@@ -104,15 +105,19 @@ def padding_of(batch: BatchTensors | None) -> BatchPadding | None:
     """Find the positions of a batch that may be padding; `None` if the batch cannot be read."""
     if batch is None:
         return None
-    rows: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {}
+    others: dict[str, Tensor] = {}
     with without_modes(), without_overrides(), torch.no_grad():
         for name, tensor in zip(*batch, strict=True):
             # Reading a tensor of a batch may raise an error.
             with contextlib.suppress(Exception):
-                if _may_be_padded(tensor):
-                    rows[name] = tensor[:MOST_ROWS]
-        masks = {name: each for name, each in rows.items() if _is_padding_mask(name)}
-        others = {name: each for name, each in rows.items() if not name.lower().endswith("mask")}
+                if not _may_be_padded(tensor):
+                    continue
+                rows = tensor[:MOST_ROWS]
+                if _is_padding_mask(name):
+                    masks[name] = rows
+                elif not name.lower().endswith("mask"):
+                    others[name] = rows
         return BatchPadding(
             masks=_positions_of(masks, lambda name, mask: _masked(name, mask, others)),
             ids=_positions_of(others, lambda _, ids: _repeated(ids)),

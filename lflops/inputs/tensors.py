@@ -73,8 +73,12 @@ def storage_of(value: Any) -> Storage | None:
     if issubclass(kind, UserDict):
         data = attributes_of(value).get("data")
         return storage_of(data) if issubclass(type(data), dict) else None
-    is_dataclass = any("__dataclass_fields__" in base.__dict__ for base in kind.__mro__)
-    return attributes_of(value) if is_dataclass else None
+    return attributes_of(value) if is_defined_by(kind, "__dataclass_fields__") else None
+
+
+def is_defined_by(kind: type, name: str) -> bool:
+    """Return whether a class defines or inherits an attribute, without running user code."""
+    return any(name in base.__dict__ for base in kind.__mro__)
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -116,10 +120,9 @@ def may_hold_tensors(value: Any) -> bool:
         return False
     if kind is set or kind is frozenset or kind is deque:
         return bool(value)
-    if any(issubclass(kind, each) for each in _UNREAD):
+    if issubclass(kind, _UNREAD):
         return True
-    is_callable = any("__call__" in base.__dict__ for base in kind.__mro__)
-    return bool(kind.__flags__ & _WRITTEN_IN_PYTHON) and not is_callable
+    return bool(kind.__flags__ & _WRITTEN_IN_PYTHON) and not is_defined_by(kind, "__call__")
 
 
 DEEPEST = 12
@@ -145,9 +148,13 @@ def tensors_in(value: Any) -> Iterable[Tensor]:
 
 def nodes_of(value: Any) -> Iterator[Any]:
     """Yield the autograd nodes that computed the tensors in a value."""
+    nodes = []
     with without_overrides():
-        nodes = [node_of(tensor) for tensor in tensors_in(value)]
-    return (node for node in nodes if node is not None)
+        for tensor in tensors_in(value):
+            node = node_of(tensor)
+            if node is not None:
+                nodes.append(node)
+    return iter(nodes)
 
 
 def named_tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:

@@ -240,7 +240,10 @@ def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larg
         "swap": reads_disk,
         "larger_batch": is_larger,
     }
-    return next((cause for cause, applies in causes.items() if applies), "unknown")
+    for cause, applies in causes.items():
+        if applies:
+            return cause
+    return "unknown"
 
 
 def _excess(step: StepSpent, recent: "_Recent", cost: int) -> dict[str, int]:
@@ -249,7 +252,9 @@ def _excess(step: StepSpent, recent: "_Recent", cost: int) -> dict[str, int]:
     No phase gets more than its duration in this step.
     """
     usual = recent.usual_phases
-    longer = {phase: max(spent - usual.get(phase, 0), 0) for phase, spent in step.phases.items()}
+    longer = {}
+    for phase, spent in step.phases.items():
+        longer[phase] = max(spent - usual.get(phase, 0), 0)
     together = sum(longer.values()) or 1
     shares = {}
     for phase, excess in longer.items():
@@ -303,15 +308,21 @@ class _Recent:
         names = set[str]()
         for step in self.steps:
             names.update(step.phases)
-        return {name: self._usual_phase(name) for name in names}
+        usual = {}
+        for name in names:
+            usual[name] = self._usual_phase(name)
+        return usual
 
     def _usual_phase(self, name: str) -> int:
         return int(statistics.median(step.phases.get(name, 0) for step in self.steps))
 
     @property
     def usual_evidence(self) -> Evidence:
-        counters = zip(*(step.evidence for step in self.steps), strict=True)
-        return Evidence(*(int(statistics.median(values)) for values in counters))
+        evidence = [step.evidence for step in self.steps]
+        usual = []
+        for counter in zip(*evidence, strict=True):
+            usual.append(int(statistics.median(counter)))
+        return Evidence(*usual)
 
     def is_exceeded(self, size: int | None) -> bool:
         """Return whether a batch is much larger than the batches of the recent steps."""
@@ -465,7 +476,11 @@ class StepAccountant:
         When the step ends, this time may be assigned to other categories, for example if the step
         is slow.
         """
-        return {_category_of(phase): spent for phase, spent in self._step.items() if spent}
+        by_category = {}
+        for phase, spent in self._step.items():
+            if spent:
+                by_category[_category_of(phase)] = spent
+        return by_category
 
     @property
     def usual(self) -> float:
@@ -618,8 +633,10 @@ class StepAccountant:
             waiting = int(end.schedule.split()[1]) - int(before.schedule.split()[1])
         # Only the end of a freeze is known exactly. So if there was a freeze during the step, all
         # time in which the thread did not run counts as waiting.
-        if any(stop > self._step_begin and start < at for start, stop in self.freezes):
-            waiting = max(at - self._step_begin - running, waiting)
+        for start, stop in self.freezes:
+            if stop > self._step_begin and start < at:
+                waiting = max(at - self._step_begin - running, waiting)
+                break
         in_system = int(1e9 * (end.usage.ru_stime - before.usage.ru_stime))
         return Evidence(
             waiting=waiting,

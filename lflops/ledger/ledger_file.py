@@ -30,7 +30,7 @@ from lflops.ledger.account import (
     in_pairs,
 )
 from lflops.profile.records import ready_for_threads
-from lflops.profile.series import summed
+from lflops.profile.series import scaled, summed
 
 ENDING = ".ledger.jsonl"
 REQUEST = "window.request"
@@ -261,9 +261,16 @@ def read_segment(path: Path) -> Segment | None:
             f"{path}: the ledger has version {head.version}, but this lflops reads version "
             f"{VERSION}"
         )
-    rows = [line for line in others if isinstance(line, Row)]
-    slow = [line for line in others if isinstance(line, SlowStep)]
-    groups = [line for line in others if isinstance(line, StepGroup)]
+    rows: list[Row] = []
+    slow: list[SlowStep] = []
+    groups: list[StepGroup] = []
+    for line in others:
+        if isinstance(line, Row):
+            rows.append(line)
+        elif isinstance(line, SlowStep):
+            slow.append(line)
+        elif isinstance(line, StepGroup):
+            groups.append(line)
     return Segment(head, path, rows, slow, groups)
 
 
@@ -378,8 +385,7 @@ def _goes_on(before: Segment, segment: Segment) -> bool:
     """
     if segment.head.begin < _end(before) - CLOCKS_DIFFER:
         return False
-    has_no_step = all(row.step is None for row in segment.rows)
-    is_test = has_no_step and before.head.pid == segment.head.pid
+    is_test = not _steps(segment) and before.head.pid == segment.head.pid
     return _first(segment) > 0 or _ended(before) != "finished" or is_test
 
 
@@ -408,7 +414,8 @@ def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
     durations: list[tuple[int, int]] = []
     for number, segment in enumerate(segments):
         slow_steps += segment.slow
-        groups += [msgspec.structs.replace(group, start=number) for group in segment.groups]
+        for group in segment.groups:
+            groups.append(msgspec.structs.replace(group, start=number))
         for row in segment.rows:
             durations += row.durations.items()
     return Ledger(
@@ -496,7 +503,7 @@ def _lost(spent: dict[str, float], kept: float) -> dict[str, float]:
     lost = sum(spent.values()) * (1 - kept)
     remaining: dict[str, float] = {}
     if kept:
-        remaining = {name: each * kept for name, each in spent.items()}
+        remaining = scaled(spent, kept)
     return remaining | {"repeated": lost}
 
 
@@ -512,7 +519,7 @@ def _start(segment: Segment, now: float | None) -> Start:
     if ended is None:
         is_alive = now is not None and now - _end(segment) / 1e9 < ALIVE
         ended = "running" if is_alive else "killed"
-    steps = [row.step for row in segment.rows if row.step is not None]
+    steps = _steps(segment)
     return Start(
         begin=segment.head.begin / 1e9,
         seconds=segment.rows[-1].end / 1e9,
@@ -526,9 +533,20 @@ def _end(segment: Segment) -> int:
     return segment.head.begin + segment.rows[-1].end
 
 
+def _steps(segment: Segment) -> list[int]:
+    """Return the `step` of each row in which it is known."""
+    return [row.step for row in segment.rows if row.step is not None]
+
+
 def _first(segment: Segment) -> int:
-    return next((row.first for row in segment.rows if row.first is not None), 0)
+    for row in segment.rows:
+        if row.first is not None:
+            return row.first
+    return 0
 
 
 def _ended(segment: Segment) -> str | None:
-    return next((row.ended for row in reversed(segment.rows) if row.ended is not None), None)
+    for row in reversed(segment.rows):
+        if row.ended is not None:
+            return row.ended
+    return None

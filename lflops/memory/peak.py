@@ -23,7 +23,7 @@ from lflops.hardware.chips import HOPPER, Hardware
 from lflops.profile.module_names import ancestry, fold_repeats
 from lflops.profile.profile import Memory, Moment, Profile
 from lflops.profile.records import PASS_PHASES, ByCategory, Phase
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, sums
 
 Verdict = Literal["fits", "tight", "fits, with retries", "does not fit"]
 
@@ -437,14 +437,18 @@ def _checkpoints(checkpointed: Sequence[Checkpointed], patterns: Mapping[str, st
     places = grouped(checkpointed, lambda block: patterns.get(block.module, block.module))
     for pattern, blocks in places.items():
         name = blocks[0].module
-        saved = sum(block.saved_bytes for block in blocks)
+        totals = sums(blocks, "saved_bytes", "macs")
+        saved = totals["saved_bytes"]
         if len(blocks) > 1:
             name = pattern
             saved -= max(block.saved_bytes for block in blocks)
         if saved:
-            macs = sum(block.macs for block in blocks)
             saving = Saving(
-                kind="checkpoint", module=name, modules=len(blocks), bytes=saved, macs=macs
+                kind="checkpoint",
+                module=name,
+                modules=len(blocks),
+                bytes=saved,
+                macs=totals["macs"],
             )
             savings.append(saving)
     return savings
@@ -611,13 +615,15 @@ def _with_end_of_backward(
     outside the blocks, which needs a buffer of the same size.
     """
     yield from moments
-    last = next((each for each in reversed(moments) if each.phase == "backward"), None)
-    if last is not None and level == 3:
-        live = last.live._replace(
-            gradients=sizes.gradients, temporary=last.live.temporary + sizes.rest_gradients
-        )
-        # The parameters outside the blocks are sharded again, and no block runs.
-        yield _Moment("other", live, 0, sizes.rest_gradients, is_in_block=False)
+    if level < 3:
+        return
+    for moment in reversed(moments):
+        if moment.phase == "backward":
+            temporary = moment.live.temporary + sizes.rest_gradients
+            live = moment.live._replace(gradients=sizes.gradients, temporary=temporary)
+            # The parameters outside the blocks are sharded again, and no block runs.
+            yield _Moment("other", live, 0, sizes.rest_gradients, is_in_block=False)
+            return
 
 
 def _on_a_rank(moment: _Moment, sizes: _Sizes, level: int, ranks: int) -> Sharded:

@@ -28,7 +28,10 @@ def collective_kind(name: str) -> str:
     NCCL runs an all-to-all as `send_recv` kernels, so `send_recv` may mean an all-to-all.
     """
     plain = re.sub(r"[^a-z]", "", name.lower())
-    return next((kind for part, kind in _KINDS.items() if part in plain), "other")
+    for part, kind in _KINDS.items():
+        if part in plain:
+            return kind
+    return "other"
 
 
 def bus_factor(kind: str, size: int | None) -> float | None:

@@ -25,8 +25,10 @@ from lflops.errors import HardwareError, ProfileError
 from lflops.files import GZIP, read, write_whole
 from lflops.hardware.chips import Hardware
 from lflops.profile import profile as model, timeline
+from lflops.profile.module_names import parent_of
 from lflops.profile.profile import COUNTS, SCHEMA_VERSION, ModuleProfile, Profile, Work
 from lflops.profile.records import PHASES
+from lflops.profile.series import without_none
 
 LARGEST_FILE = 1 << 30
 """Maximum size in bytes of a profile's file that is read."""
@@ -196,7 +198,7 @@ def _check_modules(modules: Mapping[str, ModuleProfile]) -> None:
     if "" not in modules:
         raise ProfileError("modules has no root, which is named ''")
     for name, module in modules.items():
-        above = name.rpartition(".")[0]
+        above = parent_of(name)
         if above not in modules:
             path = _spelled(["modules", name])
             raise ProfileError(f"{path} has no parent: {_short.repr(above)} is missing")
@@ -249,7 +251,7 @@ def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
     sums = {name: _self_counts(work) for name, work in works.items()}
     for name, work in works.items():
         if name:
-            above = name.rpartition(".")[0]
+            above = parent_of(name)
             sums[above] = tuple(map(add, sums[above], _inclusive_counts(work)))
     for name in reversed(sums):
         counts = _inclusive_counts(works[name])
@@ -367,7 +369,7 @@ def _path_at_byte(text: bytes, byte: int) -> str:
                 keys[-1] = token["string"].decode(errors="replace")
         if len(keys) > DEEPEST_NESTING:
             break
-    return _spelled([key for key in keys if key is not None], ": ")
+    return _spelled(without_none(keys), ": ")
 
 
 def _encoded(profile: Profile) -> bytes:

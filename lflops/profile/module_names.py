@@ -23,9 +23,19 @@ def ancestry(name: str) -> tuple[str, ...]:
     """
     names = [name]
     while name:
-        name = name.rpartition(".")[0]
+        name = parent_of(name)
         names.append(name)
     return tuple(names)
+
+
+def parent_of(name: str) -> str:
+    """Return the name of the module above: `a` for `a.b`, and the empty name for `a`."""
+    return name.rpartition(".")[0]
+
+
+def last_part(name: str) -> str:
+    """Return the part of a name after the last dot: `b` for `a.b`, and `a` for `a`."""
+    return name.rpartition(".")[2]
 
 
 def name_below(above: str, label: str) -> str:
@@ -42,7 +52,7 @@ def children(names: Iterable[str]) -> dict[str, list[str]]:
     """Return the names directly below each name, in the given order."""
     below: dict[str, list[str]] = {name: [] for name in names}
     for name in filter(None, below):
-        below[name.rpartition(".")[0]].append(name)
+        below[parent_of(name)].append(name)
     return below
 
 
@@ -113,7 +123,7 @@ def _alike(
         numbered += sum(map(_has_number, below[parent]))
         repeated = _repeated(below[parent], modules, below)
         for name in below[parent]:
-            label = "*" if name in repeated else _last_part(name)
+            label = "*" if name in repeated else last_part(name)
             groups.setdefault((label, modules[name][0]), []).append(name)
     for (label, _), names in groups.items():
         modules_of_label = numbered if label == "*" else len(parents)
@@ -140,12 +150,8 @@ def _repeated(
     return repeated
 
 
-def _last_part(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
 def _has_number(name: str) -> bool:
-    return _last_part(name).isdecimal()
+    return last_part(name).isdecimal()
 
 
 def spelled_out(names: Iterable[str]) -> str:

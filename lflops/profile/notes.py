@@ -82,7 +82,9 @@ def time_factors(notes: Iterable[Note]) -> list[float]:
     """Return the factors by which module times were multiplied to match unprofiled steps."""
     factors: list[float] = []
     for note in notes_with("time_scaled", notes):
-        factors += [value for value in note.values.values() if not isinstance(value, str)]
+        for value in note.values.values():
+            if not isinstance(value, str):
+                factors.append(value)
     return factors
 
 

@@ -660,8 +660,10 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
             ValueError: The module, the phase or the metric is unknown.
         """
         self._check_module(module)
-        works = [self.modules[module].work(each) for each in _phases(phase, metric)]
-        return sum(getattr(work, metric) for work in works)
+        total = 0
+        for each in _phases(phase, metric):
+            total += getattr(self.modules[module].work(each), metric)
+        return total
 
     @property
     def is_counted(self) -> bool:

@@ -146,6 +146,11 @@ class ByCategory(NamedTuple):
     temporary: Count
     other: Count
 
+    @classmethod
+    def of(cls, sizes: Mapping[str, int]) -> "ByCategory":
+        """Return the bytes of each category. A category that is missing in `sizes` has 0 bytes."""
+        return cls._make(sizes.get(name, 0) for name in cls._fields)
+
 
 CATEGORIES = ByCategory._fields
 

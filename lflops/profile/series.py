@@ -15,7 +15,10 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
     The keys are in the order in which they first occur.
     """
-    return gathered((key(item), item) for item in items)
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def gathered(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
@@ -61,8 +64,12 @@ def sum_known(values: Iterable[Number | None]) -> Number | None:
 
 def largest_known(values: Iterable[int | None]) -> int | None:
     """Return the largest of the known values; `None` if no value is known."""
-    known = [value for value in values if value is not None]
-    return max(known, default=None)
+    return max(without_none(values), default=None)
+
+
+def without_none(values: Iterable[Item | None]) -> list[Item]:
+    """Return the values that are not `None`, in the same order."""
+    return [value for value in values if value is not None]
 
 
 def positions(items: Iterable[Key]) -> dict[Key, int]:

@@ -130,7 +130,8 @@ def nested(self_times: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlic
         while len(open_slices) > common:
             ended = open_slices.pop()
             yield _slice(ended, len(open_slices), lane)
-        open_slices = [each._replace(end=max(each.end, time.end)) for each in open_slices]
+        for depth, outer in enumerate(open_slices):
+            open_slices[depth] = outer._replace(end=max(outer.end, time.end))
         open_slices += [time._replace(fqn=fqn) for fqn in path[common:]]
     while open_slices:
         ended = open_slices.pop()

@@ -7,7 +7,7 @@ from msgspec import Struct
 from lflops.hardware.chips import Hardware
 from lflops.profile.collective_names import bus_factor, collective_kind
 from lflops.profile.profile import Communication, Profile
-from lflops.profile.series import grouped, ratio, sum_known
+from lflops.profile.series import grouped, ratio, sum_known, sums
 
 
 class Collective(Struct, frozen=True, kw_only=True):
@@ -73,20 +73,20 @@ def _link_bytes_per_second(profile: Profile, chip: Hardware | None) -> float | N
 def _collective(
     kind: str, group: str, size: int | None, calls: Sequence[Communication], link: float | None
 ) -> Collective:
-    message_bytes = sum(each.bytes for each in calls)
+    counts = sums(calls, "calls", "bytes")
     seconds = sum_known(each.seconds for each in calls)
     transfer = sum_known(each.least_seconds for each in calls)
     factor = bus_factor(kind, size)
     divisor = transfer if transfer is not None else seconds
     bandwidth = None
     if factor is not None and divisor:
-        bandwidth = message_bytes * factor / divisor
+        bandwidth = counts["bytes"] * factor / divisor
     return Collective(
         kind=kind,
         group=group,
         group_size=size,
-        calls=sum(each.calls for each in calls),
-        bytes=message_bytes,
+        calls=counts["calls"],
+        bytes=counts["bytes"],
         seconds=seconds,
         exposed_seconds=sum_known(each.exposed_seconds for each in calls),
         transfer_seconds=transfer,

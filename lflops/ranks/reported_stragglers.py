@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from lflops.profile.profile import Profile
 from lflops.profile.records import PASSES, FlaggedRank, RankComparison, step_phase
-from lflops.ranks.straggler import Cause, Straggler, Stragglers
+from lflops.ranks.straggler import Cause, Straggler, Stragglers, in_module_of
 from lflops.ranks.straggler_search import WORTH_SAYING
 
 # Stragglers are kept if at least this many steps were compared. With fewer steps, later results
@@ -69,13 +69,8 @@ def with_reported(rows: Iterable[Straggler], unprofiled: RankComparison) -> list
             current = _without_cost(current, earlier, WORTH_SAYING * unprofiled.seconds)
             current.append(earlier)
         elif earlier.module and not any(row.module for row in same_phase):
-            current[current.index(same_phase[0])] = replace(
-                same_phase[0],
-                module=earlier.module,
-                phase=earlier.phase,
-                modules=earlier.modules,
-                is_whole_phase=False,
-            )
+            position = current.index(same_phase[0])
+            current[position] = in_module_of(current[position], earlier)
     return current
 
 

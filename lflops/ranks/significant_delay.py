@@ -7,7 +7,6 @@ in some steps than in the rest.
 import math
 import statistics
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Literal
 
 from msgspec import Struct
@@ -75,6 +74,11 @@ def step_costs(delay: RankDelay) -> list[float]:
     return [min(step) for step in zip(delay.excess, delay.late, strict=True)]
 
 
+def steps_at_least(seconds: Sequence[float], limit: float) -> int:
+    """Return the number of steps in which a time is at least `limit`."""
+    return sum(each >= limit for each in seconds)
+
+
 def significant(delay: RankDelay, compared: RankComparison, ranks: int) -> SignificantDelay | None:
     """Return the pattern and the cost of an excess, or `None` if it may be noise.
 
@@ -111,8 +115,7 @@ def significant(delay: RankDelay, compared: RankComparison, ranks: int) -> Signi
 
 
 def _steps_present(excess: Sequence[float]) -> int:
-    limit = PRESENT * statistics.median(excess)
-    return sum(seconds >= limit for seconds in excess)
+    return steps_at_least(excess, PRESENT * statistics.median(excess))
 
 
 def _is_steady(delay: RankDelay, ranks: int) -> bool:
@@ -157,10 +160,14 @@ def _probability_by_chance(
     """
     steps = len(delay.excess)
     smallest = slow[-1]
-    others_slow = sum(seconds >= smallest for seconds in delay.largest_of_others)
+    others_slow = steps_at_least(delay.largest_of_others, smallest)
     rate_of_others = others_slow / (steps * max(ranks - 1, 1))
     rate = min(max(_large_excess_rate(delay, smallest, compared), rate_of_others), 1.0)
-    begins = sum(before < smallest <= now for before, now in pairwise((0.0, *delay.excess)))
+    begins = 0
+    before = 0.0
+    for now in delay.excess:
+        begins += before < smallest <= now
+        before = now
     return _binomial_tail(steps, begins, rate)
 
 
@@ -175,7 +182,7 @@ def _large_excess_rate(delay: RankDelay, smallest: float, compared: RankComparis
     for number, count in enumerate(compared.large_excesses):
         size = compared.seconds * LARGE_EXCESS_RATIO**number
         if size <= smallest:
-            here = sum(seconds >= size for seconds in delay.excess)
+            here = steps_at_least(delay.excess, size)
             elsewhere = max(count - here, 0)
             exposed = max(delay.usual, LEAST_EXPOSED * compared.seconds)
             return (elsewhere + 0.5) / compared.large_excess_seconds * exposed

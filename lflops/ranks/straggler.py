@@ -6,8 +6,9 @@ A place is a module in a phase, or a phase of the step outside modules.
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from lflops.profile.records import RankComparison, RankWait
+from lflops.profile.records import RankComparison, RankDelay, RankWait
 from lflops.ranks.significant_delay import SignificantDelay
 
 Cause = Literal["work", "chip", "thread", "preempted"]
@@ -106,6 +107,13 @@ class Stragglers(Struct, frozen=True, kw_only=True):
         if not self.rows or not self.step_seconds:
             return None
         return self.rows[0].seconds_lost / self.step_seconds
+
+
+def in_module_of(row: Straggler, place: Straggler | RankDelay) -> Straggler:
+    """Return a straggler with the module and the phase of another straggler or of a delay."""
+    return replace(
+        row, module=place.module, phase=place.phase, modules=place.modules, is_whole_phase=False
+    )
 
 
 def straggler_of(found: SignificantDelay, compared: RankComparison) -> Straggler:

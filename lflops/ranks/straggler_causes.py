@@ -11,7 +11,13 @@ from msgspec.structs import replace
 from lflops.profile.profile import Profile
 from lflops.profile.records import PREEMPTED, Rank, RankActivity, RankComparison, RankDelay
 from lflops.profile.steps import EVENTS
-from lflops.ranks.significant_delay import NEARLY_ALL, PRESENT, SignificantDelay, significant
+from lflops.ranks.significant_delay import (
+    NEARLY_ALL,
+    PRESENT,
+    SignificantDelay,
+    significant,
+    steps_at_least,
+)
 from lflops.ranks.straggler import Cause, Straggler, straggler_of
 from lflops.ranks.straggler_search import MANY_STEPS, WORTH_SAYING
 
@@ -108,7 +114,7 @@ def preempted_ranks(unprofiled: RankComparison, ranks: int) -> Iterator[Straggle
         cost = min(waited, statistics.fmean(delay.late))
         if cost < BUSY * unprofiled.seconds:
             continue
-        slow_steps = sum(seconds >= PRESENT * waited for seconds in delay.excess)
+        slow_steps = steps_at_least(delay.excess, PRESENT * waited)
         found = SignificantDelay(delay=delay, pattern="steady", seconds=cost, slow_steps=slow_steps)
         yield _in_no_place(straggler_of(found, unprofiled), "preempted")
 
@@ -170,9 +176,13 @@ def _explaining_work_ratio(row: Straggler, profile: Profile) -> float | None:
 
 def _macs_ratio(ranks: Iterable[Rank], rank: int) -> float | None:
     """Return the ratio of a rank's MACs to the median MACs of the other ranks."""
-    macs = {each.rank: each.macs for each in ranks}
-    own = macs.pop(rank, None)
-    others = [each for each in macs.values() if each is not None]
+    own = None
+    others = []
+    for each in ranks:
+        if each.rank == rank:
+            own = each.macs
+        elif each.macs is not None:
+            others.append(each.macs)
     usual = statistics.median(others) if others else 0
     if own is None or not usual:
         return None
@@ -180,16 +190,23 @@ def _macs_ratio(ranks: Iterable[Rank], rank: int) -> float | None:
 
 
 def _has_other_chip(rank: int, ranks: Iterable[Rank]) -> bool:
-    devices = {each.rank: each.device for each in ranks}
-    device = devices.pop(rank, None)
-    other_devices = {each for each in devices.values() if each is not None}
+    device = None
+    other_devices = set()
+    for each in ranks:
+        if each.rank == rank:
+            device = each.device
+        elif each.device is not None:
+            other_devices.add(each.device)
     return device is not None and bool(other_devices) and device not in other_devices
 
 
 def _activity(rank: int, unprofiled: RankComparison | None) -> RankActivity | None:
     if unprofiled is None:
         return None
-    return next((each for each in unprofiled.activity if each.rank == rank), None)
+    for each in unprofiled.activity:
+        if each.rank == rank:
+            return each
+    return None
 
 
 def _do_other_threads_explain(rank: int, unprofiled: RankComparison) -> bool:

@@ -60,9 +60,11 @@ def unprofiled_stragglers(unprofiled: RankComparison, ranks: int) -> list[Stragg
             recent = _last_steps(unprofiled, steps)
             late = _expensive(find_stragglers(recent, ranks), unprofiled)
             rows = [row for row in late if row.pattern == "steady"]
-    return [
-        replace(_with_onset(row, unprofiled), is_whole_phase=row.phase in PASSES) for row in rows
-    ]
+    found = []
+    for row in rows:
+        with_onset = _with_onset(row, unprofiled)
+        found.append(replace(with_onset, is_whole_phase=row.phase in PASSES))
+    return found
 
 
 def _stragglers_of_rank(
@@ -80,9 +82,11 @@ def _stragglers_of_rank(
             return
         found = _most_specific(expensive, compared)
         yield straggler_of(found, compared)
-        left = [
-            _remaining(delay, found.delay, compared) for delay in left if delay is not found.delay
-        ]
+        rest = []
+        for delay in left:
+            if delay is not found.delay:
+                rest.append(_remaining(delay, found.delay, compared))
+        left = rest
 
 
 def _expensive_delays(
@@ -108,9 +112,10 @@ def _most_specific(
     worst = max(expensive, key=operator.attrgetter("seconds"))
     is_whole_step = worst.delay.phase == "all" and compared.compares_phases
     least = (MUCH_OF if is_whole_step else MOST_OF) * worst.seconds
-    single = [
-        each for each in expensive if each.seconds >= least and _stands_out(each.delay, worst.delay)
-    ]
+    single = []
+    for each in expensive:
+        if each.seconds >= least and _stands_out(each.delay, worst.delay):
+            single.append(each)
     return max(single, key=operator.attrgetter("seconds"), default=worst)
 
 
@@ -175,12 +180,15 @@ def _expensive(rows: Iterable[Straggler], unprofiled: RankComparison) -> list[St
 
     With few steps, a straggler must cost more.
     """
-    if unprofiled.steps < MANY_STEPS:
-        least = FEW_STEPS_COST * unprofiled.seconds
-        return [row for row in rows if row.seconds_lost >= least]
-    least = MANY_STEPS_COST * unprofiled.seconds
-    # An intermittent straggler has already been tested against chance.
-    return [row for row in rows if row.pattern == "intermittent" or row.seconds_lost >= least]
+    has_many_steps = unprofiled.steps >= MANY_STEPS
+    least = (MANY_STEPS_COST if has_many_steps else FEW_STEPS_COST) * unprofiled.seconds
+    expensive = []
+    for row in rows:
+        # With many steps, an intermittent straggler has already been tested against chance.
+        is_tested = has_many_steps and row.pattern == "intermittent"
+        if is_tested or row.seconds_lost >= least:
+            expensive.append(row)
+    return expensive
 
 
 def _last_steps(unprofiled: RankComparison, steps: int) -> RankComparison:

@@ -24,7 +24,7 @@ from lflops.profile.records import (
 )
 from lflops.profile.series import summed
 from lflops.ranks.reported_stragglers import with_reported
-from lflops.ranks.straggler import Straggler, Stragglers
+from lflops.ranks.straggler import Straggler, Stragglers, in_module_of
 from lflops.ranks.straggler_causes import (
     OUTSIDE_MODULES,
     is_busy,
@@ -141,8 +141,12 @@ def _all_rows(
 ) -> list[Straggler]:
     """Return all stragglers with their causes, sorted by cost in descending order."""
     ranks = max(len(profile.ranks), 2)
-    found = [with_cause(row, profile) for row in _rows(hooked, unprofiled, ranks)]
-    rows = _merged([row for row in found if not _is_chance(row, unprofiled)])
+    credible = []
+    for found in _rows(hooked, unprofiled, ranks):
+        row = with_cause(found, profile)
+        if not _is_chance(row, unprofiled):
+            credible.append(row)
+    rows = _merged(credible)
     if unprofiled is not None:
         rows = with_reported(rows, unprofiled)
         named = {row.slow_rank for row in rows}
@@ -152,7 +156,9 @@ def _all_rows(
                 rows.append(row)
     if hooked is not None:
         named = {row.slow_rank for row in rows}
-        rows += [row for row in larger_stages(hooked, named, profile) if _is_enough(row, hooked)]
+        for row in larger_stages(hooked, named, profile):
+            if _is_enough(row, hooked):
+                rows.append(row)
     return sorted(rows, key=lambda row: -row.seconds_lost)
 
 
@@ -169,13 +175,17 @@ def _rows(
     enough_hooked = [row for row in hooked_rows if _is_enough(row, hooked)]
     if unprofiled is None or unprofiled.steps < ENOUGH:
         return enough_hooked
-    rows = [_with_module(row, hooked_rows, hooked) for row in rows]
-    known = {(row.slow_rank, step_phase(row.phase)) for row in rows}
+    located = []
+    known = set()
+    for row in rows:
+        with_module = _with_module(row, hooked_rows, hooked)
+        located.append(with_module)
+        known.add((with_module.slow_rank, step_phase(with_module.phase)))
     for row in enough_hooked:
         places = {(row.slow_rank, step_phase(row.phase)), (row.slow_rank, "all")}
         if known.isdisjoint(places) and _is_credible(row, hooked, unprofiled):
-            rows.append(row)
-    return rows
+            located.append(row)
+    return located
 
 
 def _is_enough(row: Straggler, hooked: RankComparison) -> bool:
@@ -242,26 +252,14 @@ def _with_module(
         if found.slow_rank != row.slow_rank or not is_in_phase or found.phase not in PASS_PHASES:
             continue
         if found.seconds - found.usual >= MOST_OF * seconds_when_slow:
-            row = replace(
-                row,
-                module=found.module,
-                phase=found.phase,
-                modules=found.modules,
-                is_whole_phase=False,
-            )
+            row = in_module_of(row, found)
             if found.pattern == row.pattern:
                 row = replace(row, seconds=found.seconds, usual=found.usual)
             return row
     slowest = _slowest_module(row, seconds_when_slow, hooked)
     if slowest is None:
         return row
-    return replace(
-        row,
-        module=slowest.module,
-        phase=slowest.phase,
-        modules=slowest.modules,
-        is_whole_phase=False,
-    )
+    return in_module_of(row, slowest)
 
 
 def _slowest_module(

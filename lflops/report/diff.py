@@ -17,6 +17,7 @@ from lflops.analysis.compare.diff import (
     causes,
 )
 from lflops.analysis.compare.significance import CHANGED, Caveat, Timing
+from lflops.profile.module_names import last_part
 from lflops.report.text import phase_label, times_mark
 
 _LISTED = 5
@@ -326,7 +327,7 @@ def is_renamed(module: ModuleDiff) -> bool:
     """Return whether the last part of a module's name changed, such as `mlp` in `layers.3.mlp`."""
     if not module.before or not module.after:
         return False
-    return module.before.rpartition(".")[2] != module.after.rpartition(".")[2]
+    return last_part(module.before) != last_part(module.after)
 
 
 def interval(time: Timing) -> str:

@@ -75,9 +75,10 @@ def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
     modules = analysis.busiest
     if not modules:
         return
-    named = [(_named(module), module) for module in modules[:_MODULES]]
-    width = max(len(name) for name, _ in named)
-    for name, module in named:
+    listed = modules[:_MODULES]
+    names = list(map(_named, listed))
+    width = max(map(len, names))
+    for name, module in zip(names, listed, strict=True):
         line = f"{name:<{width}}  {_time(analysis, module.seconds)}"
         if module.macs:
             rate = flops_per_second(module.macs, module.seconds)

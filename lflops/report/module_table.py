@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.tree import TIMED_PHASES, ModuleRow, has_times, share_of
-from lflops.profile.module_names import plain
+from lflops.profile.module_names import last_part, plain
 from lflops.profile.records import PHASES, Phase
 from lflops.profile.series import multiplied, ratio
 from lflops.report.text import WORDS, times_mark
@@ -60,12 +60,12 @@ def module_lines(
     for row in rows:
         path = row.name
         if not row.is_self:
-            path = f"{above}.{_last_part(row)}".strip(".")
+            path = f"{above}.{_label(row)}".strip(".")
         yield ModuleLine(row, times * row.times, path)
         yield from module_lines(row.children, times * row.times, path)
 
 
-def _last_part(row: ModuleRow) -> str:
+def _label(row: ModuleRow) -> str:
     """Format the last part of a module's dotted name.
 
     For several identical modules, return their range, such as `0…11`. Up to three different names
@@ -76,7 +76,7 @@ def _last_part(row: ModuleRow) -> str:
     labels = []
     stems = set()
     for name in row.names:
-        label = name.rpartition(".")[2]
+        label = last_part(name)
         labels.append(label)
         stems.add(label.rstrip("0123456789"))
     is_range = len(stems) == 1
@@ -273,7 +273,13 @@ def table_cells(
 ) -> Iterator[list[str]]:
     """Yield the headings of the columns, then the cells of each line of the table."""
     columns = module_columns(analysis, phase)
-    yield ["module", "class", *(" ".join(column.heading.split()) for column in columns)]
+    headings = ["module", "class"]
+    for column in columns:
+        headings.append(" ".join(column.heading.split()))
+    yield headings
     for line in module_lines(rows):
         name = plain(f"{line.path or '(model)'}{times_mark(line.times)}")
-        yield [name, plain(line.row.class_name), *(column.cell(line) for column in columns)]
+        cells = [name, plain(line.row.class_name)]
+        for column in columns:
+            cells.append(column.cell(line))
+        yield cells

@@ -12,6 +12,7 @@ from lflops.analysis.analysis import Analysis
 from lflops.findings.rules.slow_rank import hosts_by_rank, place_of, place_of_rank, reason_of
 from lflops.profile.module_names import plain
 from lflops.profile.records import Rank, RankWait, TimingStats
+from lflops.profile.series import without_none
 from lflops.ranks.communication import Collective
 from lflops.ranks.straggler import Straggler, Stragglers
 from lflops.ranks.straggler_search import ENOUGH
@@ -49,7 +50,7 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
         yield from _communication(analysis)
         return
     yield "ranks", "; ".join(_statuses(listed))
-    macs = [rank.macs for rank in listed if rank.macs is not None]
+    macs = without_none(rank.macs for rank in listed)
     if any(macs):
         uneven = ""
         least = units.count(min(macs))
@@ -89,12 +90,17 @@ def _position(rank: Rank) -> str:
 
     Both are known even if the rank did not report.
     """
-    where = [f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()]
+    where = coordinates_of(rank)
     if rank.host:
         where.append(f"on {rank.host}")
     if not where:
         return ""
     return f" ({plain(', '.join(where))})"
+
+
+def coordinates_of(rank: Rank) -> list[str]:
+    """Format the position of a rank in each dimension of the device mesh, such as `tp 1`."""
+    return [f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()]
 
 
 def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:

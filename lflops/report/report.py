@@ -19,12 +19,12 @@ from lflops.analysis.step_breakdown import IN_MODULES, StepBreakdown
 from lflops.analysis.step_times import StepTimes, with_recompute
 from lflops.analysis.utilization import MODEL_PHASES, Utilization
 from lflops.findings.registry import part_rule
-from lflops.profile.module_names import added_up, fold_repeats, plain
+from lflops.profile.module_names import added_up, fold_repeats, parent_of, plain
 from lflops.profile.notes import are_times_far_off, notes_with, sentence
 from lflops.profile.profile import ModuleProfile, Profile, Run
 from lflops.profile.records import PHASES
 from lflops.profile.series import ratio
-from lflops.profile.steps import WITHIN_FORWARD
+from lflops.profile.steps import WITHIN_FORWARD, Step
 from lflops.report.ranks import ranks
 from lflops.report.text import WORDS, counted, joined, phase_label, plus_minus, shortened
 from lflops.report.verdict import Verdict, verdict
@@ -235,9 +235,12 @@ def _text(label: str, text: str, *, caveat: bool = False) -> Fact:
     return Fact(name=label.replace(" ", "_"), label=label, text=text, is_caveat=caveat)
 
 
+def _is_timed(step: Step) -> bool:
+    return step.seconds is not None and step.kind != "counting"
+
+
 def _speed(analysis: Analysis) -> Iterator[Fact]:
-    steps = analysis.profile.steps
-    if all(step.seconds is None or step.kind == "counting" for step in steps):
+    if not any(map(_is_timed, analysis.profile.steps)):
         return
     times = analysis.step_times
     unit = analysis.evidence.unit
@@ -390,12 +393,14 @@ def _model(analysis: Analysis) -> Iterator[Fact]:
     remark = ", ".join(_parameters(root))
     yield _fact("parameters", root.parameters, "count", remark, text=size)
     if profile.is_counted:
-        macs = {phase: root.work(phase).macs for phase in PHASES}
+        total = 0
         ran = []
-        for phase, count in macs.items():
-            if count:
-                ran.append(f"{phase} {units.count(count)}")
-        yield _fact("MACs", sum(macs.values()), "count", ", ".join(ran))
+        for phase in PHASES:
+            macs = root.work(phase).macs
+            total += macs
+            if macs:
+                ran.append(f"{phase} {units.count(macs)}")
+        yield _fact("MACs", total, "count", ", ".join(ran))
 
 
 def _no_memory_because(analysis: Analysis) -> str:
@@ -652,7 +657,7 @@ def _never_called(analysis: Analysis) -> str:
     uncalled = set(analysis.uncalled)
     top = []
     for name in analysis.uncalled:
-        if not name or name.rpartition(".")[0] not in uncalled:
+        if not name or parent_of(name) not in uncalled:
             top.append(name)
     root = analysis.profile.modules[""].class_name or "all of it"
     labels: list[str] = []

@@ -140,20 +140,23 @@ def saved_by_fusion(phases: Sequence[Fusion]) -> str:
     The comparison is with the bytes that the operators would move if each of them ran separately.
     The result is empty if the bytes are unknown.
     """
-    moved = sum(phase.bytes_moved for phase in phases)
-    fused = sum(phase.fused_bytes for phase in phases)
-    if not moved:
-        return ""
+    moved = 0
+    fused = 0
+    unknown = 0
     by_phase = []
     for phase in phases:
+        moved += phase.bytes_moved
+        fused += phase.fused_bytes
+        unknown = max(unknown, phase.unknown_modules)
         if phase.bytes_moved:
             saved = units.percent(1 - phase.fused_bytes / phase.bytes_moved)
             by_phase.append(f"{phase.phase} {saved}")
+    if not moved:
+        return ""
     sentence = (
         f"compiled code moves {units.size(fused)} instead of {units.size(moved)}: "
         f"fusion saves {units.percent(1 - fused / moved)} ({', '.join(by_phase)})"
     )
-    unknown = max(phase.unknown_modules for phase in phases)
     if unknown:
         sentence += (
             f"; this leaves out {counted(unknown, 'module')}, because the bytes of some of their "

@@ -223,7 +223,10 @@ def scale_to_unprofiled(
     if means is None:
         means = unprofiled
     kept: list[defaultdict[ModulePhase, float]] = [defaultdict(float) for _ in hooked]
-    left_out: list[defaultdict[str, float]] = [defaultdict(float) for _ in hooked]
+    # For each ignored module, its seconds in each pass.
+    left_out: dict[str, list[float]] = {}
+    for name in ignored:
+        left_out[name] = [0.0] * len(hooked)
     factors = {}
     for part in _parts_of(hooked):
         passes = [parts.get(part, PassTimes()) for parts in hooked]
@@ -236,22 +239,22 @@ def scale_to_unprofiled(
             _fit(self_seconds, kernels, means[part])
         for place, of_part in enumerate(self_seconds):
             for key, seconds in of_part.items():
-                if key.fqn in ignored:
-                    left_out[place][key.fqn] += seconds
+                if key.fqn in left_out:
+                    left_out[key.fqn][place] += seconds
                 else:
                     kept[place][key] += seconds
     medians = {}
-    for name in ignored:
-        medians[name] = statistics.median(of_pass[name] for of_pass in left_out)
+    for name, of_passes in left_out.items():
+        medians[name] = statistics.median(of_passes)
     return ScaledTimes.of_steps(kept, factors, medians)
 
 
 def _parts_of(passes: Sequence[Mapping[str, PassTimes]]) -> list[str]:
     """Return the names of the parts in the order of their first occurrence."""
-    names: list[str] = []
+    names: dict[str, None] = {}
     for parts in passes:
-        names += [part for part in parts if part not in names]
-    return names
+        names.update(dict.fromkeys(parts))
+    return list(names)
 
 
 def _without_overhead(
@@ -262,11 +265,10 @@ def _without_overhead(
     No time becomes shorter than the time of the module's kernels, because hooks do not slow down
     kernels.
     """
-    self_seconds = _in_kernels(times.self_seconds, kernels)
-    for key, least in self_seconds.items():
-        self_seconds[key] = max(
-            times.self_seconds[key] - factor * times.overhead(key, overhead), least
-        )
+    self_seconds = {}
+    for key, least in _in_kernels(times.self_seconds, kernels).items():
+        without_hooks = times.self_seconds[key] - factor * times.overhead(key, overhead)
+        self_seconds[key] = max(without_hooks, least)
     return self_seconds
 
 
@@ -274,7 +276,10 @@ def _in_kernels(
     self_seconds: Mapping[ModulePhase, float], kernels: Mapping[ModulePhase, float]
 ) -> dict[ModulePhase, float]:
     """Return the part of each self time in which kernels run: at most the time of the kernels."""
-    return {key: min(seconds, kernels.get(key, 0.0)) for key, seconds in self_seconds.items()}
+    in_kernels = {}
+    for key, seconds in self_seconds.items():
+        in_kernels[key] = min(seconds, kernels.get(key, 0.0))
+    return in_kernels
 
 
 def _total(passes: Sequence[Mapping[ModulePhase, float]]) -> float:
@@ -399,12 +404,15 @@ def attach_module_times(
     timed = with_times(profile, times)
     run = replace(timed.run, observer_ratio=_observer_ratio(hooked_steps, unprofiled))
     notes = timed.notes
-    factors = dict(times.factors)
-    factors.pop("waiting", None)
-    far = {part: factor for part, factor in factors.items() if abs(factor - 1) > WORTH_SAYING}
+    far = {part: factor for part, factor in times.factors.items() if _is_far(part, factor)}
     if far:
         notes = (*notes, Note(code="time_scaled", subject="", values=far))
     return replace(timed, run=run, notes=notes), tuple(map(_self_seconds_of_pass, hooked))
+
+
+def _is_far(part: str, factor: float) -> bool:
+    """Return whether a note reports the factor by which the times of a part were scaled."""
+    return part != "waiting" and abs(factor - 1) > WORTH_SAYING
 
 
 def ignored_modules(profile: Profile) -> set[str]:
@@ -420,7 +428,10 @@ def _observer_ratio(hooked: Sequence[Step], unprofiled: Sequence[Step]) -> float
 
     It is the ratio of two medians. Disturbed module-timing steps are left out.
     """
-    slow = [step.seconds for step in hooked if step.seconds and not is_disturbed(step.marks)]
+    slow = []
+    for step in hooked:
+        if step.seconds and not is_disturbed(step.marks):
+            slow.append(step.seconds)
     fast = [step.seconds for step in unprofiled if step.seconds]
     if not slow or not fast:
         return None
@@ -506,7 +517,10 @@ def _parts(step: Step, *, waits_apart: bool) -> dict[str, float]:
     Text generation has no phase `forward`, but `prefill` and `decode`. Their sum is used as
     `forward`. With `waits_apart`, the wait for other ranks is a part of its own.
     """
-    parts = {part: step.phases[part] for part in ("forward", "backward") if part in step.phases}
+    parts = {}
+    for name in ("forward", "backward"):
+        if name in step.phases:
+            parts[name] = step.phases[name]
     generating = [step.phases[name] for name in WITHIN_FORWARD if name in step.phases]
     if generating and "forward" not in parts:
         parts["forward"] = sum(generating)

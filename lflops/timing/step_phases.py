@@ -278,8 +278,13 @@ def _without_unmarked(marks: list[Any], phases: list[str]) -> tuple[list[Any], l
     """
     if None not in marks:
         return marks, phases
-    known = [place for place, mark in enumerate(marks) if mark is not None]
-    return [marks[place] for place in known], [phases[place] for place in known]
+    known_marks = []
+    known_phases = []
+    for mark, phase in zip(marks, phases, strict=True):
+        if mark is not None:
+            known_marks.append(mark)
+            known_phases.append(phase)
+    return known_marks, known_phases
 
 
 def _named(innermost: Sequence[str]) -> list[str]:
@@ -287,7 +292,10 @@ def _named(innermost: Sequence[str]) -> list[str]:
 
     `WAIT` is reported as `backward`, and `OTHER` between backward and the optimizer as `BETWEEN`.
     """
-    names = ["backward" if phase == WAIT else phase for phase in innermost]
+    names = list(innermost)
+    for place, phase in enumerate(innermost):
+        if phase == WAIT:
+            names[place] = "backward"
     for place in range(1, len(names) - 1):
         if names[place - 1 : place + 2] == ["backward", OTHER, "optimizer"]:
             names[place] = BETWEEN

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from lflops.garbage import SearchTimeout, alive
-from lflops.profile.series import sum_known
+from lflops.profile.series import positions, sum_known
 from lflops.torch_private.known_torch import differs, known_torch
 
 with known_torch():
@@ -232,7 +232,7 @@ def _add(record: dict[str, Any], nodes: Iterable[fx.Node], kernels: Iterable[Any
         nodes: The nodes of the graph.
         kernels: The kernels that inductor makes from the nodes.
     """
-    numbers = {tuple(module): number for number, module in enumerate(record["modules"])}
+    numbers = positions(map(tuple, record["modules"]))
     for node in nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
             module = _module(node)

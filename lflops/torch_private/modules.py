@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -62,9 +62,13 @@ def self_parts(module: nn.Module) -> tuple[list[Any], ...]:
     are empty if the module is not initialized.
     """
     attributes = vars(module)
-    children = [child for child in attributes.get("_modules", {}).values() if child is not None]
-    parameters = [each for each in attributes.get("_parameters", {}).values() if each is not None]
+    children = _without_none(attributes.get("_modules", {}))
+    parameters = _without_none(attributes.get("_parameters", {}))
     return children, parameters
+
+
+def _without_none(named: Mapping[str, Any]) -> list[Any]:
+    return [value for value in named.values() if value is not None]
 
 
 def packed_parameters(module: nn.Module) -> list[Tensor]:
@@ -81,12 +85,15 @@ def _unpacked(packed: Any) -> list[Tensor]:
 
     The object of a recurrent cell contains further such objects.
     """
+    tensors: list[Tensor] = []
     if packed._has_method("unpack"):
         unpacked = packed.unpack()
         values = unpacked if isinstance(unpacked, tuple | list) else [unpacked]
-        return [value.detach() for value in values if isinstance(value, Tensor)]
+        for value in values:
+            if isinstance(value, Tensor):
+                tensors.append(value.detach())
+        return tensors
     state = packed.__getstate__() if packed._has_method("__getstate__") else ()
-    tensors = []
     if state and isinstance(state[0], tuple):
         for inner in state[0][-1]:
             if isinstance(inner, torch.ScriptObject):
@@ -284,12 +291,12 @@ def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = 
     right after the registration would lose the handle.
     """
     for registry in _registries(owner):
-        numbers = [number for number, each in list(registry.items()) if each is hook]
-        for number in numbers:
-            registry.pop(number, None)
-            # The handle's `remove` would leave the first of these two entries in place.
-            _global_forward_hooks_with_kwargs.pop(number, None)
-            _global_forward_hooks_always_called.pop(number, None)
+        for number, each in list(registry.items()):
+            if each is hook:
+                registry.pop(number, None)
+                # The handle's `remove` would leave the first of these two entries in place.
+                _global_forward_hooks_with_kwargs.pop(number, None)
+                _global_forward_hooks_always_called.pop(number, None)
 
 
 def is_called_last(hook: Callable[..., Any]) -> bool:
@@ -307,9 +314,9 @@ def call_last(hook: Callable[..., Any]) -> None:
     Do not call this while one of these hooks runs.
     """
     hooks = _global_optimizer_post_hooks
-    numbers = [number for number, each in hooks.items() if each is hook]
-    for number in numbers:
-        hooks[number] = hooks.pop(number)
+    for number, each in list(hooks.items()):
+        if each is hook:
+            hooks[number] = hooks.pop(number)
 
 
 def _registries(owner: nn.Module | Optimizer | None) -> tuple[dict[int, Any], ...]:
@@ -370,8 +377,8 @@ class HiddenHooks:
     def _hide(self) -> None:
         if self._before:
             return
-        self._before.extend(dict(registry) for registry in self._registries)
         for registry in self._registries:
+            self._before.append(dict(registry))
             for number, hook in list(registry.items()):
                 if id(hook) in self._hooks:
                     del registry[number]
@@ -400,9 +407,11 @@ def scripted_without(undo: CleanupStack, is_ours: Callable[[Any], bool]) -> None
 
     def stubs(call: Callable[..., Any], module: nn.Module) -> Any:
         hooks = module._forward_pre_hooks
-        module._forward_pre_hooks = OrderedDict(
-            item for item in hooks.items() if not is_ours(item[1])
-        )
+        visible: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        for number, hook in hooks.items():
+            if not is_ours(hook):
+                visible[number] = hook
+        module._forward_pre_hooks = visible
         try:
             return call(module)
         finally:

@@ -47,8 +47,12 @@ def overloads_of(operator: Any) -> list[Any]:
     For any other object, the result is empty.
     """
     if isinstance(operator, OpOverloadPacket):
-        overloads = [getattr(operator, name) for name in operator.overloads()]
-        return [each for each in overloads if torch._C._dispatch_has_kernel(each.name())]
+        overloads: list[Any] = []
+        for name in operator.overloads():
+            each = getattr(operator, name)
+            if torch._C._dispatch_has_kernel(each.name()):
+                overloads.append(each)
+        return overloads
     # The result of `torch.library.custom_op` holds its only overload.
     overload = getattr(operator, "_opoverload", operator)
     if not isinstance(overload, OpOverload | HigherOrderOperator):
@@ -167,8 +171,11 @@ def written_arguments(operator: OpOverload) -> tuple[tuple[str, int], ...]:
 
 def has_list_argument(operator: OpOverload) -> bool:
     """Return whether an argument is a list of tensors."""
-    types = [str(each.type) for each in operator._schema.arguments]
-    return any("Tensor" in kind and "List[" in kind for kind in types)
+    for argument in operator._schema.arguments:
+        kind = str(argument.type)
+        if "Tensor" in kind and "List[" in kind:
+            return True
+    return False
 
 
 def argument_names(operator: OpOverload) -> tuple[tuple[str, Any], ...]:

@@ -83,15 +83,13 @@ def check_fake_group() -> None:
         with receives:
             torch.distributed.recv(torch.zeros(3, device="cpu"), src=1)
         is_inferred = _is_sharding_inferred()
-    wait_name = distributed.wait_operator().name()
+    is_wait_named = distributed.wait_operator().name().endswith("wait_tensor")
     is_receive_seen = distributed.receive_operator() in receives.seen
     is_vote = distributed.is_pipeline_vote()
     _raise_if_wrong(
         {
             "a fake process group has the wrong number of ranks": ranks == 2,
-            "the operator that waits for collectives has an unexpected name": wait_name.endswith(
-                "wait_tensor"
-            ),
+            "the operator that waits for collectives has an unexpected name": is_wait_named,
             "a received tensor does not dispatch the expected operator": is_receive_seen,
             "every received tensor is treated as a vote of pipeline stages": not is_vote,
             "the calls in which DTensor infers shapes are not recognized": is_inferred,
@@ -142,6 +140,7 @@ def check_inductor() -> None:
         names = inductor.recorded_names(
             '{"cppCodeToPost": {"extern_kernels.mm:1": ["mm"]}, "lflops": {"modules": []}}'
         )
+    are_nodes_known = names == ({"extern_kernels.mm:1": ["mm"]}, {"modules": []})
     calls = inductor.kernel_calls("    # [Provenance debug handles] cpp_fused_add_0:12\n")
     keys_have_graphs = inductor.keys_have_graphs()
     _raise_if_wrong(
@@ -149,8 +148,7 @@ def check_inductor() -> None:
             "compiled graphs are not recorded": during and not before,
             "Inductor's settings are not restored": not inductor.is_recording(),
             "calls of compiled kernels are not numbered": calls == ("cpp_fused_add_0:12",),
-            "the graph nodes of compiled kernels are unknown": names
-            == ({"extern_kernels.mm:1": ["mm"]}, {"modules": []}),
+            "the graph nodes of compiled kernels are unknown": are_nodes_known,
             "compiled graphs cannot be listed": not list(inductor.compiled_graphs(())),
             "cache keys of compiled graphs cannot contain module names": keys_have_graphs,
         }
@@ -306,7 +304,7 @@ def _numbering() -> dict[str, bool]:
     backward((x * 1).sum())
 
     is_in_order = before < between < after
-    expected_nodes = [after - 1, after - 1, between - 1, between - 1]
+    are_numbers_kept = ran.matmul_nodes == [after - 1, after - 1, between - 1, between - 1]
     operator_names = [operators.qualified_name(operator) for operator in ran.seen]
     third = (x * 1).mm(w)
     leaves = {id(leaf) for leaf in autograd.leaves([third])}
@@ -315,8 +313,7 @@ def _numbering() -> dict[str, bool]:
     return {
         "dispatch modes cannot be removed": ran not in dispatch_modes.open_modes(),
         "autograd nodes are not numbered in the order of their creation": is_in_order,
-        "the number of an autograd node changes before backward": ran.matmul_nodes
-        == expected_nodes,
+        "the number of an autograd node changes before backward": are_numbers_kept,
         "backward passes cannot be distinguished": outside == autograd.NO_BACKWARD,
         "the end of a backward pass is not reported": ended == [4] and reported == [7],
         "operators have unexpected names": "aten::mm" in operator_names,
@@ -359,6 +356,8 @@ def _of_operators() -> dict[str, bool]:
     takes_no_list = not operators.has_list_argument(matmul)
     names = [name for name, _ in operators.argument_names(matmul)]
     is_overload_listed = matmul in operators.overloads_of(aten.mm)
+    has_string_overloads = operators.overloads_of("mm") != []
+    is_write_marked = operators.written_arguments(add_) == (("self", 0),)
     has_nested_kernel = operators.has_nested_kernel(aten.matmul.default)
     nested_kernel = operators.nested_kernel(matmul, (x, x))
     python_kernel = operators.python_kernel(matmul, (x, x), {})
@@ -370,14 +369,13 @@ def _of_operators() -> dict[str, bool]:
         "view operators are not marked as views": are_views_marked,
         "composite operators are not marked as composite": is_composite,
         "composite operators cannot be decomposed": decomposed.item() == 2,
-        "arguments that an operator writes to are not marked": operators.written_arguments(add_)
-        == (("self", 0),),
+        "arguments that an operator writes to are not marked": is_write_marked,
         "results with new storage are not marked": makes_storage,
         "an operator cannot be called directly": direct.item() == 2 and is_function_kept,
         "arguments that are lists of tensors are not marked": takes_list and takes_no_list,
         "operator arguments have unexpected names": names == ["self", "mat2"],
         "the overloads of an operator are not listed": is_overload_listed
-        and operators.overloads_of("mm") == [],
+        and not has_string_overloads,
         "kernels for nested tensors are not found": has_nested_kernel,
         "a plain tensor is reported as a nested tensor": nested_kernel is None,
         "a C++ kernel of torch is reported as a Python kernel": python_kernel is None,
@@ -403,24 +401,23 @@ def _of_tensors() -> dict[str, bool]:
             tensors.nested_offsets(x),
             tensors.node_of(x),
         )
+    are_attributes_right = attributes == ((2, 2), False, True, None, None)
     has_overrides = tensors.is_overridden(([x], x, 1)) or tensors.has_torch_function((x,))
     written = torch.zeros(1, device="cpu").add_(1)
+    is_constructed = _constructs_under_a_mode(x)
     can_stay_compiled = dispatch_modes.can_stay_compiled() in (True, False)
+    is_not_traced = can_stay_compiled and not dispatch_modes.is_tracing()
     return {
         "a tensor and its view do not have the same storage key": has_key,
         "a sparse tensor has unexpected parts": sparse_sizes == (2, 3, 3, 3),
-        "the attributes of a plain tensor are read incorrectly": attributes
-        == ((2, 2), False, True, None, None),
+        "the attributes of a plain tensor are read incorrectly": are_attributes_right,
         "a plain tensor is reported to have overrides": not has_overrides,
         "a function cannot be called with overrides": tensors.with_overrides(len)([x]) == 1,
         "a plain tensor is reported as a part of a DTensor": tensors.local_part(x) is x,
         "a plain tensor is reported as a fake tensor": not tensors.only_shapes_run([x]),
         "in-place writes to a tensor are not counted": tensors.version_of(written) == 1,
-        "a tensor subclass cannot be constructed under a dispatch mode": _constructs_under_a_mode(
-            x
-        ),
-        "tracing is reported although nothing is traced": not dispatch_modes.is_tracing()
-        and can_stay_compiled,
+        "a tensor subclass cannot be constructed under a dispatch mode": is_constructed,
+        "tracing is reported although nothing is traced": is_not_traced,
     }
 
 
@@ -523,20 +520,21 @@ def _of_modules() -> dict[str, bool]:
     parent = nn.Module()
     modules.without_global_hooks(nn.Module.add_module)(parent, "0", child)
     modules.without_global_hooks(nn.Module.register_buffer)(parent, "buffer", None)
+    is_child_found = list(modules.child_modules(parent)) == [("0", child)]
+    are_parts_found = modules.self_parts(parent) == ([child], [])
     is_compiled = modules.is_compiled(parent) or modules.is_compiled_in_place(parent)
-    has_store = distributed.group_store() is not None
+    has_wrapper = modules.compiled_wrapper(parent) is not parent
+    packed = modules.packed_parameters(parent)
+    unknown_group = distributed.group_named("no such group")
+    is_store_right = distributed.group_store() is None or torch.distributed.is_initialized()
     return {
-        "submodules of a module are not found": list(modules.child_modules(parent))
-        == [("0", child)],
-        "submodules and parameters of a module are not found": modules.self_parts(parent)
-        == ([child], []),
+        "submodules of a module are not found": is_child_found,
+        "submodules and parameters of a module are not found": are_parts_found,
         "buffers of a module are not found": modules.buffers_of(parent) == {"buffer": None},
         "a plain module is reported as compiled": not is_compiled,
         "a plain module is reported as a wrapper": modules.unwrapped(parent) is parent,
-        "a plain module is reported to have a compiled wrapper": modules.compiled_wrapper(parent)
-        is parent,
-        "a plain module is reported to have packed parameters": modules.packed_parameters(parent)
-        == [],
+        "a plain module is reported to have a compiled wrapper": not has_wrapper,
+        "a plain module is reported to have packed parameters": packed == [],
         "compilations are not counted": modules.compilations() >= 0,
         "graph breaks are not counted": modules.graph_breaks() >= 0,
         "the time of compilations is unknown": modules.compile_seconds() >= 0,
@@ -545,8 +543,6 @@ def _of_modules() -> dict[str, bool]:
         "registered hooks are not found": _are_hooks_found(parent),
         "internal modules of lflops call their hooks incorrectly": _are_own_hooks_called(),
         "a plain module is reported as sharded": not list(distributed.flat_parts(parent)),
-        "an unknown process group is found by name": distributed.group_named("no such group")
-        is None,
-        "a store is reported without a process group": not has_store
-        or torch.distributed.is_initialized(),
+        "an unknown process group is found by name": unknown_group is None,
+        "a store is reported without a process group": is_store_right,
     }

@@ -121,7 +121,9 @@ def _names(calls: Iterable[Call]) -> Iterator[dict[str, Any]]:
     """Yield the events that name the process and its tracks."""
     yield metadata_event("process_name", PROCESS_ID, name=PROCESS)
     yield metadata_event("process_sort_index", PROCESS_ID, sort_index=-1)
-    tracks = {_track(call.thread, call.phase): (call.thread, call.phase) for call in calls}
+    tracks = {}
+    for call in calls:
+        tracks[_track(call.thread, call.phase)] = (call.thread, call.phase)
     for track, (thread, phase) in sorted(tracks.items()):
         name = f"{phase} (thread {thread})" if thread else phase
         yield metadata_event("thread_name", PROCESS_ID, track, name=name)
@@ -150,7 +152,10 @@ def threads_of_tracks(
         slices: Track and start time of each slice.
         nodes: Thread of each backward node, keyed by the start time of the node.
     """
-    found = Counter((track, nodes[start]) for track, start in slices if start in nodes)
+    found: Counter[tuple[int, Thread]] = Counter()
+    for track, start in slices:
+        if start in nodes:
+            found[track, nodes[start]] += 1
     threads: dict[int, Thread] = {}
     for (track, thread), _ in found.most_common():
         threads.setdefault(track, thread)

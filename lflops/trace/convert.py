@@ -25,7 +25,7 @@ from lflops.profile.series import grouped
 from lflops.trace.annotate import MODULE, TRACKS, threads_of_tracks
 from lflops.trace.event_stream import TraceStream
 from lflops.trace.files import DAMAGE, LeftOut, as_trace, write_head, written_whole
-from lflops.trace.recorded import NODE, STEP, ZERO, outer_first, span
+from lflops.trace.recorded import NODE, STEP, ZERO, extent, outer_first, span
 
 MARKS = (b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function")
 """Strings that find the events of modules, steps and backward nodes without decoding all events.
@@ -176,7 +176,8 @@ def _marked(events: Iterable[Raw]) -> tuple[list[Raw], int]:
     number = 0
     for raw in events:
         number += 1
-        if any(mark in bytes(raw) for mark in MARKS):
+        text = bytes(raw)
+        if any(mark in text for mark in MARKS):
             # Copy the event, so that the memory of all other events can be freed.
             marked.append(raw.copy())
     return marked, number
@@ -265,8 +266,7 @@ def _backward_passes(calls: Iterable[_Call], beginnings: list[int]) -> list[_Cal
     parts = grouped(backward, lambda call: (call.thread, bisect_right(beginnings, call.start)))
     passes = []
     for (thread, _), part in parts.items():
-        start = min(call.start for call in part)
-        end = max(call.end for call in part)
+        start, end = extent(part)
         passes.append(_Call(start, end, thread, "", "backward"))
     return passes
 
@@ -274,6 +274,7 @@ def _backward_passes(calls: Iterable[_Call], beginnings: list[int]) -> list[_Cal
 def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
     """Return the calls of modules, and the sorted start times of steps and forward calls."""
     slices: list[_Event] = []
+    slice_starts: list[tuple[int, int]] = []
     steps: dict[int, Thread] = {}
     nodes: dict[int, Thread] = {}
     for raw in events:
@@ -282,17 +283,25 @@ def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
         start, _ = event.span
         if event.cat == MODULE:
             slices.append(event)
+            slice_starts.append((event.track, start))
         elif event.cat == "user_annotation" and name.startswith(STEP):
             steps[start] = event.thread
         elif event.cat == "cpu_op" and name.startswith(NODE):
             nodes[start] = event.thread
-    threads = threads_of_tracks(((event.track, event.span[0]) for event in slices), nodes)
+    threads = threads_of_tracks(slice_starts, nodes)
     # lflops gives the number 0 to the training thread, which runs the steps and forward.
     if steps:
         threads[0] = next(iter(steps.values()))
-    calls = [_call(event, threads) for event in slices if event.track in threads]
-    forward = [call.start for call in calls if call.phase == "forward"]
-    return calls, sorted([*steps, *forward])
+    calls = []
+    beginnings = list(steps)
+    for event in slices:
+        if event.track in threads:
+            call = _call(event, threads)
+            calls.append(call)
+            if call.phase == "forward":
+                beginnings.append(call.start)
+    beginnings.sort()
+    return calls, beginnings
 
 
 def _call(event: _Event, threads: dict[int, Thread]) -> _Call:

@@ -15,6 +15,9 @@ from lflops.profile.collective_names import is_collective_kernel
 from lflops.profile.series import sums
 from lflops.trace.recorded import DeviceEvent
 
+DEVICE_STATES = ("computing", "exposed_communication", "exposed_copies", "idle")
+"""The states of a device, by their fields in `DeviceTimeline`."""
+
 
 class DeviceTimeline(Struct, frozen=True, kw_only=True):
     """Nanoseconds that a device spends in each state.
@@ -38,6 +41,10 @@ class DeviceTimeline(Struct, frozen=True, kw_only=True):
     idle: int
     communication: int
     copies: int
+
+    def by_state(self) -> dict[str, int]:
+        """Return the time in each of the `DEVICE_STATES`."""
+        return {state: getattr(self, state) for state in DEVICE_STATES}
 
     @property
     def busy(self) -> int:

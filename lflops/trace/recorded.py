@@ -8,13 +8,15 @@ the 51st day, neighboring floats are 1/1024 µs apart. Times computed from such 
 by a nanosecond, and a slice could end before a slice that it contains.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Context, Decimal, InvalidOperation
 from itertools import chain
 from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Raw, Struct
+
+from lflops.intervals import Intervals, joined
 
 STEP = "ProfilerStep#"
 """Prefix of the names of the profiler's steps."""
@@ -282,6 +284,18 @@ class Slice(Protocol):
     @property
     def end(self) -> int:
         """End in nanoseconds."""
+
+
+def extent(slices: Collection[Slice]) -> tuple[int, int]:
+    """Return the earliest start and the latest end of slices; both are 0 if there are none."""
+    start = min((each.start for each in slices), default=0)
+    end = max((each.end for each in slices), default=0)
+    return start, end
+
+
+def covered(slices: Iterable[Slice]) -> Intervals:
+    """Return the intervals in which at least one of the slices runs."""
+    return joined((each.start, each.end) for each in slices)
 
 
 Opened = TypeVar("Opened", bound=Slice)

@@ -6,16 +6,15 @@ The classes in this file also compare the numbers of one `nn.Module` in two runs
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import product
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct, convert
 
 from lflops.analysis.compare.significance import Judge, Measured, Timing, measured, total, unjudged
 from lflops.analysis.step_times import StepTimes, step_times
 from lflops.analysis.utilization import utilization
-from lflops.profile.module_names import patterns
+from lflops.profile.module_names import parent_of, patterns
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.profile import Profile
 from lflops.profile.records import PASS_PHASES, PHASES, Phase, TimingStats, median_of
@@ -36,6 +35,8 @@ FACTS = (
 """Fields of a profile's `run` that are reported if they differ between two runs."""
 
 Fact = str | int | None
+
+Figure = TypeVar("Figure")
 
 _WORK = ("macs", "flops", "bytes_moved")
 # Column prefixes: figures with submodules have none, figures without submodules have `self_`.
@@ -139,7 +140,7 @@ def _check_names(names: Sequence[str]) -> None:
     Each name must be unique, and the parent of each module must be included.
     """
     known = set(names)
-    parents = {name.rpartition(".")[0] for name in names}
+    parents = {parent_of(name) for name in names}
     if len(known) < len(names) or "" not in known or not parents <= known:
         raise ValueError("the names of the modules do not form a tree")
 
@@ -307,8 +308,11 @@ class SharedPhases:
         """Return a tuple for each module with its values in the given fields and phases."""
         if not phases:
             return [()] * len(self.run.names)
-        names = [f"{phase}.{field}" for field, phase in product(fields, phases)]
-        return list(zip(*map(self.run.columns.__getitem__, names), strict=True))
+        columns = []
+        for field in fields:
+            for phase in phases:
+                columns.append(self.run.columns[f"{phase}.{field}"])
+        return list(zip(*columns, strict=True))
 
     def _sums(self, phases: Sequence[Phase], field: str) -> list[int]:
         return [sum(values) for values in self._rows(phases, field)]
@@ -405,22 +409,24 @@ class ModulePair(NamedTuple):
     before: ModuleSide | None
     after: ModuleSide | None
 
-    def change(self, figure: Callable[[ModuleSide], float | None]) -> Change:
+    def both(
+        self, figure: Callable[[ModuleSide], Figure | None]
+    ) -> tuple[Figure | None, Figure | None]:
+        """Return a figure of the module in the first and in the second run."""
         before = after = None
         if self.before is not None:
             before = figure(self.before)
         if self.after is not None:
             after = figure(self.after)
+        return before, after
+
+    def change(self, figure: Callable[[ModuleSide], float | None]) -> Change:
+        before, after = self.both(figure)
         return Change(before=before, after=after)
 
     def times(self, *, own: bool) -> tuple[Measured | None, Measured | None]:
         """Return the times of the module in the first and in the second run."""
-        before = after = None
-        if self.before is not None:
-            before = self.before.time(own=own)
-        if self.after is not None:
-            after = self.after.time(own=own)
-        return before, after
+        return self.both(partial(ModuleSide.time, own=own))
 
     def same_work(self, *, own: bool) -> bool:
         """Return whether MACs and FLOPs are known to be equal in each phase that was timed."""

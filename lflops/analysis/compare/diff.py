@@ -40,10 +40,10 @@ from lflops.analysis.compare.significance import (
 )
 from lflops.display import Displayed
 from lflops.profile.json_file import load
-from lflops.profile.module_names import spelled_out
+from lflops.profile.module_names import parent_of, spelled_out
 from lflops.profile.profile import Profile
 from lflops.profile.records import PASS_PHASES, PHASES, Phase
-from lflops.profile.series import grouped, ratio, sum_known
+from lflops.profile.series import grouped, multiplied, ratio, sum_known
 
 _WRAPPERS = frozenset(
     {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "module"}
@@ -138,8 +138,11 @@ def matched(before: ComparedRun, after: ComparedRun) -> tuple[NodePair, ...]:
         if one not in partners and other not in partners:
             _pair(partners, one, other)
 
-    pairs: list[NodePair] = [(node, partners.get(node)) for node in first.walk()]
-    pairs += [(None, node) for node in _unpaired(partners, second.walk())]
+    pairs: list[NodePair] = []
+    for node in first.walk():
+        pairs.append((node, partners.get(node)))
+    for node in _unpaired(partners, second.walk()):
+        pairs.append((None, node))
     return tuple(pairs)
 
 
@@ -249,8 +252,13 @@ def _number(run: ComparedRun, root: ModuleNode, numbers: dict[Hashable, int]) ->
         for row in node.rows:
             if parameters[row] or macs[row]:
                 figures.append((parameters[row], macs[row] or 0))
-        build = ("build", node.kind, *(child.build for child in node.children))
-        work = ("work", node.kind, tuple(figures), *(child.work for child in node.children))
+        builds = []
+        works = []
+        for child in node.children:
+            builds.append(child.build)
+            works.append(child.work)
+        build = ("build", node.kind, *builds)
+        work = ("work", node.kind, tuple(figures), *works)
         node.build = numbers.setdefault(build, len(numbers))
         node.work = numbers.setdefault(work, len(numbers))
 
@@ -827,8 +835,7 @@ def _module_changes(diff: Diff, explained: float | None) -> Iterator[DiffCause]:
         times = [module.news for module in modules]
         low = high = None
         if kind == "work":
-            ratio = _ratio_of_macs(modules)
-            ratio = ratio or _ratio_if_changed(module.self_work.flops for module in modules)
+            ratio = _ratio_of_work(modules)
         else:
             ratio = _ratio_if_changed(times)
             low, high = _interval(times, diff.whole)
@@ -843,17 +850,20 @@ def _module_changes(diff: Diff, explained: float | None) -> Iterator[DiffCause]:
         )
 
 
-def _ratio_of_macs(modules: Sequence[ModuleDiff]) -> float | None:
+def _ratio_of_work(modules: Sequence[ModuleDiff]) -> float | None:
     """Return the ratio of the MACs of a group of modules, without submodules.
 
-    If the modules themselves had almost no MACs in the first run, return the ratio with submodules.
+    If the modules themselves had almost no MACs in the first run, it is the ratio with submodules.
+    If this ratio is unknown or 0, or if the MACs did not change, return the ratio of the FLOPs.
     """
-    own = [module.self_work.macs for module in modules]
+    macs = [module.self_work.macs for module in modules]
     whole = [module.inclusive.macs for module in modules]
-    before = sum_known(change.before for change in own)
-    if _is_tiny(before, sum_known(change.before for change in whole)):
-        return _ratio_if_changed(whole)
-    return _ratio_if_changed(own)
+    macs_before, _ = _added_up(macs)
+    whole_before, _ = _added_up(whole)
+    if _is_tiny(macs_before, whole_before):
+        macs = whole
+    flops = [module.self_work.flops for module in modules]
+    return _ratio_if_changed(macs) or _ratio_if_changed(flops)
 
 
 def _interval(
@@ -899,15 +909,13 @@ def _placed(
     names = {module.name for module in modules}
     uppermost: list[tuple[CauseKind, ModuleDiff]] = []
     for module in modules:
-        if not module.name or module.name.rpartition(".")[0] not in names:
+        if not module.name or parent_of(module.name) not in names:
             uppermost.append((kind, module))
     for _, name, group in _grouped(diff, uppermost):
+        before, after = _added_up([module.inclusive.time for module in group])
+        seconds = multiplied(before, -1.0)
         if kind == "added":
-            seconds = sum_known(module.inclusive.time.after for module in group)
-        else:
-            seconds = sum_known(module.inclusive.time.before for module in group)
-            if seconds is not None:
-                seconds = -seconds
+            seconds = after
         yield DiffCause(kind=kind, name=name, modules=len(group), seconds=seconds or None)
 
 
@@ -953,17 +961,28 @@ def _name_of(modules: Sequence[ModuleDiff], sizes: Mapping[str, int]) -> str:
     return spelled_out(module.name for module in modules)
 
 
-def _ratio_if_changed(changes: Iterable[Change | Timing]) -> float | None:
+def _ratio_if_changed(changes: Sequence[Change | Timing]) -> float | None:
     """Add up several numbers in each run, and return the second sum divided by the first sum.
 
     Return `None` if a number is unknown, or if both sums are the same.
     """
-    both = list(changes)
-    before = sum_known(change.before for change in both)
-    after = sum_known(change.after for change in both)
+    before, after = _added_up(changes)
     if after == before:
         return None
     return ratio(after, before)
+
+
+def _added_up(changes: Sequence[Change | Timing]) -> tuple[float | None, float | None]:
+    """Return the sums of several numbers in the first and in the second run.
+
+    A sum is `None` if one of its numbers is unknown.
+    """
+    before = []
+    after = []
+    for change in changes:
+        before.append(change.before)
+        after.append(change.after)
+    return sum_known(before), sum_known(after)
 
 
 def _is_same(one: float, other: float) -> bool:

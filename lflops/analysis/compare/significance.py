@@ -297,10 +297,11 @@ def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None
     """
     if not parts:
         return None
-    seconds = sum_known(seconds for seconds, _ in parts)
+    all_seconds, errors = zip(*parts, strict=True)
+    seconds = sum_known(all_seconds)
     if seconds is None:
         return None
-    return Measured(seconds, sum_known(error for _, error in parts))
+    return Measured(seconds, sum_known(errors))
 
 
 def unjudged(before: Measured | None, after: Measured | None, macs: float | None = None) -> Timing:

@@ -106,9 +106,7 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
             rows.append(row)
         if all(each.seconds is None for each in self.alternatives):
             rows = [row[:-1] for row in rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, self._verdict()])
+        return "\n".join([*_aligned(rows), self._verdict()])
 
     def _verdict(self) -> str:
         """Return the last line of the table, which says whether the plan fits into memory.
@@ -132,18 +130,15 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
 
         Run this code before the model is wrapped or compiled.
         """
-        used = [policy for policy in POLICIES[1:] if policy in self.policies.values()]
-        if not used:
-            return "# nothing to recompute\n"
-        code = _SELECTIVE_CODE if "selective" in used else _FULL_CODE
-        lines = [code]
-        for policy in used:
-            argument = ""
-            if policy == "selective":
-                argument = ", context_fn=selective"
+        lines: list[str] = []
+        for policy in POLICIES[1:]:
+            argument = ", context_fn=selective" if policy == "selective" else ""
             blocks = [block for block, chosen in self.policies.items() if chosen == policy]
             lines += _loops(blocks, argument)
-        return "\n".join(lines) + "\n"
+        if not lines:
+            return "# nothing to recompute\n"
+        code = _SELECTIVE_CODE if "selective" in self.policies.values() else _FULL_CODE
+        return "\n".join([code, *lines]) + "\n"
 
     def _recomputed(self, policy: str) -> str:
         """Return a cell of the table: the number of blocks that recompute under a policy.
@@ -162,6 +157,13 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         return ", ".join(numbers) or "0"
 
 
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield each row of a table as a line. All cells of a column are padded to the same width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(map(str.ljust, row, widths)).rstrip()
+
+
 _FULL_CODE = """\
 from functools import partial
 
@@ -172,6 +174,8 @@ def recompute(block, **options):
     block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
 
 """
+
+_KEPT_LINES = "".join(f"    torch.ops.aten.{name}.default,\n" for name in KEPT)
 
 _SELECTIVE_CODE = f"""\
 from functools import partial
@@ -185,7 +189,7 @@ def recompute(block, **options):
 
 
 kept = [
-{"".join(f"    torch.ops.aten.{name}.default,{chr(10)}" for name in KEPT)}]
+{_KEPT_LINES}]
 selective = partial(create_selective_checkpoint_contexts, kept)"""
 
 
@@ -362,7 +366,10 @@ def _chosen(
             break
         choices = following
     best = _alternative(chain, "best", choices)
-    alternatives = [_alternative(chain, each, [each] * len(choices)) for each in POLICIES]
+    alternatives: list[Alternative] = []
+    for policy in POLICIES:
+        everywhere = [policy] * len(choices)
+        alternatives.append(_alternative(chain, policy, everywhere))
     alternatives.append(replace(best, peak_bytes=memory_of(profile).peak_bytes, estimated=True))
     return CheckpointingPlan(
         policies=policies_of(trials.units, choices),

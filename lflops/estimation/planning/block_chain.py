@@ -243,18 +243,18 @@ def read(
         forward_trace = tuple(
             (moment.operator, moment.live_bytes - start) for moment in timeline[first:last]
         )
+        entered_bytes = None
         backward_peak = 0
         backward_trace: tuple[str, ...] = ()
         if number in backward:
             first, last = backward[number]
             live = timeline[first].live_bytes
-            entered.append(live - starts[number + 1])
+            entered_bytes = live - starts[number + 1]
             backward_peak = _highest(timeline, first, until[first]) - live
             # In backward, the live bytes of equal blocks may differ, because memory that blocks
             # share is freed. Therefore only the operators and the peaks are compared.
             backward_trace = tuple(moment.operator for moment in timeline[first:last])
-        else:
-            entered.append(None)
+        entered.append(entered_bytes)
         backward_peaks.append(backward_peak)
         trace = (work[number], forward_trace, backward_trace, backward_peak)
         kinds.append(kind_of_trace.setdefault(trace, len(kind_of_trace)))
@@ -365,7 +365,9 @@ def unit_numbers(units: Sequence[tuple[str, ...]]) -> Callable[[str], int | None
 
     The function returns `None` for a module outside all units.
     """
-    numbers = {block: number for number, unit in enumerate(units) for block in unit}
+    numbers: dict[str, int] = {}
+    for number, unit in enumerate(units):
+        numbers |= dict.fromkeys(unit, number)
 
     @cache
     def number_of(module: str) -> int | None:
@@ -398,9 +400,8 @@ def _spans(
 
 
 def _highest(timeline: Sequence[Moment], begin: int, end: int) -> int:
-    return max(
-        (moment.highest_bytes or moment.live_bytes for moment in timeline[begin:end]), default=0
-    )
+    peaks = [moment.highest_bytes or moment.live_bytes for moment in timeline[begin:end]]
+    return max(peaks, default=0)
 
 
 # Maximum number of candidates to keep. If there are more, the range of their bytes is divided into

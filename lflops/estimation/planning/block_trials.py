@@ -156,10 +156,12 @@ class BlockTrials:
             wanted.difference_update(keys_of(kinds, choices))
             last_choices.discard(choices[-1])
         # For each policy of the first block, at least one trial must show the held input.
-        known = [each for each in trials if held_input_of(each, first.reading) is not None]
-        first_policies = {each.choices[0] for each in known}
+        known: set[str] = set()
+        for trial in trials:
+            if held_input_of(trial, first.reading) is not None:
+                known.add(trial.choices[0])
         for policy in POLICIES:
-            if policy not in first_policies:
+            if policy not in known:
                 others: list[Policy] = ["none"] * (len(self.units) - 1)
                 trials.append(self._tried((policy, *others), folds))
         return self._unfolded(chain_of(trials), folds)
@@ -293,9 +295,13 @@ def _possible_keys(kinds: Sequence[int]) -> set[Key]:
     keys: set[Key] = set()
     for place in range(len(kinds)):
         for before in POLICIES:
-            for choice in POLICIES:
-                keys.add(key_of(kinds, place, before, choice))
+            keys |= _keys_after(kinds, place, before)
     return keys
+
+
+def _keys_after(kinds: Sequence[int], index: int, before: Policy) -> set[Key]:
+    """Return the keys that a block can have if the policy of the previous block is `before`."""
+    return {key_of(kinds, index, before, choice) for choice in POLICIES}
 
 
 def _next_choices(
@@ -312,15 +318,15 @@ def _next_choices(
     """
     left = set(wanted)
     choices: list[Policy] = []
-    for index, kind in enumerate(kinds):
+    for index in range(len(kinds)):
         before = choices[-1] if choices else None
         best = POLICIES[0]
         best_gain = (-1, -1)
         for choice in POLICIES:
             key = key_of(kinds, index, before, choice)
             if index + 1 < len(kinds):
-                next_keys = {Key(kind, kinds[index + 1], choice, after) for after in POLICIES}
-                later = len(next_keys & left - {key})
+                next_keys = _keys_after(kinds, index + 1, choice)
+                later = len(next_keys & (left - {key}))
             else:
                 later = int(choice in last_choices)
             gain = (int(key in left), later)

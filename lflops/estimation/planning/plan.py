@@ -762,8 +762,8 @@ def _sharded(gpus: int, tensors: Iterable[int], stages: Iterable[int]) -> Family
         is_one_rank_stage = pipeline > 1 and replicas == 1
         if prod(sizes) != gpus or not (shards > 1 or is_one_rank_stage):
             continue
-        mesh = dict(zip(DIMENSIONS, sizes, strict=True))
-        meshes.append({name: size for name, size in mesh.items() if size > 1 or name == "data"})
+        named_sizes = zip(DIMENSIONS, sizes, strict=True)
+        meshes.append({name: size for name, size in named_sizes if size > 1 or name == "data"})
     return meshes
 
 
@@ -771,13 +771,14 @@ def _corners(meshes: Family) -> Corners:
     """Choose the meshes for which estimates are made, to cover all meshes of a family."""
     if "data" not in meshes[0]:
         return Corners(meshes[0], meshes[0], meshes[0])
-    shards = sorted(max(mesh["data"], 2) for mesh in meshes)
-    many = shards[-1]
+    shards = [mesh["data"] for mesh in meshes]
+    few = max(min(shards), 2)
+    many = max(*shards, 2)
     # A mesh with one shard is extrapolated from meshes with two and with at least four shards.
-    if any(mesh["data"] == 1 for mesh in meshes):
+    if 1 in shards:
         many = max(many, 4)
     low: Mesh = {"replica": 2, "data": many}
-    few_shards: Mesh = {"replica": 2, "data": shards[0]}
+    few_shards: Mesh = {"replica": 2, "data": few}
     degrees = [mesh["tensor"] for mesh in meshes if "tensor" in mesh]
     if not degrees:
         return Corners(low, few_shards, low)

@@ -16,7 +16,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 from torch import nn
@@ -30,7 +30,7 @@ from lflops.model.module_tree import blocks_in
 from lflops.profile.module_names import ancestry
 from lflops.profile.profile import OP_COUNT_FIELDS, Communication, Moment, OpCount, Profile
 from lflops.profile.records import Phase
-from lflops.profile.series import gathered
+from lflops.profile.series import grouped
 
 # Number of blocks that a folded model keeps in a run of equal blocks. A second folded model keeps
 # one block less.
@@ -140,6 +140,7 @@ SheetKey = OpKey | CollectiveKey | MomentKey | str
 Sheet = Mapping[SheetKey, float]
 
 _WORK_KEYS = (OpKey, CollectiveKey)
+WorkKey = TypeVar("WorkKey", OpKey, CollectiveKey)
 
 
 class Case(NamedTuple):
@@ -269,11 +270,7 @@ class WorkSheets:
         )
 
     def _op_counts(self, sheet: Sheet) -> Iterator[OpCount]:
-        operators: dict[OpKey, dict[str, float]] = {}
-        for key, value in sheet.items():
-            if isinstance(key, OpKey):
-                operators.setdefault(key._replace(field=""), {})[key.field] = value
-        for key, values in operators.items():
+        for key, values in _values_by_field(sheet, OpKey).items():
             counts = _per_block(values, key.role)
             for module in self._modules_of(key.role):
                 yield OpCount(
@@ -285,11 +282,7 @@ class WorkSheets:
                 )
 
     def _communication(self, sheet: Sheet, mesh: Mapping[str, int]) -> Iterator[Communication]:
-        collectives: dict[CollectiveKey, dict[str, float]] = {}
-        for key, value in sheet.items():
-            if isinstance(key, CollectiveKey):
-                collectives.setdefault(key._replace(field=""), {})[key.field] = value
-        for key, values in collectives.items():
+        for key, values in _values_by_field(sheet, CollectiveKey).items():
             ranks = mesh.get(dimension_of(key.collective), 1)
             if ranks == 1:
                 continue
@@ -399,6 +392,18 @@ def _memory_only(sheet: Sheet) -> Sheet:
     return {key: value for key, value in sheet.items() if not isinstance(key, _WORK_KEYS)}
 
 
+def _values_by_field(sheet: Sheet, kind: type[WorkKey]) -> dict[WorkKey, dict[str, float]]:
+    """Return the values of each operator or collective in a sheet, keyed by field.
+
+    Each operator or collective is identified by its key with an empty `field`.
+    """
+    found: dict[WorkKey, dict[str, float]] = {}
+    for key, value in sheet.items():
+        if isinstance(key, kind):
+            found.setdefault(key._replace(field=""), {})[key.field] = value
+    return found
+
+
 def _per_block(values: Mapping[str, float], role: Role) -> dict[str, int]:
     return {field: round(value / role.blocks) for field, value in values.items()}
 
@@ -481,7 +486,7 @@ def _add_memory(
         sheet[key] = max(sheet.get(key, 0.0), value)
 
     positions: dict[str, tuple[int, int]] = {}
-    for blocks in gathered((role, block) for block, role in roles.items()).values():
+    for blocks in grouped(roles, roles.__getitem__).values():
         for index, block in enumerate(blocks):
             positions[block] = (index, index - len(blocks))
     last_block = list(roles)[-1] if roles else ""

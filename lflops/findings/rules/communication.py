@@ -4,6 +4,7 @@ from lflops.findings.evidence import StepEvidence
 from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Candidate, Threshold
 from lflops.findings.run_rule import UncertainRule
+from lflops.profile.series import sums
 
 MANY_COLLECTIVES = 8
 """Communication is an issue only if a step has at least this many small collectives.
@@ -35,10 +36,9 @@ class ExposedCommunication(PartRule):
         return self.phrase
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
-        collectives = step.profile.communication
-        calls = sum(collective.calls for collective in collectives)
-        sent = sum(collective.bytes for collective in collectives)
-        return calls >= MANY_COLLECTIVES and sent < calls * SMALL_MESSAGE_BYTES
+        totals = sums(step.profile.communication, "calls", "bytes")
+        calls = totals["calls"]
+        return calls >= MANY_COLLECTIVES and totals["bytes"] < calls * SMALL_MESSAGE_BYTES
 
 
 class LightningCollectives(PartRule):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Threshold
+from lflops.profile.profile import ModuleProfile
 from lflops.profile.records import PHASES
 from lflops.profile.series import grouped
 
@@ -64,24 +65,27 @@ class MemoryBoundWork(PartRule):
 
     def phrase_for(self, step: StepEvidence) -> str:
         main = list(_main_modules(step))
-        modules = [step.profile.modules[name] for name in main]
-        if not modules:
+        if not main:
             return self.phrase
-        for module in modules:
-            if any(module.work(phase).self_macs for phase in PHASES):
+        for name in main:
+            if _runs_matmuls(step.profile.modules[name]):
                 return self.phrase
         return "memory-bound pointwise work"
+
+
+def _runs_matmuls(module: ModuleProfile) -> bool:
+    """Return whether a module runs matmuls itself, outside its submodules."""
+    return any(module.work(phase).self_macs for phase in PHASES)
 
 
 def _main_modules(step: StepEvidence) -> Iterable[str]:
     """Yield the modules of the few classes that have most of the memory-bound work."""
     if step.breakdown is None:
         return
-    shares = {
-        name: parts["memory_bound"]
-        for name, parts in step.breakdown.modules.items()
-        if parts["memory_bound"]
-    }
+    shares = {}
+    for name, parts in step.breakdown.modules.items():
+        if parts["memory_bound"]:
+            shares[name] = parts["memory_bound"]
 
     def share_of(names: Iterable[str]) -> float:
         return sum(shares[name] for name in names)
@@ -110,8 +114,10 @@ class InefficientKernels(PartRule):
     fix = "Use larger batches, or let {where} run fewer and larger kernels (torch.compile)"
 
     def phrase_for(self, step: StepEvidence) -> str:
-        unknown = () if step.breakdown is None else step.breakdown.inside_rest
-        parts = [self.phrase, *(UNKNOWN_PARTS[name] for name in unknown)]
+        parts = [self.phrase]
+        if step.breakdown is not None:
+            for name in step.breakdown.inside_rest:
+                parts.append(UNKNOWN_PARTS[name])
         if len(parts) == 1:
             return self.phrase
         return f"{', '.join(parts[:-1])} or {parts[-1]}"

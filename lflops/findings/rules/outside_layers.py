@@ -43,18 +43,20 @@ class OutsideLayers(ModuleRule):
     def detect_modules(
         self, step: StepEvidence, earlier: Sequence[Candidate]
     ) -> Iterable[Candidate]:
-        layers = [step.profile.modules[name].forward for name in step.children[""]]
-        # Layers inside a compiled model are not timed.
-        has_all_times = all(layer.seconds is not None for layer in layers if layer.calls)
-        if layers and has_all_times:
-            seconds = _seconds_outside(step)
-            if seconds is not None:
-                seconds = max(seconds - step.sleeping_in(""), 0.0)
-                facts: Facts = {
-                    "itself": root_itself(step.root.class_name),
-                    "operators": _in_operators(step, seconds),
-                }
-                yield Candidate(rule=self, seconds=seconds, facts=facts)
+        layers = step.children[""]
+        for name in layers:
+            layer = step.profile.modules[name].forward
+            # Layers inside a compiled model are not timed.
+            if layer.calls and layer.seconds is None:
+                return
+        seconds = _seconds_outside(step)
+        if layers and seconds is not None:
+            seconds = max(seconds - step.sleeping_in(""), 0.0)
+            facts: Facts = {
+                "itself": root_itself(step.root.class_name),
+                "operators": _in_operators(step, seconds),
+            }
+            yield Candidate(rule=self, seconds=seconds, facts=facts)
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
         if ModulePhase("", "forward") in step.profile.waits:
@@ -77,10 +79,11 @@ def _seconds_outside(step: StepEvidence) -> float | None:
     forward = step.root.forward
     if forward.seconds is None or forward.self_macs:
         return None
-    communicating = sum(
-        seconds for (module, _), seconds in step.times.communicating.items() if not module
-    )
-    self_seconds = max((total_seconds(step.root, own=True) or 0.0) - communicating, 0.0)
+    communicating = []
+    for (module, _), seconds in step.times.communicating.items():
+        if not module:
+            communicating.append(seconds)
+    self_seconds = max((total_seconds(step.root, own=True) or 0.0) - sum(communicating), 0.0)
     return self_seconds + step.seconds_around_model
 
 

@@ -105,7 +105,8 @@ def _by_pattern(names: Iterable[str], step: StepEvidence) -> dict[str, list[str]
         if len(members) == len(step.modules_at(pattern)):
             groups[pattern] = members
         else:
-            groups |= {name: [name] for name in members}
+            for name in members:
+                groups[name] = [name]
     return groups
 
 

@@ -57,9 +57,8 @@ def _largest_call(step: StepEvidence, phase: Phase) -> float:
 
     The MACs of a call are the mean over all calls of the same operator in one module.
     """
-    macs_per_call = [
-        count.macs / count.calls
-        for count in step.profile.op_counts
-        if count.phase == phase and count.calls
-    ]
-    return max(macs_per_call, default=0.0)
+    largest = 0.0
+    for count in step.profile.op_counts:
+        if count.phase == phase and count.calls:
+            largest = max(largest, count.macs / count.calls)
+    return largest

@@ -162,13 +162,19 @@ def hosts_by_rank(profile: Profile) -> dict[int, str]:
     hosts = {rank.rank: rank.host for rank in profile.ranks if rank.host}
     if len(set(hosts.values())) <= 1:
         return {}
-    return {rank: plain(f" on {host}") for rank, host in hosts.items()}
+    endings = {}
+    for rank, host in hosts.items():
+        endings[rank] = plain(f" on {host}")
+    return endings
 
 
 def reason_of(row: Straggler, profile: Profile) -> str:
     """Describe the known reason for a slow rank: "its chip is A, while other ranks have B"."""
     if row.cause == "chip":
-        chips = {rank.rank: rank.device for rank in profile.ranks if rank.device is not None}
+        chips = {}
+        for rank in profile.ranks:
+            if rank.device is not None:
+                chips[rank.rank] = rank.device
         slow_chip = chips.pop(row.slow_rank)
         other_chips = " or ".join(dict.fromkeys(chips.values()))
         return f"its chip is {slow_chip}, while other ranks have {other_chips}"

@@ -53,8 +53,11 @@ class ComputingThread(StepRule):
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if step.profile.run.threads != 1:
             return
-        shares = [_share_of_other_threads(each) for each in step.profile.steps]
-        known = [share for share in shares if share is not None]
+        known = []
+        for each in step.profile.steps:
+            share = _share_of_other_threads(each)
+            if share is not None:
+                known.append(share)
         if len(known) >= FEWEST_STEPS:
             yield Candidate(rule=self, seconds=max(statistics.median(known), 0.0) * step.mean)
 

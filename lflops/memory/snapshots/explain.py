@@ -4,7 +4,7 @@ Two snapshots can also be compared.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from msgspec import Struct
@@ -26,7 +26,7 @@ from lflops.memory.snapshots.holders import (
 )
 from lflops.memory.snapshots.modules import MemoryByModule
 from lflops.memory.snapshots.read import Snapshot, Stack, snapshot_of
-from lflops.profile.series import grouped, summed
+from lflops.profile.series import grouped
 from lflops.report.text import counted
 
 _Kept = Literal[
@@ -205,16 +205,23 @@ def _kept_passes(case: _Case) -> Cause | None:
             current_calls.add(_calls(each.stack))
         elif not _is_evaluation(each):
             old.append(each)
-    passes = len({each.passes_ago for each in old})
+    passes = _number_of_passes(old)
     if passes < MANY:
         return _held("retained_graph", old, passes)
-    sizes = summed((_calls(each.stack), each.bytes) for each in old)
+    sizes: Counter[Stack] = Counter()
+    for each in old:
+        sizes[_calls(each.stack)] += each.bytes
     least = SMALL_SHARE * max(sizes.values())
     lines = sum(nbytes > least for nbytes in sizes.values())
     # A kept graph keeps most tensors of a pass, from many lines of code. A list of results keeps
     # only the tensors of one or two lines.
     is_graph = lines > 2 or 1 < lines >= len(current_calls)
     return _held("kept_graphs" if is_graph else "kept_results", old, passes)
+
+
+def _number_of_passes(held: Iterable[Alive]) -> int:
+    """Return the number of forward passes to which allocations belong."""
+    return len({each.passes_ago for each in held})
 
 
 def _calls(stack: Stack) -> Stack:
@@ -232,7 +239,7 @@ def _validation_graph(case: _Case) -> Cause | None:
     This happens if validation runs without `torch.no_grad()`.
     """
     held = [each for each in case.held.get("activations", ()) if _is_evaluation(each)]
-    return _held("validation_graph", held, len({each.passes_ago for each in held}))
+    return _held("validation_graph", held, _number_of_passes(held))
 
 
 def _is_evaluation(alive: Alive) -> bool:
@@ -285,10 +292,12 @@ def _held(code: CauseCode, held: list[Alive], count: int | None = None) -> Cause
     """
     if not held:
         return None
-    lines = summed((line_of(each.stack), each.bytes) for each in held)
+    lines: Counter[str] = Counter()
+    for each in held:
+        lines[line_of(each.stack)] += each.bytes
     return Cause(
         code=code,
-        bytes=sum(lines.values()),
+        bytes=lines.total(),
         count=len(held) if count is None else count,
         line=max(lines, key=lines.__getitem__),
     )
@@ -399,8 +408,9 @@ def explain(
             unnamed += each.bytes
     largest_unused = 0
     for segment in snapshot.segments:
-        free = [block.size for block in segment.blocks if block.state == "inactive"]
-        largest_unused = max(largest_unused, *free, 0)
+        for block in segment.blocks:
+            if block.state == "inactive":
+                largest_unused = max(largest_unused, block.size)
     failed = peak.ran_out
     return ExplainedMemory(
         device=snapshot.device,
@@ -652,7 +662,7 @@ class HolderChange(Struct, frozen=True, kw_only=True):
 
     @property
     def change(self) -> int:
-        return self.bytes[1] - self.bytes[0]
+        return _change(self.bytes)
 
 
 class MemoryDiff(Struct, frozen=True, kw_only=True):
@@ -677,8 +687,11 @@ class MemoryDiff(Struct, frozen=True, kw_only=True):
 
 def compare(before: ExplainedMemory, after: ExplainedMemory) -> MemoryDiff:
     """Compare two snapshots by category and line of code."""
-    holders_before = {(each.category, each.line): each for each in before.holders}
-    holders_after = {(each.category, each.line): each for each in after.holders}
+    by_category: dict[Category, tuple[int, int]] = {}
+    for name, nbytes in before.by_category.items():
+        by_category[name] = (nbytes, after.by_category[name])
+    holders_before = _holders_by_line(before)
+    holders_after = _holders_by_line(after)
     none = StackHolder(category="unknown", line="", count=0, bytes=0)
     rows: list[HolderChange] = []
     for key in holders_before | holders_after:
@@ -698,11 +711,14 @@ def compare(before: ExplainedMemory, after: ExplainedMemory) -> MemoryDiff:
         requested_bytes=(before.requested_bytes, after.requested_bytes),
         reserved_bytes=(before.reserved_bytes, after.reserved_bytes),
         ran_out=(before.ran_out, after.ran_out),
-        by_category={
-            name: (nbytes, after.by_category[name]) for name, nbytes in before.by_category.items()
-        },
+        by_category=by_category,
         holders=tuple(rows),
     )
+
+
+def _holders_by_line(explained: ExplainedMemory) -> dict[tuple[Category, str], StackHolder]:
+    """Return the holders of the memory, keyed by category and line of code."""
+    return {(each.category, each.line): each for each in explained.holders}
 
 
 def compared_lines(diff: MemoryDiff) -> Iterator[str]:
@@ -715,11 +731,10 @@ def compared_lines(diff: MemoryDiff) -> Iterator[str]:
     yield f"requested {requested}, reserved {reserved} ({' → '.join(moments)})"
     yield ""
     yield "by category"
-    rows = [(after - before, name) for name, (before, after) in diff.by_category.items()]
-    for change, category in sorted(rows, key=lambda row: -abs(row[0])):
-        sides = diff.by_category[category]
+    for category, sides in sorted(diff.by_category.items(), key=lambda row: -abs(_change(row[1]))):
         if any(sides):
-            yield f"  {_signed(change):>12}  {category.replace('_', ' ')}, {_sides(sides)}"
+            change = _signed(_change(sides))
+            yield f"  {change:>12}  {category.replace('_', ' ')}, {_sides(sides)}"
     yield from _change_lines("grew", [row for row in diff.holders if row.change > 0])
     yield from _change_lines("shrank", [row for row in diff.holders if row.change < 0])
 
@@ -735,6 +750,10 @@ def _change_lines(title: str, rows: Sequence[HolderChange]) -> Iterator[str]:
     if len(rows) > _LISTED:
         rest = sum(row.change for row in rows[_LISTED:])
         yield f"  {_signed(rest):>12}  {len(rows) - _LISTED} more lines"
+
+
+def _change(sides: tuple[int, int]) -> int:
+    return sides[1] - sides[0]
 
 
 def _sides(sides: tuple[int, int]) -> str:

@@ -160,13 +160,13 @@ def peak_index(snapshot: Snapshot) -> int:
     If no request failed, return the index of the event before which the most bytes are alive.
     """
     trace = snapshot.trace
-    failures = [index for index, entry in enumerate(trace) if entry.action == "oom"]
-    if failures:
-        return failures[-1]
+    for index in reversed(range(len(trace))):
+        if trace[index].action == "oom":
+            return index
     live = sum(size for size, _ in alive_before(snapshot, len(trace)).values())
     most = live
     peak = len(trace)
-    for index in range(len(trace) - 1, -1, -1):
+    for index in reversed(range(len(trace))):
         entry = trace[index]
         if entry.action == "alloc":
             live -= entry.size
@@ -396,7 +396,7 @@ def category_of(alive: Alive, parameter_sizes: frozenset[int] = frozenset()) -> 
     """
     if not alive.stack and alive.passes_ago is None:
         return "unknown"
-    if _copies_model(alive.stack):
+    if any(map(_copies_model, alive.stack)):
         return "copy"
     return _category_in_step(alive, parameter_sizes)
 
@@ -422,13 +422,15 @@ def sizes_of_parameters(alive: Iterable[Alive]) -> frozenset[int]:
     The sizes of allocations of unknown category are included, because these allocations are older
     than the recording, and many of them are parameters.
     """
-    return frozenset(each.bytes for each in alive if category_of(each) in ("parameters", "unknown"))
+    sizes = set()
+    for each in alive:
+        if category_of(each) in ("parameters", "unknown"):
+            sizes.add(each.bytes)
+    return frozenset(sizes)
 
 
-def _copies_model(stack: Stack) -> bool:
-    if any(frame.function in COPIES for frame in stack):
-        return True
-    return any(EMA.search(_file_name(frame).lower()) for frame in stack)
+def _copies_model(frame: Frame) -> bool:
+    return frame.function in COPIES or EMA.search(_file_name(frame).lower()) is not None
 
 
 def _makes_parameters(frame: Frame) -> bool:

@@ -6,10 +6,11 @@ the profile, by size and order.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from heapq import nlargest
 from itertools import zip_longest
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -78,15 +79,18 @@ class MemoryByModule(Struct, frozen=True, kw_only=True):
             f"by module of the profile ({share} of the bytes that forward and backward allocate "
             f"are matched)"
         )
-        headings = "".join(f"{moment:>14}" for moment in self.moments)
-        yield f"  {headings}"
+        yield f"  {_right_aligned(self.moments)}"
         rows: dict[str, list[int]] = {}
-        for held in self.moments.values():
-            for name in held:
-                rows[name] = [held.get(name, 0) for held in self.moments.values()]
+        for column, held in enumerate(self.moments.values()):
+            for name, nbytes in held.items():
+                row = rows.setdefault(name, [0] * len(self.moments))
+                row[column] = nbytes
         for name, row in nlargest(most, rows.items(), key=lambda item: item[1][::-1]):
-            cells = "".join(f"{units.size(nbytes):>14}" for nbytes in row)
-            yield f"  {cells}  {name}"
+            yield f"  {_right_aligned(map(units.size, row))}  {name}"
+
+
+def _right_aligned(cells: Iterable[str]) -> str:
+    return "".join(f"{cell:>14}" for cell in cells)
 
 
 class _Operator(NamedTuple):
@@ -107,22 +111,29 @@ def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
     peak = peak_index(snapshot)
     events = allocation_events(snapshot.trace)
     allocations = [event for event in events if event.entry.action == "alloc"]
-    step = max((event.passes for event in allocations if event.trace_index < peak), default=0)
+    step = 0
+    for event in allocations:
+        if event.trace_index < peak:
+            step = max(step, event.passes)
     if not step:
         raise ProfileError("the snapshot records no forward pass with stacks before its peak")
     if profile.memory is None:
         raise ProfileError("the profile has no memory")
     operators = tuple(_operators(profile.memory.timeline))
     matches = _Matches(operators, profile.patterns())
-    until_step = [event for event in allocations if event.passes <= step]
-    for passes, made in grouped(until_step, lambda event: event.passes).items():
-        matches.add_pass(made, UNMATCHED if passes == step else EARLIER, match=passes > 0)
+    by_pass = grouped(allocations, attrgetter("passes"))
+    for passes, made in by_pass.items():
+        if passes <= step:
+            matches.add_pass(made, UNMATCHED if passes == step else EARLIER, match=passes > 0)
 
     names = matches.names
-    of_step = [event for event in until_step if event.passes == step]
-    of_passes = [event for event in of_step if names[event.trace_index] != OPTIMIZER]
-    total = sum(event.entry.size for event in of_passes)
-    matched = sum(event.entry.size for event in of_passes if event.trace_index in matches.phases)
+    of_passes = [event for event in by_pass[step] if names[event.trace_index] != OPTIMIZER]
+    total = 0
+    matched = 0
+    for event in of_passes:
+        total += event.entry.size
+        if event.trace_index in matches.phases:
+            matched += event.entry.size
     share = matched / max(total, 1)
     if share < LEAST_SHARE:
         raise ProfileError(
@@ -257,7 +268,7 @@ def _aligned(
     largest = nlargest(MOST_OPERATORS, (operator.bytes for operator in operators))
     least = min(largest, default=0)
     known = [operator for operator in operators if operator.bytes >= least]
-    groups = _groups_by_end(made, {_key(operator) for operator in known})
+    groups = _groups_by_end(made, set(map(_key, known)))
     best = [[0] * (len(known) + 1)]
     for end, group in enumerate(groups, 1):
         without_this = best[end - 1]

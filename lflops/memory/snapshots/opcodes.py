@@ -80,7 +80,7 @@ file but 64 bytes of memory.
 
 def check(content: bytes, clock: Callable[[], float] = time.monotonic) -> None:
     """Raise `pickle.UnpicklingError` for a pickle that could use unbounded memory or time."""
-    containers = sum(content.count(opcodes) for opcodes in _NEW_CONTAINERS)
+    containers = sum(map(content.count, _NEW_CONTAINERS))
     if containers > MANY_CONTAINERS + len(content) // BYTES_OF_CONTAINER:
         raise pickle.UnpicklingError("has more containers than its size allows")
     most_memo = len(content) // BYTES_OF_MEMO

@@ -1,7 +1,6 @@
 """Build the page of a CUDA memory snapshot: live bytes over time, and the code behind the peak."""
 
 from collections.abc import Iterable
-from itertools import accumulate
 
 from msgspec import Struct
 
@@ -134,8 +133,11 @@ def timeline_of(
         else:
             live[change.label or "unknown"] += change.bytes
 
-    before = sum(live.values())
-    totals = list(accumulate((change.bytes for change in traced), initial=before))[1:]
+    total = sum(live.values())
+    totals = []
+    for change in traced:
+        total += change.bytes
+        totals.append(total)
     peak = _peak(trace, traced, totals)
     kept = extremes(totals, most, [peak])
     names = ("at", "operator", "module", "phase", "live", *CATEGORIES)

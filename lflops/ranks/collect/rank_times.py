@@ -81,19 +81,22 @@ class RankTimes:
     """Collects the times of modules on all ranks."""
 
     def __init__(self, heads: Sequence[RankHeader], tables: Mapping[str, PlacesOfTable]) -> None:
-        self._table_of_rank = {head.summary.rank: head.summary.table for head in heads}
+        self._table_of_rank: dict[int, str] = {}
+        self._world = 1
         self._groups_of_table: dict[str, list[_Group]] = {}
         self._group_of_rank: dict[int, _Group] = {}
         ranks_alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for head in heads:
+            summary = head.summary
+            self._table_of_rank[summary.rank] = summary.table
+            self._world = max(self._world, summary.run.world_size)
             if head.at:
-                key = (head.summary.table, head.at)
-                ranks_alike.setdefault(key, []).append(head.summary.rank)
+                key = (summary.table, head.at)
+                ranks_alike.setdefault(key, []).append(summary.rank)
         for (table, at), ranks in ranks_alike.items():
             group = _Group(at, tables[table], ranks)
             self._groups_of_table.setdefault(table, []).append(group)
             self._group_of_rank.update(dict.fromkeys(ranks, group))
-        self._world = max((head.summary.run.world_size for head in heads), default=1)
         self._waits: set[ModulePhase] = set()
         self._async_starts: set[ModulePhase] = set()
         for places in tables.values():
@@ -104,9 +107,10 @@ class RankTimes:
         for head in heads:
             self._disturbed.update(head.disturbed)
             places = tables[head.summary.table]
-            waiting[head.summary.rank] = {
-                places.places[number]: seconds for number, seconds in head.waiting.items()
-            }
+            exposed = {}
+            for number, seconds in head.waiting.items():
+                exposed[places.places[number]] = seconds
+            waiting[head.summary.rank] = exposed
         self._exposed_on_all_ranks = exposed_on_all_ranks(waiting)
 
     def add(self, rank: int, times: bytes) -> None:
@@ -139,7 +143,9 @@ class RankTimes:
         if len(self._group_of_rank) < 2:
             return None
         groups = list(chain.from_iterable(self._groups_of_table.values()))
-        common = set(groups[0].at).intersection(*(group.at for group in groups))
+        common = set(groups[0].at)
+        for group in groups:
+            common.intersection_update(group.at)
         if not common:
             return None
         undisturbed = common - self._disturbed
@@ -198,11 +204,15 @@ class _Selection:
         `RankTable.exposed_on_all_ranks`.
         """
         chosen = self._chosen_places()
+        seconds = {}
+        for place in self._having:
+            if place in chosen:
+                seconds[place] = self._series(place)
         busy = {}
         for interval in range(self._number_of_intervals):
             busy[interval] = _sorted_series(self._ranks, self._busy[:, :, interval])
         return RankTable(
-            seconds={place: self._series(place) for place in self._having if place in chosen},
+            seconds=seconds,
             repeated=self._repeated(),
             busy=busy,
             waiting=_sorted_series(self._ranks, self._waiting),
@@ -216,7 +226,10 @@ class _Selection:
 
     def _ranks_of(self, having: Iterable[int]) -> list[int]:
         """Return the ranks of the groups with the indices `having`, one group after another."""
-        return list(chain.from_iterable(self._groups[number].rows for number in having))
+        ranks: list[int] = []
+        for number in having:
+            ranks += self._groups[number].rows
+        return ranks
 
     def _summed(self, group: _Group, times: Tensor) -> Tensor:
         """Add up the times of each rank within each interval.
@@ -325,14 +338,15 @@ class _Selection:
         repeated = {}
         for pattern, members in repeated_places(self._intervals, self._patterns).items():
             having_all = set(self._having[members[0]])
+            intervals = set()
             for member in members:
                 having_all.intersection_update(self._having[member])
+                intervals.add(self._intervals[member])
             having = sorted(having_all)
             ranks = self._ranks_of(having)
             if len(ranks) < 2 or self._candidates.isdisjoint(ranks):
                 continue
             sums = [self._sum_of_places(number, members) for number in having]
-            intervals = {self._intervals[member] for member in members}
             repeated[pattern] = Repeated(
                 modules=len(members),
                 intervals=tuple(sorted(intervals)),
@@ -359,4 +373,4 @@ def _sorted_series(ranks: Sequence[int], seconds: Tensor) -> RankSeries:
     `ranks` has the rank of each row of the tensor.
     """
     by_rank = dict(zip(ranks, map(tuple, seconds.tolist()), strict=True))
-    return RankSeries((rank, by_rank[rank]) for rank in sorted(by_rank))
+    return RankSeries(sorted(by_rank.items()))

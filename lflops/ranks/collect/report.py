@@ -34,7 +34,7 @@ from lflops.profile.profile import (
     with_works,
 )
 from lflops.profile.records import PHASES, Count, ModulePhase, Seconds, ready_for_threads
-from lflops.profile.steps import is_disturbed
+from lflops.profile.steps import Step, is_disturbed
 from lflops.ranks.merge.merge import RankSummary, summary_of_rank
 from lflops.ranks.merge.rank_table import OUTSIDE, async_starts_in, exposed_by_place, waiting_places
 from lflops.timing.module_times import ScaledTimes, with_times
@@ -143,12 +143,12 @@ def pack(report: RankReport, *, ranks: int = 1) -> Packed:
     """Pack the report of one rank of a run with `ranks` ranks."""
     profile = report.profile
     hooked = [step for step in profile.steps if step.kind == "module_timing"]
-    steps = _timed_steps(report)
+    steps = _timed_steps(hooked, report.steps)
     table = _table(profile, steps)
     times = array("f")
     if steps:
-        for step in (*steps, _scales(profile, steps)):
-            times.extend(step.get(place, 0.0) for place in table.places)
+        for row in (*steps, _scales(profile, steps)):
+            times.extend(row.get(place, 0.0) for place in table.places)
     at = tuple(step.index for step in hooked[: len(steps)])
     if report.rank not in ranks_with_times(ranks, len(times) * times.itemsize):
         at = ()
@@ -162,7 +162,10 @@ def pack(report: RankReport, *, ranks: int = 1) -> Packed:
     summary = summary_of_rank(
         report.rank, profile, table=name, node=report.node, coordinates=report.coordinates
     )
-    disturbed = [step.index for step in hooked if is_disturbed(step.marks)]
+    disturbed = []
+    for step in hooked:
+        if is_disturbed(step.marks):
+            disturbed.append(step.index)
     exposed = exposed_by_place(profile)
     waiting = {}
     for number, place in enumerate(table.places):
@@ -193,16 +196,17 @@ def ranks_with_times(ranks: int, bytes_of_rank: int) -> Collection[int]:
     return frozenset(sample)
 
 
-def _timed_steps(report: RankReport) -> list[dict[ModulePhase, float]]:
+def _timed_steps(
+    hooked: Sequence[Step], modules_by_step: Sequence[Mapping[ModulePhase, float]]
+) -> list[dict[ModulePhase, float]]:
     """Return the times of all places in each module-timing step; empty if modules were not timed.
 
-    The times of modules include hook overhead.
+    `modules_by_step` has the times of modules in these steps, which include hook overhead.
     """
-    if not report.steps:
+    if not modules_by_step:
         return []
-    hooked = [step for step in report.profile.steps if step.kind == "module_timing"]
     steps = []
-    for step, modules in zip(hooked, report.steps, strict=True):
+    for step, modules in zip(hooked, modules_by_step, strict=True):
         places = {}
         for phase, seconds in step.phases.items():
             if phase in OUTSIDE:
@@ -278,7 +282,9 @@ def _places(
     timed = set().union(*steps)
     places = [ModulePhase("", phase) for phase in OUTSIDE]
     for row in profile.modules:
-        places += [ModulePhase(row, phase) for phase in PHASES if _is_timed(phase)]
+        for phase in PHASES:
+            if _is_timed(phase):
+                places.append(ModulePhase(row, phase))
     return tuple(place for place in places if place in timed)
 
 

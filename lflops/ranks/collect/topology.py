@@ -75,7 +75,10 @@ class Topology(Struct, frozen=True, kw_only=True):
 
     def of(self, run: Run) -> Run:
         """Return `run` with the world size, and with the known size of each kind of parallelism."""
-        sizes = {f"{kind}_parallel_size": self.sizes[kind] for kind in KINDS if kind in self.sizes}
+        sizes = {}
+        for kind in KINDS:
+            if kind in self.sizes:
+                sizes[f"{kind}_parallel_size"] = self.sizes[kind]
         return replace(run, world_size=self.world_size, **sizes)
 
 
@@ -114,16 +117,17 @@ def topology_of(
     """
     if function is not None:
         asked = _coordinates_from(function, world_size)
-        sizes = {kind: _number_of_values(asked, kind) for kind in asked[0]}
-        return Topology(world_size=world_size, coordinates=asked, sizes=sizes, node=node)
+        return Topology(world_size=world_size, coordinates=asked, sizes=_sizes_of(asked), node=node)
     coordinates: dict[int, dict[str, int]] = {}
     sizes = {"data": 1, "tensor": 1} if world_size == 1 else {}
     for each in _meshes(mesh, model):
-        new_kinds = each.sizes.keys() - sizes.keys()
-        sizes.update({kind: size for kind, size in each.sizes.items() if kind in new_kinds})
+        new_kinds = [kind for kind in each.sizes if kind not in sizes]
+        for kind in new_kinds:
+            sizes[kind] = each.sizes[kind]
         for mesh_rank, at in each.coordinates.items():
             known = coordinates.setdefault(mesh_rank, {})
-            known.update({kind: at[kind] for kind in at if kind in new_kinds})
+            for kind in new_kinds:
+                known[kind] = at[kind]
     if "data" not in sizes and sampler and "num_replicas" in sampler:
         sizes["data"] = sampler["num_replicas"]
         coordinates.setdefault(rank, {})["data"] = sampler.get("rank", 0)
@@ -136,7 +140,7 @@ def topology_of(
 
 
 def _coordinates_from(function: Any, world_size: int) -> dict[int, dict[str, int]]:
-    """Call the user's function for every rank, and return the validated coordinates."""
+    """Call the user's function for every rank, and check what it returns."""
     if not callable(function):
         raise CountError(f"topology={describe(function)}: {_NEEDED_FUNCTION}")
     coordinates: dict[int, dict[str, int]] = {}
@@ -155,14 +159,21 @@ def _coordinates_from(function: Any, world_size: int) -> dict[int, dict[str, int
                 f"topology({rank}) has {_listed(coordinates[rank])}, but topology(0) has "
                 f"{_listed(coordinates[0])}: return the same kinds for all ranks"
             )
+    return coordinates
+
+
+def _sizes_of(coordinates: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
+    """Return the number of coordinates of each kind, after checking that they count from 0."""
+    sizes = {}
     for kind in coordinates[0]:
-        values = {each[kind] for each in coordinates.values()}
+        values = {at[kind] for at in coordinates.values()}
         if values != set(range(len(values))):
             raise CountError(
                 f"topology: the coordinates of {kind!r} are {_listed(sorted(values))}:"
                 f" {_NEEDED_FUNCTION}"
             )
-    return coordinates
+        sizes[kind] = len(values)
+    return sizes
 
 
 def _are_coordinates(value: object) -> bool:
@@ -174,10 +185,6 @@ def _are_coordinates(value: object) -> bool:
     return True
 
 
-def _number_of_values(coordinates: Mapping[int, Mapping[str, int]], kind: str) -> int:
-    return len({at[kind] for at in coordinates.values()})
-
-
 def _meshes(mesh: Any, model: nn.Module | None) -> Iterator[_Mesh]:
     """Yield the mesh of the strategy, then the meshes of the model's parameters."""
     if mesh is not None and getattr(mesh, "mesh_dim_names", None):
@@ -187,7 +194,7 @@ def _meshes(mesh: Any, model: nn.Module | None) -> Iterator[_Mesh]:
     seen: list[Any] = []
     for parameter in model.parameters():
         of_parameter = getattr(parameter, "device_mesh", None)
-        if of_parameter is None or any(of_parameter == each for each in seen):
+        if of_parameter is None or of_parameter in seen:
             continue
         seen.append(of_parameter)
         names = _kinds_of_parameters(model, of_parameter)
@@ -205,7 +212,7 @@ def _kinds_of_parameters(model: nn.Module, mesh: Any) -> list[str]:
     """
     names = list(mesh.mesh_dim_names or ())
     kinds = [_kind(name) for name in names]
-    if names and all(kind in _NAMES for kind in kinds):
+    if names and _NAMES.keys() >= set(kinds):
         return kinds
     # Importing FSDP takes a second, and most runs do not need it.
     from torch.distributed.fsdp import FSDPModule
@@ -213,7 +220,10 @@ def _kinds_of_parameters(model: nn.Module, mesh: Any) -> list[str]:
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         if not names:
             return ["data"] * mesh.ndim
-        return [kind if kind in _NAMES else "data" for kind in kinds]
+        for dimension, kind in enumerate(kinds):
+            if kind not in _NAMES:
+                kinds[dimension] = "data"
+        return kinds
     if names:
         return kinds
     return ["tensor"] if mesh.ndim == 1 else []
@@ -271,12 +281,14 @@ def with_logical(profile: Profile, whole: Profile) -> Profile:
     works: dict[ModulePhase, Work] = {}
     notes = []
     for phase in PASS_PHASES:
-        known = {
-            row: module.work(phase).self_logical_macs for row, module in profile.modules.items()
-        }
+        known = {}
+        for row, module in profile.modules.items():
+            known[row] = module.work(phase).self_logical_macs
         if None not in known.values():
             continue
-        unsharded = {row: module.work(phase).self_macs for row, module in whole.modules.items()}
+        unsharded = {}
+        for row, module in whole.modules.items():
+            unsharded[row] = module.work(phase).self_macs
         different = _first_difference(known, unsharded)
         if different is not None:
             notes.append(Note(code="logical_differs", subject=different, values={"phase": phase}))

@@ -151,8 +151,11 @@ class RankWindow:
 
     def _absent_ranks(self, heads: Mapping[int, RankHeader]) -> dict[int, Rank]:
         """Describe the ranks with missing or incomplete reports."""
-        ranks = range(self._topology.world_size)
-        return {rank: self._absent(rank) for rank in ranks if rank not in heads}
+        absent = {}
+        for rank in range(self._topology.world_size):
+            if rank not in heads:
+                absent[rank] = self._absent(rank)
+        return absent
 
     def _absent(self, rank: int) -> Rank:
         absent = Rank(

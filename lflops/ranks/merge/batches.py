@@ -36,12 +36,14 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
     if len(profiles) == 1:
         return profiles[0]
     last = profiles[-1]
+    is_partial = False
     op_counts: list[OpCount] = []
     unsupported: list[UnsupportedCall] = []
     communication: list[Communication] = []
     memories: list[Memory] = []
     waits: set[ModulePhase] = set()
     for profile in profiles:
+        is_partial = is_partial or profile.run.partial
         op_counts += profile.op_counts
         unsupported += profile.unsupported
         communication += profile.communication
@@ -51,11 +53,7 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
     op_counts = _summed(op_counts, ("module", "operator", "phase", "dtype"), OP_COUNT_FIELDS)
     unsupported = _summed(unsupported, ("module", "operator", "phase"), _TRANSFERS)
     communication = _summed(communication, ("module", "phase", "collective", "group"), _TRANSFERS)
-    run = replace(
-        last.run,
-        partial=any(profile.run.partial for profile in profiles),
-        dtype=dtype_of(op_counts) or last.run.dtype,
-    )
+    run = replace(last.run, partial=is_partial, dtype=dtype_of(op_counts) or last.run.dtype)
     return replace(
         last,
         run=run,
@@ -75,7 +73,10 @@ def _modules(profiles: Iterable[Profile]) -> dict[str, ModuleProfile]:
     for profile in profiles:
         for name, module in profile.modules.items():
             rows.setdefault(name, []).append(module)
-    return {name: _module(same) for name, same in rows.items()}
+    merged = {}
+    for name, same in rows.items():
+        merged[name] = _module(same)
+    return merged
 
 
 def _module(rows: Sequence[ModuleProfile]) -> ModuleProfile:

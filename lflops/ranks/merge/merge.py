@@ -260,8 +260,10 @@ def merged(
         ProfileError: The ranks are from different runs.
     """
     steps = _StepsOfRanks(waits)
-    kept = {summary.rank: steps.taken_from(summary) for summary in summaries}
-    _check_one_run({rank: summary.run for rank, summary in kept.items()})
+    kept = {}
+    for summary in summaries:
+        kept[summary.rank] = steps.taken_from(summary)
+    _check_one_run(kept)
     order = sorted(kept, key=lambda rank: (kept[rank].run.partial, -kept[rank].flops))
     rows, collectives = _merged_rows(kept, order, rows_of)
     is_staged = any(rows.only_on())
@@ -418,7 +420,9 @@ def _fitted(
         left = module_seconds + waiting
         factor = step_seconds / left if left else 1.0
         for row, module in fitted.items():
-            works = {phase: _scaled(module.work(phase), factor) for phase in phases}
+            works = {}
+            for phase in phases:
+                works[phase] = _scaled(module.work(phase), factor)
             fitted[row] = replace(module, **works)
     return fitted
 
@@ -527,13 +531,14 @@ def _check_rank(rank: Any, profile: Any) -> None:
         )
 
 
-def _check_one_run(runs: Mapping[int, Run]) -> None:
+def _check_one_run(summaries: Mapping[int, RankSummary]) -> None:
     """Raise a `ProfileError` if the ranks cannot be from one run.
 
     An unknown value or a world size of 1 does not contradict any other value.
     """
     known: dict[str, tuple[int, object]] = {}
-    for rank, run in runs.items():
+    for rank, summary in summaries.items():
+        run = summary.run
         for fact, value in _facts(run).items():
             if value is None:
                 continue
@@ -543,10 +548,10 @@ def _check_one_run(runs: Mapping[int, Run]) -> None:
                     f"merge: {fact} is {value!r} on rank {rank}, but {other_value!r} on rank"
                     f" {other_rank}: pass the ranks of one run"
                 )
-        if run.world_size > 1 and not max(runs) < run.world_size <= LARGEST_WORLD:
+        if run.world_size > 1 and not max(summaries) < run.world_size <= LARGEST_WORLD:
             raise ProfileError(
                 f"merge: run.world_size is {run.world_size} on rank {rank}, but must be at least"
-                f" {max(runs) + 1} for these ranks, and at most {LARGEST_WORLD}"
+                f" {max(summaries) + 1} for these ranks, and at most {LARGEST_WORLD}"
             )
 
 
@@ -570,18 +575,26 @@ def _run(summaries: Mapping[int, RankSummary], leading: int, world: int) -> Run:
 
     If the ranks have different chips, `hardware` is `None`.
     """
-    runs = [summary.run for summary in summaries.values()]
+    allocated = []
+    reserved = []
+    chips = set()
+    is_partial = len(summaries) < world
+    for summary in summaries.values():
+        of_rank = summary.run
+        allocated.append(of_rank.allocated_bytes)
+        reserved.append(of_rank.reserved_bytes)
+        chips.add(of_rank.hardware and of_rank.hardware.name)
+        is_partial = is_partial or of_rank.partial
     run = summaries[leading].run
-    chips = {each.hardware and each.hardware.name for each in runs}
     hardware = run.hardware
     if len(chips) > 1:
         hardware = None
     return replace(
         run,
-        allocated_bytes=largest_known(each.allocated_bytes for each in runs),
-        reserved_bytes=largest_known(each.reserved_bytes for each in runs),
+        allocated_bytes=largest_known(allocated),
+        reserved_bytes=largest_known(reserved),
         world_size=world,
-        partial=len(summaries) < world or any(each.partial for each in runs),
+        partial=is_partial,
         hardware=hardware,
     )
 

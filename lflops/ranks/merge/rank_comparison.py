@@ -28,7 +28,7 @@ from lflops.profile.records import (
 )
 from lflops.profile.series import robust_deviation
 from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus, total
-from lflops.ranks.merge.rank_table import OUTSIDE, RankTable
+from lflops.ranks.merge.rank_table import RankTable, is_in_model
 
 # Only this many ranks are compared place by place: the ranks that are latest.
 CANDIDATES = 32
@@ -100,7 +100,14 @@ class _Excess(NamedTuple):
 
         Only the part of the excess that makes the rank late costs time.
         """
-        return mean_excess(list(map(min, self.excess, self.late)))
+        return mean_excess(map(min, self.excess, self.late))
+
+
+class _Single(NamedTuple):
+    """The only rank that has a place, and its time in the place in each step."""
+
+    rank: int
+    seconds: Steps
 
 
 class _Usual(NamedTuple):
@@ -197,9 +204,9 @@ class _Lateness:
 
     def __init__(self, table: RankTable) -> None:
         self._waiting_of_others = table.waiting.median_of_others() if table.staged else None
-        self._by_interval = {
-            interval: series.excess_over_others() for interval, series in table.busy.items()
-        }
+        self._by_interval: dict[int, RankSeries] = {}
+        for interval, series in table.busy.items():
+            self._by_interval[interval] = series.excess_over_others()
         # The ranks that are latest, at most `CANDIDATES`.
         self.ranks = self._least_waiting(table) if table.staged else self._latest()
 
@@ -232,17 +239,17 @@ def _usual(table: RankTable, work: Mapping[ModulePhase, SelfWork]) -> _Usual:
     estimated from its share of the work.
     """
     series: dict[ModulePhase, RankSeries] = {}
-    alone: dict[ModulePhase, tuple[int, Steps]] = {}
+    alone: dict[ModulePhase, _Single] = {}
     for place in table.intervals:
         of_place = table.seconds.get(place, RankSeries())
         if len(of_place) > 1:
             series[place] = of_place.median_of_others()
         elif of_place and table.staged:
-            alone[place] = next(iter(of_place.items()))
+            alone[place] = _Single(*next(iter(of_place.items())))
     estimated = set()
     for group in _like_each_other(alone, table, work):
         for place in group:
-            rank, _ = alone[place]
+            rank = alone[place].rank
             like = _comparable(place, group, alone)
             if like:
                 series[place] = RankSeries({rank: _median_of(like, alone)})
@@ -254,15 +261,13 @@ def _usual(table: RankTable, work: Mapping[ModulePhase, SelfWork]) -> _Usual:
     return _Usual(series, estimated)
 
 
-def _median_of(
-    places: Iterable[ModulePhase], alone: Mapping[ModulePhase, tuple[int, Steps]]
-) -> Steps:
+def _median_of(places: Iterable[ModulePhase], alone: Mapping[ModulePhase, _Single]) -> Steps:
     """Return the median time over the given places, for each step.
 
-    `alone` has the rank and the times of each place that only one rank has.
+    `alone` has all places that only one rank has.
     """
-    seconds = [alone[place][1] for place in places]
-    return tuple(statistics.median(step) for step in zip(*seconds, strict=True))
+    seconds = [alone[place].seconds for place in places]
+    return tuple(map(statistics.median, zip(*seconds, strict=True)))
 
 
 def _like_each_other(
@@ -282,20 +287,26 @@ def _like_each_other(
 def _comparable(
     place: ModulePhase,
     group: Sequence[ModulePhase],
-    alone: Mapping[ModulePhase, tuple[int, Steps]],
+    alone: Mapping[ModulePhase, _Single],
 ) -> list[ModulePhase]:
     """Return the places of the group that a place is compared with.
 
     These are the places on other ranks. If the group has no such places, they are all other places.
     """
-    rank, _ = alone[place]
-    on_other_ranks = [other for other in group if alone[other][0] != rank]
-    return on_other_ranks or [other for other in group if other != place]
+    rank = alone[place].rank
+    on_other_ranks = []
+    others = []
+    for other in group:
+        if alone[other].rank != rank:
+            on_other_ranks.append(other)
+        if other != place:
+            others.append(other)
+    return on_other_ranks or others
 
 
 def _by_work(
     place: ModulePhase,
-    alone: Mapping[ModulePhase, tuple[int, Steps]],
+    alone: Mapping[ModulePhase, _Single],
     work: Mapping[ModulePhase, SelfWork],
 ) -> Steps | None:
     """Estimate the time of a module in a phase, for each step, from the speed of the other modules.
@@ -303,20 +314,25 @@ def _by_work(
     The speed is measured both in FLOPs and in bytes per second, and the longer of the two resulting
     times is returned. Returns `None` if the work is unknown.
     """
-    others = [other for other in alone if other != place and other in work]
-    if place not in work or not others:
+    if place not in work:
         return None
+    flops = 0
+    bytes_moved = 0
+    seconds = []
+    for other, single in alone.items():
+        if other != place and other in work:
+            flops += work[other].flops
+            bytes_moved += work[other].bytes_moved
+            seconds.append(single.seconds)
     shares = []
-    flops = sum(work[other].flops for other in others)
     if flops:
         shares.append(work[place].flops / flops)
-    bytes_moved = sum(work[other].bytes_moved for other in others)
     if bytes_moved:
         shares.append(work[place].bytes_moved / bytes_moved)
     if not shares:
         return None
-    seconds = total(alone[other][1] for other in others)
-    return tuple(GENEROUS * max(shares) * each for each in seconds)
+    factor = GENEROUS * max(shares)
+    return tuple(factor * each for each in total(seconds))
 
 
 def _in_places(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
@@ -428,11 +444,6 @@ def _slower_in_most_places(
     return ratios
 
 
-def is_in_model(place: ModulePhase) -> bool:
-    """Return whether a place is in the model, and not a phase outside it, such as `data`."""
-    return bool(place.fqn) or place.phase not in OUTSIDE
-
-
 def _in_model(
     table: RankTable, places: Iterable[ModulePhase], *, by_whole_step: bool
 ) -> RankSeries:
@@ -441,10 +452,14 @@ def _in_model(
     If `by_whole_step` is true, all `places` are included. A rank that lacks one of the included
     places is left out.
     """
-    parts = [table.seconds[place] for place in places if by_whole_step or is_in_model(place)]
+    parts = []
+    for place in places:
+        if by_whole_step or is_in_model(place):
+            parts.append(table.seconds[place])
     if not parts:
         return RankSeries()
-    ranks = [rank for rank in table.ranks if all(rank in series for series in parts)]
+    having_all = set(parts[0]).intersection(*parts)
+    ranks = [rank for rank in table.ranks if rank in having_all]
     return RankSeries.sum_of(parts, ranks)
 
 
@@ -471,10 +486,11 @@ def _noise(excesses: RankSeries, rank: int) -> float | None:
     little influence. Returns `None` if there are too few ranks. `excesses` has the excess of
     each rank in each step.
     """
-    medians = [median for other, median in excesses.medians().items() if other != rank]
+    medians = excesses.medians()
+    medians.pop(rank, None)
     if len(medians) < FEW_RANKS:
         return None
-    return robust_deviation(medians)
+    return robust_deviation(list(medians.values()))
 
 
 def _large_excesses(
@@ -496,7 +512,10 @@ def _large_excesses(
             large += [each for each in excess if each >= sizes[-1]]
         seconds += sum(map(sum, table.seconds[place].values()))
     large.sort()
-    return tuple(len(large) - bisect.bisect_left(large, size) for size in sizes), seconds
+    counts = []
+    for size in sizes:
+        counts.append(len(large) - bisect.bisect_left(large, size))
+    return tuple(counts), seconds
 
 
 def _waits(table: RankTable) -> Iterator[RankWait]:
@@ -505,27 +524,27 @@ def _waits(table: RankTable) -> Iterator[RankWait]:
         series = table.seconds.get(place, RankSeries())
         if len(series) < 2:
             continue
-        shortest = [min(step) for step in series.by_step()]
+        shortest = list(map(min, series.by_step()))
+        for_rank = _awaited_rank(series)
         waited = {}
         for rank, seconds_of_rank in series.items():
-            waited[rank] = _usual_mean(minus(seconds_of_rank, shortest))
-        for_rank = _awaited_rank(series)
-        others = [rank for rank in series if rank != for_rank]
-        seconds = statistics.median(waited[rank] for rank in others)
+            if rank != for_rank:
+                waited[rank] = _usual_mean(minus(seconds_of_rank, shortest))
+        seconds = statistics.median(waited.values())
         if seconds < WORTH_KEEPING * table.step_seconds:
             continue
-        longest_rank = max(others, key=waited.__getitem__)
+        longest_rank = max(waited, key=waited.__getitem__)
         transfer = None
         traced = None
         if place in table.exposed_on_all_ranks:
             known = table.exposed_on_all_ranks[place]
             transfer = min(known.values())
-            traced = statistics.median(known[rank] for rank in others) - transfer
+            traced = statistics.median(known[rank] for rank in waited) - transfer
         yield RankWait(
             module=place.fqn,
             phase=place.phase,
             for_rank=for_rank,
-            ranks=len(others),
+            ranks=len(waited),
             seconds=seconds,
             longest=waited[longest_rank],
             longest_rank=longest_rank,

@@ -30,9 +30,14 @@ def total(parts: Iterable[Sequence[float]]) -> Steps:
     return tuple(map(sum, zip(*parts, strict=True)))
 
 
-def mean_excess(seconds: Sequence[float]) -> float:
+def positive(seconds: Iterable[float]) -> Steps:
+    """Replace negative values by 0."""
+    return tuple(max(each, 0.0) for each in seconds)
+
+
+def mean_excess(seconds: Iterable[float]) -> float:
     """Return the mean over the steps, where negative values count as 0."""
-    return statistics.fmean(max(each, 0.0) for each in seconds)
+    return statistics.fmean(positive(seconds))
 
 
 class RankSeries(dict[int, Steps]):
@@ -49,7 +54,10 @@ class RankSeries(dict[int, Steps]):
     @classmethod
     def sum_of(cls, parts: Collection["RankSeries"], ranks: Iterable[int]) -> Self:
         """Add up several series for the given ranks."""
-        return cls({rank: total(part[rank] for part in parts) for rank in ranks})
+        sums = cls()
+        for rank in ranks:
+            sums[rank] = total([part[rank] for part in parts])
+        return sums
 
     def by_step(self) -> list[Steps]:
         """Return one tuple for each step, with the duration on each rank in seconds."""

@@ -155,12 +155,17 @@ def intervals_of(
     return intervals
 
 
+def is_in_model(place: ModulePhase) -> bool:
+    """Return whether a place is in the model, and not a phase outside it, such as `data`."""
+    return bool(place.fqn) or place.phase not in OUTSIDE
+
+
 def _in_execution_order(places: Iterable[ModulePhase]) -> list[ModulePhase]:
     outside = {}
     forward = []
     backward = []
     for place in places:
-        if not place.fqn and place.phase in OUTSIDE:
+        if not is_in_model(place):
             outside[place.phase] = place
         elif place.phase == "forward":
             forward.append(place)
@@ -181,7 +186,10 @@ def few_intervals(intervals: Mapping[ModulePhase, int], ranks: int) -> dict[Modu
     most = max(min(MOST_INTERVALS, MOST_SUMS // max(ranks, 1)), FEWEST_INTERVALS)
     if number <= most:
         return dict(intervals)
-    return {place: interval * most // number for place, interval in intervals.items()}
+    joined = {}
+    for place, interval in intervals.items():
+        joined[place] = interval * most // number
+    return joined
 
 
 def table_of(
@@ -204,13 +212,12 @@ def table_of(
         are_quartiles: See `RankTable.are_quartiles`.
     """
     seconds: dict[ModulePhase, RankSeries] = {}
+    steps_of_ranks = {}
     for rank, steps in times.items():
-        for step in steps:
-            for place in step:
-                series = seconds.setdefault(place, RankSeries())
-                if rank not in series:
-                    series[rank] = tuple(step.get(place, 0.0) for step in steps)
-    steps_of_ranks = {rank: len(steps) for rank, steps in times.items()}
+        steps_of_ranks[rank] = len(steps)
+        for place in dict.fromkeys(chain.from_iterable(steps)):
+            series = seconds.setdefault(place, RankSeries())
+            series[rank] = tuple(step.get(place, 0.0) for step in steps)
     return table_of_series(
         seconds,
         steps_of_ranks,
@@ -246,7 +253,9 @@ def table_of_series(
     waits = frozenset(waits)
     intervals = intervals_of(seconds, waits)
     waiting = RankSeries.zeros(steps)
-    busy = {number: RankSeries.zeros(steps) for number in sorted(set(intervals.values()))}
+    busy = {}
+    for number in sorted(set(intervals.values())):
+        busy[number] = RankSeries.zeros(steps)
     is_staged = False
     for place, series in seconds.items():
         if place.fqn and len(series) < len(steps):
@@ -277,10 +286,13 @@ def _repeated(
 ) -> dict[ModulePhase, Repeated]:
     repeated = {}
     for pattern, members in repeated_places(intervals, patterns).items():
-        parts = [seconds[member] for member in members]
+        parts = []
+        member_intervals = set()
+        for member in members:
+            parts.append(seconds[member])
+            member_intervals.add(intervals[member])
         ranks = set(parts[0]).intersection(*parts)
         if len(ranks) > 1:
-            member_intervals = {intervals[member] for member in members}
             repeated[pattern] = Repeated(
                 modules=len(members),
                 intervals=tuple(sorted(member_intervals)),
@@ -302,11 +314,11 @@ def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
         if len(series) > 1 and place.fqn in order:
             stats.append(_stat(place, series.medians(), waits=place in table.waits))
     stats.sort(key=lambda stat: (order[stat.module], _PHASES.index(stat.phase)))
-    most_different = sorted(stats, key=lambda stat: (stat.waits, -stat.spread))
-    kept = {(stat.module, stat.phase) for stat in most_different[:WITH_ALL_RANKS]}
-    for number, stat in enumerate(stats):
-        if (stat.module, stat.phase) not in kept:
-            stats[number] = replace(stat, by_rank=None)
+    most_different = sorted(
+        range(len(stats)), key=lambda number: (stats[number].waits, -stats[number].spread)
+    )
+    for number in most_different[WITH_ALL_RANKS:]:
+        stats[number] = replace(stats[number], by_rank=None)
     return stats
 
 
@@ -354,8 +366,11 @@ def _possible_waits(profile: Profile) -> set[ModulePhase]:
     """
     if "ddp" in (profile.run.strategy or "").lower():
         return {ModulePhase("", "backward"), SYNC}
-    places = {ModulePhase(row, phase) for row in profile.modules for phase in PHASES}
-    return places | {SYNC}
+    places = {SYNC}
+    for row in profile.modules:
+        for phase in PHASES:
+            places.add(ModulePhase(row, phase))
+    return places
 
 
 def async_starts_in(profile: Profile) -> set[ModulePhase]:
@@ -419,7 +434,7 @@ def quartiles_in(profile: Profile) -> list[dict[ModulePhase, float]]:
             self_seconds = module.work(phase).self_seconds
             if self_seconds is not None:
                 stats[ModulePhase(row, phase)] = self_seconds
-    if all(not place.fqn and place.phase in OUTSIDE for place in stats):
+    if not any(map(is_in_model, stats)):
         return []
     unprofiled = [step.phases for step in profile.steps if step.is_unprofiled]
     for name in OUTSIDE:

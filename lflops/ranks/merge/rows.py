@@ -137,7 +137,11 @@ class MergedRows:
 
     def _ranks_in(self, bits: int) -> list[int]:
         """Return the ranks whose bits are set in `bits`. Each added rank has one bit."""
-        return [rank for index, rank in enumerate(self._added) if bits >> index & 1]
+        ranks = []
+        for index, rank in enumerate(self._added):
+            if bits >> index & 1:
+                ranks.append(rank)
+        return ranks
 
     def op_counts(self) -> Iterator[OpCount]:
         """Yield the operators of each row, from the rank that the row is from."""

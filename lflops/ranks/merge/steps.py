@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from lflops.profile.profile import Run
 from lflops.profile.records import ModulePhase, TimingStats, step_phase
+from lflops.profile.series import sum_known
 from lflops.profile.steps import WITHIN_FORWARD, Step, is_unprofiled
 
 ORDER = (
@@ -77,7 +78,7 @@ class MergedSteps:
             if key not in self._steps:
                 self._steps[key] = _MergedStep(self._waits)
             self._steps[key].add(rank, step, has_own_batch=has_own_batch)
-        return _statistics(step for step in steps if step.is_unprofiled)
+        return _statistics(steps)
 
     def merged(self) -> Iterator[Step]:
         """Yield the steps of the run.
@@ -100,15 +101,21 @@ class MergedSteps:
 
         Returns `None` if there is no unprofiled step.
         """
-        ranks = Counter(step.forward_rank for step in self._steps.values() if step.is_unprofiled)
+        ranks: Counter[int] = Counter()
+        for step in self._steps.values():
+            if step.is_unprofiled:
+                ranks[step.forward_rank] += 1
         return max(ranks, key=lambda rank: (ranks[rank], -rank), default=None)
 
 
 def _statistics(steps: Iterable[Step]) -> RankSteps:
+    """Return the statistics of the unprofiled steps among `steps`."""
     seconds = []
     data = []
     cpu = []
     for step in steps:
+        if not step.is_unprofiled:
+            continue
         if step.seconds is not None:
             seconds.append(step.seconds)
         if "data" in step.phases:
@@ -134,19 +141,21 @@ class _Waits:
 
     def in_step(self, step: Step) -> float:
         """Return the seconds that a rank waited in a step."""
-        return self._seconds(step, [phase for phase in step.phases if phase in self._phases])
+        return self._seconds(step, step.phases, self._phases)
 
     def in_interval(self, step: Step, phases: Iterable[str]) -> float:
         """Return the seconds that a rank waited in one interval, which consists of `phases`."""
-        return self._seconds(step, [phase for phase in phases if phase in self.ends])
+        return self._seconds(step, phases, self.ends)
 
-    def _seconds(self, step: Step, phases: Iterable[str]) -> float:
-        """Add up the waiting time in the given phases, in which ranks wait for each other.
+    def _seconds(self, step: Step, phases: Iterable[str], awaited: Collection[str]) -> float:
+        """Add up the waiting time of a step in the `phases` that are in `awaited`.
 
         If the waiting time in a phase is unknown, the whole phase counts as waiting.
         """
         seconds = 0.0
         for phase in phases:
+            if phase not in awaited:
+                continue
             if phase == "backward" and self._at_end and step.waiting is not None:
                 seconds += step.waiting
             else:
@@ -285,7 +294,11 @@ class _MergedStep:
 
 def _disjoint_seconds(phases: Mapping[str, float]) -> float:
     """Add up the times of the phases, except for phases that are part of another phase."""
-    return sum(seconds for phase, seconds in phases.items() if phase not in WITHIN_FORWARD)
+    disjoint = []
+    for phase, seconds in phases.items():
+        if phase not in WITHIN_FORWARD:
+            disjoint.append(seconds)
+    return sum(disjoint)
 
 
 class _Batches:
@@ -319,7 +332,6 @@ class _Batches:
 
     def total(self, units: Sequence[int | None]) -> int | None:
         """Return the sum of the samples (or tokens) of all batches; `None` if it is not known."""
-        known = [each for each in units if each is not None]
-        if not self._is_known or not len(known) == len(units) == self._expected:
+        if not self._is_known or len(units) != self._expected:
             return None
-        return sum(known)
+        return sum_known(units)

@@ -11,13 +11,13 @@ a phase called `preempted`:
     forward 30 ms (5 ms of it waiting), backward 40 ms (10 ms)   →   25 ms, 30 ms, preempted 15 ms
 """
 
+import heapq
 import math
 import statistics
 from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from operator import itemgetter
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -32,7 +32,7 @@ from lflops.profile.records import (
 )
 from lflops.profile.steps import EVENTS, Step
 from lflops.ranks.merge.rank_comparison import compare_ranks
-from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus, plus
+from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus, plus, positive
 from lflops.ranks.merge.rank_table import RankTable, table_of_series
 from lflops.ranks.merge.steps import waits_at_end
 
@@ -109,9 +109,9 @@ class UnprofiledSteps:
         """
         if rank not in self._records:
             self._records[rank] = deque(maxlen=most_steps(ranks))
-        self._records[rank].extend(
-            _Record(step.index, _packed(step)) for step in steps if step.phases
-        )
+        for step in steps:
+            if step.phases:
+                self._records[rank].append(_Record(step.index, _packed(step)))
 
     @property
     def common(self) -> int:
@@ -160,9 +160,11 @@ class UnprofiledSteps:
         )
 
     def _common_indices(self) -> list[int]:
-        indices = [{record.step for record in records} for records in self._records.values()]
-        if not indices:
+        if not self._records:
             return []
+        indices = []
+        for records in self._records.values():
+            indices.append({record.step for record in records})
         return sorted(set.intersection(*indices))
 
     def _columns(self, indices: Iterable[int]) -> dict[str, RankSeries]:
@@ -249,7 +251,10 @@ def _places(
                 continue
             if phase == "backward":
                 series = _with_waits(series, columns[WAIT])
-        timed = RankSeries((rank, seconds) for rank, seconds in series.items() if any(seconds))
+        timed = RankSeries()
+        for rank, seconds in series.items():
+            if any(seconds):
+                timed[rank] = seconds
         if timed:
             places[ModulePhase("", phase)] = timed
     return places
@@ -258,7 +263,9 @@ def _places(
 def _with_waits(backward: RankSeries, waits: RankSeries) -> RankSeries:
     whole = RankSeries()
     for rank, seconds in backward.items():
-        known = [0.0 if math.isnan(wait) else wait for wait in waits[rank]]
+        known = []
+        for wait in waits[rank]:
+            known.append(0.0 if math.isnan(wait) else wait)
         whole[rank] = plus(seconds, known)
     return whole
 
@@ -275,8 +282,9 @@ def _contended(
     Returns `None` if such a wait is unknown on any rank. A rank that waits for other ranks needs no
     core, so the phases in which ranks wait for each other are left out.
     """
-    if any(_has_unknown(columns[_waited_in(phase)]) for phase in _PHASES):
-        return None
+    for phase in _PHASES:
+        if _has_unknown(columns[_waited_in(phase)]):
+            return None
     contended = {}
     for place in phases:
         if place in awaited:
@@ -296,8 +304,7 @@ def _without(
     for place, waits in contended.items():
         left = RankSeries()
         for rank, seconds in phases[place].items():
-            difference = minus(seconds, waits[rank])
-            left[rank] = tuple(max(each, 0.0) for each in difference)
+            left[rank] = positive(minus(seconds, waits[rank]))
         uncontended[place] = left
     return uncontended
 
@@ -314,23 +321,25 @@ def _preemptions(waited: RankSeries, table: RankTable) -> list[RankDelay]:
     excesses = waited.excess_over_others()
     usual = waited.median_of_others()
     late = table.busy_in_all().excess_over_others()
-    delays = []
+    costs = {}
     for rank in excesses:
-        cost = mean_excess(list(map(min, excesses[rank], late[rank])))
+        cost = mean_excess(map(min, excesses[rank], late[rank]))
         if cost >= _WORTH_KEEPING * table.step_seconds:
-            delay = RankDelay(
-                module="",
-                phase=PREEMPTED,
-                rank=rank,
-                seconds=statistics.median(waited[rank]),
-                usual=statistics.median(usual[rank]),
-                excess=excesses[rank],
-                late=late[rank],
-                intervals=tuple(table.busy),
-            )
-            delays.append((cost, delay))
-    delays.sort(key=itemgetter(0), reverse=True)
-    return [delay for _, delay in delays[:PREEMPTIONS_KEPT]]
+            costs[rank] = cost
+    delays = []
+    for rank in heapq.nlargest(PREEMPTIONS_KEPT, costs, key=costs.__getitem__):
+        delay = RankDelay(
+            module="",
+            phase=PREEMPTED,
+            rank=rank,
+            seconds=statistics.median(waited[rank]),
+            usual=statistics.median(usual[rank]),
+            excess=excesses[rank],
+            late=late[rank],
+            intervals=tuple(table.busy),
+        )
+        delays.append(delay)
+    return delays
 
 
 def _rounded(delay: RankDelay) -> RankDelay:
@@ -366,7 +375,7 @@ def _activity(
     units = columns["units"].means()
     activity = []
     for rank in sorted(ranks):
-        weights = [max(seconds, 0.0) for seconds in late[rank]]
+        weights = positive(late[rank])
         whole = sum(weights)
         squares = sum(weight * weight for weight in weights)
         each = RankActivity(
@@ -389,10 +398,12 @@ def _weighted_mean(values: Steps, weights: Sequence[float]) -> float | None:
 
 def _ratio_to_others(means: Mapping[int, float], rank: int) -> float | None:
     """Return a rank's mean divided by the median of the other ranks; `None` if unknown."""
-    usual = statistics.median(mean for other, mean in means.items() if other != rank)
+    others = dict(means)
+    own = others.pop(rank)
+    usual = statistics.median(others.values())
     if not usual:
         return None
-    return _known(means[rank] / usual)
+    return _known(own / usual)
 
 
 def _lengths_explain(units: RankSeries, busy: RankSeries) -> float | None:

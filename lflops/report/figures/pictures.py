@@ -157,8 +157,7 @@ def _areas(axes: Axes, memory: Memory, operators: Sequence[float], reached: int 
     positions = list(operators)
     parts = [moment.by_category for moment in memory.timeline]
     if reached is not None and memory.by_category:
-        sizes = {name: memory.by_category.get(name, 0) for name in ByCategory._fields}
-        parts.insert(reached + 1, ByCategory(**sizes))
+        parts.insert(reached + 1, ByCategory.of(memory.by_category))
         positions.insert(reached + 1, operators[reached] + _AFTER_OPERATOR)
     columns = []
     colours = []
@@ -315,13 +314,16 @@ def roofline_figure(roofline: LazyRoofline, patterns: Mapping[str, str]) -> Figu
     figure, axes = drawn_on(9, 6)
     timed = []
     for repeats in fold_parts(roofline.self_work, patterns):
-        if repeats.point.intensity and repeats.point.flops_per_second:
-            timed.append(repeats.point)
+        point = repeats.point
+        if point.intensity and point.flops_per_second:
+            timed.append(point)
     points = timed
     if not timed:
         points = [point for point in roofline.operators if _height(point, timed=False)]
-    intensities = [_intensity(point) for point in points]
-    handles = [_roofline(axes, ceiling, intensities) for ceiling in roofline.ceilings]
+    intensities = list(map(_intensity, points))
+    handles = []
+    for ceiling in roofline.ceilings:
+        handles.append(_roofline(axes, ceiling, intensities))
     longest = max((point.seconds or 0.0 for point in timed), default=0.0)
     for phase, colour in (PHASES | {"all": _ALL}).items():
         of_phase = [point for point in points if point.phase == phase]
@@ -329,8 +331,7 @@ def roofline_figure(roofline: LazyRoofline, patterns: Mapping[str, str]) -> Figu
             handles.append(_scatter(axes, of_phase, colour, longest, timed=bool(timed)))
     above = [point for point in timed if point.over == "error"]
     if above:
-        xs = list(map(_intensity, above))
-        axes.plot(xs, [_height(point, timed=True) for point in above], **_RING)
+        axes.plot(*_positions(above, timed=True), **_RING)
         handles.append(Line2D([], [], label="above its roofline limit", **_RING))
     axes.set(xscale="log", yscale="log", xlabel="intensity, FLOPs per byte moved")
     axes.yaxis.set_major_formatter(
@@ -359,6 +360,16 @@ def _height(point: Point, *, timed: bool) -> float:
     return rate or 0.0
 
 
+def _positions(points: Sequence[Point], *, timed: bool) -> tuple[list[float], list[float]]:
+    """Return the coordinates of points: their intensities, and their heights in FLOP/s."""
+    xs = []
+    ys = []
+    for point in points:
+        xs.append(_intensity(point))
+        ys.append(_height(point, timed=timed))
+    return xs, ys
+
+
 def _scatter(
     axes: Axes, points: Sequence[Point], colour: str, longest: float, *, timed: bool
 ) -> Line2D:
@@ -372,8 +383,7 @@ def _scatter(
         sizes = [20 + 180 * (point.seconds or 0.0) / longest for point in points]
     face = to_rgba(colour, 0.35) if timed else "none"
     axes.scatter(
-        list(map(_intensity, points)),
-        [_height(point, timed=timed) for point in points],
+        *_positions(points, timed=timed),
         s=sizes,
         facecolors=face,
         edgecolors=colour,

@@ -48,17 +48,20 @@ def _with_run_findings(
     Findings whose time is already explained by another finding are dropped.
     """
     # All steps of the run show the data wait better than the steps of the window.
-    step_issues = {finding.cause for finding in of_step if finding.is_issue} - {"data"}
-    run = RunEvidence(ledger=ledger, profile=profile, step_issues=frozenset(step_issues))
+    step_issues = _issues(of_step) - {"data"}
+    run = RunEvidence(ledger=ledger, profile=profile, step_issues=step_issues)
     of_run = findings_of_run(run)
     is_in_run = any(finding.cause == "data" for finding in of_run)
     findings = [*of_run]
     for finding in of_step:
         if finding.cause != "data" or not is_in_run:
             findings.append(finding)
-    collecting = [finding.seconds or 0.0 for finding in findings if finding.cause == "gc"]
+    collecting = []
+    for finding in findings:
+        if finding.cause == "gc":
+            collecting.append(finding.seconds or 0.0)
     explained = 2 * max(collecting, default=0.0)
-    issues = {finding.cause for finding in findings if finding.is_issue}
+    issues = _issues(findings)
     kept = []
     for finding in findings:
         # The garbage collector runs in no phase.
@@ -67,6 +70,11 @@ def _with_run_findings(
         if not is_collecting and not is_twice:
             kept.append(finding)
     return kept
+
+
+def _issues(findings: Sequence[Finding]) -> frozenset[str]:
+    """Return the causes of the findings that are issues."""
+    return frozenset(finding.cause for finding in findings if finding.is_issue)
 
 
 _PHASES = {"recomputed": "recompute"}
@@ -152,10 +160,11 @@ def _slowest(ledger: Ledger) -> float:
 
     If there are more, they are typical of the run, and the result is 0.
     """
-    slow = [
-        step.cost for step in ledger.slow_steps if step.cause == "unknown" and step.phase == "other"
-    ]
-    return slow[0] if len(slow) == 1 else 0.0
+    costs = []
+    for step in ledger.slow_steps:
+        if step.cause == "unknown" and step.phase == "other":
+            costs.append(step.cost)
+    return costs[0] if len(costs) == 1 else 0.0
 
 
 def _is_whole(finding: Finding, phase_seconds: float | None) -> bool:

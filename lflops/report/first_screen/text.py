@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from lflops import units
-from lflops.ledger.account import Ledger
+from lflops.ledger.account import Ledger, StepGroup
 from lflops.profile.module_names import plain
 from lflops.report.first_screen.cards import FIRST_CARDS
 from lflops.report.first_screen.screen import FirstScreen
@@ -41,8 +41,7 @@ def first_screen_rows(
         yield "step times", screen.steps.said
     groups = [] if ledger is None else ledger.unprofiled[-_MOST_BARS:]
     if len(groups) > 1:
-        bars = sparkline([group.seconds / group.steps for group in groups])
-        yield "", f"{bars} the last {counted(sum(group.steps for group in groups), 'step')}"
+        yield "", _last_steps(groups)
     yield from _card_rows(screen)
     phases = []
     for part in screen.phases:
@@ -50,7 +49,10 @@ def first_screen_rows(
         phases.append(f"{part.label} {seconds} ({share})")
     if phases:
         yield "step by phase", ", ".join(phases)
-    slow = [rank.said for rank in screen.ranks if rank.lost or rank.status != "ok"]
+    slow = []
+    for rank in screen.ranks:
+        if rank.lost or rank.status != "ok":
+            slow.append(rank.said)
     yield from label_first("ranks", slow)
     if screen.hint:
         yield "unknown", screen.hint
@@ -58,6 +60,16 @@ def first_screen_rows(
         "confidence",
         joined(screen.confidence.level, "; ".join(screen.confidence.why), separator=": "),
     )
+
+
+def _last_steps(groups: Sequence[StepGroup]) -> str:
+    """Draw the mean step time of each group of steps as a bar, followed by the number of steps."""
+    number = 0
+    means = []
+    for group in groups:
+        number += group.steps
+        means.append(group.seconds / group.steps)
+    return f"{sparkline(means)} the last {counted(number, 'step')}"
 
 
 def first_screen_markdown(screen: FirstScreen) -> Iterator[str]:
@@ -118,4 +130,7 @@ def sparkline(values: Sequence[float]) -> str:
     if not most:
         return ""
     last = len(_BARS) - 1
-    return "".join(_BARS[round(value / most * last)] for value in values)
+    bars = ""
+    for value in values:
+        bars += _BARS[round(value / most * last)]
+    return bars

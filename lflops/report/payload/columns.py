@@ -43,7 +43,10 @@ def table(rows: Sequence[object], fields: Iterable[str], *, prefix: str = "") ->
         fields: The attributes, such as `work.macs`.
         prefix: Text that is put before the name of each column.
     """
-    return {prefix + field: column(map(attrgetter(field), rows)) for field in fields}
+    columns: Columns = {}
+    for field in fields:
+        columns[prefix + field] = column(map(attrgetter(field), rows))
+    return columns
 
 
 def lists(rows: Sequence[object], fields: Iterable[str]) -> Columns:
@@ -51,7 +54,10 @@ def lists(rows: Sequence[object], fields: Iterable[str]) -> Columns:
 
     Every column is a list, even if all rows have the same value.
     """
-    return {field: [exact(getattr(row, field)) for row in rows] for field in fields}
+    columns: Columns = {}
+    for field in fields:
+        columns[field] = [exact(getattr(row, field)) for row in rows]
+    return columns
 
 
 def exact(value: Value) -> Value:

@@ -8,6 +8,7 @@ from itertools import permutations
 from operator import attrgetter
 
 from msgspec import DecodeError, Struct, json
+from msgspec.structs import asdict
 
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.compare.compared_run import (
@@ -87,9 +88,7 @@ def compared_figures(analysis: Analysis) -> ComparedFigures:
             times[name] = column(map(_rounded, values))
         elif not name.endswith("seconds"):
             times[name] = column(values)
-    return ComparedFigures(
-        **{name: getattr(figures, name) for name in RunFigures.__struct_fields__}, times=times
-    )
+    return ComparedFigures(**asdict(figures), times=times)
 
 
 def _rounded(error: float | None) -> float | None:
@@ -163,9 +162,14 @@ def _shown(comparison: Comparison) -> ComparisonShown:
 
 def _modules(comparison: Comparison) -> Columns:
     modules = comparison.diff.modules
-    times = [module.news for module in modules]
-    is_own = [module.news is module.self_work.time for module in modules]
-    self_work = [module.self_work for module in modules]
+    times = []
+    is_own = []
+    self_work = []
+    for module in modules:
+        time = module.news
+        times.append(time)
+        is_own.append(time is module.self_work.time)
+        self_work.append(module.self_work)
     columns = table(modules, ("before", "after", "kind", "pattern"))
     columns["own"] = column(is_own)
     columns |= table(times, _TIME, prefix="time.")

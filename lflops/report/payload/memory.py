@@ -172,8 +172,12 @@ def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
     `reached` is the operator that reached the peak. Its own point has the bytes that were alive
     before it ran, so the peak is an additional point between this operator and the next one.
     """
-    peaks = [index for index, moment in enumerate(counted.timeline) if moment is reached]
-    live = [moment.live_bytes for moment in counted.timeline]
+    peaks = []
+    live = []
+    for index, moment in enumerate(counted.timeline):
+        live.append(moment.live_bytes)
+        if moment is reached:
+            peaks.append(index)
     for index in extremes(live, POINTS - 1, peaks or [0]):
         moment = counted.timeline[index]
         point = _Point(
@@ -186,12 +190,11 @@ def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
         )
         yield point
         if moment is reached:
-            sizes = {name: counted.by_category.get(name, 0) for name in ByCategory._fields}
             yield replace(
                 point,
                 at=moment.index + 0.5,
                 live=counted.peak_bytes,
-                parts=ByCategory(**sizes),
+                parts=ByCategory.of(counted.by_category),
             )
 
 

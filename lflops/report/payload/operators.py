@@ -9,7 +9,7 @@ from msgspec import Struct
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.operators import OperatorRow, operator_rows
 from lflops.analysis.tree import share_of
-from lflops.profile.profile import ModuleProfile, Profile, Work
+from lflops.profile.profile import Profile, Work
 from lflops.profile.records import (
     PASS_PHASES,
     PHASES,
@@ -52,8 +52,8 @@ def modules(analysis: Analysis) -> Columns:
     columns["rank_spread"] = column(spreads.get(name) for name in profile.modules)
     columns["identical"] = column(analysis.identical_subtrees[name] for name in profile.modules)
     for phase in PHASES:
-        columns |= _counts(profile, rows, phase)
         works = [module.work(phase) for module in rows]
+        columns |= _counts(profile, works, phase)
         for field in _TIMES:
             columns[f"{phase}.{field}"] = _medians(works, field)
     return columns
@@ -72,14 +72,13 @@ def _rank_spreads(profile: Profile) -> dict[str, float]:
     return spreads
 
 
-def _counts(profile: Profile, rows: Sequence[ModuleProfile], phase: str) -> Columns:
-    """Build the columns with the counts of a phase.
+def _counts(profile: Profile, works: Sequence[Work], phase: str) -> Columns:
+    """Build the columns with the counts of a phase, from the work of each module in this phase.
 
     The columns `masked_flops` have the FLOPs of attention that masks let the kernel skip. All
     values are `None` if nothing was counted.
     """
     root = profile.modules[""].work(phase)
-    works = [module.work(phase) for module in rows]
     columns: Columns = {}
     for prefix in ("", "self_"):
         for field in _COUNTS:
@@ -209,7 +208,6 @@ def operators(analysis: Analysis) -> Operators | None:
 
 def _counted_rows(profile: Profile, rows: Sequence[OperatorRow]) -> Iterator[_Row]:
     metrics = {"macs": "MACs", "flops": "FLOPs"}
-    shares_of = {phase: metrics[share_of(profile, phase)] for phase in (None, *PHASES)}
     traced = _traced_by_name(profile)
     for row in rows:
         figures = row.figures
@@ -223,7 +221,7 @@ def _counted_rows(profile: Profile, rows: Sequence[OperatorRow]) -> Iterator[_Ro
             kind="counted" if row.is_counted else "no formula",
             dtype=", ".join(row.dtypes) or None,
             share=row.share,
-            share_of=shares_of[row.phase],
+            share_of=metrics[share_of(profile, row.phase)],
             modules=row.modules,
             calls=figures.calls,
             bytes_moved=figures.bytes_moved,
@@ -245,9 +243,11 @@ def _traced_only(profile: Profile, rows: Sequence[OperatorRow]) -> Iterator[_Row
 
 def _traced_by_name(profile: Profile) -> dict[str, TracedOperator]:
     """Return the traced operators, keyed by their short names."""
-    if profile.trace is None:
-        return {}
-    return {_short_name(operator.name): operator for operator in profile.trace.operators}
+    traced: dict[str, TracedOperator] = {}
+    if profile.trace is not None:
+        for operator in profile.trace.operators:
+            traced[_short_name(operator.name)] = operator
+    return traced
 
 
 def _short_name(operator: str) -> str:
@@ -262,9 +262,11 @@ def _short_name(operator: str) -> str:
 def _traced_seconds(
     trace: Trace | None, operator: TracedOperator | None
 ) -> dict[str, float | None]:
-    if trace is None or operator is None:
-        return {}
-    return {field: trace.per_batch(getattr(operator, field)) for field in _TRACED}
+    seconds: dict[str, float | None] = {}
+    if trace is not None and operator is not None:
+        for field in _TRACED:
+            seconds[field] = trace.per_batch(getattr(operator, field))
+    return seconds
 
 
 def _intensity(row: OperatorRow) -> float | None:
@@ -308,17 +310,28 @@ def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | No
     if not known:
         return None
     kept = known[:KERNELS]
-    seconds = [kernel.seconds_on(code.timed_on) for kernel in kept]
+    modules: list[Value] = []
+    seconds = []
+    shares = []
+    calls = []
+    fused_bytes = []
+    for kernel in kept:
+        took = kernel.seconds_on(code.timed_on)
+        modules.append(numbers[kernel.module])
+        seconds.append(trace.per_batch(took))
+        shares.append(ratio(took, code.seconds))
+        calls.append(trace.per_batch(kernel.calls))
+        fused_bytes.append(trace.per_batch(kernel.bytes_moved))
     columns: Columns = {
-        "name": [kernel.name for kernel in kept],
-        "module": [numbers[kernel.module] for kernel in kept],
-        "phase": [kernel.phase for kernel in kept],
-        "seconds": column(map(trace.per_batch, seconds)),
-        "share": column(ratio(each, code.seconds) for each in seconds),
-        "modules": column(kernel.modules for kernel in kept),
-        "calls": column(trace.per_batch(kernel.calls) for kernel in kept),
+        **lists(kept, ("name",)),
+        "module": modules,
+        **lists(kept, ("phase",)),
+        "seconds": column(seconds),
+        "share": column(shares),
+        **table(kept, ("modules",)),
+        "calls": column(calls),
+        "fused_bytes": column(fused_bytes),
     }
-    columns["fused_bytes"] = column(trace.per_batch(kernel.bytes_moved) for kernel in kept)
     unassigned = ratio(code.unassigned_seconds, code.seconds)
     return Kernels(
         table=columns,

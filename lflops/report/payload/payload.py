@@ -24,7 +24,7 @@ from lflops.report.payload.compare import ComparedFigures, compared_figures
 from lflops.report.payload.memory import MemoryShown, memory
 from lflops.report.payload.operators import Operators, modules, operators
 from lflops.report.payload.roofline import Roofs, roofs
-from lflops.report.ranks import ranks
+from lflops.report.ranks import coordinates_of, ranks
 from lflops.report.report import Report, report_of
 from lflops.report.text import joined
 
@@ -249,8 +249,7 @@ def _table_of_ranks(listed: Sequence[Rank]) -> Columns:
         table[field] = medians
     positions: list[Value] = []
     for rank in listed:
-        coordinates = [f"{kind} {value}" for kind, value in rank.coordinates.items()]
-        positions.append(", ".join(coordinates) or None)
+        positions.append(", ".join(coordinates_of(rank)) or None)
     return table | {"place": positions}
 
 

@@ -13,8 +13,9 @@ from msgspec import Struct
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.roofline import Ceiling, Point, RooflinePart, point_of
 from lflops.analysis.tree import Repeats, fold_parts
+from lflops.profile.module_names import parent_of
 from lflops.profile.series import positions
-from lflops.report.payload.columns import Columns, column, table
+from lflops.report.payload.columns import Columns, column, lists, table
 from lflops.report.text import OVER, saved_by_fusion, why_no_limit
 
 Timed = TypeVar("Timed", RooflinePart, Repeats, Point)
@@ -99,7 +100,7 @@ def roofs(analysis: Analysis) -> Roofs | None:
     if not profile.is_counted or not overview.self_work:
         return None
     rows = positions(profile.modules)
-    below = {name.rpartition(".")[0] for name in profile.modules if name}
+    below = {parent_of(name) for name in profile.modules if name}
     self_work = []
     for part in _longest(overview.self_work):
         has_below = part.module in below
@@ -118,10 +119,9 @@ def roofs(analysis: Analysis) -> Roofs | None:
                 has_below=first in below,
             )
         )
-    operators = [
-        _PointRow(point, None, label=f"{point.operator} {point.dtype}")
-        for point in _longest(overview.operators)
-    ]
+    operators = []
+    for point in _longest(overview.operators):
+        operators.append(_PointRow(point, None, label=f"{point.operator} {point.dtype}"))
     return Roofs(
         ceilings=overview.ceilings,
         why_unknown=why_no_limit(profile.run, overview.ceilings),
@@ -147,8 +147,8 @@ def _points(rows: Sequence[_PointRow], number: int) -> Points:
     `number` is the number of all points, including the points that are left out.
     """
     points = [row.point for row in rows]
-    columns: Columns = {
-        "phase": [point.phase for point in points],
+    columns = {
+        **lists(points, ("phase",)),
         **table(rows, ("module", "label", "times", "has_below")),
         **table(points, _FIGURES),
         "over": column(OVER.get(point.over or "") for point in points),

@@ -9,7 +9,7 @@ from lflops.analysis.compare.compared_run import Change
 from lflops.analysis.compare.diff import Diff, Limit, ModuleDiff
 from lflops.analysis.compare.significance import CHANGED, Timing
 from lflops.report.diff import headline, interval, module_name, reason, signed
-from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, text
+from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, prose_rows, text
 from lflops.report.text import phase_label
 
 _LONG_NAME = 40
@@ -41,8 +41,9 @@ def render_diff(
     for fact, (before, after) in diff.facts.items():
         change = f"{_fact(before)} → {_fact(after)}"
         rows.append((fact.replace("_", " "), text(change, "yellow")))
-    rows += [("changed", prose(line)) for line in headline(diff)]
-    rows += [(label, prose(sentence)) for label, sentence in issues]
+    for line in headline(diff):
+        rows.append(("changed", prose(line)))
+    rows += prose_rows(issues)
     rows += [_limit_row(limit, diff) for limit in limits]
     parts: list[RenderableType] = [margin(rows), "", _run(diff)]
     modules = [module for module in diff.modules if everything or _is_changed(module)]

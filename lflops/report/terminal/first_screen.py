@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from rich.console import RenderableType
 
-from lflops.report.terminal.tables import margin, prose
+from lflops.report.terminal.tables import margin, prose_rows
 
 
 def render_rows(rows: Iterable[tuple[str, str]]) -> RenderableType:
     """Draw the lines of a first screen, each with its label in the margin."""
-    return margin((label, prose(text)) for label, text in rows)
+    return margin(prose_rows(rows))

@@ -8,6 +8,7 @@ from rich.text import Text
 from lflops import units
 from lflops.hardware.chips import DTYPES, Hardware, lookup
 from lflops.profile.module_names import plain
+from lflops.profile.series import without_none
 from lflops.report.terminal.tables import FittedTable, text
 from lflops.report.text import shortened
 
@@ -26,7 +27,10 @@ def listing(chips: Mapping[str, tuple[Hardware, ...]]) -> RenderableType:
     for vendor, of_vendor in chips.items():
         rows.append((vendor, dict.fromkeys(headings, "")))
         for chip in of_vendor:
-            rows.append((chip.name, {heading: _cell(chip, heading) for heading in headings}))
+            cells = {}
+            for heading in headings:
+                cells[heading] = _cell(chip, heading)
+            rows.append((chip.name, cells))
     remark = (
         "FLOP/s (int8: OP/s) without sparsity; "
         "lflops hardware NAME prints the sources of a chip's figures"
@@ -45,7 +49,7 @@ def figures(chip: Hardware | None, measured: Hardware | None = None) -> Renderab
         chip: The values from the chip's data sheet.
         measured: The values that were measured on this machine.
     """
-    devices = [device for device in (chip, measured) if device is not None]
+    devices = without_none([chip, measured])
     rows = []
     for name in _FIGURES:
         if not any(_value(device, name) for device in devices):

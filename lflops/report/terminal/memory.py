@@ -52,7 +52,9 @@ def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableT
         if not cost:
             yield "to lower it", prose(saving)
     yield from _categories(memory)
-    holders = {_holder(holder): holder.bytes for holder in analysis.holders}
+    holders = {}
+    for holder in analysis.holders:
+        holders[_holder(holder)] = holder.bytes
     for row in _listed(holders, memory.peak_bytes):
         yield "by module", row
     for storage in memory.alive[:_LISTED]:
@@ -127,7 +129,11 @@ def memory_fit_lines(fit: MemoryFit) -> Iterable[str]:
         "cuBLAS": fit.workspace_bytes,
         "NCCL": fit.collective_bytes,
     }
-    yield ", ".join(f"{units.size(nbytes)} {name}" for name, nbytes in parts.items() if nbytes)
+    listed = []
+    for name, nbytes in parts.items():
+        if nbytes:
+            listed.append(f"{units.size(nbytes)} {name}")
+    yield ", ".join(listed)
 
 
 def _listed(parts: Mapping[str, int], total: int) -> Iterable[Text]:

@@ -13,12 +13,20 @@ from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.analysis.operators import Operator
 from lflops.analysis.tree import ModuleRow, WorkCounts, share_of
-from lflops.profile.module_names import plain
+from lflops.profile.module_names import last_part, plain
 from lflops.profile.records import CompiledCode, Phase, Trace
 from lflops.profile.series import ratio, sum_known
 from lflops.report.module_table import ModuleColumn, ModuleLine, module_columns, module_lines
 from lflops.report.report import Fact, Part, report_of, speed_lines
-from lflops.report.terminal.tables import MARGIN, FittedTable, figure, margin, prose, text
+from lflops.report.terminal.tables import (
+    MARGIN,
+    FittedTable,
+    figure,
+    margin,
+    prose,
+    prose_rows,
+    text,
+)
 from lflops.report.text import counted, shortened_name
 from lflops.report.verdict import verdict_lines
 
@@ -35,18 +43,19 @@ def header(analysis: Analysis, *, of_run: bool = False) -> Group:
     if of_run:
         speed = tuple(map(_of_window, speed))
     else:
-        blocks.append(
-            margin((label, prose(value)) for label, value in verdict_lines(report.verdict))
-        )
+        blocks.append(margin(prose_rows(verdict_lines(report.verdict))))
     blocks.append(margin((fact.label, prose(fact.text)) for fact in report.subject))
     if speed:
         blocks.append(margin(speed_lines(speed)))
     if report.breakdown:
         blocks.append(_step_breakdown(report.breakdown))
     blocks.append(_totals(analysis))
-    blocks.append(
-        margin((fact.label, prose(fact.said)) for fact in report.model if fact.name != "MACs")
-    )
+    model = []
+    for fact in report.model:
+        # The table of totals has the MACs.
+        if fact.name != "MACs":
+            model.append((fact.label, prose(fact.said)))
+    blocks.append(margin(model))
     remarks: list[tuple[str, RenderableType]] = []
     for fact in report.remarks:
         style = "yellow" if fact.is_caveat else ""
@@ -167,7 +176,9 @@ class _Modules:
         listed = list(module_lines(rows))
         self._lines = [line for line in listed if _is_listed(line.row)]
         self._columns = module_columns(analysis, phase)
-        self._cells = {column: list(map(column.cell, self._lines)) for column in self._columns}
+        self._cells: dict[ModuleColumn, list[str]] = {}
+        for column in self._columns:
+            self._cells[column] = list(map(column.cell, self._lines))
         self._uncalled = set(analysis.uncalled)
         self._idle = len(listed) - len(self._lines)
 
@@ -268,7 +279,7 @@ def _full_width(line: ModuleLine) -> int:
 
 
 def _label(line: ModuleLine) -> str:
-    name = line.path if line.row.is_self else line.path.rpartition(".")[2]
+    name = line.path if line.row.is_self else last_part(line.path)
     label = name or line.row.class_name or "all of it"
     if line.row.repeat:
         label = f"{label} ×{line.times}"
@@ -313,10 +324,10 @@ def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> Ren
     if not rows:
         return Group(header(analysis), "", text(f"no operators in {phase or 'any phase'}", "dim"))
     by_flops = share_of(analysis.profile, phase) == "flops"
-    table = FittedTable.of_rows(
-        f"operators, {phase or 'all'}",
-        [(row.operator, _operator(row, by_flops=by_flops)) for row in rows],
-    )
+    cells = []
+    for row in rows:
+        cells.append((row.operator, _operator(row, by_flops=by_flops)))
+    table = FittedTable.of_rows(f"operators, {phase or 'all'}", cells)
     parts: list[RenderableType] = [header(analysis), "", table]
     trace = analysis.profile.trace
     if trace is not None and trace.operators:

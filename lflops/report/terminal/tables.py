@@ -86,6 +86,14 @@ def margin(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     return table
 
 
+def prose_rows(
+    rows: Iterable[tuple[str, str]],
+) -> Iterator[tuple[str, RenderableType]]:
+    """Yield the label and the text of each row for `margin`. The texts wrap between words."""
+    for label, line in rows:
+        yield label, prose(line)
+
+
 class FittedTable:
     """A table whose first column has names and whose other columns have numbers.
 

@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from lflops.intervals import Intervals, joined, length, outside
+from lflops.intervals import Intervals, length, outside
 from lflops.profile.collective_names import bus_factor, collective_kind
-from lflops.profile.series import gathered, grouped, largest_known, ratio, sum_known
+from lflops.profile.series import grouped, largest_known, ratio, sum_known
 from lflops.trace.analysis.host_walk import HostWalk
 from lflops.trace.analysis.operator_cost import BYTES
 from lflops.trace.device_states import communicates
-from lflops.trace.recorded import Collective, DeviceEvent, RecordedTrace, Span
+from lflops.trace.recorded import Collective, DeviceEvent, RecordedTrace, Span, covered
 
 _RESULT_IS_LARGER = frozenset({"all_gather", "gather"})
 
@@ -87,7 +87,10 @@ def occurrences(
     world_size = None
     if trace.groups == 1:
         world_size = trace.world_size
-    found = [_occurrence(each, walk, steps, world_size) for each in work if communicates(each)]
+    found = []
+    for each in work:
+        if communicates(each):
+            found.append(_occurrence(each, walk, steps, world_size))
     return tuple(sorted(found, key=attrgetter("start")))
 
 
@@ -141,7 +144,7 @@ def collectives(found: Sequence[Occurrence], computing: Intervals) -> tuple[Coll
     rows = []
     for (kind, group, size), calls in groups.items():
         device = sum(each.duration for each in calls)
-        exposed = outside(joined((each.start, each.end) for each in calls), computing)
+        exposed = outside(covered(calls), computing)
         moved = sum_known(each.bytes for each in calls)
         rate = ratio(moved, device / 1e9)
         factor = bus_factor(kind, size)
@@ -202,6 +205,11 @@ class RankSkew(Struct, frozen=True, kw_only=True):
     last: Mapping[int, int]
     unmatched: int
 
+    @property
+    def calls(self) -> int:
+        """Number of calls that at least two ranks recorded."""
+        return sum(row.calls for row in self.collectives)
+
 
 Key = tuple[str, str, str, int]
 """Key of a call: kind, group, step, and the number of the call among calls that share these three.
@@ -232,24 +240,33 @@ def rank_skew(by_rank: Mapping[int, Sequence[Occurrence]]) -> RankSkew | None:
     for rank, found in by_rank.items():
         for key, call in numbered(found).items():
             calls[key][rank] = call.duration
-    matched = {key: times for key, times in calls.items() if len(times) > 1}
-    groups = gathered((key[:2], times) for key, times in matched.items())
-    rows = [_skew(kind, group, times) for (kind, group), times in groups.items()]
+    groups: defaultdict[tuple[str, str], list[dict[int, int]]] = defaultdict(list)
+    unmatched = 0
+    for (kind, group, _, _), times in calls.items():
+        if len(times) > 1:
+            groups[kind, group].append(times)
+        else:
+            unmatched += 1
+    rows = []
+    for (kind, group), matched in groups.items():
+        rows.append(_skew(kind, group, matched))
     rows.sort(key=lambda row: -sum(row.waiting.values()))
     ranks = tuple(sorted(by_rank))
     waiting = dict.fromkeys(ranks, 0)
     last = dict.fromkeys(ranks, 0)
+    transfer = 0
     for row in rows:
+        transfer += row.transfer
         for rank in row.waiting:
             waiting[rank] += row.waiting[rank]
             last[rank] += row.last.get(rank, 0)
     return RankSkew(
         ranks=ranks,
         collectives=tuple(rows),
-        transfer=sum(row.transfer for row in rows),
+        transfer=transfer,
         waiting=waiting,
         last=last,
-        unmatched=len(calls) - len(matched),
+        unmatched=unmatched,
     )
 
 

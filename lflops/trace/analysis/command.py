@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from lflops.cli.diff import memory_limit, refuse_unknown
 from lflops.cli.output import UsageError, draw, write_json
@@ -117,7 +118,7 @@ def show(
         )
     if html is not None and html.resolve() in {file.resolve() for file in files}:
         raise UsageError(f"html={str(html)!r} is a trace itself: pass another path")
-    found = summarise_all((read_trace(file) for file in files), hardware)
+    found = summarise_all(map(read_trace, files), hardware)
     if as_json:
         write_json(found)
     elif html is not None:
@@ -164,17 +165,22 @@ def compat(folder: Folder, *, as_json: Annotated[bool, CompatJsonOption] = False
 
     If torch-tb-profiler is installed, `FlopsMonitor` writes these copies itself.
     """
-    copies = [convert_for_tb_profiler(each) for each in traces_in(folder)]
-    if as_json:
-        files = [str(file) for file, _ in copies]
-        damaged = [left_out.number for _, left_out in copies]
-        write_json({"files": files, "damaged": damaged})
-        return
-    for file, left_out in copies:
+    files = []
+    damaged = []
+    lines = []
+    for trace_file in traces_in(folder):
+        file, left_out = convert_for_tb_profiler(trace_file)
         line = str(file)
         if left_out.number:
             events = counted(left_out.number, "event")
             line += f": {events} left out that cannot be read: {plain(left_out.first)}"
+        files.append(str(file))
+        damaged.append(left_out.number)
+        lines.append(line)
+    if as_json:
+        write_json({"files": files, "damaged": damaged})
+        return
+    for line in lines:
         typer.echo(line)
 
 
@@ -203,8 +209,8 @@ def diff_traces(
     )
     refuse_unknown(checked, _WHY_UNKNOWN)
     if as_json:
-        fields = {field: getattr(compared, field) for field in compared.__struct_fields__}
-        write_json({"headline": list(trace_headline(compared)), "limits": checked} | fields)
+        headline = list(trace_headline(compared))
+        write_json({"headline": headline, "limits": checked} | asdict(compared))
     else:
         draw(render_trace_diff(compared, checked, top=sys.maxsize if everything else _LISTED))
     return int(any(limit.is_broken for limit in checked))

@@ -1,16 +1,12 @@
 """Compare two traces: steps, device states, idle time by cause, and operators and kernels."""
 
-from collections.abc import Iterable
-
 from msgspec import Struct
 
 from lflops.analysis.compare.diff import Limit
 from lflops.profile.records import TimingStats
-from lflops.profile.series import summed
+from lflops.trace.analysis.steps import device_timelines
 from lflops.trace.analysis.summary import TraceSummary
-from lflops.trace.device_states import DeviceTimeline, total
-
-_STATES = ("computing", "exposed_communication", "exposed_copies", "idle")
+from lflops.trace.device_states import DEVICE_STATES, DeviceTimeline, total
 
 
 class TimeChange(Struct, frozen=True, kw_only=True):
@@ -64,7 +60,7 @@ def compare(before: TraceSummary, after: TraceSummary) -> TraceDiff:
     first = _Times(before, per_step=per_step)
     second = _Times(after, per_step=per_step)
     states = []
-    for state in _STATES:
+    for state in DEVICE_STATES:
         change = TimeChange(name=state, before=first.states[state], after=second.states[state])
         states.append(change)
     return TraceDiff(
@@ -92,35 +88,39 @@ class _Times:
 
     def __init__(self, summary: TraceSummary, *, per_step: bool) -> None:
         """Collect the times of a trace."""
-        self._divisor = 1
+        divisor = 1
         window = summary.recorded
         if per_step:
-            self._divisor = len(summary.steps)
-            window = sum(step.duration for step in summary.steps)
-        self.states = dict.fromkeys(_STATES, 0.0)
+            divisor = len(summary.steps)
+            window = summary.steps_time
+        self.states = dict.fromkeys(DEVICE_STATES, 0.0)
         timeline = _timeline(summary, per_step=per_step)
         if timeline is not None:
             window = timeline.window
-            for state in _STATES:
-                self.states[state] = getattr(timeline, state) / self._divisor
-        self.window = window / self._divisor
-        self.idle = self._divided(summary.idle.items())
-        self.categories = self._divided((row.category, row.device) for row in summary.categories)
-        self.kernels = self._divided((row.name, row.device) for row in summary.kernels)
-        if summary.device is not None:
-            self.operators = self._divided((row.name, row.self_device) for row in summary.operators)
-        else:
-            self.operators = self._divided((row.name, row.self_host) for row in summary.operators)
-
-    def _divided(self, times: Iterable[tuple[str, int]]) -> dict[str, float]:
-        return {name: time / self._divisor for name, time in summed(times).items()}
+            for state, time in timeline.by_state().items():
+                self.states[state] = time / divisor
+        self.window = window / divisor
+        self.idle: dict[str, float] = {}
+        self.categories: dict[str, float] = {}
+        self.kernels: dict[str, float] = {}
+        self.operators: dict[str, float] = {}
+        for cause, time in summary.idle.items():
+            self.idle[cause] = time / divisor
+        for category in summary.categories:
+            self.categories[category.category] = category.device / divisor
+        for kernel in summary.kernels:
+            self.kernels[kernel.name] = kernel.device / divisor
+        has_device = summary.device is not None
+        for operator in summary.operators:
+            self_time = operator.self_device if has_device else operator.self_host
+            self.operators[operator.name] = self_time / divisor
 
 
 def _timeline(summary: TraceSummary, *, per_step: bool) -> DeviceTimeline | None:
     """Return the device states of all steps together, or of the window."""
     if not per_step:
         return summary.device
-    timelines = [step.device for step in summary.steps if step.device is not None]
+    timelines = device_timelines(summary.steps)
     if not timelines:
         return None
     return total(timelines)
@@ -148,13 +148,18 @@ def _mfu(summary: TraceSummary) -> float | None:
 
 
 def _allocated(summary: TraceSummary) -> int | None:
-    peaks = [each.memory.allocated for each in summary.devices if each.memory is not None]
+    peaks = []
+    for device in summary.devices:
+        if device.memory is not None:
+            peaks.append(device.memory.allocated)
     return max(peaks, default=None)
 
 
 def _device_names(summary: TraceSummary) -> str:
-    names = dict.fromkeys(each.name or f"device {each.device}" for each in summary.devices)
-    return ", ".join(names) or "no device"
+    names = []
+    for device in summary.devices:
+        names.append(device.name or f"device {device.device}")
+    return ", ".join(dict.fromkeys(names)) or "no device"
 
 
 def trace_limits(

@@ -4,13 +4,14 @@ Device work is everything that a device runs: kernels, copies and fills.
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from lflops.intervals import joined, shares
+from lflops.intervals import shares
 from lflops.profile.series import grouped, summed
 from lflops.trace.analysis.categories import (
     CATEGORIES,
@@ -23,7 +24,7 @@ from lflops.trace.analysis.categories import (
 from lflops.trace.analysis.host_walk import HostWalk, OperatorSums
 from lflops.trace.analysis.operator_cost import precision_of
 from lflops.trace.device_states import communicates
-from lflops.trace.recorded import DeviceEvent
+from lflops.trace.recorded import DeviceEvent, covered
 
 Key = TypeVar("Key")
 
@@ -156,13 +157,13 @@ def streams(work: Iterable[DeviceEvent], start: int, end: int) -> tuple[StreamTi
     )
     rows = []
     for (device, stream), found in by_stream.items():
-        busy = joined((each.start, each.end) for each in found)
+        kinds = Counter(map(attrgetter("kind"), found))
         row = StreamTimes(
             device=device,
             stream=stream,
-            busy=shares(busy, [(start, end)])[0],
-            kernels=sum(each.kind == "kernel" for each in found),
-            copies=sum(each.kind == "copy" for each in found),
+            busy=shares(covered(found), [(start, end)])[0],
+            kernels=kinds["kernel"],
+            copies=kinds["copy"],
         )
         rows.append(row)
     return tuple(sorted(rows, key=lambda row: (row.device, -row.busy, row.stream)))
@@ -171,7 +172,9 @@ def streams(work: Iterable[DeviceEvent], start: int, end: int) -> tuple[StreamTi
 def kernels(work: Iterable[ClassifiedWork]) -> tuple[KernelTimes, ...]:
     """Sum the work by kernel name, sorted by time in descending order."""
     by_name = grouped(work, lambda each: each.event.name)
-    rows = [_kernel(name, found) for name, found in by_name.items()]
+    rows = []
+    for name, found in by_name.items():
+        rows.append(_kernel(name, found))
     return tuple(sorted(rows, key=lambda row: (-row.device, row.name)))
 
 
@@ -202,6 +205,10 @@ def _times_by(found: Iterable[ClassifiedWork], field: str) -> dict[Any, int]:
     return summed((getattr(each, field), each.event.duration) for each in found)
 
 
+def _device_time(found: Iterable[ClassifiedWork]) -> int:
+    return sum(each.event.duration for each in found)
+
+
 def _largest(times: Mapping[Key, int]) -> Key:
     return max(times, key=lambda key: times[key])
 
@@ -210,24 +217,25 @@ def by_category(work: Iterable[ClassifiedWork]) -> tuple[CategoryTimes, ...]:
     """Sum the work by category, sorted by time in descending order."""
     rows = []
     for category, found in grouped(work, attrgetter("category")).items():
-        device = sum(each.event.duration for each in found)
+        device = _device_time(found)
         rows.append(CategoryTimes(category=category, device=device, calls=len(found)))
     return tuple(sorted(rows, key=lambda row: (-row.device, CATEGORIES.index(row.category))))
 
 
 def by_precision(work: Iterable[ClassifiedWork]) -> tuple[PrecisionTimes, ...]:
     """Sum the times of computing kernels by precision, sorted by time in descending order."""
-    computing = [
-        each for each in work if each.event.kind == "kernel" and each.category != "communication"
-    ]
+    computing = []
+    for each in work:
+        if each.event.kind == "kernel" and each.category != "communication":
+            computing.append(each)
     rows = []
     for precision, found in grouped(computing, attrgetter("precision")).items():
         on_tensor_cores = [each for each in found if tensor_cores_by_name(each.event.name)]
         row = PrecisionTimes(
             precision=precision,
-            device=sum(each.event.duration for each in found),
+            device=_device_time(found),
             calls=len(found),
-            tensor_cores=sum(each.event.duration for each in on_tensor_cores),
+            tensor_cores=_device_time(on_tensor_cores),
         )
         rows.append(row)
     return tuple(sorted(rows, key=lambda row: -row.device))

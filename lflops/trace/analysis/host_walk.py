@@ -232,13 +232,22 @@ def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
     Backward nodes that begin at the same time as a slice show the thread. For a track without such
     nodes, it is the thread that runs the steps.
     """
-    nodes = {call.start: call.thread for call in trace.operators if call.name.startswith(NODE)}
-    slices = [(span.thread, span.start) for span in trace.spans if span.kind == "slice"]
-    steps = Counter(span.thread for span in trace.steps())
+    nodes = {}
+    for call in trace.operators:
+        if call.name.startswith(NODE):
+            nodes[call.start] = call.thread
+    slices = []
+    steps: Counter[int] = Counter()
+    for span in trace.spans:
+        if span.kind == "slice":
+            slices.append((span.thread, span.start))
+        elif span.kind == "step":
+            steps[span.thread] += 1
     threads = {}
     if steps:
         thread_of_steps, _ = steps.most_common(1)[0]
-        threads = dict.fromkeys((track for track, _ in slices), thread_of_steps)
+        for track, _ in slices:
+            threads[track] = thread_of_steps
     return threads | threads_of_tracks(slices, nodes)
 
 
@@ -331,7 +340,10 @@ class _Walker:
         for call in self._forward:
             for node in self._nodes.get(call.sequence, ()):
                 votes[call.thread][node.forward_thread] += 1
-        return {thread: numbers.most_common(1)[0][0] for thread, numbers in votes.items()}
+        thread_numbers = {}
+        for thread, numbers in votes.items():
+            thread_numbers[thread], _ = numbers.most_common(1)[0]
+        return thread_numbers
 
     def _is_recompute(self, counted: _Counted, thread_numbers: Mapping[int, int]) -> bool:
         """Return whether a call inside a backward node recomputes forward for checkpointing.

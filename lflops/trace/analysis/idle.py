@@ -11,16 +11,17 @@ determines the cause:
 """
 
 import functools
+import re
 import statistics
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from msgspec import Struct
 
-from lflops.intervals import Intervals, joined, shares
-from lflops.trace.recorded import DeviceEvent, RecordedTrace, RuntimeCall
+from lflops.intervals import Intervals, shares
+from lflops.trace.recorded import DeviceEvent, HostItem, RecordedTrace, RuntimeCall, covered
 
 Cause = Literal[
     "data_loader",
@@ -61,20 +62,12 @@ If several activities contain the same moment, it belongs to the first of them. 
 moment, it belongs to `python`.
 """
 
-_SYNCHRONISING = ("Synchronize", "EventQuery", "StreamQuery")
+_SYNCHRONISING = re.compile("Synchronize|EventQuery|StreamQuery")
 _BLOCKING_COPIES = frozenset(
     {"cudaMemcpy", "cudaMemcpy2D", "cuMemcpyDtoH_v2", "hipMemcpy", "hipMemcpyWithStream"}
 )
-_ALLOCATING = (
-    "Malloc",
-    "Free",
-    "HostAlloc",
-    "MemCreate",
-    "MemMap",
-    "MemUnmap",
-    "MemAddressReserve",
-    "MemSetAccess",
-    "HostRegister",
+_ALLOCATING = re.compile(
+    "Malloc|Free|HostAlloc|MemCreate|MemMap|MemUnmap|MemAddressReserve|MemSetAccess|HostRegister"
 )
 _LOADERS = (
     "enumerate(DataLoader)#",
@@ -155,35 +148,41 @@ def idle_by_cause(
         times = shares(intervals, *activities[thread])
         for cause, took in zip((*_ACTIVITIES, "python"), times, strict=True):
             causes[cause] += took
-    return {cause: causes[cause] for cause in CAUSES if causes[cause]}
+    return in_order_of_causes(causes)
 
 
-def _activities(trace: RecordedTrace, threads: Iterable[int]) -> Mapping[int, Sequence[Intervals]]:
+def in_order_of_causes(times: Counter[Cause]) -> dict[Cause, int]:
+    """Return idle times in the order of `CAUSES`, leaving out causes without idle time."""
+    return {cause: times[cause] for cause in CAUSES if times[cause]}
+
+
+def _activities(
+    trace: RecordedTrace, threads: Collection[int]
+) -> Mapping[int, Sequence[Intervals]]:
     """Return, for each thread, the intervals of each activity, in the order of `_ACTIVITIES`."""
-    found: dict[int, defaultdict[Cause, Intervals]] = {
-        thread: defaultdict(list) for thread in threads
-    }
+    items: defaultdict[tuple[int, Cause], list[HostItem]] = defaultdict(list)
     for call in trace.runtime:
-        if call.thread in found:
-            found[call.thread][_cause_of_call(call.name)].append((call.start, call.end))
+        if call.thread in threads:
+            items[call.thread, _cause_of_call(call.name)].append(call)
     for operator in trace.operators:
-        if operator.thread in found:
+        if operator.thread in threads:
             cause: Cause = "data_loader" if operator.name.startswith(_LOADERS) else "operators"
-            found[operator.thread][cause].append((operator.start, operator.end))
+            items[operator.thread, cause].append(operator)
     for span in trace.spans:
-        if span.thread in found and span.name.startswith(_LOADERS):
-            found[span.thread]["data_loader"].append((span.start, span.end))
-    activities = {}
-    for thread, intervals in found.items():
-        activities[thread] = [joined(intervals[cause]) for cause in _ACTIVITIES]
+        if span.thread in threads and span.name.startswith(_LOADERS):
+            items[span.thread, "data_loader"].append(span)
+    activities: defaultdict[int, list[Intervals]] = defaultdict(list)
+    for thread in threads:
+        for activity in _ACTIVITIES:
+            activities[thread].append(covered(items[thread, activity]))
     return activities
 
 
 @functools.lru_cache(1 << 12)
 def _cause_of_call(name: str) -> Cause:
-    if name in _BLOCKING_COPIES or any(part in name for part in _SYNCHRONISING):
+    if name in _BLOCKING_COPIES or _SYNCHRONISING.search(name):
         return "synchronising"
-    if any(part in name for part in _ALLOCATING):
+    if _ALLOCATING.search(name):
         return "allocating"
     return "launching"
 
@@ -208,19 +207,25 @@ def launch_delays(work: Iterable[DeviceEvent], launch_of: _LaunchOf) -> LaunchDe
             first[each.correlation] = _Launched(call, each)
     if not first:
         return None
-    launches = first.values()
-    delays = sorted(max(each.work.start - each.call.start, 0) for each in launches)
+    delays = []
+    call_durations = []
+    shorter_than_launch = 0
+    for call, work_of_call in first.values():
+        delays.append(max(work_of_call.start - call.start, 0))
+        call_durations.append(call.duration)
+        if work_of_call.kind == "kernel" and work_of_call.duration < call.duration:
+            shorter_than_launch += 1
+    delays.sort()
     high: float = delays[0]
     if len(delays) > 1:
         high = statistics.quantiles(delays, n=10, method="inclusive")[-1]
-    kernels = [each for each in launches if each.work.kind == "kernel"]
     return LaunchDelays(
         calls=len(delays),
         median=round(statistics.median(delays)),
         high=round(high),
         longest=delays[-1],
-        call_median=round(statistics.median(each.call.duration for each in launches)),
-        shorter_than_launch=sum(each.work.duration < each.call.duration for each in kernels),
+        call_median=round(statistics.median(call_durations)),
+        shorter_than_launch=shorter_than_launch,
     )
 
 

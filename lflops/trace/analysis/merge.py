@@ -162,7 +162,10 @@ def _clocks(sources: Iterable[_Source]) -> list[Clock]:
     clocks = []
     for source in sources:
         ends = _ends(source)
-        shifts = [known[key] - end for key, end in ends.items() if key in known]
+        shifts = []
+        for key, end in ends.items():
+            if key in known:
+                shifts.append(known[key] - end)
         shift = None
         if shifts:
             shift = round(statistics.median(shifts))
@@ -180,7 +183,11 @@ def _ends(source: _Source) -> dict[Key, int]:
     trace = read_trace(source.path)
     host = walk(trace, trace.work, lambda _: False)
     calls = numbered(occurrences(trace.work, host, trace))
-    return {key: source.base + call.end for key, call in calls.items() if call.kind in _TOGETHER}
+    ends = {}
+    for key, call in calls.items():
+        if call.kind in _TOGETHER:
+            ends[key] = source.base + call.end
+    return ends
 
 
 class _Merger:
@@ -248,10 +255,13 @@ class _Merger:
         self._add_properties(properties.devices, index)
 
     def _add_properties(self, devices: list[dict[str, Any]], index: int) -> None:
-        by_number = {row.get("id"): row for row in devices}
+        by_number = {}
+        names = set()
+        for properties in devices:
+            by_number[properties.get("id")] = properties
+            names.add(properties.get("name"))
         # Events may use other device numbers than the list of devices. That does not matter if all
         # devices have the same name.
-        names = {row.get("name") for row in devices}
         default = devices[0] if len(names) == 1 else None
         for (place, device), number in self._devices.items():
             row = by_number.get(device, default)

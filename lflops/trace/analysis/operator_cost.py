@@ -46,9 +46,14 @@ _PRODUCTS: dict[str, tuple[int, int]] = {}
 for _names, _places in _TABLES.products.items():
     _PRODUCTS |= dict.fromkeys(_names.split(), _places)
 
-_DTYPES = {name: precision for name, (precision, _) in _TABLES.types.items() if precision}
-BYTES = {name: size for name, (_, size) in _TABLES.types.items()}
+BYTES: dict[str, int] = {}
 """Size of an element in bytes, keyed by the name that traces use for the dtype, such as `float`."""
+_DTYPES: dict[str, str] = {}
+"""Name of each floating-point dtype in `hardware.DTYPES`, keyed by the name that traces use."""
+for _name, (_precision, _size) in _TABLES.types.items():
+    BYTES[_name] = _size
+    if _precision:
+        _DTYPES[_name] = _precision
 
 _LARGEST = 1 << 48
 """Sizes of tensor dimensions must be below this limit."""
@@ -99,7 +104,7 @@ def _shape(value: Any) -> Any:
     if not isinstance(value, list):
         return None
     if value and isinstance(value[0], list):
-        return [tuple(each) for each in value]
+        return list(map(tuple, value))
     return tuple(value)
 
 
@@ -215,9 +220,13 @@ def cost_of(name: str, inputs: Inputs | None) -> TracedCost | None:
 def _has_invalid_size(argument: Argument) -> bool:
     for size in argument.shape or ():
         sizes = size if isinstance(size, tuple) else (size,)
-        if not all(isinstance(each, int) and 0 <= each < _LARGEST for each in sizes):
+        if not all(map(_is_valid_size, sizes)):
             return True
     return False
+
+
+def _is_valid_size(size: Any) -> bool:
+    return isinstance(size, int) and 0 <= size < _LARGEST
 
 
 def _cost_by_formula(call: _Call, function: Formula) -> TracedCost:
@@ -227,13 +236,11 @@ def _cost_by_formula(call: _Call, function: Formula) -> TracedCost:
     as keywords.
     """
     places = PLACES.get(call.name, {})
-    parameters = inspect.signature(function).parameters.values()
-    positional = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-    keywords = [each for each in parameters if each.kind is each.KEYWORD_ONLY]
+    positional, keywords = _parameters(function)
     if call.name not in PLACES and any(each.name != "out" for each in keywords):
         raise _Unknown
     out = _result_shape(call, places)
-    values = [call.value(place) for place in range(len(positional))]
+    values = list(map(call.value, range(positional)))
     named: dict[str, Any] = {}
     for keyword in keywords:
         place = places.get(keyword.name)
@@ -251,6 +258,18 @@ def _cost_by_formula(call: _Call, function: Formula) -> TracedCost:
     if any("complex" in argument.type.lower() for argument in call.arguments):
         raise _Unknown
     return _traced_cost(Cost.of(found), _bytes_moved(call.arguments, out))
+
+
+def _parameters(function: Formula) -> tuple[int, list[inspect.Parameter]]:
+    """Return the number of a formula's positional parameters, and its keyword-only parameters."""
+    positional = 0
+    keywords = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            positional += 1
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            keywords.append(parameter)
+    return positional, keywords
 
 
 def _traced_cost(cost: Cost, bytes_moved: int | None) -> TracedCost:
@@ -301,7 +320,7 @@ def _convolution_result(
             return [default] * dimensions
         value = call.value(places[name])
         values = value if isinstance(value, list | tuple) else [value]
-        numbers = [int(each) for each in values]
+        numbers = list(map(int, values))
         return numbers * dimensions if len(numbers) == 1 else numbers
 
     stride = option("stride", 1)
@@ -386,13 +405,17 @@ def _pointwise_cost(base: str, given: Sequence[Argument], first: Argument) -> Tr
     tensors = _tensors(given)
     out: Shape = first.shape
     if not base.endswith("_"):
-        out = functools.reduce(_broadcast, (argument.shape for argument in tensors))
-    floating = [argument for argument in tensors if argument.type in _DTYPES]
+        out = tensors[0].shape
+        for tensor in tensors[1:]:
+            out = _broadcast(out, tensor.shape)
+    floating = [tensor for tensor in tensors if tensor.type in _DTYPES]
+    sizes = []
+    for tensor in floating:
+        if tensor.shape == out:
+            sizes.append(BYTES[tensor.type])
+    result_size = max(sizes, default=BYTES[first.type])
     if plain in _COMPARING:
         result_size = 1
-    else:
-        sizes = [BYTES[argument.type] for argument in floating if argument.shape == out]
-        result_size = max(sizes, default=BYTES[first.type])
     flops = 0
     if floating and plain not in _COMPARING and plain not in _SELECTING:
         flops = PER_OUTPUT.get(plain, 1) * prod(out)

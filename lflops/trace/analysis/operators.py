@@ -198,15 +198,15 @@ def unsupported(host: HostWalk) -> tuple[UnsupportedTraceOperator, ...]:
     They are sorted by device self time in descending order. No total of FLOPs includes them.
     """
     has_device = any(each.device for each in host.operators.values())
-    missing = [
-        each for each in host.operators.values() if _is_unsupported(each, has_device=has_device)
-    ]
+    missing: dict[str, list[OperatorSums]] = {}
+    for operator in host.operators.values():
+        if _is_unsupported(operator, has_device=has_device):
+            missing.setdefault(operator.name, []).append(operator)
     rows = []
-    for name, found in grouped(missing, attrgetter("name")).items():
+    for name, found in missing.items():
+        totals = sums(found, "calls", "unsupported_device")
         row = UnsupportedTraceOperator(
-            name=name,
-            calls=sum(each.calls for each in found),
-            self_device=sum(each.unsupported_device for each in found),
+            name=name, calls=totals["calls"], self_device=totals["unsupported_device"]
         )
         rows.append(row)
     return tuple(sorted(rows, key=lambda row: (-row.self_device, row.name)))

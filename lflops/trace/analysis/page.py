@@ -4,8 +4,8 @@ The file opens from disk, makes no network request and runs no script.
 """
 
 import html
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePath
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 from lflops.profile.module_names import plain
 from lflops.profile.series import summed
@@ -13,10 +13,12 @@ from lflops.report.html import document
 from lflops.trace.analysis.categories import CATEGORIES
 from lflops.trace.analysis.collectives import RankSkew
 from lflops.trace.analysis.sentences import (
+    CAUSE_LABELS,
     CAUSES,
     STATES,
     TraceTable,
     facts,
+    file_name,
     nanoseconds,
     ranks_tables,
     ranks_verdict,
@@ -27,7 +29,6 @@ from lflops.trace.analysis.sentences import (
 )
 from lflops.trace.analysis.steps import StepTimes
 from lflops.trace.analysis.summary import TraceSummaries, TraceSummary
-from lflops.trace.device_states import DeviceTimeline
 
 _LISTED = 200
 """Maximum number of rows in a table. A browser could not show all kernels of a trace."""
@@ -43,10 +44,10 @@ _STATE_COLOURS = {
 _STRIPED = (
     "repeating-linear-gradient(135deg, {0} 0 5px, color-mix(in oklab, {0} 55%, white) 5px 9px)"
 )
-_CAUSE_COLOURS: Mapping[str, str] = {
-    cause: _STRIPED.format(f"var(--class-{place})") for place, cause in enumerate(CAUSES)
-}
+_CAUSE_COLOURS: dict[str, str] = {}
 """Colour of each cause of idle time. It is striped, so that no cause looks like a kind of work."""
+for _place, _cause in enumerate(CAUSES):
+    _CAUSE_COLOURS[_cause] = _STRIPED.format(f"var(--class-{_place})")
 
 _CATEGORY_COLOURS = {
     "communication": "var(--part-communication)",
@@ -65,11 +66,13 @@ _STYLE = Path(__file__).with_suffix(".css")
 
 def trace_page(found: TraceSummaries) -> str:
     """Return the page's HTML: the comparison of ranks, if any, and a section for each trace."""
-    names = ", ".join(plain(PurePath(summary.file).name) for summary in found.traces)
+    names = ", ".join(map(file_name, found.traces))
     parts = ['<div id="root">', f"<header><h1>{_text(names)}</h1></header>"]
     if found.ranks is not None:
         parts.append(f"<section>{_ranks(found.ranks)}</section>")
-    parts += [f"<section>{''.join(_trace(summary))}</section>" for summary in found.traces]
+    for summary in found.traces:
+        content = "".join(_trace(summary))
+        parts.append(f"<section>{content}</section>")
     parts.append("</div>")
     return document(names, "\n".join(parts), style=_STYLE.read_text("utf-8"))
 
@@ -92,23 +95,18 @@ def _trace(summary: TraceSummary) -> Iterator[str]:
     device = summary.device
     if device is not None and device.window:
         title = f"device time: {nanoseconds(device.window)}, by state"
-        yield _chart(title, _times_by_state(device), STATES, _STATE_COLOURS)
+        yield _chart(title, device.by_state(), STATES, _STATE_COLOURS)
     yield _work(summary)
     if device is not None and device.window and summary.idle:
         title = f"idle time: {nanoseconds(device.idle)}, by cause"
-        labels: dict[str, str] = {cause: words.label for cause, words in CAUSES.items()}
         idle: dict[str, int] = dict(summary.idle.items())
-        yield _chart(title, idle, labels, _CAUSE_COLOURS)
+        yield _chart(title, idle, CAUSE_LABELS, _CAUSE_COLOURS)
     if len(summary.steps) > 1:
         yield "<h2>steps</h2>"
         longest = max(step.duration for step in summary.steps)
         for step in summary.steps[:_LISTED]:
             yield _step(step, longest)
     yield from map(_table, tables(summary, _LISTED))
-
-
-def _times_by_state(timeline: DeviceTimeline) -> dict[str, int]:
-    return {state: getattr(timeline, state) for state in STATES}
 
 
 def _work(summary: TraceSummary) -> str:
@@ -119,7 +117,7 @@ def _work(summary: TraceSummary) -> str:
         between_operators = 0
     else:
         steps = len(summary.steps) or 1
-        recorded = sum(step.duration for step in summary.steps) or summary.recorded
+        recorded = summary.steps_time or summary.recorded
         per_step = recorded // steps
         parts = summed((row.category, row.self_host // steps) for row in summary.operators)
         title = "host time, by category"
@@ -131,21 +129,23 @@ def _work(summary: TraceSummary) -> str:
     largest_first = dict(sorted(parts.items(), key=lambda part: -part[1]))
     if between_operators > 0:
         largest_first["between operators"] = between_operators
-    labels = {name: name for name in largest_first}
-    return _chart(title, largest_first, labels, _CATEGORY_COLOURS)
+    return _chart(title, largest_first, {}, _CATEGORY_COLOURS)
 
 
 def _chart(
     title: str, parts: Mapping[str, int], labels: Mapping[str, str], colours: Mapping[str, str]
 ) -> str:
-    """Draw a heading, a bar divided into parts, and its legend."""
+    """Draw a heading, a bar divided into parts, and its legend.
+
+    A part without an entry in `labels` is labelled with its name.
+    """
     whole = sum(parts.values())
     slices = []
     legend = []
     for name, time in parts.items():
         if not time:
             continue
-        label = _text(labels[name])
+        label = _text(labels.get(name, name))
         slices.append(_slice(name, time, colours[name], f"<span>{label}</span>"))
         swatch = f'<span class="swatch" style="background: {colours[name]}"></span>'
         figures = f"{_text(nanoseconds(time))}, {_text(share(time, whole))}"
@@ -161,7 +161,7 @@ def _slice(name: str, time: int, colour: str, content: str) -> str:
 
 
 def _step(step: StepTimes, longest: int) -> str:
-    times = {"host": step.duration} if step.device is None else _times_by_state(step.device)
+    times = {"host": step.duration} if step.device is None else step.device.by_state()
     slices = []
     for name, time in times.items():
         if time:
@@ -174,7 +174,7 @@ def _step(step: StepTimes, longest: int) -> str:
 
 
 def _table(table: TraceTable) -> str:
-    head = "".join(f"<th>{_text(heading)}</th>" for heading in ("", *table.columns))
+    head = _cells("th", ("", *table.columns))
     rows = "".join(map(_row, table.names, *table.columns.values()))
     notes = "".join(f'<p class="remark">{_text(note)}</p>' for note in table.notes)
     listed = f"{len(table.names)} of {table.total}" if table.left_out else str(len(table.names))
@@ -184,8 +184,11 @@ def _table(table: TraceTable) -> str:
 
 
 def _row(name: str, *cells: str) -> str:
-    shown = "".join(f"<td>{_text(cell)}</td>" for cell in cells)
-    return f'<tr><td title="{_text(name)}">{_text(name)}</td>{shown}</tr>'
+    return f'<tr><td title="{_text(name)}">{_text(name)}</td>{_cells("td", cells)}</tr>'
+
+
+def _cells(tag: str, contents: Iterable[str]) -> str:
+    return "".join(f"<{tag}>{_text(content)}</{tag}>" for content in contents)
 
 
 def _text(content: str) -> str:

@@ -23,6 +23,7 @@ from lflops.trace.recorded import (
     RecordedTrace,
     RuntimeCall,
     Span,
+    extent,
     microseconds,
     span,
 )
@@ -293,9 +294,8 @@ class _Reader:
                 self._unread[event.cat or "started, but not ended"] += 1
         self._trace.unread = dict(self._unread)
         # lflops added the module slices, which may lie outside the recording.
-        moments = [item for item in self._trace.on_host() if not _is_module_slice(item)]
-        self._trace.first = min((item.start for item in moments), default=0)
-        self._trace.last = max((item.end for item in moments), default=0)
+        recorded = [item for item in self._trace.on_host() if not _is_module_slice(item)]
+        self._trace.first, self._trace.last = extent(recorded)
 
     def _name(self, event: _Event) -> str:
         name = event.name or ""

@@ -15,9 +15,10 @@ from lflops.trace.analysis.collectives import CollectiveTimes, RankSkew
 from lflops.trace.analysis.idle import Cause
 from lflops.trace.analysis.merge import Clock
 from lflops.trace.analysis.operators import ShapeTimes, SpanTimes
+from lflops.trace.analysis.steps import device_timelines
 from lflops.trace.analysis.summary import DeviceSummary, TraceSummary
 from lflops.trace.analysis.utilization import TraceUtilization
-from lflops.trace.device_states import DeviceTimeline
+from lflops.trace.device_states import DeviceTimeline, total
 
 
 class IdleCause(NamedTuple):
@@ -75,6 +76,9 @@ CAUSES: dict[Cause, IdleCause] = {
     "queued": IdleCause("queued work", "between kernels that were already queued"),
     "not_recorded": IdleCause("not recorded", "for reasons that the trace does not show"),
 }
+
+CAUSE_LABELS: dict[str, str] = {cause: words.label for cause, words in CAUSES.items()}
+"""Label of each cause of idle time."""
 
 _HOST: frozenset[Cause] = frozenset({"launching", "operators", "python"})
 """Causes of idle time for which the verdict says "the host prepares launches"."""
@@ -197,20 +201,27 @@ def _fusable_sentence(summary: TraceSummary) -> Iterator[str]:
     """
     if any(kernel.name.startswith("triton_") for kernel in summary.kernels):
         return
-    total = sum(row.device for row in summary.categories)
+    whole = summary.work_time
     time = _fusable_time(summary)
-    if time > _MUCH_FUSABLE * total:
-        large = [row for row in summary.categories if row.device > _LARGE * total]
-        names = [row.category for row in large if row.category in _FUSABLE]
-        yield (
-            f"{share(time, total)} of the kernel time is spent in {' and '.join(names)} kernels, "
-            "which torch.compile can fuse."
-        )
+    if time <= _MUCH_FUSABLE * whole:
+        return
+    names = []
+    for row in summary.categories:
+        if row.category in _FUSABLE and row.device > _LARGE * whole:
+            names.append(row.category)
+    yield (
+        f"{share(time, whole)} of the kernel time is spent in {' and '.join(names)} kernels, "
+        "which torch.compile can fuse."
+    )
 
 
 def _fusable_time(summary: TraceSummary) -> int:
     """Return the nanoseconds of all kernels that torch.compile can fuse."""
-    return sum(row.device for row in summary.categories if row.category in _FUSABLE)
+    time = 0
+    for row in summary.categories:
+        if row.category in _FUSABLE:
+            time += row.device
+    return time
 
 
 def _largest_cause(summary: TraceSummary) -> Cause:
@@ -246,9 +257,12 @@ def _losses(device: DeviceTimeline) -> list[tuple[str, int]]:
 
     They are sorted by time in descending order. States below `_SMALL` of the window are left out.
     """
-    times = [(state, getattr(device, state)) for state in _LOSSES]
-    long = [(state, time) for state, time in times if time > _SMALL * device.window]
-    return sorted(long, key=lambda loss: -loss[1])
+    losses = []
+    for state in _LOSSES:
+        time = getattr(device, state)
+        if time > _SMALL * device.window:
+            losses.append((state, time))
+    return sorted(losses, key=lambda loss: -loss[1])
 
 
 def _when_idle(summary: TraceSummary, device: DeviceTimeline) -> str:
@@ -264,10 +278,9 @@ def _when_idle(summary: TraceSummary, device: DeviceTimeline) -> str:
 
 
 def _step_sentences(summary: TraceSummary, step: TimingStats) -> Iterator[str]:
-    known = [each.device for each in summary.steps if each.device is not None]
-    computing = share(sum(each.computing for each in known), sum(each.window for each in known))
+    device = total(device_timelines(summary.steps))
+    computing = share(device.computing, device.window)
     median = units.duration(step.median)
-    steps_time = sum(each.duration for each in summary.steps)
     if step.n == 1:
         yield f"The step takes {median}; the device computes in {computing} of it."
     else:
@@ -277,7 +290,7 @@ def _step_sentences(summary: TraceSummary, step: TimingStats) -> Iterator[str]:
             f"the device computes in {computing} of it."
         )
     before = summary.before_device or 0
-    if before <= _LARGE * steps_time:
+    if before <= _LARGE * summary.steps_time:
         return
     if summary.left_out.device > before / 2:
         kernels = counted(summary.left_out.calls, "kernel")
@@ -290,11 +303,15 @@ def _step_sentences(summary: TraceSummary, step: TimingStats) -> Iterator[str]:
         yield f"The first device work begins {nanoseconds(before)} after the first step starts."
 
 
+def file_name(summary: TraceSummary) -> str:
+    """Return the name of the trace's file, without its folder."""
+    return plain(PurePath(summary.file).name)
+
+
 def facts(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     """Yield the label and the value of each line above the tables."""
-    file = plain(PurePath(summary.file).name)
     events = counted(summary.events, "event")
-    yield "trace", f"{file}, {events} in {nanoseconds(summary.recorded)}"
+    yield "trace", f"{file_name(summary)}, {events} in {nanoseconds(summary.recorded)}"
     if summary.rank is not None and summary.world_size is not None:
         yield "rank", f"{summary.rank} of {summary.world_size}"
     elif summary.rank is not None:
@@ -364,7 +381,7 @@ def launches(summary: TraceSummary) -> Iterator[str]:
 
 def ranks_verdict(skew: RankSkew) -> str:
     """Return a sentence with the rank that arrives last most often and the rank that waits most."""
-    calls = sum(row.calls for row in skew.collectives)
+    calls = skew.calls
     if not calls:
         return f"The traces of {len(skew.ranks)} ranks have no collective in common."
     last = max(skew.last, key=lambda rank: skew.last[rank])
@@ -497,17 +514,21 @@ def _host_tables(summary: TraceSummary, top: int) -> Iterator[TraceTable]:
 
 def _timeline(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
     """Return the table of device states, with columns for each device and for their sum."""
-    timelines = {f"device {each.device}": each.timeline for each in summary.devices}
+    timelines = {}
     if len(summary.devices) > 1:
-        timelines = {"all devices": device} | timelines
+        timelines["all devices"] = device
+    for each in summary.devices:
+        timelines[f"device {each.device}"] = each.timeline
     table = TraceTable("timeline", names=[*STATES.values(), "window"])
     for name, timeline in timelines.items():
-        times = [getattr(timeline, state) for state in STATES]
-        times.append(timeline.window)
+        times = []
+        shares = []
+        for time in timeline.by_state().values():
+            times.append(nanoseconds(time))
+            shares.append(share(time, timeline.window))
         share_heading = "share" if len(timelines) == 1 else f"share of {name}"
-        table.columns[name] = [nanoseconds(time) for time in times]
-        table.columns[share_heading] = [share(time, timeline.window) for time in times]
-        table.columns[share_heading][-1] = "100 %"
+        table.columns[name] = [*times, nanoseconds(timeline.window)]
+        table.columns[share_heading] = [*shares, "100 %"]
     for label, overlapped, whole in (
         ("communication", device.overlapped_communication, device.communication),
         ("copies", device.overlapped_copies, device.copies),
@@ -553,9 +574,12 @@ _STEP_STATES = ("computing", "idle", "exposed_communication", "exposed_copies")
 
 def _steps(summary: TraceSummary, top: int) -> TraceTable:
     rows = summary.steps[:top]
-    timelines = [row.device for row in rows if row.device is not None]
+    timelines = device_timelines(rows)
     table = TraceTable("steps", len(summary.steps))
-    states = [state for state in _STEP_STATES if any(map(attrgetter(state), timelines))]
+    states = []
+    for state in _STEP_STATES:
+        if any(map(attrgetter(state), timelines)):
+            states.append(state)
     for row in rows:
         cells = {"time": nanoseconds(row.duration)}
         for state in states:
@@ -568,7 +592,7 @@ def _steps(summary: TraceSummary, top: int) -> TraceTable:
 
 def _categories(summary: TraceSummary) -> TraceTable:
     table = TraceTable("device time by category")
-    whole = sum(row.device for row in summary.categories)
+    whole = summary.work_time
     for row in summary.categories:
         cells = {
             "time": nanoseconds(row.device),
@@ -578,11 +602,12 @@ def _categories(summary: TraceSummary) -> TraceTable:
         table.add(row.category, cells)
     computing = sum(row.device for row in summary.precisions)
     if computing:
-        parts = [
-            f"{share(row.device, computing)} {row.precision or 'unknown'}"
-            for row in summary.precisions
-        ]
-        on_tensor_cores = sum(row.tensor_cores for row in summary.precisions)
+        parts = []
+        on_tensor_cores = 0
+        for precision in summary.precisions:
+            name = precision.precision or "unknown"
+            parts.append(f"{share(precision.device, computing)} {name}")
+            on_tensor_cores += precision.tensor_cores
         table.notes.append(
             f"kernel time by precision: {', '.join(parts)}; "
             f"{share(on_tensor_cores, computing)} on tensor cores (inferred from kernel names)"
@@ -592,7 +617,7 @@ def _categories(summary: TraceSummary) -> TraceTable:
 
 def _kernels(summary: TraceSummary, top: int) -> TraceTable:
     table = TraceTable("kernels", len(summary.kernels))
-    whole = sum(row.device for row in summary.kernels)
+    whole = summary.work_time
     tensor_cores = {True: "yes", False: "no", None: units.UNKNOWN}
     for row in summary.kernels[:top]:
         operator = units.UNKNOWN
@@ -695,7 +720,7 @@ def _collectives(found: Sequence[CollectiveTimes], top: int) -> TraceTable:
 
 def ranks_tables(skew: RankSkew, top: int) -> Iterator[TraceTable]:
     """Yield the table of ranks, and the table of collectives in which ranks wait."""
-    calls = sum(row.calls for row in skew.collectives)
+    calls = skew.calls
     ranks = TraceTable("ranks", len(skew.ranks))
     for rank in sorted(skew.ranks, key=lambda rank: -skew.last[rank])[:top]:
         cells = {

@@ -1,6 +1,7 @@
 """Find the profiler's steps, and the states of the devices in each step."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from msgspec import Struct
 from lflops.profile.series import grouped
 from lflops.trace.analysis.host_walk import HostWalk
 from lflops.trace.device_states import DeviceTimeline, states, timeline, total
-from lflops.trace.recorded import DeviceEvent, RecordedTrace
+from lflops.trace.recorded import DeviceEvent, RecordedTrace, extent
 
 AHEAD_SHARE = 0.05
 """If the device lags behind the host by more than this share of a step, device times are used.
@@ -71,9 +72,9 @@ def steps(
         end = last.start
     else:
         # The last step lasts at least until all its device work has ended.
-        end = max([last.end, *(each.end for each in launched[-1])])
+        _, end = extent([last, *launched[-1]])
     starts = [span.start for span in spans]
-    on_host = [*zip(starts, [*starts[1:], end], strict=True)]
+    on_host = list(pairwise([*starts, end]))
     measured = on_host
     if _runs_ahead(on_host, launched):
         measured = _on_device(launched)
@@ -82,19 +83,32 @@ def steps(
     for span, (host_start, host_end), (begin, stop) in zip(spans, on_host, measured, strict=True):
         if stop <= begin:
             continue
-        device = None
-        if by_device:
-            device = total(timeline(states(each, begin, stop)) for each in by_device.values())
-        found.append(
-            StepTimes(
-                name=span.name,
-                start=host_start,
-                end=host_end,
-                duration=stop - begin,
-                device=device,
-            )
+        step = StepTimes(
+            name=span.name,
+            start=host_start,
+            end=host_end,
+            duration=stop - begin,
+            device=_device_states(by_device, begin, stop),
         )
+        found.append(step)
     return tuple(found)
+
+
+def _device_states(
+    by_device: Mapping[int, Sequence[DeviceEvent]], start: int, end: int
+) -> DeviceTimeline | None:
+    """Return the states of all devices together, or `None` if there is no device."""
+    if not by_device:
+        return None
+    timelines = []
+    for work in by_device.values():
+        timelines.append(timeline(states(work, start, end)))
+    return total(timelines)
+
+
+def device_timelines(steps: Iterable[StepTimes]) -> list[DeviceTimeline]:
+    """Return the states of the devices in each step, leaving out steps without a device."""
+    return [step.device for step in steps if step.device is not None]
 
 
 def _runs_ahead(
@@ -104,16 +118,20 @@ def _runs_ahead(
     if not all(launched):
         return False
     for (start, end), before in zip(on_host[1:], launched, strict=False):
-        if max(each.end for each in before) > start + AHEAD_SHARE * (end - start):
+        _, end_of_work = extent(before)
+        if end_of_work > start + AHEAD_SHARE * (end - start):
             return True
     return False
 
 
 def _on_device(launched: Sequence[Sequence[DeviceEvent]]) -> list[tuple[int, int]]:
     """Return the start and end of each step on the device."""
-    begins = [min(each.start for each in of_step) for of_step in launched]
-    end = max(each.end for each in launched[-1])
-    return [*zip(begins, [*begins[1:], end], strict=True)]
+    begins = []
+    for of_step in launched:
+        begin, _ = extent(of_step)
+        begins.append(begin)
+    _, end = extent(launched[-1])
+    return list(pairwise([*begins, end]))
 
 
 def _launched_work(
@@ -135,8 +153,7 @@ def _step_spans(trace: RecordedTrace) -> list[_StepSpan]:
     """
     found = []
     for name, same in grouped(trace.steps(), attrgetter("name")).items():
-        start = min(span.start for span in same)
-        end = max(span.end for span in same)
+        start, end = extent(same)
         found.append(_StepSpan(name, start, end))
     return sorted(found, key=attrgetter("start"))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from lflops.hardware.chips import Hardware, lookup, named
-from lflops.intervals import Intervals, joined
+from lflops.intervals import Intervals
 from lflops.profile.records import TimingStats
 from lflops.profile.series import grouped
 from lflops.trace.analysis.collectives import (
@@ -32,11 +32,11 @@ from lflops.trace.analysis.device_work import (
 )
 from lflops.trace.analysis.host_walk import NOT_RECORDED, HostWalk, walk
 from lflops.trace.analysis.idle import (
-    CAUSES,
     Cause,
     LaunchDelays,
     QueueDepth,
     idle_by_cause,
+    in_order_of_causes,
     launch_delays,
     queue_depth,
 )
@@ -61,7 +61,14 @@ from lflops.trace.device_states import (
     timeline,
     total,
 )
-from lflops.trace.recorded import DeviceEvent, MemoryPeak, OperatorCall, RecordedTrace
+from lflops.trace.recorded import (
+    DeviceEvent,
+    MemoryPeak,
+    OperatorCall,
+    RecordedTrace,
+    covered,
+    extent,
+)
 
 
 class LeftOut(Struct, frozen=True, kw_only=True):
@@ -146,6 +153,16 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
     damaged: int
     damage: str
 
+    @property
+    def work_time(self) -> int:
+        """Total time of all kernels, copies and fills."""
+        return sum(row.device for row in self.categories)
+
+    @property
+    def steps_time(self) -> int:
+        """Total time of all steps."""
+        return sum(step.duration for step in self.steps)
+
 
 class TraceSummaries(Struct, frozen=True, kw_only=True):
     """The analyses of several traces, and how ranks wait for each other.
@@ -201,7 +218,9 @@ def _analysed(
     window = _window(trace)
     host = walk(trace, window.work, _is_counted)
     work = classified(window.work, host)
-    devices = tuple(_device(trace, window, device, host) for device in window.by_device)
+    devices = []
+    for device in window.by_device:
+        devices.append(_device(trace, window, device, host))
     step_times = steps(trace, host, window.work)
     window_time = window.end - window.start or trace.last - trace.first
     found_collectives = occurrences(window.work, host, trace)
@@ -215,7 +234,7 @@ def _analysed(
         device=total(device.timeline for device in devices) if devices else None,
         idle=_idle_of_all(devices),
         launches=launch_delays(window.work, host.call),
-        devices=devices,
+        devices=tuple(devices),
         streams=streams(window.work, window.start, window.end),
         steps=step_times,
         step=TimingStats.of(step.seconds for step in step_times),
@@ -258,8 +277,8 @@ class _Window(NamedTuple):
 def _window(trace: RecordedTrace) -> _Window:
     launched = {call.correlation for call in trace.runtime}
     known = [work for work in trace.work if work.correlation in launched] or trace.work
-    start = min((work.start for work in known), default=0)
-    end = max((work.end for work in trace.work), default=0)
+    start, _ = extent(known)
+    _, end = extent(trace.work)
     inside = []
     left_out = []
     for work in trace.work:
@@ -296,15 +315,15 @@ def _idle_of_all(devices: Iterable[DeviceSummary]) -> dict[Cause, int]:
     idle: Counter[Cause] = Counter()
     for device in devices:
         idle.update(device.idle)
-    return {cause: idle[cause] for cause in CAUSES if idle[cause]}
+    return in_order_of_causes(idle)
 
 
 def _computing(work: Iterable[DeviceEvent]) -> Intervals:
-    intervals = []
+    computing = []
     for each in work:
         if each.kind != "copy" and not communicates(each):
-            intervals.append((each.start, each.end))
-    return joined(intervals)
+            computing.append(each)
+    return covered(computing)
 
 
 def _time_before_device(
@@ -312,7 +331,7 @@ def _time_before_device(
 ) -> int | None:
     if not window.by_device:
         return None
-    start = min((step.start for step in steps), default=trace.first)
+    start = steps[0].start if steps else trace.first
     return max(window.start - start, 0)
 
 

@@ -13,7 +13,7 @@ from lflops.trace.analysis.collectives import RankSkew
 from lflops.trace.analysis.compare import TimeChange, TraceDiff
 from lflops.trace.analysis.operators import ShapeTimes
 from lflops.trace.analysis.sentences import (
-    CAUSES,
+    CAUSE_LABELS,
     STATES,
     TraceTable,
     facts,
@@ -95,13 +95,17 @@ def render_trace_roofline(summary: TraceSummary, *, top: int) -> RenderableType:
         parts.append(_render_table(shapes_table(rows, top, roof=True)))
     else:
         parts.append(text("no shapes were recorded: record with record_shapes=True", "yellow"))
-    if any(row.share is not None and row.share > _OVER_ROOFLINE for row in rows):
+    if any(map(_is_over_roofline, rows)):
         parts.append(
             text(
                 "over 100 % of the roofline usually means that the data stayed in the cache", "dim"
             )
         )
     return Group(*parts)
+
+
+def _is_over_roofline(row: ShapeTimes) -> bool:
+    return row.share is not None and row.share > _OVER_ROOFLINE
 
 
 def _potential_seconds(row: ShapeTimes) -> float:
@@ -118,8 +122,8 @@ def _rooflines(summary: TraceSummary, rows: Iterable[ShapeTimes]) -> Iterator[_M
         yield "roof", text(unknown, "yellow")
         return
     bandwidth = units.quantity(chip.bandwidth_bytes_per_second, "B/s")
-    precisions = dict.fromkeys(row.precision for row in rows if row.macs)
-    for precision in precisions:
+    precisions = [row.precision for row in rows if row.macs]
+    for precision in dict.fromkeys(precisions):
         peak = chip.peak_flops_per_second.get(precision or "")
         if peak is not None:
             rate = units.quantity(peak, "FLOP/s")
@@ -140,15 +144,19 @@ def trace_headline(diff: TraceDiff) -> Iterator[str]:
     yield f"{subject} takes {after}, before {before} ({_relative(diff.window)}{noise})."
     states = _large_changes(diff, diff.states)
     if states:
-        changes = ", ".join(f"{STATES[row.name]} {_absolute(row)}" for row in states)
-        yield f"The device: {changes}."
+        yield f"The device: {_changes_text(states, STATES)}."
     operators = _large_changes(diff, diff.operators[:_LISTED])
     if operators:
-        changes_of_operators = []
-        for row in operators:
-            name = plain(short_operator_name(row.name))
-            changes_of_operators.append(f"{name} {_absolute(row)}")
-        yield f"Operators: {', '.join(changes_of_operators)}."
+        yield f"Operators: {_changes_text(operators, {})}."
+
+
+def _changes_text(rows: Iterable[TimeChange], names: Mapping[str, str]) -> str:
+    """Return changes as text, for example `mm +1.2 ms, idle −3 ms`."""
+    changes = []
+    for row in rows:
+        name = names.get(row.name, plain(short_operator_name(row.name)))
+        changes.append(f"{name} {_absolute(row)}")
+    return ", ".join(changes)
 
 
 def _large_changes(diff: TraceDiff, rows: Iterable[TimeChange]) -> list[TimeChange]:
@@ -188,11 +196,10 @@ def render_trace_diff(diff: TraceDiff, limits: Iterable[Limit] = (), *, top: int
     if above:
         parts += ["", margin(above)]
     per = "per step" if diff.per_step else "in the window"
-    causes: dict[str, str] = {cause: words.label for cause, words in CAUSES.items()}
     kernels = {row.name: kernel_name(row.name) for row in diff.kernels}
     groups: list[tuple[str, Sequence[TimeChange], Mapping[str, str]]] = [
         (f"device, {per}", diff.states, STATES),
-        ("idle time by cause", diff.idle, causes),
+        ("idle time by cause", diff.idle, CAUSE_LABELS),
         ("device time by category", diff.categories, {}),
         ("operators, self time", diff.operators, {}),
         ("kernels", diff.kernels, kernels),

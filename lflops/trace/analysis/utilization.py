@@ -1,7 +1,7 @@
 """Compute the MFU and HFU of a trace from its counted operators."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -63,7 +63,7 @@ def trace_utilization(
     first_macs = 0
     recomputed_macs = 0
     for call in host.counted:
-        if steps and not any(step.start <= call.start < step.end for step in steps):
+        if steps and not _is_in_step(call.start, steps):
             continue
         cost = cost_of(call.operator.name, call.operator.inputs)
         if cost is None or not cost.macs:
@@ -96,6 +96,10 @@ def trace_utilization(
         peak_flops_per_second=peak,
         hardware=None if chip is None else chip.name,
     )
+
+
+def _is_in_step(moment: int, steps: Iterable[StepTimes]) -> bool:
+    return any(step.start <= moment < step.end for step in steps)
 
 
 def _executed_share(

@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -111,7 +112,7 @@ def _columns(kernels: Sequence[Kernel]) -> dict[str, list[str]]:
     columns: dict[str, list[str]] = {}
 
     def add(heading: str, cell: Callable[[Kernel], str]) -> None:
-        columns[heading] = [cell(kernel) for kernel in kernels]
+        columns[heading] = list(map(cell, kernels))
 
     add("time", lambda kernel: units.duration(kernel.seconds))
     add("FLOP/s", lambda kernel: units.count(kernel.flops_per_second))
@@ -124,10 +125,9 @@ def _columns(kernels: Sequence[Kernel]) -> dict[str, list[str]]:
     add("FLOPs/byte", lambda kernel: _intensity(kernel, "dram"))
     if any(kernel.module is not None for kernel in kernels):
         add("module", _module)
-    if any("l2" in kernel.levels for kernel in kernels):
-        add("per L2 byte", lambda kernel: _intensity(kernel, "l2"))
-    if any("l1" in kernel.levels for kernel in kernels):
-        add("per L1 byte", lambda kernel: _intensity(kernel, "l1"))
+    for level in ("l2", "l1"):
+        if any(level in kernel.levels for kernel in kernels):
+            add(f"per {level.upper()} byte", partial(_intensity, level=level))
     return columns
 
 

@@ -187,10 +187,7 @@ def read(
     Raises:
         LflopsError: No kernel has a metric that lflops reads.
     """
-    launches = []
-    for launch in launches_in(log):
-        if any(launch.metrics.get(name) is not None for name in _KNOWN):
-            launches.append(launch)
+    launches = [launch for launch in launches_in(log) if _has_known_metric(launch)]
     if not launches:
         raise LflopsError(
             "no kernel has a metric that lflops reads: pass the log of the command that lflops "
@@ -204,6 +201,10 @@ def read(
     seconds = _seconds(launches) if gpu_seconds is None else gpu_seconds
     total = _kernel("", None, launches, seconds, chip)
     return Measured(total=total, kernels=tuple(kernels))
+
+
+def _has_known_metric(launch: Launch) -> bool:
+    return any(launch.metrics.get(name) is not None for name in _KNOWN)
 
 
 def _module_of(launch: Launch, modules: Collection[str]) -> str | None:
@@ -256,7 +257,10 @@ def _flops_by_dtype(launches: Iterable[Launch]) -> dict[str, float | None]:
     counted: list[tuple[str, float | None]] = []
     for launch in launches:
         counted += _operations(launch)
-    return {dtype: sum_known(flops) for dtype, flops in gathered(counted).items()}
+    by_dtype = {}
+    for dtype, flops in gathered(counted).items():
+        by_dtype[dtype] = sum_known(flops)
+    return by_dtype
 
 
 def _operations(launch: Launch) -> Iterator[tuple[str, float | None]]:

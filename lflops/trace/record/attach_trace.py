@@ -78,16 +78,18 @@ def _with_times(
     timed = []
     for row, of_row in zip(rows, places, strict=True):
         known = []
+        known_exposed = []
         for place in of_row:
             is_of_this_row_only = number_of_rows[place] == 1
             if is_of_this_row_only and place in seconds:
-                known.append(seconds[place])
-        if not known:
-            timed.append(replace(row, seconds=None, exposed_seconds=None))
-            continue
-        whole = sum(each for each, _ in known)
-        exposed = sum(each for _, each in known)
-        timed.append(replace(row, seconds=whole, exposed_seconds=exposed))
+                whole, exposed = seconds[place]
+                known.append(whole)
+                known_exposed.append(exposed)
+        if known:
+            times = replace(row, seconds=sum(known), exposed_seconds=sum(known_exposed))
+        else:
+            times = replace(row, seconds=None, exposed_seconds=None)
+        timed.append(times)
     return tuple(timed)
 
 

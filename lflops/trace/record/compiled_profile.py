@@ -6,6 +6,7 @@ to the time in unprofiled steps.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -32,7 +33,8 @@ def with_compiled(
         called: For each batch, the self time of each module and phase in nanoseconds.
     """
     modules = _Modules(profile.modules)
-    running_modules = dict.fromkeys(running for batch in times.host for running in batch)
+    # The dict keeps the modules in the order in which they first occur.
+    running_modules = dict.fromkeys(chain.from_iterable(times.host))
     for running in running_modules:
         number = _median_batch(running, times.host)
         by_module = times.host[number][running]

@@ -106,12 +106,17 @@ class GraphKernels:
         if not record or not calls:
             return None
         known_nodes: Mapping[str, Sequence[Any]] = record["nodes"]
-        nodes_of_call = {call: frozenset(nodes.get(call, ())) for call in calls}
+        nodes_of_call = {}
+        for call in calls:
+            nodes_of_call[call] = frozenset(nodes.get(call, ()))
         moved = _bytes_of_calls(nodes_of_call, record["kernels"])
         kernel_calls = []
         for call in calls:
             name = call.rpartition(":")[0]
-            found = [known_nodes[node] for node in nodes.get(call, ()) if node in known_nodes]
+            found = []
+            for node in nodes.get(call, ()):
+                if node in known_nodes:
+                    found.append(known_nodes[node])
             kernel_calls.append(KernelCall(name, _event(name), _shares(found), moved.get(call)))
         modules = tuple((name, class_name) for name, class_name in record["modules"])
         return cls(modules=modules, calls=tuple(kernel_calls))
@@ -162,7 +167,9 @@ def _bytes_of_calls(
             unknown.add(call)
         else:
             sums[call] = sums.get(call, 0) + moved
-    return {call: moved for call, moved in sums.items() if call not in unknown}
+    for call in unknown:
+        sums.pop(call, None)
+    return sums
 
 
 def _call_of_kernel(
@@ -529,8 +536,11 @@ class _Sums:
 
     def _compiled_kernels(self, *, device: bool) -> tuple[CompiledKernel, ...]:
         """Return the kernels, sorted in descending order by the longer of their two times."""
+        largest_first = sorted(
+            self._kernels.items(), key=lambda item: -max(item[1].device, item[1].host)
+        )
         kernels = []
-        for (name, (fqn, phase), modules), kernel in self._kernels.items():
+        for (name, (fqn, phase), modules), kernel in largest_first:
             compiled = CompiledKernel(
                 name=name,
                 module=fqn,
@@ -541,9 +551,8 @@ class _Sums:
                 device_seconds=kernel.device / 1e9 if device else None,
                 bytes_moved=None if kernel.moved is None else round(kernel.moved),
             )
-            kernels.append((max(kernel.device, kernel.host), compiled))
-        kernels.sort(key=lambda time_and_kernel: -time_and_kernel[0])
-        return tuple(compiled for _, compiled in kernels)
+            kernels.append(compiled)
+        return tuple(kernels)
 
 
 def _matched(

@@ -17,7 +17,7 @@ import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, repeat
+from itertools import compress
 from math import inf
 from operator import attrgetter, ne, not_, or_
 from typing import Any, Literal, NamedTuple
@@ -109,7 +109,8 @@ def read(raw: Sequence[Any], *, device: bool, stack: bool) -> RecordedTrace:
         columns.append(map(kind.linked_correlation_id, raw))
     else:
         # Without a device, `is_on_device`, `key` and `link` are 0 for all events.
-        columns += [repeat(0, len(raw)) for _ in range(3)]
+        zeros = [0] * len(raw)
+        columns += [zeros, zeros, zeros]
     events = zip(*columns, strict=True)
     if stack and hasattr(kind, "is_hidden_event"):
         return recorded(compress(events, map(not_, map(kind.is_hidden_event, raw))))

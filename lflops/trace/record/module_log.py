@@ -223,7 +223,7 @@ class Replay:
         self._segments = segments
         self._own = own
         self._next = 0
-        self._outside: Phase = "other"
+        self._outside = "other"
         self._frames: FrameStack[_ReplayFrame] = FrameStack()
         # End times of the running nodes, the innermost last.
         self._node_ends: list[float] = [inf]
@@ -329,7 +329,7 @@ class Replay:
             self._end(open_frames, moment)
             self._outside = "other"
         elif event in PHASES:
-            self._outside = next(phase for phase in PHASES if phase == event)
+            self._outside = event
         elif event == OPTIMIZER:
             self._frames.append(_ReplayFrame(key, ModulePhase("", "optimizer"), moment))
         elif event == CLOSURE:

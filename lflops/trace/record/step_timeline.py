@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec.structs import asdict
 
@@ -33,6 +33,8 @@ from lflops.trace.recorded import (
     HostItem,
     OperatorCall,
     RecordedTrace,
+    covered,
+    extent,
     outer_first,
 )
 
@@ -107,14 +109,14 @@ def _timeline(
         slices += nested(_self_times(running), lane)
     first = bisect.bisect_left(operators, step.begin, key=attrgetter("start"))
     last = bisect.bisect_left(operators, step.end, key=attrgetter("start"))
-    outermost = [(call.thread, call) for call in _outermost(operators[first:last])]
-    kernels = [(work.stream, work) for work in trace.work if step.contains(work.start)]
+    outermost = _outermost(operators[first:last])
+    kernels = [work for work in trace.work if step.contains(work.start)]
     return longest(
         "traced",
         step.length,
         slices,
-        _works(outermost, step.begin, {step.thread: 0}),
-        _works(kernels, step.begin, {}),
+        _works(outermost, "thread", step.begin, {step.thread: 0}),
+        _works(kernels, "stream", step.begin, {}),
         step=step.number,
     )
 
@@ -143,19 +145,23 @@ def _phases(step: _Step, marks: Sequence[PhaseMark]) -> list[SelfTime]:
 
 
 def _works(
-    found: Iterable[tuple[int, OperatorCall | DeviceEvent]], begin: int, lanes: dict[int, int]
+    found: Iterable[OperatorCall | DeviceEvent],
+    field: Literal["thread", "stream"],
+    begin: int,
+    lanes: dict[int, int],
 ) -> Iterator[TimedWork]:
     """Yield operators or kernels with their lanes.
 
     Operators of the same thread, or kernels of the same stream, are in the same lane.
 
     Args:
-        found: Operators with their threads, or kernels with their streams.
+        found: Operators or kernels.
+        field: Field with the thread of an operator, or with the stream of a kernel.
         begin: Start of the step.
         lanes: Lanes that are already assigned to threads or streams. More are added here.
     """
-    for place, each in found:
-        lane = lanes.setdefault(place, len(lanes))
+    for each in found:
+        lane = lanes.setdefault(getattr(each, field), len(lanes))
         yield TimedWork(each.name, each.start - begin, each.end - each.start, lane)
 
 
@@ -168,16 +174,12 @@ def _lanes(by_thread: Mapping[int, Sequence[SelfTime]]) -> list[list[SelfTime]]:
     lanes: list[list[SelfTime]] = []
     for _, called in sorted(by_thread.items()):
         for lane in lanes:
-            if not shares(_when(lane), _when(called))[0]:
+            if not shares(covered(lane), covered(called))[0]:
                 lane.extend(called)
                 break
         else:
             lanes.append(list(called))
     return lanes
-
-
-def _when(calls: Iterable[SelfTime]) -> Intervals:
-    return joined((call.start, call.end) for call in calls)
 
 
 def _steps(trace: RecordedTrace, ends: Sequence[bool]) -> Iterator[_Step]:
@@ -246,8 +248,7 @@ def _states(work: Sequence[DeviceEvent]) -> Timeline | None:
     """Return the states from the first to the last device work; `None` if there is no work."""
     if not work:
         return None
-    begin = min(each.start for each in work)
-    end = max(each.end for each in work)
+    begin, end = extent(work)
     return states(work, begin, end)
 
 
@@ -322,15 +323,15 @@ def _computing_on_host(trace: RecordedTrace) -> Intervals:
 
     Time in which operators launch collectives or wait for them is left out.
     """
-    waiting: Intervals = []
-    operators: Intervals = []
+    waiting = []
+    operators = []
     for call in trace.operators:
         namespace = _namespace(call)
         if namespace in WITH_COLLECTIVES:
-            waiting.append((call.start, call.end))
+            waiting.append(call)
         if namespace is not None and namespace not in AUTOGRAD:
-            operators.append((call.start, call.end))
-    return outside(joined(operators), joined(waiting))
+            operators.append(call)
+    return outside(covered(operators), covered(waiting))
 
 
 def _launch_of(ran: HostItem, launches: Sequence[OperatorCall]) -> OperatorCall:
