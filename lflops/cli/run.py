@@ -16,7 +16,6 @@ from lflops.cli.output import UsageError, write_json, write_lines
 from lflops.files import write_whole
 from lflops.integrations.auto_detect.entry import VARIABLE, settings_line
 from lflops.ledger.ledger_file import REQUEST, load_run, newest_file
-from lflops.monitoring.inputs.settings import settings_of
 from lflops.profile.json_file import load
 from lflops.report.explanation import last_window
 from lflops.report.first_screen.window import window_summary
@@ -79,6 +78,9 @@ def _settings(folder: Path | None) -> str | None:
     """
     settings = settings_line()
     if settings:
+        # imported here, because it imports torch
+        from lflops.monitoring.inputs.settings import settings_of
+
         # A wrong setting is an error here, and not a warning in the middle of the run.
         settings_of(settings)
     if folder is None and settings is not None and "dirpath" in settings:

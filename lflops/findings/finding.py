@@ -14,6 +14,8 @@ class Finding(Struct, frozen=True, kw_only=True):
         cause: The name of the rule that found it.
         sentence: A sentence that names the reason and its cost.
         module: Name of the module with this cost. Empty if the cost is in no particular module.
+        place: The code with this cost, if it is known but is no module, such as the hook of a
+            callback.
         rank: The slow rank, if the rule is about a rank.
         phase: The phase in which this rank is slow.
         seconds: The cost in seconds per step, or `None` if unknown.
@@ -34,6 +36,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     cause: str
     sentence: str
     module: str = ""
+    place: str = ""
     rank: int | None = None
     phase: str = ""
     seconds: float | None = None

@@ -53,8 +53,9 @@ class PartRule(StepRule):
         another = "Another " if candidate.is_rest else ""
         phrase = self.phrase_for(step)
         where = in_bursts(step, self.name)
-        if candidate.module:
-            where = f", mostly in {plain(candidate.module)}"
+        most = candidate.module or self.place_of(candidate, step)
+        if most:
+            where = f", mostly in {plain(most)}"
         return f"{another}{cost} {self.verb} {phrase}{where}."
 
     def advise(self, candidate: Candidate, step: StepEvidence) -> str:
@@ -90,6 +91,24 @@ class NamedPhase(PartRule):
 
     def advise_in(self, module: str, step: StepEvidence) -> str:
         return f"Divide the phase {plain(self.name)} with further monitor.phase blocks"
+
+
+MAIN_HOOK_SHARE = 0.4
+"""A hook is named if it takes at least this share of the time outside all phases."""
+
+
+def main_hook(candidate: Candidate, step: StepEvidence) -> str:
+    """Return the hook of a callback or of the LightningModule that has most of the cost.
+
+    Returns the empty string if no single hook has most of it, or if hooks were not timed.
+    """
+    hooks = step.profile.hooks
+    if not hooks or candidate.seconds is None:
+        return ""
+    slowest = max(hooks, key=hooks.__getitem__)
+    if hooks[slowest] < MAIN_HOOK_SHARE * candidate.seconds:
+        return ""
+    return slowest
 
 
 def in_bursts(step: StepEvidence, phase: str) -> str:

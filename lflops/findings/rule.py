@@ -166,6 +166,7 @@ class StepRule(Rule):
             cause=self.name,
             sentence=said,
             module=candidate.module,
+            place=self.place_of(candidate, step),
             rank=candidate.rank,
             phase=candidate.phase,
             seconds=candidate.seconds,
@@ -175,6 +176,10 @@ class StepRule(Rule):
             is_overhead=self.is_overhead,
             right=self.right if is_issue and has_track_record else None,
         )
+
+    def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
+        """Return the code that has most of the cost, if it is known but is no module."""
+        return ""
 
     def describe(self, candidate: Candidate, step: StepEvidence) -> str | None:
         """Format the sentence of a candidate, or return `None` if it should not be reported."""

@@ -571,6 +571,10 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
         timelines: Timelines of a few steps. A profile of several ranks has timelines of the first
             ranks. For each rank, the step with the median length comes first. Empty if no step was
             traced or timed by module.
+        hooks: Mean seconds per module-timing step of the slowest hooks of callbacks and of the
+            LightningModule that run outside all phases, by class and method, such as
+            `ModelCheckpoint.on_train_batch_end`. Empty in loops without such hooks. In a merged
+            profile, they are from one rank.
     """
 
     schema_version: str
@@ -589,6 +593,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
     unprofiled_comparison: RankComparison | None = None
     notes: tuple[Note, ...] = ()
     timelines: tuple[StepTimeline, ...] = ()
+    hooks: Mapping[str, float] = {}
 
     def __repr__(self) -> str:
         parts = []

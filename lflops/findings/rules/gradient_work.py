@@ -1,8 +1,8 @@
 """Work on gradients between backward and the optimizer's step."""
 
 from lflops.findings.evidence import StepEvidence
-from lflops.findings.part_rule import PartRule
-from lflops.findings.rule import Threshold
+from lflops.findings.part_rule import PartRule, main_hook
+from lflops.findings.rule import Candidate, Threshold
 
 
 class GradientWork(PartRule):
@@ -27,6 +27,9 @@ class GradientWork(PartRule):
         "Log histograms and norms of gradients only every N steps, and clip with "
         "torch.nn.utils.clip_grad_norm_(..., foreach=True) instead of a loop over parameters"
     )
+
+    def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
+        return main_hook(candidate, step)
 
     def part_fix(self, step: StepEvidence) -> str:
         return self.fix if step.is_lightning else self.fix_of_custom_loop

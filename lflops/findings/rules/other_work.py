@@ -1,7 +1,7 @@
 """Work of the training loop outside all phases."""
 
 from lflops.findings.evidence import StepEvidence
-from lflops.findings.part_rule import PartRule
+from lflops.findings.part_rule import PartRule, main_hook
 from lflops.findings.rule import Candidate, Threshold
 from lflops.findings.run_rule import OnceAllowedRule, UncertainRule
 from lflops.profile.series import summed
@@ -35,6 +35,7 @@ class OtherWork(PartRule):
         'Do this work less often. Trainer(profiler="simple") shows the time of each callback '
         "and hook"
     )
+    fix_in_hook = "Do this work less often, or in another process"
     fix_with_host_syncs = (
         "Keep .item() and .cpu() out of the step: each of them waits for the device"
     )
@@ -48,6 +49,14 @@ class OtherWork(PartRule):
 
     def phrase_for(self, step: StepEvidence) -> str:
         return self.phrase_if_never_called if model_was_never_called(step) else self.phrase
+
+    def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
+        return main_hook(candidate, step)
+
+    def advise(self, candidate: Candidate, step: StepEvidence) -> str:
+        if self.place_of(candidate, step):
+            return self.fix_in_hook
+        return super().advise(candidate, step)
 
     def part_fix(self, step: StepEvidence) -> str:
         if model_was_never_called(step):

@@ -101,6 +101,7 @@ class TrainerPhases(Phases):
         has_ledger: Set if one of the monitors keeps the ledger.
         actions: The running actions, with the number of phases that were running when the action
             began.
+        context_of: Returns the context in which Lightning runs an action.
         optimizer_steps: The number of optimizer steps that are running. It may be more than 1,
             because an optimizer may call another optimizer.
     """
@@ -112,7 +113,7 @@ class TrainerPhases(Phases):
         self._trainer = ref(trainer)
         self._state = trainer.state
         # a cache written in C, which calls `_new_context` only for new actions
-        self._context = lru_cache(MOST_ACTIONS)(self._new_context)
+        self.context_of: Callable[[str], Any] = lru_cache(MOST_ACTIONS)(self._new_context)
         self.actions: list[tuple[str, int]] = []
         self.optimizer_steps = 0
         self._users: dict[ErrorGuard, Callable[[BaseException | None], None]] = {}
@@ -160,7 +161,7 @@ class TrainerPhases(Phases):
         if does_nothing and not PROFILER_METHODS & vars(profiler).keys():
             self._replace(profiler, "start", self._begin_action)
             self._replace(profiler, "stop", self._end_action)
-            self._replace(profiler, "profile", self._context)
+            self._replace(profiler, "profile", self.context_of)
         else:
             wrap(self._undo, profiler, "start", self._start)
             wrap(self._undo, profiler, "stop", self._stop)
@@ -187,6 +188,25 @@ class TrainerPhases(Phases):
         shortcut.lflops_method = getattr(profiler, name)
         self._undo.add(_restore, profiler, name, shortcut)
         setattr(profiler, name, shortcut)
+
+    def use_contexts(self, context_of: Callable[[str], Any]) -> Callable[[], None]:
+        """Run all actions in other contexts, until the returned function is called."""
+        usual = self.context_of
+        self.context_of = context_of
+        profiler: Any = getattr(self._trainer(), "profiler", None)
+        shortcut = getattr(profiler, "__dict__", {}).get("profile")
+        replaced = None
+        if isinstance(shortcut, _Shortcut):
+            replaced = _Shortcut(context_of)
+            replaced.lflops_method = shortcut.lflops_method
+            profiler.profile = replaced
+
+        def restore() -> None:
+            self.context_of = usual
+            if replaced is not None and vars(profiler).get("profile") is replaced:
+                profiler.profile = shortcut
+
+        return restore
 
     def _wrap_collective(self, owner: Any, name: str) -> None:
         if hasattr(owner, name):
@@ -229,10 +249,10 @@ class TrainerPhases(Phases):
         return call(*args, **kwargs)
 
     def _begin_action(self, action_name: str) -> None:
-        self._context(action_name).__enter__()
+        self.context_of(action_name).__enter__()
 
     def _end_action(self, action_name: str) -> None:
-        self._context(action_name).__exit__(None, None, None)
+        self.context_of(action_name).__exit__(None, None, None)
 
     def _new_context(self, action_name: str) -> "_Action | _NoPhase":
         """Create the context of an action. The same context is used each time the action runs."""

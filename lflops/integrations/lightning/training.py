@@ -21,6 +21,7 @@ from torch import nn
 
 from lflops.errors import MissingPackageError
 from lflops.inputs.batch_size import loader_batch_size
+from lflops.integrations.lightning.hook_times import LightningHookTimes
 from lflops.integrations.lightning.phase_hooks import STEPS, phases_of
 from lflops.monitoring.inputs.training import Stage, Training
 
@@ -162,6 +163,7 @@ def stage_of(name: str, trainer: Any, pl_module: Any) -> Stage:
         updates=frozenset({"backward", "optimizer"} if automatic else ()),
         fetches_itself=fetches_itself,
         loader_size=lambda: _loader_size(trainer, name),
+        hook_times=LightningHookTimes(trainer, phases),
     )
 
 

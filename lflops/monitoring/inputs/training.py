@@ -3,9 +3,9 @@
 Each integration creates a `Training` and its `Stage`s from its loop, and a session receives them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -72,6 +72,22 @@ class Training:
     log: Callable[[str], None]
 
 
+class HookTimes(Protocol):
+    """Times the hooks of a loop that run outside all phases, between `start` and `stop`.
+
+    Attributes:
+        seconds: The seconds of each hook so far, by class and method.
+    """
+
+    seconds: Mapping[str, float]
+
+    def start(self) -> None:
+        """Begin to time hooks. Does nothing if they are being timed."""
+
+    def stop(self) -> None:
+        """Stop timing hooks. Can be called repeatedly."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stage:
     """A stage of a training run: training itself, or a stage that updates no parameters.
@@ -92,6 +108,7 @@ class Stage:
         fetches_itself: Whether the step receives an iterator and fetches its batches from the
             iterator. In this case, the batch is not known when a step begins, because hooks receive
             the batch of the previous step.
+        hook_times: Times the hooks of the loop; `None` if the loop does not report its hooks.
     """
 
     name: str
@@ -104,3 +121,4 @@ class Stage:
     loader_size: Callable[[], int | None] = lambda: None
     updates: frozenset[str] = frozenset()
     fetches_itself: bool = False
+    hook_times: HookTimes | None = None

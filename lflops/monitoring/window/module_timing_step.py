@@ -1,6 +1,6 @@
 """Time modules in a step: timestamps divide forward and backward between the modules."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -33,6 +33,7 @@ class ModuleTimingStep:
     Attributes:
         cpu_lost: Seconds in which other processes had the CPU while this process was ready to run.
             It is `None` before `stop`, and if the system does not report it.
+        hook_seconds: The seconds of each hook of the loop that ran in this step.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ModuleTimingStep:
         self._begun = False
         self._cpu: CpuWatch | None = None
         self.cpu_lost: float | None = None
+        self.hook_seconds: Mapping[str, float] = {}
         self._passes: list[dict[str, list[Stamp]]] = []
         self._cleanup = CleanupStack()
 

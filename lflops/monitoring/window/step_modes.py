@@ -9,6 +9,7 @@ A session has one current mode, which changes only between two steps. All modes 
 when the window opens.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lflops.error_guard import Guard
@@ -95,7 +96,11 @@ class StepMode:
 
 
 class ModuleTimingMode(StepMode):
-    """Takes timestamps of all modules from the first batch of a step to its end."""
+    """Takes timestamps of all modules from the first batch of a step to its end.
+
+    The hooks of the loop are timed from before the first such step to after the last one, because
+    some of them run between two steps.
+    """
 
     touches_step = True
 
@@ -108,6 +113,12 @@ class ModuleTimingMode(StepMode):
         self._guard = guard
         self._is_alone = is_alone
         self._step: ModuleTimingStep | None = None
+        self._hooks_before: Mapping[str, float] = {}
+
+    def begin_step(self) -> None:
+        if self._stage.hook_times is not None:
+            self._stage.hook_times.start()
+            self._hooks_before = dict(self._stage.hook_times.seconds)
 
     def begin_batch(self, batch: Any, *, begins_step: bool) -> None:  # noqa: ARG002
         if begins_step:
@@ -118,13 +129,38 @@ class ModuleTimingMode(StepMode):
 
     def end_step(self) -> EndedStep:
         step = self._step
-        self.remove()
-        return EndedStep("unprofiled" if step is None else "module_timing", step)
+        self.abandon()
+        if step is None:
+            return EndedStep("unprofiled")
+        if self._stage.hook_times is not None:
+            step.hook_seconds = _increase(self._stage.hook_times.seconds, self._hooks_before)
+        return EndedStep("module_timing", step)
+
+    def leave(self) -> None:
+        self._stop_hook_times()
 
     def abandon(self) -> None:
-        self.remove()
-
-    def remove(self) -> None:
         if self._step is not None:
             self._step.stop()
         self._step = None
+
+    def pause(self) -> None:
+        self._stop_hook_times()
+
+    def finish(self, error: BaseException | None) -> None:  # noqa: ARG002
+        self._stop_hook_times()
+
+    def remove(self) -> None:
+        self._stop_hook_times()
+        self.abandon()
+
+    def _stop_hook_times(self) -> None:
+        if self._stage.hook_times is not None:
+            self._stage.hook_times.stop()
+
+
+def _increase(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    increase = {}
+    for name, seconds in after.items():
+        increase[name] = seconds - before.get(name, 0.0)
+    return increase

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Literal
 
 from msgspec.structs import replace
@@ -10,6 +11,7 @@ from lflops.monitoring.window.step_timer import TimedStep
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.records import ModulePhase
+from lflops.profile.series import summed
 from lflops.profile.steps import Step
 from lflops.profile.timeline import StepTimeline, median_first
 from lflops.timing.clock import Clock
@@ -35,6 +37,9 @@ MOST_EXTRA_COUNTS = 3
 PATIENCE = 20
 # a window keeps at most this many steps from before its warm-up: the last ones
 LONGEST_WAIT = 100
+
+# a profile has the times of at most this many hooks of the loop
+MOST_HOOKS = 5
 
 # The time between backward and the optimizer is work on gradients if it takes at least this share
 # of the step and at least this many seconds. Shorter times are other work.
@@ -215,6 +220,7 @@ class Window:
             steps=tuple(steps),
             notes=tuple(all_notes),
             timelines=self._timelines(clock),
+            hooks=self._hook_seconds(),
         )
         pass_times = []
         for step in self._steps:
@@ -224,6 +230,17 @@ class Window:
             return profile, ()
         kernels = {} if self.recording is None else self.recording.kernels
         return attach_module_times(profile, pass_times, hook_overhead(clock), kernels)
+
+    def _hook_seconds(self) -> dict[str, float]:
+        """Return the mean seconds of the slowest hooks of the loop in a module-timing step."""
+        timed = [step.module_timing for step in self._steps if step.module_timing is not None]
+        totals = summed(chain.from_iterable(step.hook_seconds.items() for step in timed))
+        slowest = sorted(totals, key=totals.__getitem__, reverse=True)
+        means = {}
+        for hook in slowest[:MOST_HOOKS]:
+            if totals[hook] > 0:
+                means[hook] = totals[hook] / len(timed)
+        return means
 
     def _timelines(self, clock: Clock) -> tuple[StepTimeline, ...]:
         """Return the timelines of module-timing steps; empty if the trace already has timelines."""

@@ -92,6 +92,7 @@ class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
     coordinates: Mapping[str, Count] = {}
     communication_seconds: tuple[tuple[Seconds | None, Seconds | None], ...] = ()
     timelines: tuple[StepTimeline, ...] = ()
+    hooks: Mapping[str, Seconds] = {}
 
 
 def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
@@ -227,6 +228,7 @@ def summary_of_rank(
         coordinates=coordinates or {},
         communication_seconds=tuple(seconds),
         timelines=tuple(timelines),
+        hooks=profile.hooks,
     )
 
 
@@ -295,6 +297,7 @@ def merged(
         memory=_largest_memory(kept, memory_of),
         trace=_trace(kept, order),
         timelines=tuple(timelines),
+        hooks=kept[order[0]].hooks,
         unprofiled_comparison=comparison,
     )
     table = rank_table(whole.patterns())

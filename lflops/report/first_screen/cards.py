@@ -157,6 +157,8 @@ def _title_of(finding: Finding, ledger: Ledger | None) -> str:
         title = f"{title} {finding.rank}"
     if finding.module:
         title = f"{title} in {plain(finding.module)}"
+    elif finding.place:
+        title = f"{title}: {plain(finding.place)}"
     return f"{title[0].upper()}{title[1:]}"
 
 
