@@ -11,21 +11,28 @@ segments in reverse order. It is enough to hook the node of each segment that ru
     forward     root | q | root | k | root          nodes built in q, in k, and in the root
     backward    root (from its newest node) | k (from k's newest) | q
 
-To find this node, the timer hooks the `grad_fn` of all tensors that cross the boundary, which are
-the inputs or the outputs of the module. The newest of these nodes usually runs first, but not if
-the loss does not depend on it: an LSTM returns its outputs and its state, and often only one of
-them is used. Some nodes cannot be found in this way, for example the nodes of a gate that is
-computed early and used late. The timer searches for them when the module ends. Work that a checkpoint recomputes in backward is stamped as
-recompute.
+When backward begins, the timer walks from the loss through the graph, and hooks the newest node of
+each segment that it reaches.
+
+A backward pass may also begin where the timer cannot know it: `autograd.grad` in a module's own
+forward, or a checkpoint that recomputes a graph and runs backward in it. For such passes, the timer
+hooks the `grad_fn` of all tensors that cross the boundary of a module, its inputs and outputs, as
+soon as they cross it. It searches behind the outputs for nodes that are newer than these, such as
+the nodes of a gate that is computed early and used late.
+
+A pass with `create_graph=True` builds nodes too. They belong to the module whose segment is running
+in this pass. Work that a checkpoint recomputes in backward is stamped as recompute.
 """
 
+import bisect
 import functools
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -50,10 +57,12 @@ from lflops.timing.module_times import (
     pass_times,
 )
 from lflops.torch_private.autograd import (
+    ACCUMULATES_GRADIENT,
     NO_BACKWARD,
     after_backward,
     backward_id,
     next_sequence_number,
+    nodes_behind,
     sequence_number,
 )
 from lflops.torch_private.dispatch_modes import isolated
@@ -62,12 +71,14 @@ from lflops.torch_private.modules import InternalModule
 MOST_NODES = 2000
 """Maximum number of autograd nodes to visit when a module ends, in search of nodes to hook."""
 
-_Ranges = list[tuple[int, int, str]]
-"""Ranges of autograd nodes that have no hook yet.
+MOST_NODES_OF_LOSS = 200_000
+"""Maximum number of autograd nodes to visit when backward begins."""
 
-Each tuple has the number of the first node, the number after the last node, and the name of the
-module that built the nodes.
-"""
+_Range = tuple[int, int, str]
+"""A segment: the number of its first node, the number after its last node, and its module."""
+
+_Ranges = list[_Range]
+"""Ranges of autograd nodes that have no hook yet."""
 
 
 @dataclass(slots=True)
@@ -124,7 +135,12 @@ class ModuleTimer:
         self._ends_backward = False
         self._forward = _PassStack("forward", "forward")
         self._recompute = _PassStack("recompute", "backward")
+        # the segments of all passes that the home thread has built, in the order of their ends
+        self._segments: list[_Range] = []
+        # the segment that a pass with `create_graph=True` is building, without its end
+        self._derivative: tuple[int, str] | None = None
         self._handles: list[Any] = []
+        self._hooked: set[int] = set()
         self._guard: Guard = unguarded
 
     def install(self, undo: CleanupStack, guard: Guard = unguarded) -> None:
@@ -165,10 +181,10 @@ class ModuleTimer:
         """
         self._paused = False
         self._end_segment(self._forward, results, self._forward.frames[-1])
-        self._hook_unhooked(self._forward.outside.unhooked, results)
+        self._hook_reachable(results)
         self._ends_backward = False
         self._stamps = self._parts.setdefault("backward", [])
-        self._resume_root_backward()
+        self._resume_around_segments()
 
     def resume_forward(self) -> None:
         """Resume the part `forward` of the pass, after a backward pass or excluded code."""
@@ -180,10 +196,11 @@ class ModuleTimer:
     def end(self) -> dict[str, list[Stamp]]:
         """End the pass, and return the stamps of each part by the name of the part.
 
-        Call `settle` of the clock before computing times from the stamps.
+        The hooks on autograd nodes stay: the graph of this pass may be used by a later pass, as a
+        generator's graph is used after a discriminator was trained. Call `settle` of the clock
+        before computing times from the stamps.
         """
         self._stamps.append((self._mark(), None, ""))
-        self._release()
         parts = self._parts
         self._parts = {}
         self._stamps = []
@@ -281,6 +298,8 @@ class ModuleTimer:
         if end == stack.segment:
             return
         fqn = frame.module_phase.fqn
+        if threading.get_ident() == self.home:
+            self._segments.append((stack.segment, end, fqn))
         crossing_nodes = _nodes_in(crossing, stack.segment, end)
         for node in crossing_nodes.values():
             self._hook(node, fqn)
@@ -316,7 +335,25 @@ class ModuleTimer:
         for index, (_, node) in newest.items():
             self._hook(node, unhooked[index][2])
 
+    def _hook_reachable(self, results: Any) -> None:
+        """Hook the newest node of each segment that can be reached from the given tensors.
+
+        Backward from these tensors runs this node of the segment first.
+        """
+        places = _SegmentsByNumber(self._segments)
+        newest: dict[_Range, tuple[int, Any]] = {}
+        behind = nodes_behind(nodes_of(results), lambda node: sequence_number(node) >= places.first)
+        for node in islice(behind, MOST_NODES_OF_LOSS):
+            number = sequence_number(node)
+            segment = places.of(number)
+            if segment is not None and (segment not in newest or number > newest[segment][0]):
+                newest[segment] = (number, node)
+        for (_, _, fqn), (number, node) in newest.items():
+            if number not in self._hooked:
+                self._hook(node, fqn)
+
     def _hook(self, node: Any, fqn: str) -> None:
+        self._hooked.add(sequence_number(node))
         self._handles.append(
             node.register_prehook(
                 self._guard(partial(self._begin_segment, ModulePhase(fqn, "backward")))
@@ -324,25 +361,49 @@ class ModuleTimer:
         )
 
     def _begin_segment(self, module_phase: ModulePhase, _gradients: Any) -> None:
-        if not self._paused:
-            self._recompute.outside.module_phase = module_phase
-            self._stamps.append((self._mark(), module_phase, SEGMENT_BEGAN))
-            if not self._ends_backward:
-                self._ends_backward = True
-                after_backward(self._guard(self._end_segments))
+        if self._paused:
+            return
+        self._end_derivative()
+        if torch.is_grad_enabled() and threading.get_ident() == self.home:
+            self._end_segment(self._forward, None, self._forward.frames[-1])
+            self._derivative = (next_sequence_number(), module_phase.fqn)
+        self._recompute.outside.module_phase = module_phase
+        self._stamps.append((self._mark(), module_phase, SEGMENT_BEGAN))
+        if not self._ends_backward:
+            self._ends_backward = True
+            after_backward(self._guard(self._end_segments))
+
+    def _end_derivative(self) -> None:
+        """Record the nodes that the running segment of backward has built, if it builds nodes."""
+        if self._derivative is not None:
+            start, fqn = self._derivative
+            end = next_sequence_number()
+            if end > start:
+                self._segments.append((start, end, fqn))
+            self._forward.segment = end
+            self._derivative = None
 
     def _end_segments(self) -> None:
-        """Stamp that the root module runs, because the last autograd node has run.
+        """Stamp that the code around backward continues, because the last autograd node has run.
 
         Autograd now runs its final callbacks, such as DDP's wait for the gradients of all ranks.
         Their time belongs to the root module.
         """
+        self._ends_backward = False
+        self._end_derivative()
         if not self._paused:
-            self._resume_root_backward()
+            self._resume_around_segments()
 
-    def _resume_root_backward(self) -> None:
+    def _resume_around_segments(self) -> None:
+        """Stamp the module that runs outside the segments of backward.
+
+        It is the root module in backward. If a module's forward calls `autograd.grad`, it is this
+        module.
+        """
         running = ModulePhase("", "backward")
         self._recompute.outside.module_phase = running
+        if self._stamps is self._parts.get("forward"):
+            running = self._forward.frames[-1].module_phase
         self._stamps.append((self._mark(), running, ""))
 
     def _release(self) -> None:
@@ -350,6 +411,37 @@ class ModuleTimer:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._hooked.clear()
+        self._segments.clear()
+
+
+class _SegmentsByNumber:
+    """Finds the segment of an autograd node by the number of the node.
+
+    If segments contain each other, as when a module's forward calls `autograd.grad`, the innermost
+    segment has the node.
+
+    Attributes:
+        first: The number of the oldest node of all segments.
+    """
+
+    def __init__(self, segments: Iterable[_Range]) -> None:
+        self._segments = sorted(segments, key=lambda segment: (segment[0], -segment[1]))
+        self._starts = [start for start, _, _ in self._segments]
+        ends = [end for _, end, _ in self._segments]
+        # the largest end of each segment and all segments before it
+        self._largest_ends = list(accumulate(ends, max))
+        self.first = self._starts[0] if self._starts else ACCUMULATES_GRADIENT
+
+    def of(self, number: int) -> _Range | None:
+        """Return the segment of a node, or `None` if the node is in no segment."""
+        place = bisect.bisect_right(self._starts, number) - 1
+        while place >= 0 and number < self._largest_ends[place]:
+            segment = self._segments[place]
+            if number < segment[1]:
+                return segment
+            place -= 1
+        return None
 
 
 _NO_OUTPUT = object()

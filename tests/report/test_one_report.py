@@ -129,6 +129,6 @@ def test_a_planted_disagreement_is_found(drawing: str) -> None:
 def test_a_planted_part_too_much_is_found() -> None:
     """Phases that add up to more than the step are reported."""
     given = gpt_training()
-    steps = tuple(replace(step, phases=step.phases | {"clip": 1.0}) for step in given.steps)
+    steps = tuple(replace(step, phases={**step.phases, "clip": 1.0}) for step in given.steps)
     wrong = wrong_sums(replace(given, steps=steps))
     assert any(message.startswith("phases") for message in wrong)

@@ -4,7 +4,8 @@ Each expected time is a sum of these durations.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 import lflops
 from lflops.model.module_tree import ModuleTree
-from lflops.timing.module_hooks import ModuleTimer, median_overhead
+from lflops.timing.module_hooks import (
+    MOST_NODES,
+    ModuleTimer,
+    _SegmentsByNumber,
+    median_overhead,
+)
 from lflops.timing.module_times import NO_OVERHEAD, HookOverhead, PassTimes, inclusive
 from tests.support.fake_clock import StillClock
 from tests.support.installed import installed
@@ -255,6 +261,74 @@ class UsesState(Itself):
         return self.last(state)
 
 
+class ReturnsView(Part):
+    """A module whose output is a view, as that of attention is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).view(-1)
+
+
+class ChangesView(Itself):
+    """A model that changes a module's output in place: autograd then forgets the view's node."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        view = self.view(x)
+        view += 1
+        return self.last(view)
+
+
+class KeepsAuxiliary(Part):
+    """A module that computes an auxiliary loss after its output, and keeps it as an attribute."""
+
+    auxiliary: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        self.auxiliary = Takes.apply(output, None, self.clock, (1024, 2048))
+        return output
+
+
+class UsesAuxiliary(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.last(self.experts(x))
+        return output + self.experts.auxiliary
+
+
+class FillsDict(Part):
+    """A module that returns nothing and writes its result into its input."""
+
+    def forward(self, batch: dict[str, Any]) -> None:
+        batch["x"] = super().forward(batch["x"])
+
+
+class SharesDict(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        batch = {"x": x}
+        self.first(batch)
+        self.second(batch)
+        return batch["x"]
+
+
+class ReturnsDeque(Part):
+    def forward(self, x: Tensor) -> Any:
+        return deque([super().forward(x)])
+
+
+class ReadsDeque(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.queue(x)[0])
+
+
+class LateGate(Itself):
+    """A gate that is computed early and used after more nodes than a search visits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.take(self.gate(x), 1, 2)
+        for _ in range(MOST_NODES):
+            x = x + 1
+        return self.last(x + gate)
+
+
 class IgnoresMask(Part):
     """A module that does not use its second argument."""
 
@@ -385,6 +459,36 @@ CASES: dict[str, tuple[Model, Times]] = {
         {
             "forward": {"recurrent": 1 + 1024, "last": 4},
             "backward": {"recurrent": 2, "last": 8},
+        },
+    ),
+    "view changed in place": (
+        lambda clock: ChangesView(clock, view=ReturnsView(clock, 1, 2), last=Part(clock, 4, 8)),
+        {"forward": {"view": 1, "last": 4}, "backward": {"view": 2, "last": 8}},
+    ),
+    "auxiliary attribute": (
+        lambda clock: UsesAuxiliary(
+            clock, experts=KeepsAuxiliary(clock, 1, 2), last=Part(clock, 4, 8)
+        ),
+        {
+            "forward": {"experts": 1 + 1024, "last": 4},
+            "backward": {"experts": 2 + 2048, "last": 8},
+        },
+    ),
+    "modules that return nothing": (
+        lambda clock: SharesDict(
+            clock, first=FillsDict(clock, 1, 2), second=FillsDict(clock, 4, 8)
+        ),
+        {"forward": {"first": 1, "second": 4}, "backward": {"first": 2, "second": 8}},
+    ),
+    "deque": (
+        lambda clock: ReadsDeque(clock, queue=ReturnsDeque(clock, 1, 2), last=Part(clock, 4, 8)),
+        {"forward": {"queue": 1, "last": 4}, "backward": {"queue": 2, "last": 8}},
+    ),
+    "late gate": (
+        lambda clock: LateGate(clock, gate=Part(clock, 4, 8), last=Part(clock, 16, 32)),
+        {
+            "forward": {"": 1, "gate": 4, "last": 16},
+            "backward": {"": 2, "gate": 8, "last": 32},
         },
     ),
     "unused argument": (
@@ -572,6 +676,116 @@ def test_a_gradient_that_forward_takes_is_backward_within_forward() -> None:
     )
     assert {"forward"} == laps.keys()
     assert {"forward": {"body": 1, "head": 4}, "backward": {"body": 2, "head": 8}} == own(laps)
+
+
+class Squares(torch.autograd.Function):
+    """The square of the input. Its derivative takes time too, and has a derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, clock: StillClock, seconds: Sequence[float]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.clock, ctx.seconds = clock, seconds
+        clock.advance(seconds[0])
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return SquaresDerivative.apply(x, gradients[0], ctx.clock, ctx.seconds[1:]), None, None
+
+
+class SquaresDerivative(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gradient: Tensor, clock: StillClock, seconds: Sequence[float]
+    ) -> Tensor:
+        ctx.save_for_backward(x, gradient)
+        ctx.clock, ctx.seconds = clock, seconds
+        clock.advance(seconds[0])
+        return 2 * x * gradient
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, gradient = ctx.saved_tensors
+        ctx.clock.advance(ctx.seconds[1])
+        return 2 * gradient * gradients[0], 2 * x * gradients[0], None, None
+
+
+class Square(nn.Module):
+    """A module that takes so many seconds in forward, in backward, and in the second derivative."""
+
+    def __init__(self, clock: StillClock, *seconds: float) -> None:
+        super().__init__()
+        self.clock = clock
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Squares.apply(x, self.clock, self.seconds)
+
+
+class Forces(Itself):
+    """A model that computes the gradient of its energy, and then something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        energy = self.head(self.body(x)).sum()
+        (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return self.last(self.take(force, 1024, 2048))
+
+
+def test_a_second_derivative_belongs_to_the_module_that_it_is_of() -> None:
+    """Nodes that `autograd.grad` builds belong to the modules whose nodes it runs.
+
+    Forward computes the first derivatives of both squares. Backward computes their second
+    derivatives, and again the first derivative of the body, whose output the head's derivative
+    depends on. The time of forward after the first derivatives is forward.
+    """
+    clock = StillClock()
+    model = Forces(
+        clock, body=Square(clock, 1, 2, 4), head=Square(clock, 8, 16, 32), last=Part(clock, 64, 128)
+    )
+    laps = pass_of(model, clock, ones(requires_grad=True), loss=summed)
+    assert {
+        "forward": {"body": 1, "head": 8, "": 1024, "last": 64},
+        "backward": {"body": 2 + 4 + 2, "head": 16 + 32, "": 2048, "last": 128},
+    } == own(laps)
+    in_forward = laps["forward"].self_seconds
+    assert (2, 16) == (in_forward["body", "backward"], in_forward["head", "backward"])
+
+
+def test_a_graph_of_an_earlier_pass_is_timed() -> None:
+    """A generator's graph is used after the discriminator was trained with its own backward."""
+    clock = StillClock()
+    model = nn.ModuleDict({"generator": Part(clock, 1, 2), "discriminator": Part(clock, 4, 8)})
+    spans = ModuleTimer(ModuleTree({"": model}), clock)
+    passes = []
+    with installed(spans):
+        spans.begin()
+        fake = model["generator"](ones())
+        passes.append(spans.end())
+        for shown in (fake.detach(), fake):
+            spans.begin()
+            result = model["discriminator"](shown).sum()
+            spans.set_aside()
+            spans.begin_backward([result])
+            result.backward()
+            passes.append(spans.end())
+    times = [own(spans.pass_times(parts)) for parts in passes]
+    assert {"forward": {"generator": 1}} == times[0]
+    assert {"forward": {"discriminator": 4}, "backward": {"discriminator": 8}} == times[1]
+    assert {
+        "forward": {"discriminator": 4},
+        "backward": {"discriminator": 8, "generator": 2},
+    } == times[2]
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(0, None), (1, "a"), (3, "inner"), (5, "a"), (9, "a"), (10, None), (12, "b"), (14, None)],
+)
+def test_a_node_belongs_to_the_innermost_segment(number: int, name: str | None) -> None:
+    """Segments may contain each other, and may have gaps between them."""
+    found = _SegmentsByNumber([(3, 5, "inner"), (1, 10, "a"), (12, 14, "b")]).of(number)
+    assert name == (None if found is None else found[2])
 
 
 class Checkpointed(Itself):
