@@ -88,10 +88,7 @@ def _trace(summary: TraceSummary) -> Iterator[str]:
     for place, sentence in enumerate(verdict(summary)):
         style = "plain" if place else "first"
         yield f'<p class="{style}">{_text(sentence)}</p>'
-    yield "<dl>"
-    for label, value in [*facts(summary), *remarks(summary)]:
-        yield f"<dt>{_text(label)}</dt><dd>{_text(value)}</dd>"
-    yield "</dl>"
+    yield from _labelled(facts(summary))
     device = summary.device
     if device is not None and device.window:
         title = f"device time: {nanoseconds(device.window)}, by state"
@@ -99,7 +96,7 @@ def _trace(summary: TraceSummary) -> Iterator[str]:
     yield _work(summary)
     if device is not None and device.window and summary.idle:
         title = f"idle time: {nanoseconds(device.idle)}, by cause"
-        idle: dict[str, int] = dict(summary.idle.items())
+        idle: dict[str, int] = dict(sorted(summary.idle.items(), key=lambda item: -item[1]))
         yield _chart(title, idle, CAUSE_LABELS, _CAUSE_COLOURS)
     if len(summary.steps) > 1:
         yield "<h2>steps</h2>"
@@ -107,6 +104,14 @@ def _trace(summary: TraceSummary) -> Iterator[str]:
         for step in summary.steps[:_LISTED]:
             yield _step(step, longest)
     yield from map(_table, tables(summary, _LISTED))
+    yield from _labelled(remarks(summary))
+
+
+def _labelled(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    yield "<dl>"
+    for label, value in rows:
+        yield f"<dt>{_text(label)}</dt><dd>{_text(value)}</dd>"
+    yield "</dl>"
 
 
 def _work(summary: TraceSummary) -> str:
