@@ -132,11 +132,8 @@ export function stepChart(groups, steps, recomputes) {
   );
   const shared = bars.length < groups.length ? "A bar is the mean of neighbouring steps." : "";
   const longest = cut.length ? `${cut.length === 1 ? "A bar is" : `${cut.length} bars are`} cut (⌃): the longest is ${duration(Math.max(...cut.map(({ seconds }) => seconds)))}.` : "";
-  const remark = [shared, longest].filter(Boolean).join(" ");
-  return element(
-    "div", { class: "steps" }, element("div", { class: "step-head" }, caption, element("p", { class: "remark" }, HINT)), ...(remark ? [element("p", { class: "remark" }, remark)] : []),
-    frame, legend,
-  );
+  const remark = element("p", { class: "remark" }, [shared, longest, HINT].filter(Boolean).join(" "));
+  return element("div", { class: "steps" }, element("div", { class: "step-head" }, caption, remark), frame, legend);
 }
 
 /** @type {(steps: Steps | null, most: number, y: (seconds: number) => number, width: number) => SVGElement[]} */
