@@ -394,7 +394,10 @@ def test_the_page_and_the_terminal_have_the_same_values() -> None:
     for fact in screen.figures:
         assert fact.text in text
     for card in screen.cards[:3]:
-        assert f"{card.title}, saves at most {card.text.removeprefix('−')} a step" in text
+        time = card.text.removeprefix("−")
+        saving = f"{card.title}, saves at most {time} a step"
+        cost = f"{card.title} takes {time} a step"
+        assert (saving if card.is_issue else cost) in text
 
 
 def test_the_server_reads_the_window_from_its_payload(tmp_path: Any) -> None:

@@ -12,6 +12,7 @@ const [LEFT, RIGHT, TOP, HEIGHT, BOTTOM] = [70, 60, 10, 130, 36];
 const ROW = 17; // height of a row of marks: one for windows, one for events
 const NARROWEST = 3; // pixels of a bar
 const HINT = "Point at a bar, or drag over several bars. Arrow keys move, Shift and arrow keys select, Escape ends.";
+const LEAST_VISIBLE = 0.001; // share of the time below which the legend leaves a phase out
 const ASIDE = 7; // pixels between a validation and a checkpoint at the same step
 /** @type {Record<string, [string, string]>} */
 const SIGNS = { window: ["◆", "profiled window"], checkpoint: ["▲", "checkpoint"], validation: ["●", "validation"], crash: ["✕", "restart"] };
@@ -124,10 +125,13 @@ export function stepChart(groups, steps, recomputes) {
     onpointerup: () => { isDragged = false; isKept = from !== to; },
     onpointerleave: () => { if (!isKept && !isDragged) clear(); },
   }, chart);
+  const whole = bars.reduce((sum, { seconds }) => sum + seconds, 0);
+  /** @type {(phase: string) => boolean} */
+  const isVisible = (phase) => bars.reduce((sum, { spent }) => sum + (spent[phase] ?? 0), 0) >= LEAST_VISIBLE * whole;
   const kinds = [...new Set(marks.map(({ kind }) => kind))];
   const legend = element(
     "ul", { class: "legend" },
-    ...phases.map((phase) => element("li", {}, element("span", { class: "key", style: { background: colourOfPart(phase) } }), recomputes && phase === "backward" ? "backward with recomputation" : phaseLabel(phase))),
+    ...phases.filter(isVisible).map((phase) => element("li", {}, element("span", { class: "key", style: { background: colourOfPart(phase) } }), recomputes && phase === "backward" ? "backward with recomputation" : phaseLabel(phase))),
     ...kinds.map((kind) => element("li", {}, element("span", { class: `sign mark-${kind}` }, SIGNS[kind][0]), SIGNS[kind][1])),
   );
   const shared = bars.length < groups.length ? "A bar is the mean of neighbouring steps." : "";

@@ -16,7 +16,7 @@ export const run = { id: "run", label: "Run", draw: drawRun, isSized: true, ofOn
 
 const FIRST_CARDS = 3;
 const LISTED = 20;
-const OTHERS = "These are no issues. They show where other time goes:";
+const OTHERS = "No issues, but where other time goes:";
 /** @type {Record<string, string>} */
 const LINKS = { run: "steps", modules: "modules", memory: "memory", ranks: "ranks", timeline: "timeline" };
 
@@ -89,7 +89,7 @@ function doNext({ cards, nothing }, context) {
   }
   fill(context?.state.all ? cards.length : FIRST_CARDS);
   const isAnyIssue = cards.some((card) => card.is_issue);
-  const meaning = isAnyIssue ? " – time that each saves at most, in a step" : " – no known issue; each could save at most this time in a step";
+  const meaning = isAnyIssue ? " – time that each saves at most, in a step" : " – no known issue; the time of each in a step";
   return element(
     "div", { class: "do-next" }, element("h2", {}, cards.length && !isAnyIssue ? "Where time goes" : "Do next", cards.length ? element("span", { class: "quiet" }, meaning) : null),
     ...(nothing ? [element("p", {}, nothing)] : [list, more]),
@@ -97,12 +97,12 @@ function doNext({ cards, nothing }, context) {
 }
 
 /** @type {(card: Card, context: Context | null) => HTMLElement} */
-function cardOf({ title, text, action, sentence, view, module, confidence }, context) {
+function cardOf({ title, text, action, sentence, view, module, confidence, is_issue: isIssue }, context) {
   const evidence = context && view !== "run" ? element("button", {
     type: "button", class: "leading", onclick: () => context.go(view, module && view === "modules" ? stateOfModules(module) : {}),
   }, LINKS[view] ?? view) : element("button", { type: "button", class: "leading", onclick: () => document.getElementById("steps")?.scrollIntoView({ behavior: "smooth" }) }, LINKS.run);
   return element(
-    "div", { class: "action-card" },
+    "div", { class: `action-card ${isIssue ? "" : "minor"}` },
     element("span", { class: "saving" }, text), element("b", { class: "cause" }, title), element("span", { class: "action" }, action ? `${action}.` : ""),
     element("span", { class: "evidence" }, evidence), badge(confidence, "confidence"), element("span", { class: "sentence quiet" }, sentence),
   );

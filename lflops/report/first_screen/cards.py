@@ -56,7 +56,7 @@ class Card(Struct, frozen=True, kw_only=True):
         cause: The name of the finding's rule.
         title: A few words that name the cause of the cost.
         seconds: Seconds per step that the action saves at most, or `None` if that is unknown.
-        text: The saving as text, such as `−29.0 ms`.
+        text: The saving as text, such as `−29.0 ms`; without a sign if this is not an issue.
         action: Advice on what to do. Empty if there is no general advice.
         sentence: The finding as a sentence.
         view: The view of the page that shows the evidence.
@@ -130,7 +130,9 @@ def _card(finding: Finding, confidence: Confidence, ledger: Ledger | None) -> Ca
     seconds = finding.seconds
     saving = "unknown"
     if seconds is not None:
-        saving = f"−{units.duration(seconds)}"
+        # Only an issue can be fixed, so only its time has a minus sign.
+        sign = "−" if finding.is_issue else ""
+        saving = f"{sign}{units.duration(seconds)}"
     usual_view = "modules" if finding.module else "run"
     view = VIEWS.get(finding.cause, usual_view)
     return Card(
@@ -154,7 +156,7 @@ def _title_of(finding: Finding, ledger: Ledger | None) -> str:
             return f"Data loading stalls {stalls.often}"
     title = WORDS["titles"].get(finding.cause, plain(finding.cause.replace("_", " ")))
     if finding.rank is not None:
-        title = f"{title} {finding.rank}"
+        title = f"rank {finding.rank} is slow"
     if finding.module:
         title = f"{title} in {plain(finding.module)}"
     elif finding.place:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from lflops import units
 from lflops.ledger.account import Ledger, StepGroup
 from lflops.profile.module_names import plain
-from lflops.report.first_screen.cards import FIRST_CARDS
+from lflops.report.first_screen.cards import FIRST_CARDS, Card
 from lflops.report.first_screen.screen import FirstScreen
 from lflops.report.text import counted, joined, label_first
 
@@ -111,17 +111,25 @@ def _card_rows(screen: FirstScreen) -> Iterator[tuple[str, str]]:
     issues = []
     others = []
     for number, card in enumerate(screen.cards[:FIRST_CARDS], 1):
-        saving = "saves an unknown amount of time"
-        if card.seconds is not None:
-            saving = f"saves at most {units.duration(card.seconds)} a step"
         action = f" {card.action}." if card.action else ""
-        line = f"{number}. {card.title}, {saving}.{action}"
         if card.is_issue:
-            issues.append(line)
+            issues.append(f"{number}. {card.title}, {_saving(card)}.{action}")
         else:
-            others.append(line)
+            others.append(f"{number}. {card.title} {_cost(card)}.{action}")
     yield from label_first("do next", issues)
     yield from label_first("no issue", others)
+
+
+def _saving(card: Card) -> str:
+    if card.seconds is None:
+        return "saves an unknown amount of time"
+    return f"saves at most {units.duration(card.seconds)} a step"
+
+
+def _cost(card: Card) -> str:
+    if card.seconds is None:
+        return "takes an unknown amount of time"
+    return f"takes {units.duration(card.seconds)} a step"
 
 
 def sparkline(values: Sequence[float]) -> str:
