@@ -208,6 +208,22 @@ def test_gradients_are_accumulated(tmp_path: Path) -> None:
     assert (2 * FORWARD, 2 * BACKWARD, 2) == (*macs(profile), profile.run.accumulation)
 
 
+@pytest.mark.parametrize(("accumulation", "steps"), [(3, 21), (8, 9)])
+def test_the_last_batches_of_an_epoch_are_a_step(
+    accumulation: int, steps: int, tmp_path: Path
+) -> None:
+    """The ledger has the same steps as the Trainer if an epoch ends with fewer batches.
+
+    An epoch has 20 batches. With an accumulation of 3, it has 6 whole steps and one of 2 batches,
+    and with 8, it has 2 whole steps and one of 4 batches. The run has 3 epochs.
+    """
+    callback = watching(schedule=Schedule(wait=1000))
+    run = trainer(tmp_path, callback, gradient_accumulation_steps=accumulation, num_train_epochs=3)
+    run.train()
+    assert callback.ledger is not None
+    assert (steps, steps) == (run.state.global_step, callback.ledger.steps)
+
+
 def test_evaluation_is_a_stage_of_its_own(tmp_path: Path) -> None:
     """Evaluation gets a separate profile, in which backward has no MACs."""
     callback = watching(stages=("train", "validate"), trace=False)

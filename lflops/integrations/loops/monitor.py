@@ -65,7 +65,10 @@ def monitor(
         engine: The `Fabric` or `Accelerator` that the loop uses, if any.
         logger: A `SummaryWriter`, a wandb run, or an object with `log_metrics(values, step=...)`;
             or a list of several.
-        accumulation: Number of batches over which gradients are accumulated.
+        accumulation: Number of batches over which gradients are accumulated. A step ends after this
+            many batches, or earlier if all optimizers have made a step, for example at the end of
+            an epoch. If the loop uses `Accelerator.accumulate`, the `Accelerator` determines the
+            number and the ends of steps.
         log_every: How often metrics such as step time and MFU are logged: every `log_every` steps.
             With 0, they are not logged.
         steps: Number of steps in the run, if known. The schedule is adapted to this number.
@@ -99,6 +102,9 @@ def monitor(
         )
     asked = Settings(**settings)
     asked.check()
+    if accumulation == 1:
+        # An `Accelerator` has this attribute.
+        accumulation = getattr(engine, "gradient_accumulation_steps", 1)
     loop = Loop(
         _models(model),
         _optimizers(optimizer),
@@ -150,8 +156,11 @@ class LoopMonitor:
         self._settings = settings
         self._phases = phases or LoopPhases(loop.engine)
         self._stage = "train"
+        # number of earlier batches in the current training step
         self._batches = 0
         self._has_batches = False
+        # set when the engine has accumulated the gradients of a batch
+        self._engine_accumulates = False
         self._steps_done = 0
         self._knows_step = False
         self._run = NO_RUN
@@ -378,7 +387,20 @@ class LoopMonitor:
         _Batch((self, batch)).__exit__(None, None, None)
 
     def _ends_step(self) -> bool:
-        return not (self._batches + 1) % self._loop.accumulation
+        """Return whether the batch that is ending is the last batch of a training step.
+
+        An `Accelerator` knows this if the loop uses its method `accumulate`. If the loop does not,
+        `sync_gradients` is always true. In this case the step ends when all optimizers have made a
+        step. It ends after `accumulation` batches in any case, because a `GradScaler` may skip the
+        steps of optimizers.
+        """
+        loop = self._loop
+        if not getattr(loop.engine, "sync_gradients", True):
+            self._engine_accumulates = True
+            return False
+        if self._engine_accumulates or self._batches + 1 >= loop.accumulation:
+            return True
+        return 0 < len(loop.optimizers) == len(self._phases.updated)
 
     def _training(self) -> Training:
         loop = self._loop
@@ -510,10 +532,14 @@ class _Batch(tuple[LoopMonitor, Any]):
             return
         stage = monitor._stage  # noqa: SLF001
         monitor._run.batch_ends(stage, batch)  # noqa: SLF001
-        if stage == "train":
+        if stage != "train":
+            return
+        if monitor._loop.accumulation == 1 or monitor._ends_step():  # noqa: SLF001
+            monitor._steps_done += 1  # noqa: SLF001
+            monitor._batches = 0  # noqa: SLF001
+            phases.updated.clear()
+        else:
             monitor._batches += 1  # noqa: SLF001
-            if not monitor._batches % monitor._loop.accumulation:  # noqa: SLF001
-                monitor._steps_done += 1  # noqa: SLF001
 
 
 def _models(model: Any) -> dict[str, nn.Module]:

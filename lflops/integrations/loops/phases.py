@@ -52,10 +52,16 @@ Calls with the stage `RUN` belong to no step: instead of a phase, they have a le
 
 
 class LoopPhases(Phases):
-    """Detects the phases of one custom loop."""
+    """Detects the phases of one custom loop.
+
+    Attributes:
+        updated: The places of the optimizers that have made a step since the monitor last cleared
+            this set. Steps outside of `begin_step` and `end_step` are left out.
+    """
 
     def __init__(self, engine: Any = None) -> None:
         super().__init__()
+        self.updated: set[int] = set()
         self._engine = engine
         self._stage = "train"
         self._in_step = False
@@ -80,9 +86,8 @@ class LoopPhases(Phases):
         wrap_backward(undo, self._backward_begins, self._backward_ends)
         hook_models(undo, models, self._model_hook())
         begins = self._optimizer_hook()
-        ends = self._optimizer_end_hook()
-        for optimizer in optimizers:
-            hook_optimizers(undo, begins, ends, optimizer)
+        for place, optimizer in enumerate(optimizers):
+            hook_optimizers(undo, begins, self._optimizer_end_hook(place), optimizer)
         for name, (phase, stage) in ENGINE.items():
             if hasattr(self._engine, name):
                 wrap(undo, self._engine, name, partial(self.call_in, phase, stage))
@@ -233,13 +238,18 @@ class LoopPhases(Phases):
 
         return optimizer_begins
 
-    def _optimizer_end_hook(self) -> Callable[..., None]:
-        """Return a hook that ends the `optimizer` phase."""
+    def _optimizer_end_hook(self, place: int) -> Callable[..., None]:
+        """Return a hook that ends the `optimizer` phase.
+
+        `place` is the place of the hooked optimizer among the optimizers.
+        """
 
         def optimizer_ends(*_: Any) -> None:
             if is_compiling() or not self.running:
                 return
             try:
+                if self._in_step:
+                    self.updated.add(place)
                 if self.running[-1][0] == "optimizer":
                     self.leave(len(self.running) - 1)
                 else:

@@ -16,6 +16,7 @@ from accelerate import Accelerator, DistributedType
 from lightning.fabric import Fabric
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 import lflops
 from lflops import Schedule
@@ -120,6 +121,97 @@ def test_a_loop_with_an_engine_is_counted_and_timed(made: Callable[[], Engine]) 
     weights = [bits(each) for each in plain_model.parameters()]
     assert weights == [bits(each) for each in wrapped.parameters()]
     assert before == set(vars(fabric_or_accelerator))
+
+
+@pytest.mark.parametrize("accumulation", [4, 1])
+def test_the_last_batch_of_an_epoch_ends_a_step_of_accelerate(accumulation: int) -> None:
+    """A step ends with each optimizer step, also if the epoch is no multiple of the accumulation.
+
+    An epoch has 6 batches and gradients are accumulated over 4. So it has 2 steps, of 4 and of 2
+    batches, and 3 epochs have 6 steps. The number of batches is known from the Accelerator alone.
+    """
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    own = model()
+    loader = DataLoader(torch.ones(6 * BATCH, WIDTH), batch_size=BATCH)
+    wrapped, optimizer, loader = accelerator.prepare(
+        own, torch.optim.SGD(own.parameters(), lr=0.01), loader
+    )
+    updates = 0
+    ends = []
+    with lflops.monitor(
+        wrapped,
+        optimizer,
+        engine=accelerator,
+        accumulation=accumulation,
+        schedule=Schedule(wait=1000),
+        log=lambda _: None,
+        on_error="raise",
+    ) as monitor:
+        for _ in range(3):
+            for x in monitor.data(loader):
+                with monitor.step(x), accelerator.accumulate(wrapped):
+                    accelerator.backward(wrapped(x).square().mean())
+                    optimizer.step()
+                    optimizer.zero_grad()
+                updates += accelerator.sync_gradients
+                ends.append(monitor._steps_done == updates)
+    assert 6 == updates
+    assert all(ends)
+    assert monitor.ledger is not None
+    assert 6 == monitor.ledger.steps
+
+
+def test_an_accelerator_without_accumulate_leaves_the_steps_to_the_loop() -> None:
+    """If the loop does not use `accumulate`, the Accelerator always synchronizes gradients.
+
+    The loop itself steps after 4 and 8 batches, so these are 2 steps.
+    """
+    accelerator = Accelerator(cpu=True)
+    own = model()
+    wrapped, optimizer = accelerator.prepare(own, torch.optim.SGD(own.parameters(), lr=0.01))
+    with lflops.monitor(
+        wrapped,
+        optimizer,
+        engine=accelerator,
+        accumulation=4,
+        schedule=Schedule(wait=1000),
+        log=lambda _: None,
+        on_error="raise",
+    ) as monitor:
+        for number in range(1, 9):
+            with monitor.step():
+                accelerator.backward(wrapped(torch.ones(BATCH, WIDTH)).square().mean())
+                if number % 4 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    assert monitor.ledger is not None
+    assert 2 == monitor.ledger.steps
+
+
+def test_fabric_steps_end_with_the_step_of_its_optimizer() -> None:
+    """Fabric does not know when a loop accumulates, but its optimizer makes the steps.
+
+    Gradients are accumulated over 4 batches, and the loop also steps after the last of 6.
+    """
+    fabric, wrapped, optimizer, _ = with_fabric()
+    with lflops.monitor(
+        wrapped,
+        optimizer,
+        engine=fabric,
+        accumulation=4,
+        schedule=Schedule(wait=1000),
+        log=lambda _: None,
+        on_error="raise",
+    ) as monitor:
+        for number in [*range(1, 7)] * 2:
+            accumulates = number not in {4, 6}
+            with monitor.step(), fabric.no_backward_sync(wrapped, enabled=accumulates):
+                fabric.backward(wrapped(torch.ones(BATCH, WIDTH)).square().mean())
+                if not accumulates:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    assert monitor.ledger is not None
+    assert 4 == monitor.ledger.steps
 
 
 def on_two_ranks() -> tuple[int | None, str | None, set[int | None]]:

@@ -230,6 +230,57 @@ def test_gradients_are_accumulated_over_several_batches() -> None:
     assert (3, 3 * BATCH) == (profile.run.accumulation, profile.run.samples_per_step)
 
 
+def _each(numbers: set[int], number: int, optimizer: torch.optim.Optimizer) -> None:
+    """Make a step after the batches with the given numbers."""
+    if number in numbers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("updates", "number", "ends"),
+    [
+        # the end of an epoch of 6 batches: a step of 2 batches
+        ([{4, 6, 10, 12}], 12, [4, 6, 10, 12]),
+        # the same without any optimizer in sight, where only the number is known
+        ([], 12, [4, 8, 12]),
+        # a `GradScaler` skips the second of three steps
+        ([{4, 12}], 12, [4, 8, 12]),
+        # a critic is updated with each batch, its generator with each fourth batch
+        ([{1, 2, 3, 4, 5, 6, 7, 8}, {4, 8}], 8, [4, 8]),
+        # two optimizers in the same batches, and the end of an epoch of 5 batches
+        ([{4, 5, 9}, {4, 5, 9}], 9, [4, 5, 9]),
+    ],
+    ids=["epoch", "unseen", "skipped", "critic", "two"],
+)
+def test_a_step_that_accumulates_ends_when_all_optimizers_have_made_a_step(
+    updates: list[set[int]], number: int, ends: list[int]
+) -> None:
+    """It ends after `accumulation` batches (here 4) at the latest.
+
+    `updates` has the numbers of the batches in which each optimizer makes a step, and `ends` has
+    the numbers of the batches that end a step.
+    """
+    watched = model()
+    optimizers = [torch.optim.SGD(watched.parameters(), lr=0.01) for _ in updates]
+    schedule = Schedule(wait=1000)
+    ended = []
+    with lflops.monitor(
+        watched, optimizers, accumulation=4, schedule=schedule, log=quiet, on_error="raise"
+    ) as monitor:
+        for place, (x, y) in enumerate(batches(number), start=1):
+            before = monitor._steps_done
+            with monitor.step(x):
+                F.cross_entropy(watched(x), y).backward()
+                for optimizer, numbers in zip(optimizers, updates, strict=True):
+                    _each(numbers, place, optimizer)
+            if monitor._steps_done > before:
+                ended.append(place)
+    assert ends == ended
+    assert monitor.ledger is not None
+    assert len(ends) == monitor.ledger.steps
+
+
 def test_several_models_have_their_names() -> None:
     """Models passed in a dict appear in the profile under their keys, with their MACs.
 
