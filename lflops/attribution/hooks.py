@@ -211,23 +211,33 @@ class _ModelHook(partial[None]):
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def hook_models(undo: CleanupStack, models: Iterable[nn.Module], hook: Callable[..., None]) -> None:
-    """Call a hook before each call of the given modules, until `undo` is closed.
+def hook_models(
+    undo: CleanupStack,
+    models: Iterable[nn.Module],
+    before: Callable[..., None],
+    after: Callable[..., None] | None = None,
+) -> None:
+    """Call hooks before and after each call of the given modules, until `undo` is closed.
 
-    The hook receives the arguments of a forward pre-hook. It runs before the user's hooks, so their
-    time counts as forward. It must do nothing while Dynamo compiles the calling code (see
-    `unless_compiled`). A module that was compiled in place gets no hook, because a new hook would
-    make torch compile the module again. `undo` holds only weak references to the modules, so it
-    does not keep them alive.
+    The hooks receive the arguments of torch's forward hooks. `before` runs before the user's hooks,
+    so their time counts as forward. `after` is not called if the call raises an exception. The
+    hooks must do nothing while Dynamo compiles the calling code (see `unless_compiled`). A module
+    that was compiled in place gets no hooks, because a new hook would make torch compile the module
+    again. `undo` holds only weak references to the modules, so it does not keep them alive.
     """
     scripted_without(undo, lambda each: isinstance(each, _ModelHook))
-    hook = _ModelHook(hook)
+    before = _ModelHook(before)
+    if after is not None:
+        after = _ModelHook(after)
     for module in itertools.filterfalse(is_compiled_in_place, models):
         if type(module) not in copyreg.dispatch_table:
             undo.add(_reduce_as_before, type(module))
             copyreg.pickle(type(module), _reduced)
-        undo.add(_remove_if_alive, hook, ref(module))
-        module.register_forward_pre_hook(hook, prepend=True)
+        undo.add(_remove_if_alive, before, ref(module))
+        module.register_forward_pre_hook(before, prepend=True)
+        if after is not None:
+            undo.add(_remove_if_alive, after, ref(module))
+            module.register_forward_hook(after)
 
 
 def unless_compiled(action: Callable[..., None], guard: ErrorGuard) -> Callable[..., None]:

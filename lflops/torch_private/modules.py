@@ -405,16 +405,18 @@ def scripted_without(undo: CleanupStack, is_ours: Callable[[Any], bool]) -> None
         is_ours: Returns whether a hook must be hidden.
     """
 
+    def visible(hooks: dict[int, Callable[..., Any]]) -> Any:
+        return OrderedDict((number, hook) for number, hook in hooks.items() if not is_ours(hook))
+
     def stubs(call: Callable[..., Any], module: nn.Module) -> Any:
-        hooks = module._forward_pre_hooks
-        visible: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        for number, hook in hooks.items():
-            if not is_ours(hook):
-                visible[number] = hook
-        module._forward_pre_hooks = visible
+        before = module._forward_pre_hooks
+        after = module._forward_hooks
+        module._forward_pre_hooks = visible(before)
+        module._forward_hooks = visible(after)
         try:
             return call(module)
         finally:
-            module._forward_pre_hooks = hooks
+            module._forward_pre_hooks = before
+            module._forward_hooks = after
 
     wrap(undo, _recursive, get_hook_stubs.__name__, stubs)

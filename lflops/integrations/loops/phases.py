@@ -67,6 +67,9 @@ class LoopPhases(Phases):
         self._in_step = False
         # set when the step has called a model
         self._has_called = False
+        # Number of calls of models in the step that have not returned. A call that has raised an
+        # exception is counted until the end of the step.
+        self._open_calls = 0
         # number of backward passes in the step so far
         self._passes = 0
         # number of backward passes in the previous step if it called no model, else 0
@@ -84,7 +87,7 @@ class LoopPhases(Phases):
         self.guard = guard
         undo.add(self.clear)
         wrap_backward(undo, self._backward_begins, self._backward_ends)
-        hook_models(undo, models, self._model_hook())
+        hook_models(undo, models, self._model_hook(), self._model_end_hook())
         begins = self._optimizer_hook()
         for place, optimizer in enumerate(optimizers):
             hook_optimizers(undo, begins, self._optimizer_end_hook(place), optimizer)
@@ -123,6 +126,7 @@ class LoopPhases(Phases):
         If the previous step ran backward without calling a model, forward begins now.
         """
         self._in_step = True
+        self._open_calls = 0
         self._thread = threading.get_ident()
         if self._stage == "train":
             self._expected = 0 if self._has_called else self._passes
@@ -160,6 +164,9 @@ class LoopPhases(Phases):
     def enter(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> None:
         """Begin a phase. If forward is running, it ends first.
 
+        If the phase begins within a call of a model, forward continues after the phase. An example
+        is a model that runs backward on the loss of each of its layers.
+
         Args:
             phase: Name of the phase.
             stage: The stage, or `RUNNING` for the stage that is running.
@@ -172,8 +179,11 @@ class LoopPhases(Phases):
         now = log.clock()
         goes_on = self._goes_on
         self._goes_on = None
-        # No hook reports the end of forward: it lasts until the next phase begins.
+        # Forward includes the computation of the loss, so no hook reports its end: it lasts until
+        # the next phase begins.
         if running and running[-1][0] == "forward":
+            if self._open_calls:
+                goes_on = self._forward_goes_on
             _, listeners = running.pop()
             log.append((now, LEAVE, None, None))
             for each in listeners:
@@ -183,8 +193,9 @@ class LoopPhases(Phases):
         elif phase == "forward" and self._stage == "train":
             # The loop has called a model, or has named this phase itself.
             self._has_called = True
-        if self._passes < self._expected and not self._has_called:
-            # Further backward passes are expected, so forward continues after this phase.
+        if self._open_calls or (self._passes < self._expected and not self._has_called):
+            # Either the model's call has not returned, or further backward passes are expected. So
+            # forward continues after this phase.
             self._goes_on = goes_on
         stage = stage or self._stage
         listeners = self._listeners.get(stage, ())
@@ -214,6 +225,10 @@ class LoopPhases(Phases):
                 if innermost == "transfer":
                     self.enter("inference", RUNNING)
                     return
+                if innermost == "backward":
+                    # backward computes a part of forward again
+                    return
+                self._open_calls += 1
                 if self._stage == "train" and innermost != "inference":
                     self._has_called = True
                 if innermost is None or innermost == "optimizer":
@@ -223,6 +238,18 @@ class LoopPhases(Phases):
                     raise
 
         return model_is_called
+
+    def _model_end_hook(self) -> Callable[..., None]:
+        """Return a hook that notes the end of a model's call."""
+
+        def model_has_returned(*_: Any) -> None:
+            if is_compiling():
+                return
+            running = self.running
+            if self._open_calls and not (running and running[-1][0] == "backward"):
+                self._open_calls -= 1
+
+        return model_has_returned
 
     def _optimizer_hook(self) -> Callable[..., None]:
         """Return a hook that begins the `optimizer` phase."""

@@ -278,6 +278,48 @@ def test_a_backward_pass_within_another_is_part_of_it() -> None:
     assert "+forward -forward +backward wait -backward" == loop.heard
 
 
+class LayerLosses(nn.Module):
+    """A model whose forward runs backward on the loss of each of two layers before its last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x.detach())
+            x.sum().backward()
+        return self.last(x.detach())
+
+
+def test_forward_goes_on_after_a_backward_pass_within_it(loop: Loop) -> None:
+    """If a model's forward runs backward, the rest of its call is still forward.
+
+    After the call, the next backward pass ends forward as usual.
+    """
+    loop.undo.close()
+    loop.model = LayerLosses()  # type: ignore[assignment]
+    loop.watch()
+    loop.phases.begin_step()
+    loop.model(torch.ones(2, 4)).sum().backward()
+    loop.optimizer.step()
+    loop.phases.end_step()
+    assert "+forward -forward +backward -backward " * 3 + UPDATES == loop.heard
+
+
+def test_a_call_that_backward_stops_early_is_over_after_it(loop: Loop) -> None:
+    """Recomputation ends with an exception of torch as soon as all tensors are known again.
+
+    Forward does not go on after such a backward pass, although the call has not returned.
+    """
+    loop.phases.begin_step()
+    for _ in range(2):
+        checkpoint(loop.model, torch.ones(2, 4), use_reentrant=False).sum().backward()
+    loop.phases.end_step()
+    assert "+forward -forward +backward -backward " * 2 == f"{loop.heard} "
+
+
 def test_the_wait_is_heard_once_in_each_pass_of_a_graph_that_is_kept() -> None:
     """With `retain_graph=True`, each of three backward passes records one wait.
 
@@ -488,7 +530,7 @@ def test_where_nobody_listens_the_hooks_do_nothing() -> None:
     loop.phases.clear()
     loop.phases.begin_step()
     output = loop.model(torch.ones(2, 4))
-    assert (3, None) == (loop.hooks, output._backward_hooks)
+    assert (4, None) == (loop.hooks, output._backward_hooks)
     loop.undo.close()
     assert 0 == loop.hooks
 
@@ -527,7 +569,7 @@ def test_a_saved_model_is_as_without() -> None:
     file.seek(0)
     with torch.serialization.safe_globals([Saved, nn.Linear]):
         assert 0 == len(torch.load(file, weights_only=True)._forward_hooks)
-    assert (0, 1) == (len(model._forward_hooks), len(model._forward_pre_hooks))
+    assert (1, 1) == (len(model._forward_hooks), len(model._forward_pre_hooks))
     undo.close()
     assert saved == pickle.dumps(model)
     assert Saved not in copyreg.dispatch_table
