@@ -182,7 +182,15 @@ class AutoDetectedPhases(LoopPhases):
     When a model in eval mode is called without gradients, a validation begins if the last batch
     came from a loader other than the training loader. Otherwise the call is inference. The
     validation ends when a model is called for training, when the training loader fetches a batch,
-    or when a loader ends. If the loop calls no model, a validation begins when another loader
+    or when a loader ends.
+
+    A model in training mode may also be called without gradients, for example to act in a rollout.
+    Then the call alone is the phase `inference`. But there are two cases in which such a call is
+    the beginning of forward: reentrant checkpointing of a model, which calls it again in backward,
+    and a generator whose output trains only another model. In the second case, a single call of
+    this kind comes before backward. Both are known after the first backward pass.
+
+    If the loop calls no model, a validation begins when another loader
     fetches a batch while gradients are disabled. It ends when a batch is fetched while gradients
     are enabled, or with a backward pass.
 
@@ -214,6 +222,14 @@ class AutoDetectedPhases(LoopPhases):
         self._is_validating = False
         # set if the validation was detected by a fetch
         self._was_fetched = False
+        # whether models were called since the last backward pass: with gradients, and the number of
+        # calls without gradients
+        self._calls_with = False
+        self._calls_without = 0
+        # set if a call without gradients is the beginning of forward
+        self._without_is_forward = False
+        # set if backward has called a model again
+        self._recomputes = False
         # set after the training loader has ended
         self._is_between = False
         # iterator of the loader that made the last fetch
@@ -283,6 +299,25 @@ class AutoDetectedPhases(LoopPhases):
                     raise
 
         return model_is_called
+
+    def _model_end_hook(self) -> Callable[..., None]:
+        """Return a hook that records the end of a model's call."""
+        deferred = self.deferred
+        call = AutoDetectedPhases._returns
+
+        def model_has_returned(*_: Any) -> None:
+            if is_compiling():
+                return
+            try:
+                if deferred.runs:
+                    deferred.append((deferred.clock(), call, 1, self))
+                else:
+                    call(self)
+            except BaseException as error:
+                if not self.guard.contains(error):
+                    raise
+
+        return model_has_returned
 
     def _note_fetch(self, iterator: Any) -> int | None:
         """Record that a data loader begins to fetch a batch.
@@ -393,10 +428,37 @@ class AutoDetectedPhases(LoopPhases):
         self._is_between = self._is_between and not learns
         if self._is_between or not self._in_step:
             return
-        if self._stage == "train":
+        innermost = self.innermost
+        if innermost == "backward":
+            self._recomputes = True
+            return
+        if innermost == "inference" and learns:
+            # The call without gradients has raised an exception, or it calls a model that learns.
+            self.leave_last("inference")
+            self._open_calls = 0
+            innermost = self.innermost
+        self._open_calls += 1
+        if learns:
+            self._calls_with = True
+        else:
+            self._calls_without += 1
+        is_inference = not (learns or self._recomputes or self._without_is_forward)
+        if innermost is None and is_inference:
+            self.enter("inference", RUNNING)
+            return
+        if self._stage == "train" and innermost != "inference":
             self._has_called = True
-        if self.innermost in {None, "optimizer"}:
+        if innermost in {None, "optimizer"}:
             self.enter("forward", RUNNING)
+
+    def _returns(self) -> None:
+        """Handle the end of a model's call."""
+        innermost = self.innermost
+        if not self._open_calls or innermost == "backward":
+            return
+        self._open_calls -= 1
+        if innermost == "inference" and not self._open_calls:
+            self.leave_last("inference")
 
     def _optimizer_begins(self) -> None:
         if self._in_step:
@@ -447,8 +509,15 @@ class AutoDetectedPhases(LoopPhases):
         if self._is_validating:
             self._turn(begins=False)
         is_in_backward = any(phase == "backward" for phase, _ in self.running)
-        if self._in_step and not is_in_backward:
-            self.enter("backward", RUNNING, losses)
+        if not self._in_step or is_in_backward:
+            return
+        if self._calls_without:
+            is_alone = self._calls_without == 1 and not self._calls_with
+            self._without_is_forward = is_alone
+            self._has_called |= is_alone
+        self._calls_with = False
+        self._calls_without = 0
+        self.enter("backward", RUNNING, losses)
 
     def _turn(
         self,

@@ -296,7 +296,7 @@ def test_validations_are_seen_in_loops_of_all_kinds(
 ROLLOUTS = f"""{ASKED}{CALLED}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for number in range(10):
-    model.eval()
+    model.train("trains" in sys.argv)
     with torch.no_grad():
         for _ in range(300):
             loss(torch.randn(1, 64))
@@ -308,12 +308,13 @@ for number in range(10):
 """
 
 
-def test_rollouts_are_no_validation(tmp_path: Path, warm_python: WarmPython) -> None:
-    """Calls in eval mode without gradients are inference, if no data loader provides their batches.
+@pytest.mark.parametrize("mode", ["evaluates", "trains"])
+def test_rollouts_are_no_validation(mode: str, tmp_path: Path, warm_python: WarmPython) -> None:
+    """Calls without gradients are inference, if no data loader provides their batches.
 
-    In reinforcement learning, a policy acts like this.
+    In reinforcement learning, a policy acts like this, in eval mode or in training mode.
     """
-    ended(warm_python, ROLLOUTS, tmp_path)
+    ended(warm_python, ROLLOUTS, tmp_path, mode)
     spent = load_run(tmp_path).by_group()
     assert "validation" not in spent
     assert spent["inference"] > 0
