@@ -32,6 +32,7 @@ from lflops.profile.series import ratio
 from lflops.report.first_screen.confidence import PREEMPTED, PREEMPTED_SHARE
 from lflops.report.first_screen.findings import findings_of
 from lflops.report.first_screen.screen import first_screen
+from lflops.report.first_screen.step_times import phase_parts, times_of
 from lflops.report.first_screen.window import WindowSummary, window_summary
 from lflops.report.ranks import ranks
 from lflops.report.report import report_of
@@ -49,6 +50,12 @@ LONGEST_TEXT = 240
 
 MOST_LINES = 6
 """Maximum number of lines about ranks in an explanation."""
+
+MOST_PHASES = 3
+"""Maximum number of phases that are named if there is neither an issue nor a window."""
+
+LEAST_SHARE_OF_PHASE = 0.1
+"""Only phases with at least this share of the step are named."""
 
 MOST_FINDINGS = 6
 MOST_MODULES = 5
@@ -311,9 +318,12 @@ def _explained(
         because = f"{because.removesuffix('below')}in lflops show"
     if was_preempted:
         because += f"; {PREEMPTED}"
+    said = [_ran_out_of_memory(ledger, path), _said(verdict, summary, ledger)]
+    if ledger is not None and profile is None and first_issue(findings) is None:
+        said.append(_longest_phases(ledger))
     found = Explanation(
         status=judge("", findings, unseen, "").status,
-        said=_ran_out_of_memory(ledger, path) + _said(verdict, summary, ledger),
+        said=joined(*said, separator=" "),
         findings=tuple(findings[:MOST_FINDINGS]),
         because=because,
         unseen=unseen,
@@ -347,7 +357,7 @@ def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
         newest = max(reports, key=lambda file: file.stat().st_mtime, default=None)
         if newest is not None:
             see = f", see {newest}"
-    return f"The run ran out of memory after {counted(ledger.starts[-1].last_step, 'step')}{see}. "
+    return f"The run ran out of memory after {counted(ledger.starts[-1].last_step, 'step')}{see}."
 
 
 def _said(verdict: Verdict, window: WindowSummary | None, ledger: Ledger | None) -> str:
@@ -364,6 +374,29 @@ def _said(verdict: Verdict, window: WindowSummary | None, ledger: Ledger | None)
     if window is None:
         said = f"{verdict.said} {said}"
     return f"{said}. {screen.trained}"
+
+
+def _longest_phases(ledger: Ledger) -> str:
+    """Describe which phases of the step are the longest.
+
+    Return the empty string if no step was timed. Also return it if the longest phase is not a pass
+    of the model, because there are findings about all other phases.
+    """
+    times = times_of(None, ledger)
+    if times is None:
+        return ""
+    phases = sorted(phase_parts(times.phases), key=lambda part: -part.seconds)
+    if not phases or phases[0].name not in {"forward", "backward"}:
+        return ""
+    longest = []
+    for part in phases[:MOST_PHASES]:
+        if part.share >= LEAST_SHARE_OF_PHASE:
+            share = units.percent(part.share, digits=0)
+            longest.append(f"{part.label} ({share}, {units.duration(part.seconds)})")
+    return (
+        f"The step is mostly {joined(*longest)}; a profiled window shows which modules take this "
+        "time."
+    )
 
 
 def _modules(analysis: Analysis) -> Iterator[Module]:

@@ -22,7 +22,7 @@ from lflops.analysis.step_times import StepTimes, step_times
 from lflops.cli.main import main
 from lflops.findings.finding import Finding
 from lflops.hardware.chips import Hardware
-from lflops.ledger.account import Ledger, SlowStep, Span, Start
+from lflops.ledger.account import Ledger, SlowStep, Span, Start, StepGroup
 from lflops.profile.json_file import json_schema
 from lflops.profile.notes import Note
 from lflops.profile.profile import Communication, Profile
@@ -794,6 +794,32 @@ def test_the_ledger_adds_what_is_between_steps() -> None:
     assert "validation" == found.cause
     assert 50.0 == (found.run or {})["start_up"]
     assert "cannot tell" == explain(account()).status
+
+
+def in_steps(**phases: float) -> Ledger:
+    """Return the ledger of 100 steps with these seconds in each phase of a step."""
+    spent = {name: 100 * each for name, each in phases.items()}
+    total = sum(phases.values())
+    group = StepGroup(first=0, last=99, spent=spent, longest=total, steps=100)
+    account_of_phases = {f"training__{name}": each for name, each in spent.items()}
+    return replace(account(**account_of_phases), step_groups=(group,))
+
+
+def test_without_a_window_the_longest_phases_are_named() -> None:
+    """If the longest phase is a pass of the model and there is no issue, `said` names the phases.
+
+    Of 100 ms, forward takes 60 % and backward 30 %. The optimizer takes 5 %, which is below 10 %.
+    Without a longest pass of the model, or with a window, `said` has no such sentence.
+    """
+    found = explain(in_steps(forward=0.060, backward=0.030, optimizer=0.005, other=0.005))
+    sentence = (
+        "The step is mostly forward (60 %, 60.0 ms), backward (30 %, 30.0 ms); a profiled window "
+        "shows which modules take this time."
+    )
+    assert found.said.endswith(sentence)
+    assert "cannot tell" == found.status
+    assert "mostly" not in explain(in_steps(forward=0.010, other=0.090)).said
+    assert "mostly" not in explain(trained()).said
 
 
 @pytest.mark.parametrize(
