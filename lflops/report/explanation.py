@@ -34,6 +34,7 @@ from lflops.report.first_screen.findings import findings_of
 from lflops.report.first_screen.screen import first_screen
 from lflops.report.first_screen.step_times import phase_parts, times_of
 from lflops.report.first_screen.window import WindowSummary, window_summary
+from lflops.report.ledger import other_runs
 from lflops.report.ranks import ranks
 from lflops.report.report import report_of
 from lflops.report.text import counted, joined, shortened
@@ -319,8 +320,10 @@ def _explained(
     if was_preempted:
         because += f"; {PREEMPTED}"
     said = [_ran_out_of_memory(ledger, path), _said(verdict, summary, ledger)]
-    if ledger is not None and profile is None and first_issue(findings) is None:
-        said.append(_longest_phases(ledger))
+    if ledger is not None:
+        if profile is None and first_issue(findings) is None:
+            said.append(_longest_phases(ledger))
+        said.append(_other_runs(ledger))
     found = Explanation(
         status=judge("", findings, unseen, "").status,
         said=joined(*said, separator=" "),
@@ -397,6 +400,11 @@ def _longest_phases(ledger: Ledger) -> str:
         f"The step is mostly {joined(*longest)}; a profiled window shows which modules take this "
         "time."
     )
+
+
+def _other_runs(ledger: Ledger) -> str:
+    others = other_runs(ledger)
+    return f"{others.capitalize()}." if others else ""
 
 
 def _modules(analysis: Analysis) -> Iterator[Module]:

@@ -65,10 +65,16 @@ def headline(ledger: Ledger) -> str:
     starts = counted(len(ledger.starts), "start")
     steps = counted(ledger.steps, "step")
     line = f"{duration} in {starts}, {steps}, rank {ledger.rank} of {ledger.ranks}"
-    if ledger.others:
-        others = counted(ledger.others, "ledger file")
-        line += f"; this folder also has {others} of other runs, which are not included here"
-    return line
+    others = other_runs(ledger)
+    return f"{line}; {others}" if others else line
+
+
+def other_runs(ledger: Ledger) -> str:
+    """Describe the other runs in the folder of a ledger, or return the empty string."""
+    if not ledger.others:
+        return ""
+    files = counted(ledger.others, "ledger file")
+    return f"this folder also has {files} of other runs, which are not included here"
 
 
 def ledger_lines(ledger: Ledger) -> Iterator[str]:

@@ -822,6 +822,14 @@ def test_without_a_window_the_longest_phases_are_named() -> None:
     assert "mostly" not in explain(trained()).said
 
 
+def test_other_runs_in_the_folder_are_mentioned() -> None:
+    """As `lflops ledger` does, `said` ends with the number of files that are not included."""
+    found = explain(replace(account(), others=4))
+    sentence = "This folder also has 4 ledger files of other runs, which are not included here."
+    assert found.said.endswith(sentence)
+    assert "other runs" not in explain(account()).said
+
+
 @pytest.mark.parametrize(
     ("compiling", "is_issue"), [((9.0, 0.0, 0.0, 0.0), False), ((9.0, 1.0, 1.0, 1.0), True)]
 )
