@@ -78,7 +78,7 @@ class UncontendedMark(NamedTuple):
 class UncontendedClock:
     """A host clock that stops while the thread that created it waits for a core.
 
-    Making a mark takes 3 µs. The time between two marks does not include these 3 µs.
+    Making a mark takes a few µs. The time between two marks does not include these µs.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,9 @@ class UncontendedClock:
 
     def mark(self) -> UncontendedMark:
         """Mark this moment."""
-        return UncontendedMark(perf_counter_ns(), self._schedule.read(), perf_counter_ns())
+        before = perf_counter_ns()
+        counted = self.now()
+        return UncontendedMark(before, counted, perf_counter_ns())
 
     def settle(self) -> None:
         """No-op: CPU work is synchronous."""
@@ -114,6 +116,18 @@ class UncontendedClock:
         """Return the seconds between two marks, without the thread's waits for a core."""
         elapsed = (end.before - start.after) / 1e9
         return max(elapsed - self.waited(start, end), 0.0)
+
+    @staticmethod
+    def asleep(start: UncontendedMark, end: UncontendedMark) -> float:
+        """Return how long the thread needed no core between two marks, in seconds.
+
+        For example, it slept, or waited for a file or another thread.
+        """
+        between = ThreadSchedule.between(start.counted, end.counted)
+        if between is None:
+            return 0.0
+        used, waited = between
+        return max((end.before - start.after) / 1e9 - used - waited, 0.0)
 
     @staticmethod
     def waited(start: UncontendedMark, end: UncontendedMark) -> float:

@@ -17,7 +17,8 @@ The times of unprofiled passes are then divided among modules in two steps:
    host runs ahead of a busy device. So the overhead is multiplied by a factor from 0 to 3.
 2. The remaining times are scaled so that they add up to the time of an unprofiled pass. If this
    changes them much, a note reports it. If a trace measured the times of kernels, only the rest of
-   each module's time is scaled, because hooks slow down only the host.
+   each module's time is scaled, because hooks slow down only the host. On a busy machine, the time
+   in which a module sleeps is not scaled, because other programs slow down only what needs a core.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Self
 
 from msgspec.structs import replace
@@ -35,7 +36,7 @@ from lflops.profile.notes import Note, notes_with
 from lflops.profile.profile import Profile, with_works
 from lflops.profile.records import PASS_PHASES, ModulePhase, TimingStats
 from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
-from lflops.timing.clock import Clock
+from lflops.timing.clock import Clock, UncontendedClock
 
 Stamp = tuple[Any, ModulePhase | None, str]
 """A mark of the clock, the module and phase that run after it, and the reason for the stamp.
@@ -81,6 +82,8 @@ class PassTimes:
 
     Attributes:
         self_seconds: Self time of each module in each phase, in seconds.
+        asleep: The part of the self time in which the thread needed no core. Empty if the clock
+            does not measure it.
         observer: Total time of lflops' hooks in the pass, in seconds.
         called: How often each module is called.
         calls_others: How often each module calls other modules.
@@ -91,6 +94,7 @@ class PassTimes:
     self_seconds: defaultdict[ModulePhase, float] = field(
         default_factory=lambda: defaultdict(float)
     )
+    asleep: defaultdict[ModulePhase, float] = field(default_factory=lambda: defaultdict(float))
     observer: float = 0.0
     called: Counter[ModulePhase] = field(default_factory=Counter)
     calls_others: Counter[ModulePhase] = field(default_factory=Counter)
@@ -101,6 +105,8 @@ class PassTimes:
         self.observer += other.observer
         for key, seconds in other.self_seconds.items():
             self.self_seconds[key] += seconds
+        for key, seconds in other.asleep.items():
+            self.asleep[key] += seconds
         self.called.update(other.called)
         self.calls_others.update(other.calls_others)
         self.segments.update(other.segments)
@@ -136,6 +142,8 @@ def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
                 times.operators[running] += reason == OPERATOR_COUNTED
             continue
         times.self_seconds[key] += seconds
+        if isinstance(clock, UncontendedClock):
+            times.asleep[key] += clock.asleep(mark, end)
         times.called[key] += entering
         times.segments[key] += reason == SEGMENT_BEGAN
         running = key
@@ -217,8 +225,8 @@ def scale_to_unprofiled(
         ignored: Names of modules that are left out of the result.
         means: For each part, the seconds that the times of the modules must add up to. Default:
             `unprofiled`.
-        kernels: For each module and phase, the seconds per step of the kernels that the module
-            itself launches, if a trace measured them.
+        kernels: For each module and phase, the seconds per step that are not scaled: in kernels
+            that the module itself launches, if a trace measured them, or asleep.
     """
     if means is None:
         means = unprofiled
@@ -399,7 +407,12 @@ def attach_module_times(
             usual[part] = min(usual[part], _without_core_waits(usual[part], part, hooked_steps))
 
     times = scale_to_unprofiled(
-        passes, usual, overhead, ignored_modules(profile), means, kernels=kernels
+        passes,
+        usual,
+        overhead,
+        ignored_modules(profile),
+        means,
+        kernels=kernels or _asleep(passes),
     )
     timed = with_times(profile, times)
     run = replace(timed.run, observer_ratio=_observer_ratio(hooked_steps, unprofiled))
@@ -408,6 +421,21 @@ def attach_module_times(
     if far:
         notes = (*notes, Note(code="time_scaled", subject="", values=far))
     return replace(timed, run=run, notes=notes), tuple(map(_self_seconds_of_pass, hooked))
+
+
+def _asleep(passes: Sequence[Mapping[str, PassTimes]]) -> dict[ModulePhase, float]:
+    """Return the median time in which each module needs no core, over the passes."""
+    totals = []
+    for parts in passes:
+        asleep: defaultdict[ModulePhase, float] = defaultdict(float)
+        for times in parts.values():
+            for key, seconds in times.asleep.items():
+                asleep[key] += seconds
+        totals.append(asleep)
+    medians = {}
+    for key in dict.fromkeys(chain.from_iterable(totals)):
+        medians[key] = statistics.median(asleep.get(key, 0.0) for asleep in totals)
+    return medians
 
 
 def _is_far(part: str, factor: float) -> bool:

@@ -117,3 +117,32 @@ def test_modules_that_are_timed_without_others_are_compared_with_a_step_without_
     timed, _ = attach_module_times(counted, [hooked], NO_OVERHEAD)
     assert pytest.approx(own) == backward_seconds(timed)
     assert factors == [note.values for note in timed.notes]
+
+
+def test_the_sleep_of_a_module_does_not_grow_with_the_load() -> None:
+    """On a busy machine, only the time in which a module needs a core is scaled.
+
+    The step as above: modules take 0.2 and 0.8 s of a step of 2 s. The second module sleeps for
+    0.6 s. The other 0.4 s are scaled to the other 1.4 s of the step, so by 3.5.
+    """
+    steps = (
+        Step(index=0, kind="unprofiled", seconds=2.0, phases={"backward": 2.0}),
+        Step(
+            index=1,
+            kind="module_timing",
+            seconds=2.0,
+            phases={"backward": 2.0},
+            uncontended_phases={"backward": 1.0},
+        ),
+    )
+    counted = profile(
+        {"": {}, "q": {}},
+        [product("q", "aten::mm", "backward", macs=1, bytes_moved=1)],
+        run=run(kind="training"),
+        steps=steps,
+    )
+    times = PassTimes(
+        self_seconds=defaultdict(float, {ROOT: 0.2, Q: 0.8}), asleep=defaultdict(float, {Q: 0.6})
+    )
+    timed, _ = attach_module_times(counted, [{"backward": times}], NO_OVERHEAD)
+    assert pytest.approx({"": 3.5 * 0.2, "q": 0.6 + 3.5 * 0.2}) == backward_seconds(timed)

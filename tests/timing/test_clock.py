@@ -86,6 +86,17 @@ def test_the_own_clock_stands_still_while_others_have_the_core() -> None:
     )
 
 
+def test_a_thread_sleeps_while_it_needs_no_core() -> None:
+    """In 2.5 s between two marks, a thread ran for 0.4 s and waited for a core for 0.5 s.
+
+    So it slept for 1.6 s. Without its counters, this is unknown and counts as no sleep.
+    """
+    start = UncontendedMark(1_000_000_000, b"3000000000 7000000000 4", 1_500_000_000)
+    end = UncontendedMark(4_000_000_000, b"3400000000 7500000000 9", 4_500_000_000)
+    assert pytest.approx(1.6) == UncontendedClock.asleep(start, end)
+    assert 0.0 == UncontendedClock.asleep(start, end._replace(counted=None))
+
+
 @pytest.mark.parametrize(
     ("counted", "is_needed"), [(b"96 4 1", False), (b"94 6 1", True), (None, False)]
 )
