@@ -200,6 +200,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "hardware.calibrate",
         "integrations.auto_detect",
         "ledger",
+        "monitoring.inputs",
         "selftest",
         "trace",
         "pypi:typer",
