@@ -251,11 +251,28 @@ class StepEvidence:
 
     @property
     def seconds_around_model(self) -> float:
-        """Seconds of the forward phase before and after the call of the model."""
+        """Seconds of the forward phase before and after the call of the model.
+
+        Modules also run in the rest of this phase: in forward, and in the backward passes of
+        `torch.autograd.grad` inside it.
+        """
         forward = self.root.forward.seconds
         if forward is None:
             return 0.0
-        return max(self.times.phases.get("forward", 0.0) - forward.median, 0.0)
+        in_modules = forward.median + self._backward_in_forward
+        return max(self.times.phases.get("forward", 0.0) - in_modules, 0.0)
+
+    @property
+    def _backward_in_forward(self) -> float:
+        """Seconds in which modules run backward inside the forward phase.
+
+        The times of modules include this time, and the backward phase does not.
+        """
+        in_modules = 0.0
+        for work in (self.root.backward, self.root.recompute):
+            if work.seconds is not None:
+                in_modules += work.seconds.median
+        return max(in_modules - self.times.phases.get("backward", 0.0), 0.0)
 
     # Other programs on the machine.
 

@@ -33,7 +33,13 @@ from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.records import Phase
 from lflops.ranks.collect.topology import check_logical, with_logical
-from lflops.torch_private.dispatch_modes import can_stay_compiled, end_mode, push_mode
+from lflops.torch_private.autograd import watch_derivatives
+from lflops.torch_private.dispatch_modes import (
+    can_stay_compiled,
+    end_mode,
+    is_tracing,
+    push_mode,
+)
 from lflops.torch_private.self_check import check
 from lflops.torch_private.tensor_constructors import construct_without_modes
 from lflops.torch_private.tensors import only_shapes_run, without_overrides
@@ -172,6 +178,7 @@ class Counting:
         self._entered = False
         self._eager = eager
         self._tf32 = tf32
+        self._takes_derivatives = False
         self._graphs = KeptGraphs()
         if not eager:
             self._graphs.start()
@@ -211,6 +218,7 @@ class Counting:
         undo.add(self._scopes.stop)
         self._scopes.start(self._guard)
         self._counter.guard = self._guard
+        watch_derivatives(undo, self._take_derivatives)
         mode = self._counter.mode()
         undo.add(end_mode, mode)
         push_mode(mode)
@@ -267,6 +275,15 @@ class Counting:
         A second call does nothing. Leaving the `with` block afterwards still builds the profile.
         """
         self._undo.close()
+
+    def _take_derivatives(self) -> None:
+        """Note that the counted code computes derivatives.
+
+        Passes on threads that are not counted are ignored, and so are the passes with which
+        torch.compile traces a backward graph.
+        """
+        if self._scopes.follows_this_thread() and not is_tracing():
+            self._takes_derivatives = True
 
     def _prepare_compiled(self, undo: CleanupStack) -> None:
         """Record the calls of compiled code, or make compiled code run eagerly."""
@@ -339,7 +356,9 @@ class Counting:
         memory = None
         if resolved.is_memory_known:
             memory = self._counter.memory
-        run = msgspec.structs.replace(self._run, partial=True) if partial else self._run
+        run = msgspec.structs.replace(
+            self._run, partial=partial, takes_derivatives=self._takes_derivatives
+        )
         collected = CountedPass(
             tree=self._tree,
             calls=self._scopes.calls + resolved.calls,

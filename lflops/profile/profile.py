@@ -505,6 +505,9 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
         samples_from: How `samples_per_step` was found, in words, such as `dimension 0 of images`.
         tokens_from: How `tokens_per_step` was found: the names of the inputs that have one element
             per token, or `units=` if the user passed the number.
+        takes_derivatives: Whether the counted code computes derivatives in addition to the
+            gradients of the loss: it calls `torch.autograd.grad`, or runs a backward pass with
+            `create_graph=True`. Gradient penalties and physics-informed losses do this.
     """
 
     kind: Literal["count", "measure", "estimate", "training"]
@@ -538,6 +541,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     workers: Count | None = None
     samples_from: str | None = None
     tokens_from: tuple[str, ...] = ()
+    takes_derivatives: bool = False
 
 
 class Profile(Struct, Displayed, frozen=True, kw_only=True):

@@ -360,10 +360,10 @@ class ModuleTimer:
             )
         )
 
-    def _begin_segment(self, module_phase: ModulePhase, _gradients: Any) -> None:
+    def _begin_segment(self, module_phase: ModulePhase, gradients: Any) -> None:
         if self._paused:
             return
-        self._end_derivative()
+        self._end_derivative(gradients)
         if torch.is_grad_enabled() and threading.get_ident() == self.home:
             self._end_segment(self._forward, None, self._forward.frames[-1])
             self._derivative = (next_sequence_number(), module_phase.fqn)
@@ -373,13 +373,19 @@ class ModuleTimer:
             self._ends_backward = True
             after_backward(self._guard(self._end_segments))
 
-    def _end_derivative(self) -> None:
-        """Record the nodes that the running segment of backward has built, if it builds nodes."""
+    def _end_derivative(self, gradients: Any = None) -> None:
+        """Record the nodes that the running segment of backward has built, if it builds nodes.
+
+        The nodes of the gradients that the next segment receives get hooks, because a further
+        `autograd.grad` in forward may differentiate them again.
+        """
         if self._derivative is not None:
             start, fqn = self._derivative
             end = next_sequence_number()
             if end > start:
                 self._segments.append((start, end, fqn))
+            for node in _nodes_in(gradients, start, end).values():
+                self._hook(node, fqn)
             self._forward.segment = end
             self._derivative = None
 

@@ -85,6 +85,31 @@ def wrap_backward(
     replace_attribute(undo, torch.autograd, "_engine_run_backward", with_calls)
 
 
+def watch_derivatives(undo: CleanupStack, called: Callable[[], None]) -> None:
+    """Call a function before each backward pass that computes derivatives for further use.
+
+    Such a pass returns the derivatives (`torch.autograd.grad`), or builds a graph of them so that
+    they can be differentiated again (`create_graph=True`).
+
+    Args:
+        undo: Stops the calls when it is closed.
+        called: Called before each such pass.
+    """
+    with known_torch():
+        run_backward: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    def with_call(tensors: Any, *args: Any, accumulate_grad: bool = False, **kwargs: Any) -> Any:
+        # torch passes the gradients, `retain_graph` and `create_graph` by position.
+        creates_graph = bool(args[2:3] and args[2])
+        if creates_graph or not accumulate_grad:
+            called()
+        return run_backward(tensors, *args, accumulate_grad=accumulate_grad, **kwargs)
+
+    never_compiled(with_call, within=False)
+    never_compiled(called)
+    replace_attribute(undo, torch.autograd, "_engine_run_backward", with_call)
+
+
 def after_backward(callback: Callable[[], None]) -> None:
     """Call a function at the end of the running backward pass.
 

@@ -302,6 +302,12 @@ def _numbering() -> dict[str, bool]:
         backward((x * 1).sum())
     # This pass must not be reported.
     backward((x * 1).sum())
+    derivatives: list[int] = []
+    with CleanupStack() as undo:
+        autograd.watch_derivatives(undo, lambda: derivatives.append(len(reported)))
+        # Only the second pass must be reported.
+        backward((x * 1).sum())
+        grad((x * 1).sum(), x)
 
     is_in_order = before < between < after
     are_numbers_kept = ran.matmul_nodes == [after - 1, after - 1, between - 1, between - 1]
@@ -316,6 +322,7 @@ def _numbering() -> dict[str, bool]:
         "the number of an autograd node changes before backward": are_numbers_kept,
         "backward passes cannot be distinguished": outside == autograd.NO_BACKWARD,
         "the end of a backward pass is not reported": ended == [4] and reported == [7],
+        "derivatives are not distinguished from backward passes": derivatives == [1],
         "operators have unexpected names": "aten::mm" in operator_names,
         "autograd nodes have unexpected names": "MmBackward" in autograd.node_name(third.grad_fn),
         "the leaves of an autograd graph are not found": leaves == {id(x), id(w)},

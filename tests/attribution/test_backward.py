@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import lflops
 from lflops import Profile
+from lflops.ranks.merge.batches import sum_of_batches
 from tests.support.processes import anywhere, as_a_device_would
 from tests.support.profile_checks import macs
 from tests.support.small_models import (
@@ -136,6 +137,30 @@ def test_a_gradient_penalty_is_all_backward() -> None:
         penalty(model, sequence(requires_grad=True), lambda run: run()).backward()
     assert critic_forward == macs(counted.profile, "forward")
     assert critic_backward == macs(counted.profile, "backward")
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_a_profile_says_whether_the_step_takes_derivatives() -> None:
+    """A gradient that is returned, or that can be differentiated again, is a derivative.
+
+    The gradients that backward writes to parameters are none. In a step of several batches, one
+    batch with a derivative is enough.
+    """
+
+    def counted(backward: Callable[[Tensor, Tensor], Any]) -> Profile:
+        x = sequence(requires_grad=True)
+        model = Critic()
+        with lflops.counting(model) as counting:
+            backward(model(x).sum(), x)
+        return counting.profile
+
+    backward = counted(lambda y, _x: y.backward())
+    gradient = counted(torch.autograd.grad)
+    graph = counted(lambda y, x: torch.autograd.backward(y, inputs=[x], create_graph=True))
+    found = [profile.run.takes_derivatives for profile in (backward, gradient, graph)]
+    assert [False, True, True] == found
+    assert sum_of_batches([gradient, backward]).run.takes_derivatives
+    assert not sum_of_batches([backward, backward]).run.takes_derivatives
 
 
 def gradient_penalty_elsewhere() -> Profile:

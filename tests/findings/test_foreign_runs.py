@@ -291,6 +291,19 @@ def test_python_outside_the_layers_is_found(operators: dict[str, float] | None) 
         assert re.search(r"but the operators there take only 2\.\d+ ms\.", found.sentence)
 
 
+def test_a_gradient_within_forward_is_not_counted_twice() -> None:
+    """A gradient that forward takes is in the forward phase, and in the backward of the layers.
+
+    Forward takes 80 ms: 30 ms in forward of the layers, 40 ms in their backward, and 10 ms outside.
+    The backward phase takes 60 ms, so that backward of the layers takes 100 ms in total.
+    """
+    gradient = {("a", "backward"): 80e-3}
+    outside = findings(trained(own=gradient, forward=80e-3))["outside"]
+    assert pytest.approx(10e-3) == outside.seconds
+    assert not outside.is_issue
+    assert "outside" not in findings(trained(own=gradient, forward=70e-3))
+
+
 def test_without_a_trace_large_operators_may_need_their_time() -> None:
     """A slow operator moves 0.5 GB/s, so the 10 million bytes of pooling may take 20 of 25 ms."""
     pooling = cell("", "max_pool2d_with_indices", "forward", bytes_moved=10_000_000)

@@ -312,6 +312,17 @@ def test_a_second_backward_costs_what_is_more_than_twice_the_forward() -> None:
     assert expected in first.sentence
 
 
+def test_gradients_of_gradients_are_no_second_backward() -> None:
+    """A step that takes derivatives on purpose has more MACs in backward than other steps.
+
+    Backward has as many MACs as in the test above.
+    """
+    again = [product(name, "aten::mm", "backward", macs=8, bytes_moved=8) for name in ("a", "b")]
+    given = trained(cells=again)
+    derivatives = replace(given, run=replace(given.run, takes_derivatives=True))
+    assert [] == faults(derivatives)
+
+
 def test_a_large_matmul_only_in_backward_is_no_second_backward() -> None:
     """One large matmul in backward, such as that of a Cholesky gradient, is not a second backward.
 

@@ -752,6 +752,31 @@ def test_a_second_derivative_belongs_to_the_module_that_it_is_of() -> None:
     assert (2, 16) == (in_forward["body", "backward"], in_forward["head", "backward"])
 
 
+class Curvature(Itself):
+    """A model that computes the second derivative of its energy, like a physics-informed loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        energy = self.head(self.body(x)).sum()
+        (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        (curvature,) = torch.autograd.grad(self.take(force, 1024, 2048).sum(), x)
+        return curvature
+
+
+def test_a_second_derivative_in_forward_belongs_to_the_module_that_it_is_of() -> None:
+    """A gradient of a gradient in forward is the time of the modules after the first one.
+
+    The second derivative of the head runs after the second derivative of the body, so that the
+    timer knows where it begins. It does not know where the pass itself begins: the 2048 s of the
+    model and the 4 s of the body count as forward of the model.
+    """
+    clock = StillClock()
+    model = Curvature(clock, body=Square(clock, 1, 2, 4), head=Square(clock, 8, 16, 32))
+    assert {
+        "forward": {"body": 1, "head": 8, "": 1024 + 2048 + 4},
+        "backward": {"body": 2 + 2, "head": 16 + 32},
+    } == own(pass_of(model, clock, ones(requires_grad=True)))
+
+
 def test_a_graph_of_an_earlier_pass_is_timed() -> None:
     """A generator's graph is used after the discriminator was trained with its own backward."""
     clock = StillClock()

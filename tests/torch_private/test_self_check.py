@@ -88,6 +88,12 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
         lambda undo, begins, ends: None,
         "the end of a backward pass is not reported",
     ),
+    "derivatives are unheard": (
+        autograd,
+        "watch_derivatives",
+        lambda undo, called: None,
+        "derivatives are not distinguished from backward passes",
+    ),
     "graphs have no leaves": (
         autograd,
         "leaves",

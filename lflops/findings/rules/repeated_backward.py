@@ -25,7 +25,9 @@ class RepeatedBackward(StepRule):
     """Backward has at least 2.5 times as many MACs as forward, so it runs more than once.
 
     Twice as many MACs are normal, because backward computes gradients of the inputs and of the
-    weights. Nothing is reported if an operator of backward is much larger than every operator of
+    weights. Nothing is reported if the step computes derivatives with `torch.autograd.grad` or
+    `create_graph=True`, as a gradient penalty does: backward then differentiates them as well. Also,
+    nothing is reported if an operator of backward is much larger than every operator of
     forward. Such an operator belongs to a function without matmuls in forward, for example a
     Cholesky decomposition.
     """
@@ -36,10 +38,12 @@ class RepeatedBackward(StepRule):
         "Backward has {ratio:times} as many MACs as forward, while twice as many are normal: this "
         "costs {cost}."
     )
-    fix = "Call backward once, on the sum of the losses, unless you need gradients of gradients"
+    fix = "Call backward once, on the sum of the losses"
     right = (7, 7)
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        if step.profile.run.takes_derivatives:
+            return
         forward = step.root.forward.macs
         backward = step.root.backward.macs
         if not forward or backward < LARGE_RATIO * forward:

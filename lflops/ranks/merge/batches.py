@@ -37,6 +37,7 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
         return profiles[0]
     last = profiles[-1]
     is_partial = False
+    takes_derivatives = False
     op_counts: list[OpCount] = []
     unsupported: list[UnsupportedCall] = []
     communication: list[Communication] = []
@@ -44,6 +45,7 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
     waits: set[ModulePhase] = set()
     for profile in profiles:
         is_partial = is_partial or profile.run.partial
+        takes_derivatives = takes_derivatives or profile.run.takes_derivatives
         op_counts += profile.op_counts
         unsupported += profile.unsupported
         communication += profile.communication
@@ -53,7 +55,12 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
     op_counts = _summed(op_counts, ("module", "operator", "phase", "dtype"), OP_COUNT_FIELDS)
     unsupported = _summed(unsupported, ("module", "operator", "phase"), _TRANSFERS)
     communication = _summed(communication, ("module", "phase", "collective", "group"), _TRANSFERS)
-    run = replace(last.run, partial=is_partial, dtype=dtype_of(op_counts) or last.run.dtype)
+    run = replace(
+        last.run,
+        partial=is_partial,
+        dtype=dtype_of(op_counts) or last.run.dtype,
+        takes_derivatives=takes_derivatives,
+    )
     return replace(
         last,
         run=run,
