@@ -196,6 +196,10 @@ class OperatorAccumulator:
             total.merge(totals)
         return total
 
+    def optimizers(self) -> list[Optimizer]:
+        """Return the optimizers that made a step, in the order of their first step."""
+        return list(self._optimizers.values())
+
     def optimizer_state(self) -> Iterator[Tensor]:
         """Yield the state of every optimizer that made a step."""
         for optimizer in self._optimizers.values():

@@ -24,6 +24,7 @@ from lflops.garbage import gc_paused
 from lflops.inputs.arguments import check_module
 from lflops.inputs.batch_size import looked_up_tokens, lookups_of
 from lflops.inputs.devices import has_tf32
+from lflops.inputs.optimizers import settings_of
 from lflops.inputs.run_info import run_of
 from lflops.inputs.tensors import named_arguments, tensors_in
 from lflops.model.call import ModelCall
@@ -357,7 +358,10 @@ class Counting:
         if resolved.is_memory_known:
             memory = self._counter.memory
         run = msgspec.structs.replace(
-            self._run, partial=partial, takes_derivatives=self._takes_derivatives
+            self._run,
+            partial=partial,
+            takes_derivatives=self._takes_derivatives,
+            optimizers=tuple(dict.fromkeys(map(settings_of, self._counter.optimizers()))),
         )
         collected = CountedPass(
             tree=self._tree,

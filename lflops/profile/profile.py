@@ -440,6 +440,29 @@ class Memory(Struct, frozen=True, kw_only=True):
         return self.peak_bytes <= memory_bytes * (1 - margin)
 
 
+class OptimizerSettings(Struct, frozen=True, kw_only=True, gc=False):
+    """The class of an optimizer, and how it updates the parameters.
+
+    Attributes:
+        class_name: The name of the class, such as `AdamW`.
+        accepts_fused: Whether the class has an argument `fused`, which updates all parameters in
+            one kernel.
+        fused: Whether `fused=True` is set for all parameters.
+        accepts_foreach: Whether the class has an argument `foreach`, which updates lists of
+            parameters.
+        foreach: Whether `foreach=True` is set for all parameters.
+        max_iter: Maximum number of iterations per step. Each iteration calls the closure, as in
+            `LBFGS`. `None` for other optimizers.
+    """
+
+    class_name: str
+    accepts_fused: bool = False
+    fused: bool = False
+    accepts_foreach: bool = False
+    foreach: bool = False
+    max_iter: Count | None = None
+
+
 class Run(Struct, frozen=True, kw_only=True, gc=False):
     """Facts about the profiled run: the model, the inputs, and the machine.
 
@@ -508,6 +531,8 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
         takes_derivatives: Whether the counted code computes derivatives in addition to the
             gradients of the loss: it calls `torch.autograd.grad`, or runs a backward pass with
             `create_graph=True`. Gradient penalties and physics-informed losses do this.
+        optimizers: The optimizers that made a step in the counted code, in the order of their first
+            step. Optimizers with the same settings are listed once.
     """
 
     kind: Literal["count", "measure", "estimate", "training"]
@@ -542,6 +567,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     samples_from: str | None = None
     tokens_from: tuple[str, ...] = ()
     takes_derivatives: bool = False
+    optimizers: tuple[OptimizerSettings, ...] = ()
 
 
 class Profile(Struct, Displayed, frozen=True, kw_only=True):

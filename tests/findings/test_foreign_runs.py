@@ -16,7 +16,7 @@ from lflops.findings.finding import Finding, leading, ordered
 from lflops.findings.registry import all_rules
 from lflops.hardware.chips import Hardware
 from lflops.ledger.account import Ledger, Span, Start
-from lflops.profile.profile import OpCount, Profile
+from lflops.profile.profile import OpCount, OptimizerSettings, Profile
 from lflops.profile.records import Phase, Trace, TracedOperator
 from lflops.profile.steps import Step
 from lflops.report.explanation import explain, lines_of
@@ -435,6 +435,39 @@ def test_operators_without_matmuls_are_named() -> None:
 
 
 # The order.
+
+
+ADAM = OptimizerSettings(class_name="Adam", accepts_fused=True, accepts_foreach=True)
+RMSPROP = OptimizerSettings(class_name="RMSprop", accepts_foreach=True)
+SPARSE = OptimizerSettings(class_name="SparseAdam")
+LBFGS = OptimizerSettings(class_name="LBFGS", max_iter=20)
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "advice"),
+    [
+        ((), "Pass fused=True to the optimizer if it accepts this argument, or use larger batches"),
+        ((SPARSE, ADAM), "Pass fused=True to Adam, or use larger batches"),
+        ((replace(ADAM, fused=True),), "Use larger batches, so that the optimizer makes fewer st"),
+        ((SPARSE, RMSPROP), "Pass foreach=True to RMSprop, or use larger batches"),
+        ((replace(RMSPROP, foreach=True),), "Use larger batches"),
+        ((SPARSE,), "Use larger batches"),
+        ((LBFGS,), "lower max_iter of LBFGS: each of its 20 iterations per step calls the closure"),
+    ],
+)
+def test_advice_on_a_slow_optimizer_is_possible(
+    optimizers: tuple[OptimizerSettings, ...], advice: str
+) -> None:
+    """Only arguments that an optimizer accepts are advised, unless they are already set.
+
+    If the optimizer is unknown, the advice is conditional.
+    """
+    given = trained(optimizer=60e-3)
+    slow = replace(given, run=replace(given.run, optimizers=optimizers))
+    found = findings(slow)["optimizer"]
+    assert found.is_issue
+    assert advice in found.fix
+    assert ("closure" in found.fix) == (optimizers == (LBFGS,))
 
 
 def finding(cause: str, seconds: float | None, **fields: Any) -> Finding:

@@ -3,7 +3,8 @@
 from lflops.findings.evidence import StepEvidence, allowance
 from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Candidate, Threshold
-from lflops.profile.profile import Work
+from lflops.profile.module_names import plain
+from lflops.profile.profile import OptimizerSettings, Work
 
 SECONDS_PER_CALL = 20e-6
 """Upper bound on the seconds of one operator call on a CPU, without the time to move its bytes."""
@@ -37,7 +38,23 @@ class SlowOptimizer(PartRule):
     name = "optimizer"
     threshold = Threshold(share=0.10)
     phrase = "optimizer work"
-    fix = "Pass fused=True to the optimizer, or use larger batches"
+    fix = "Pass fused=True to the optimizer if it accepts this argument, or use larger batches"
+    fix_of_fast_optimizer = "Use larger batches, so that the optimizer makes fewer steps"
+
+    def advise_in(self, module: str, step: StepEvidence) -> str:
+        optimizers = step.profile.run.optimizers
+        if not optimizers:
+            return super().advise_in(module, step)
+        for optimizer in optimizers:
+            if optimizer.max_iter is not None:
+                return _advice_about_closure(optimizer)
+        for optimizer in optimizers:
+            if optimizer.accepts_fused and not optimizer.fused:
+                return f"Pass fused=True to {plain(optimizer.class_name)}, or use larger batches"
+        for optimizer in optimizers:
+            if optimizer.accepts_foreach and not optimizer.foreach and not optimizer.fused:
+                return f"Pass foreach=True to {plain(optimizer.class_name)}, or use larger batches"
+        return self.fix_of_fast_optimizer
 
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
         seconds = step.uncontended(self.name, candidate.seconds or 0.0)
@@ -48,6 +65,16 @@ class SlowOptimizer(PartRule):
         if not step.times.uncontended:
             needed *= allowance(step.lost_cpu_share)
         return self.judged_seconds(candidate, step) > needed
+
+
+def _advice_about_closure(optimizer: OptimizerSettings) -> str:
+    """Return the advice on an optimizer that calls a closure in each iteration of a step."""
+    name = plain(optimizer.class_name)
+    return (
+        f"Keep metrics and logging out of the closure, because they count as optimizer time, or "
+        f"lower max_iter of {name}: each of its {optimizer.max_iter} iterations per step calls the "
+        "closure"
+    )
 
 
 def needed_seconds(step: StepEvidence) -> float:

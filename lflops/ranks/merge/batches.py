@@ -14,6 +14,7 @@ from lflops.profile.profile import (
     Memory,
     ModuleProfile,
     OpCount,
+    OptimizerSettings,
     Profile,
     UnsupportedCall,
     Work,
@@ -30,7 +31,7 @@ Entry = TypeVar("Entry", bound=Any)
 def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
     """Merge the profiles of a step's batches.
 
-    Work and calls are added up. The properties of the run are from the last batch, and memory is
+    Work and calls are added up. Most properties of the run are from the last batch, and memory is
     from the batch with the highest peak.
     """
     if len(profiles) == 1:
@@ -38,6 +39,7 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
     last = profiles[-1]
     is_partial = False
     takes_derivatives = False
+    optimizers: dict[OptimizerSettings, None] = {}
     op_counts: list[OpCount] = []
     unsupported: list[UnsupportedCall] = []
     communication: list[Communication] = []
@@ -46,6 +48,8 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
     for profile in profiles:
         is_partial = is_partial or profile.run.partial
         takes_derivatives = takes_derivatives or profile.run.takes_derivatives
+        # A step of several batches may have one optimizer step for each batch.
+        optimizers |= dict.fromkeys(profile.run.optimizers)
         op_counts += profile.op_counts
         unsupported += profile.unsupported
         communication += profile.communication
@@ -60,6 +64,7 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
         partial=is_partial,
         dtype=dtype_of(op_counts) or last.run.dtype,
         takes_derivatives=takes_derivatives,
+        optimizers=tuple(optimizers),
     )
     return replace(
         last,

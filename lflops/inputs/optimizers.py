@@ -1,0 +1,37 @@
+"""Describe the optimizers of a run."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+
+from lflops.profile.profile import OptimizerSettings
+
+
+def settings_of(optimizer: Optimizer) -> OptimizerSettings:
+    """Return the class of an optimizer, and how it updates the parameters."""
+    arguments = _arguments(type(optimizer))
+    groups = optimizer.param_groups
+    iterations = groups[0].get("max_iter") if groups else None
+    return OptimizerSettings(
+        class_name=type(optimizer).__name__,
+        accepts_fused="fused" in arguments,
+        fused=_is_set(groups, "fused"),
+        accepts_foreach="foreach" in arguments,
+        foreach=_is_set(groups, "foreach"),
+        max_iter=iterations if type(iterations) is int else None,
+    )
+
+
+def _arguments(kind: type) -> Mapping[str, Any]:
+    """Return the arguments of a class by name; empty if they are unknown."""
+    try:
+        return inspect.signature(kind).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _is_set(groups: list[dict[str, Any]], name: str) -> bool:
+    """Return whether a setting is true for all groups of parameters."""
+    return bool(groups) and all(group.get(name) for group in groups)
