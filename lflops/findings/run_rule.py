@@ -38,12 +38,16 @@ class RunEvidence:
     Attributes:
         ledger: The time account of the run: its seconds by category.
         profile: The profile of the last window, or `None` without a window.
-        step_issues: Names of the rules that found issues in the last window.
+        step_issues: Names of the rules that found issues in the last window. The rules about the
+            run do not report the same time again.
+        confirmed_by_window: Names of further rules that found issues in the last window. The cost
+            in the run replaces their cost in the window.
     """
 
     ledger: Ledger
     profile: Profile | None
     step_issues: frozenset[str]
+    confirmed_by_window: frozenset[str] = frozenset()
 
     @cached_property
     def training_seconds(self) -> float:
@@ -183,8 +187,12 @@ class RunRule(Rule):
         """Return whether a cost in seconds of the run is an issue."""
         if self.threshold.share is None:
             return False
+        judged_seconds = seconds - self.excused_seconds(run)
+        if self.name in run.confirmed_by_window:
+            # The window was judged without the delay caused by other programs.
+            return judged_seconds >= self.least_seconds(run)
         least = self.least_seconds(run) * self.allowance(run)
-        return seconds - self.excused_seconds(run) >= least and self.is_confirmed(run)
+        return judged_seconds >= least and self.is_confirmed(run)
 
     def least_seconds(self, run: RunEvidence) -> float:
         """Return the minimum cost of a reported finding, in seconds of the run."""

@@ -137,6 +137,38 @@ def test_regular_stalls_are_an_issue_on_a_busy_machine(waits: list[float], is_is
     assert is_issue == card.is_issue
 
 
+@pytest.mark.parametrize(("data", "is_issue"), [(0.3, True), (0.05, False)])
+def test_a_data_wait_that_the_window_confirms_stays_an_issue(
+    data: float, *, is_issue: bool
+) -> None:
+    """On a busy machine, the window is judged by its times without the delay of other programs.
+
+    Other processes took half of the CPU time, so that the threshold for the run rises from 9 % to
+    36 %. Waits of 0.1 s in steps of 0.4 s are 25 % of the run. This is an issue if data also take
+    30 % of the window, but not if they take 5 %.
+    """
+    phases = {"data": data, "forward": 0.7 - data, "backward": 0.3}
+    timed = []
+    for step in clean(*[1.0] * 3, **phases):
+        uncontended = {name: seconds / 2 for name, seconds in step.phases.items()}
+        timed.append(
+            replace(
+                step,
+                kind="module_timing",
+                cpu_lost=0.1,
+                cpu_user=0.1,
+                uncontended_phases=uncontended,
+            )
+        )
+    window = ran({"fc": 0.1}, steps=[*clean(*[1.0] * 9, **phases), *timed])
+    (card,) = (
+        card for card in screen_of(window, ledger(steps(*[0.1] * 30))).cards if card.cause == "data"
+    )
+    assert pytest.approx(0.1) == card.seconds
+    assert is_issue == card.is_issue
+    assert "workers" in card.action
+
+
 def test_a_cost_outside_all_phases_was_measured_in_all_steps() -> None:
     """Confidence in such a cost is high, even if the window is too short to find issues in it."""
     groups = [replace(step, spent=step.spent | {"other": 0.2}) for step in steps(*[0.0] * 30)]

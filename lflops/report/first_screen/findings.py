@@ -47,9 +47,16 @@ def _with_run_findings(
 
     Findings whose time is already explained by another finding are dropped.
     """
-    # All steps of the run show the data wait better than the steps of the window.
-    step_issues = _issues(of_step) - {"data"}
-    run = RunEvidence(ledger=ledger, profile=profile, step_issues=step_issues)
+    # All steps of the run show the data wait better than the steps of the window. But the window
+    # may know how long other programs delayed its steps, and the ledger does not.
+    step_issues = _issues(of_step)
+    confirmed = step_issues & {"data"}
+    run = RunEvidence(
+        ledger=ledger,
+        profile=profile,
+        step_issues=step_issues - confirmed,
+        confirmed_by_window=confirmed,
+    )
     of_run = findings_of_run(run)
     is_in_run = any(finding.cause == "data" for finding in of_run)
     findings = [*of_run]
