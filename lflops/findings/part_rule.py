@@ -9,6 +9,7 @@ from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, StepRule, cost_of
 from lflops.profile.module_names import plain
 from lflops.profile.notes import filled
+from lflops.profile.profile import Profile
 
 BURST_RATIO = 5
 """A phase comes in bursts if its long times are at least this many times as long as its short ones.
@@ -52,7 +53,7 @@ class PartRule(StepRule):
         cost = cost_of(candidate.seconds, step)
         another = "Another " if candidate.is_rest else ""
         phrase = self.phrase_for(step)
-        where = in_bursts(step, self.name)
+        where = in_bursts(step.profile, self.name)
         most = candidate.module or self.place_of(candidate, step)
         if most:
             where = f", mostly in {plain(most)}"
@@ -111,14 +112,14 @@ def main_hook(candidate: Candidate, step: StepEvidence) -> str:
     return slowest
 
 
-def in_bursts(step: StepEvidence, phase: str) -> str:
+def in_bursts(profile: Profile, phase: str) -> str:
     """Describe a phase that is long in some steps and short in most steps.
 
     Returns text such as `: 63.5 ms in 1 of 5 steps, 600 µs in the other steps`. Returns the empty
     string if the phase takes about the same time in all steps.
     """
     known = []
-    for each in step.profile.steps:
+    for each in profile.steps:
         if each.is_unprofiled and each.phases:
             known.append(each.phases.get(phase, 0.0))
     known.sort()

@@ -182,6 +182,38 @@ def test_a_cost_outside_all_phases_was_measured_in_all_steps() -> None:
     assert ("measured in all 30 unprofiled steps of the run",) == card.confidence.why
 
 
+@pytest.mark.parametrize(
+    ("slow", "rhythm"),
+    [
+        ({5, 25, 45}, ": 2.40 s every 20th step."),
+        ({5, 26, 45}, ": 2.40 s in 3 of 60 steps."),
+        ({5, 25}, "."),
+    ],
+)
+def test_the_rhythm_of_a_phase_is_from_the_steps_that_its_cost_is_from(
+    slow: set[int], rhythm: str
+) -> None:
+    """The cost of a phase is the mean over all steps of the run, and so is how often it is long.
+
+    One of the nine steps of the window is long, which is no measure of the run.
+    """
+    window_steps = clean(*[0.3] * 9, forward=0.5, backward=0.3, other=0.2)
+    phases = {**window_steps[0].phases, "other": 2.4}
+    window_steps[4] = replace(window_steps[4], seconds=sum(phases.values()), phases=phases)
+    window = ran({"fc": 0.1}, steps=window_steps)
+    groups = []
+    for number, group in enumerate(steps(*[0.0] * 60)):
+        other = 2.4 if number in slow else 0.06
+        groups.append(replace(group, spent=group.spent | {"other": other}))
+    alone = [each for each in window_summary(analyze(window)).findings if each.cause == "other"]
+    assert alone[0].sentence.endswith("loop: 2.40 s in 1 of 9 steps, 60.0 ms in the other steps.")
+    found = findings_of(window_summary(analyze(window)), ledger(groups))
+    (finding,) = (each for each in found if each.cause == "other")
+    expected = (len(slow) * 2.4 + (60 - len(slow)) * 0.06) / 60
+    assert pytest.approx(expected) == finding.seconds
+    assert finding.sentence.endswith(f"other code of the loop{rhythm}")
+
+
 def cost(cause: str, share: float, *, issue: bool = False, overhead: bool = False) -> Finding:
     """Return a finding about a step of one second."""
     return Finding(

@@ -9,6 +9,7 @@ from lflops import units
 from lflops.analysis.step_times import with_recompute
 from lflops.findings.evaluate import findings_of_run
 from lflops.findings.finding import Finding, ordered
+from lflops.findings.part_rule import in_bursts
 from lflops.findings.run_rule import RunEvidence
 from lflops.findings.stalls import stalls_of
 from lflops.ledger.account import Ledger
@@ -36,7 +37,10 @@ def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Fin
     times = times_of(window, ledger)
     if times is not None and times.steps.source == "run":
         ratio = _usual_share(of_window, times.phases)
-        found = [_of_all_steps(finding, times, of_window, ledger, ratio) for finding in found]
+        found = [
+            _of_all_steps(finding, window, times, of_window, ledger, ratio=ratio)
+            for finding in found
+        ]
     return ordered(found)
 
 
@@ -128,15 +132,17 @@ def _of_mean_step(finding: Finding, mean: float, ratio: float) -> Finding:
 
 def _of_all_steps(
     finding: Finding,
+    window: WindowSummary | None,
     times: StepTimes,
     of_window: Mapping[str, float],
     ledger: Ledger,
+    *,
     ratio: float,
 ) -> Finding:
     """Replace the seconds of a finding about a whole phase with the mean over all unprofiled steps.
 
-    The cost of another finding is only compared with the mean step. `ratio` is the result of
-    `_usual_share`.
+    How often the phase is long is replaced, too. The cost of another finding is only compared with
+    the mean step. `ratio` is the result of `_usual_share`.
     """
     phase = _PHASES.get(finding.cause, finding.cause)
     seconds = times.phases.get(phase)
@@ -148,14 +154,37 @@ def _of_all_steps(
     share = seconds / times.steps.mean
     cost = _cost(share, seconds)
     if phase == "data":
-        stalls = stalls_of(ledger)
-        often = "" if stalls is None else f": {units.duration(stalls.seconds)} {stalls.often}"
-        sentence = f"{cost} is spent waiting for data{often}."
+        sentence = f"{cost} is spent waiting for data{_rhythm(phase, ledger)}."
     elif _is_whole(finding, of_window.get(phase)):
         sentence = finding.sentence.replace(_cost(finding.share, finding.seconds), cost)
+        sentence = _with_rhythm_of_run(sentence, phase, window, ledger)
     else:
         return _of_mean_step(finding, times.steps.mean, ratio)
     return replace(finding, seconds=seconds, share=share, of="step", sentence=sentence)
+
+
+def _with_rhythm_of_run(
+    sentence: str, phase: str, window: WindowSummary | None, ledger: Ledger
+) -> str:
+    """Replace how often a phase is long in the window by how often it is long in the run.
+
+    The steps of the window are too few for a rhythm. On a device, the ledger has only the times of
+    the host, and the sentence then has no rhythm.
+    """
+    if window is None:
+        return sentence
+    sentence = sentence.replace(in_bursts(window.profile, phase), "")
+    if window.profile.run.device_type not in {"cpu", None}:
+        return sentence
+    return f"{sentence.removesuffix('.')}{_rhythm(phase, ledger)}."
+
+
+def _rhythm(phase: str, ledger: Ledger) -> str:
+    """Describe the stalls of the run in a phase, such as `: 1.20 s every 3rd step`."""
+    stalls = stalls_of(ledger, phase)
+    if stalls is None:
+        return ""
+    return f": {units.duration(stalls.seconds)} {stalls.often}"
 
 
 def _cost(share: float | None, seconds: float | None) -> str:
