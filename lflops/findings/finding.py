@@ -1,6 +1,6 @@
 """Describe one reason why a step or a run takes longer, with its cost and a fix."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import comb
 from typing import Literal
 
@@ -28,6 +28,7 @@ class Finding(Struct, frozen=True, kw_only=True):
             goes, and any training run spends time there.
         is_overhead: Whether the model computes nothing in the time that the finding is about. Such
             a finding comes before issues that cost less, even if it is not an issue.
+        operators: Seconds per step of the operators that the sentence lists with their time.
         right: How reliable the rule was in CPU training runs with known issues: a pair
             `(right, total)`. This finding was reported first in `total` runs, and in `right` of
             these runs it named the known issue. `None` if not measured.
@@ -45,6 +46,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     fix: str = ""
     is_issue: bool = False
     is_overhead: bool = False
+    operators: Mapping[str, float] = {}
     right: tuple[int, int] | None = None
 
     @property

@@ -7,13 +7,14 @@ only an upper bound is known.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lflops import units
 from lflops.analysis.step_times import traced_seconds
 from lflops.profile.module_names import plain
 from lflops.profile.profile import OpCount, Profile
 from lflops.profile.records import Phase
+from lflops.profile.series import scaled
 
 SECONDS_PER_CALL = 30e-6
 """Upper bound of the time of an operator call, including the line of Python that calls it."""
@@ -87,10 +88,22 @@ class OwnOperators:
         """
         return not self.traced or self.seconds >= OPERATORS_SHARE * seconds
 
+    def fitted_into(self, seconds: float) -> "OwnOperators":
+        """Return the operators with traced times that add up to at most `seconds`.
+
+        Operators take longer while they are traced, so they could seem to take longer than the
+        module that runs them.
+        """
+        total = sum(self.traced.values())
+        if total <= seconds:
+            return self
+        return replace(self, traced=scaled(self.traced, seconds / total))
+
     def within(self, seconds: float) -> str:
         """Return the end of a sentence which says that a module itself takes `seconds`.
 
         If the operators explain the seconds, the text lists the operators: `, in relu (7.3 ms)`.
+        The listed times add up to at most `seconds`.
         Otherwise, it has only their total time. Without a trace, it lists the operators in
         brackets, because it is unknown whether they took the time. The text is empty if there are
         no operators.
@@ -101,20 +114,34 @@ class OwnOperators:
             return f" (operators: {self.listed()})"
         if not self.explains(seconds):
             return f", but the operators there take only {units.duration(self.seconds)}"
-        return f", in {self.listed()}"
+        return f", in {self.fitted_into(seconds).listed()}"
+
+    def times(self, seconds: float) -> dict[str, float]:
+        """Return the seconds of the operators that `within(seconds)` lists with their time."""
+        times: dict[str, float] = {}
+        if self.traced and self.explains(seconds):
+            fitted = self.fitted_into(seconds).traced
+            for name in self.names[:MOST_NAMES]:
+                if fitted.get(name, 0.0) >= LEAST_SHOWN:
+                    times[name] = fitted[name]
+        return times
 
     def listed(self) -> str:
         """Return the operators as text: `max_pool2d_with_indices (21 ms) and relu (7.3 ms)`."""
         parts = []
         for name in self.names[:MOST_NAMES]:
             seconds = self.traced.get(name, 0.0)
-            took = f" ({units.duration(seconds)})" if seconds >= LEAST_SHOWN else ""
-            parts.append(f"{plain(name)}{took}")
+            parts.append(with_time(name, seconds) if seconds >= LEAST_SHOWN else plain(name))
         if len(self.names) > MOST_NAMES:
             parts.append("others")
         if len(parts) < 2:
             return "".join(parts)
         return f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def with_time(operator: str, seconds: float) -> str:
+    """Return an operator and its time as a sentence has them, such as `relu (7.30 ms)`."""
+    return f"{plain(operator)} ({units.duration(seconds)})"
 
 
 class OperatorTimes:

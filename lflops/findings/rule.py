@@ -51,6 +51,7 @@ class Candidate:
         phase: The phase in which this rank is slow.
         is_rest: Whether another finding already reports some of the same time. `seconds` is then
             only the rest.
+        operators: Seconds per step of the operators that the sentence lists with their time.
     """
 
     rule: "StepRule"
@@ -60,6 +61,7 @@ class Candidate:
     rank: int | None = None
     phase: str = ""
     is_rest: bool = False
+    operators: Mapping[str, float] = field(default_factory=dict)
 
 
 class Rule(ABC):
@@ -174,6 +176,7 @@ class StepRule(Rule):
             fix=self.advise(candidate, step),
             is_issue=is_issue,
             is_overhead=self.is_overhead,
+            operators=candidate.operators,
             right=self.right if is_issue and has_track_record else None,
         )
 

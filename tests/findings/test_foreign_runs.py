@@ -227,6 +227,33 @@ def test_operators_that_a_model_calls_itself_are_named_with_their_time() -> None
     assert ".item()" not in found.fix
 
 
+def test_the_times_of_operators_fit_into_the_cost_that_they_explain() -> None:
+    """Tracing makes operators slower, so their times are scaled to the time of the model itself.
+
+    The model itself takes 20 ms. Pooling was traced with 30 ms and the activations with 8 ms and
+    2 ms, so that half of each time remains.
+    """
+    given = trained(
+        own={("", "forward"): 15e-3, ("", "backward"): 5e-3},
+        cells=POOLING,
+        operators={
+            "max_pool2d_with_indices": 30e-3,
+            "clamp_min": 2e-3,
+            "threshold_backward": 8e-3,
+        },
+    )
+    found = findings(given)["outside"]
+    assert pytest.approx(20e-3) == found.seconds
+    assert (
+        "max_pool2d_with_indices (15.0 ms), threshold_backward (4.00 ms) and relu (1.00 ms)"
+    ) in found.sentence
+    assert {
+        "max_pool2d_with_indices": pytest.approx(15e-3),
+        "threshold_backward": pytest.approx(4e-3),
+        "relu": pytest.approx(1e-3),
+    } == found.operators
+
+
 def test_the_share_of_an_operator_is_by_its_bytes() -> None:
     """2 of the 8 million bytes of GELU are moved by the model itself: a quarter of 12 ms."""
     given = trained(

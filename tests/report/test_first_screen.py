@@ -14,12 +14,14 @@ from lflops.findings.finding import Finding
 from lflops.findings.stalls import stalls_in
 from lflops.ledger.account import Ledger, SlowStep, Start, StepGroup, duration_class
 from lflops.profile.profile import Profile
+from lflops.profile.records import Trace, TracedOperator
 from lflops.report.first_screen.findings import findings_of
 from lflops.report.first_screen.screen import FirstScreen, first_screen
 from lflops.report.first_screen.text import first_screen_rows, sparkline
 from lflops.report.first_screen.window import window_summary
 from lflops.report.payload.payload import encoded_run, payload, run_shown
 from tests.support.ledgers import write_resumed_run
+from tests.support.profile_builders import cell
 from tests.support.profile_pairs import clean, ran
 from tests.support.screens import gpt_training
 
@@ -310,6 +312,44 @@ def test_a_cost_of_the_window_is_a_share_of_the_run_s_mean_step(
     assert pytest.approx(expected) == finding.seconds
     assert pytest.approx(expected / 0.3) == finding.share
     assert f"{expected / 0.3:.1%}".replace("%", " %") in finding.sentence
+
+
+def test_the_times_of_operators_are_scaled_with_their_cost() -> None:
+    """If the window's steps are longer than the run's, the times of operators are scaled, too.
+
+    A step of the window takes 0.6 s, and a step of the run 0.3 s. `act` takes 0.4 s in the window,
+    of which the operator takes 0.3 s: half of both in the run.
+    """
+    window = ran({"fc": 0.2, "act": 0.4}, macs={"act": 0}, steps=clean(*[0.6] * 9, forward=1.0))
+    trace = Trace(
+        files={},
+        batches=1,
+        operators=(
+            TracedOperator(
+                name="aten::tanh",
+                calls=1,
+                host_seconds=0.3,
+                self_host_seconds=0.3,
+                device_seconds=0.0,
+                self_device_seconds=0.0,
+            ),
+        ),
+    )
+    tanh = cell("act", "tanh", "forward", bytes_moved=8)
+    act = window.modules["act"]
+    forward = replace(act.forward, self_calls=1)
+    window = replace(
+        window,
+        run=replace(window.run, kind="training", stage="train", window=0, step=9),
+        op_counts=(*window.op_counts, tanh),
+        modules={**window.modules, "act": replace(act, forward=forward)},
+        trace=trace,
+    )
+    found = findings_of(window_summary(analyze(window)), ledger(steps(*[0.0] * 30)))
+    (finding,) = (each for each in found if each.cause == "no_products")
+    assert pytest.approx(0.2) == finding.seconds
+    assert finding.sentence.endswith("is spent in act (Linear) itself, in tanh (150 ms).")
+    assert {"tanh": pytest.approx(0.15)} == finding.operators
 
 
 def test_a_checkpoint_in_the_steps_of_a_window_does_not_reduce_the_cost_of_its_work() -> None:

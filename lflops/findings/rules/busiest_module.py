@@ -38,7 +38,13 @@ class NoMatmuls(StepRule):
                 "operators": operators.within(seconds),
                 "is_explained": operators.explains(seconds),
             }
-            yield Candidate(rule=self, seconds=seconds, module=modules.pattern, facts=facts)
+            yield Candidate(
+                rule=self,
+                seconds=seconds,
+                module=modules.pattern,
+                facts=facts,
+                operators=operators.times(seconds),
+            )
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
         return self.fix if candidate.facts["is_explained"] else self.fix_of_other_code

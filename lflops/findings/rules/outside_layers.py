@@ -7,6 +7,7 @@ from lflops.analysis.tree import total_seconds
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, Facts, ModuleRule, Threshold, root_itself
 from lflops.findings.rules.python_code import SECONDS_PER_MODULE
+from lflops.profile.profile import ModuleProfile
 from lflops.profile.records import ModulePhase
 
 PYTHON_SHARE = 0.5
@@ -52,11 +53,20 @@ class OutsideLayers(ModuleRule):
         seconds = _seconds_outside(step)
         if layers and seconds is not None:
             seconds = max(seconds - step.sleeping_in(""), 0.0)
+            operators = step.operator_times.of({""}, {"forward", "backward"})
+            times = operators.times(seconds)
+            in_operators = operators.within(seconds)
+            if _has_reference_model(step.root):
+                times = {}
+                in_operators = (
+                    f": {units.count(step.root.forward.self_macs)} MACs run there without a "
+                    "backward pass, like those of a reference model"
+                )
             facts: Facts = {
                 "itself": root_itself(step.root.class_name),
-                "operators": _in_operators(step, seconds),
+                "operators": in_operators,
             }
-            yield Candidate(rule=self, seconds=seconds, facts=facts)
+            yield Candidate(rule=self, seconds=seconds, facts=facts, operators=times)
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
         if ModulePhase("", "forward") in step.profile.waits:
@@ -102,18 +112,10 @@ def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
     return python >= PYTHON_SHARE * (candidate.seconds or 0.0)
 
 
-def _in_operators(step: StepEvidence, seconds: float) -> str:
-    """Describe the operators that run in forward or backward outside the model's layers.
+def _has_reference_model(root: ModuleProfile) -> bool:
+    """Return whether another model without a backward pass seems to run outside the layers.
 
-    If they explain the `seconds`, they are listed by name. Otherwise only their total time is
-    stated. If they seem to belong to another model that has no backward pass, such as a reference
-    model, their MACs are stated instead. Returns the empty string if there are no such operators.
+    In reinforcement learning from feedback, this is the reference model.
     """
-    forward = step.root.forward
-    if forward.self_macs and step.root.backward.macs and not step.root.backward.self_macs:
-        return (
-            f": {units.count(forward.self_macs)} MACs run there without a backward pass, like "
-            "those of a reference model"
-        )
-    operators = step.operator_times.of({""}, {"forward", "backward"})
-    return operators.within(seconds)
+    is_model = bool(root.forward.self_macs and root.backward.macs)
+    return is_model and not root.backward.self_macs

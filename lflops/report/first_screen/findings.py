@@ -9,11 +9,13 @@ from lflops import units
 from lflops.analysis.step_times import with_recompute
 from lflops.findings.evaluate import findings_of_run
 from lflops.findings.finding import Finding, ordered
+from lflops.findings.own_operators import with_time
 from lflops.findings.part_rule import in_bursts
 from lflops.findings.run_rule import RunEvidence
 from lflops.findings.stalls import stalls_of
 from lflops.ledger.account import Ledger
 from lflops.profile.profile import Profile
+from lflops.profile.series import scaled
 from lflops.report.first_screen.step_times import StepTimes, times_of
 from lflops.report.first_screen.window import WindowSummary
 
@@ -116,8 +118,8 @@ def _work(phases: Mapping[str, float]) -> float:
 def _of_mean_step(finding: Finding, mean: float, ratio: float) -> Finding:
     """State the cost of a finding about the window as a share of the mean step of the run.
 
-    The cost is multiplied by `ratio`, the result of `_usual_share`. The cost of a slow rank is a
-    difference between ranks, and is not reduced.
+    The cost and the times of operators are multiplied by `ratio`, the result of `_usual_share`. The
+    cost of a slow rank is a difference between ranks, and is not reduced.
     """
     if finding.of != "step" or not finding.seconds:
         return finding
@@ -127,7 +129,11 @@ def _of_mean_step(finding: Finding, mean: float, ratio: float) -> Finding:
     share = seconds / mean
     cost = _cost(finding.share, finding.seconds)
     sentence = finding.sentence.replace(cost, _cost(share, seconds))
-    return replace(finding, seconds=seconds, share=share, sentence=sentence)
+    operators = scaled(finding.operators, seconds / finding.seconds)
+    for name, took in operators.items():
+        listed = with_time(name, finding.operators[name])
+        sentence = sentence.replace(listed, with_time(name, took), 1)
+    return replace(finding, seconds=seconds, share=share, sentence=sentence, operators=operators)
 
 
 def _of_all_steps(
