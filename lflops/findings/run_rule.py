@@ -283,7 +283,8 @@ class OnceAllowedRule(RunRule):
         """Return the seconds of the one occurrence that is acceptable.
 
         This is the highest cost of a single slow step, or of a single span of the ledger (a section
-        of the run), whichever is higher.
+        of the run), whichever is higher. If the ledger lists slow steps, their time does not count
+        as the cost of a span, because a span may have several of them.
         """
         slow = [step.cost for step in _slow_steps(self.slow_cause, run.ledger)]
         return max([*slow, *self._seconds_by_span(run.ledger)], default=0.0)
@@ -291,13 +292,17 @@ class OnceAllowedRule(RunRule):
     def _seconds_by_span(self, ledger: Ledger) -> Sequence[float]:
         """Return the seconds that this reason costs in each span (section) of the run.
 
-        The result is empty if there is only one span.
+        Listed slow steps are left out. The result is empty if there is only one span.
         """
         if len(ledger.spans) < 2:
             return ()
+        are_listed = bool(_slow_steps(self.slow_cause, ledger))
         seconds = []
         for span in ledger.spans:
-            seconds.append(_by_rule(span.spent, ledger).get(self.name, 0.0))
+            spent = dict(span.spent)
+            if are_listed:
+                spent.pop(f"slow/{self.slow_cause}", None)
+            seconds.append(_by_rule(spent, ledger).get(self.name, 0.0))
         return seconds
 
 

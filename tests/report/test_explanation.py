@@ -1100,6 +1100,25 @@ def test_what_the_collector_takes_in_one_part_of_a_run_belongs_to_it(
     assert said == faults(replace(whole, spans=halves))
 
 
+@pytest.mark.parametrize(("cause", "rule"), [("gc", "gc"), ("unknown", "other")])
+def test_several_slow_steps_in_one_part_of_a_run_are_an_issue(cause: str, rule: str) -> None:
+    """Three slow steps are no single occurrence, even if they are in one part of a short run.
+
+    They cost 6 s each: 18 s of 98 s, of which 12 s (12.2 %) are more than one occurrence.
+    """
+    slow = SlowStep(step=10, end=60.0, seconds=7.0, usual=1.0, cost=6.0, cause=cause, phase="other")
+    whole = account(**{f"slow__{cause}": 18.0})
+    (span,) = whole.spans
+    first_half = {"training/forward": 40.0, f"slow/{cause}": 18.0}
+    halves = (
+        replace(span, steps=50, spent=first_half),
+        replace(span, steps=50, spent={"training/forward": 40.0}),
+    )
+    steps = tuple(replace(slow, step=number) for number in (10, 20, 30))
+    found = faults(replace(whole, spans=halves, slow_steps=steps))
+    assert [(rule, pytest.approx(0.18))] == found
+
+
 def test_slow_steps_for_the_loader_are_not_told_twice(tmp_path: Path) -> None:
     """Slow steps because of the data loader are one issue, from the window or else from the ledger.
 
