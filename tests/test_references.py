@@ -12,6 +12,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from lflops import FlopsMonitor
+from lflops.integrations.loops.monitor import LoopMonitor
 from tests.support.repository import ROOT
 
 DOCUMENTS = [ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
@@ -31,6 +33,8 @@ OF_OTHERS = {
     "free_completed",
     "create_graph",
     "Linear_3",
+    "AdamW",
+    "LBFGS",
     "key_averages",
     "cudaLaunchKernel",
     "MultiheadAttention",
@@ -155,6 +159,36 @@ def test_files_that_documents_name_are_there() -> None:
         if unknown:
             found[path.name] = unknown
     assert {} == found
+
+
+MONITOR = re.compile(r"(?<![\w/.-])monitor\.(\w+)")
+"""An attribute of a monitor in an example. Links to files such as `how-to/monitor.md` are none."""
+
+
+def unknown_attributes(text: str) -> set[str]:
+    """Return the attributes of monitors in a document that no monitor has."""
+    unknown = set()
+    for name in MONITOR.findall(text):
+        attributes = {*dir(LoopMonitor), *dir(FlopsMonitor), "profiles"}
+        if name not in attributes and name not in {"md", "py"}:
+            unknown.add(name)
+    return unknown
+
+
+def test_monitors_have_the_methods_that_documents_call() -> None:
+    """Documents call methods of `monitor` that exist, also after a method is renamed."""
+    found = {}
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        unknown = unknown_attributes(path.read_text("utf-8"))
+        if unknown:
+            found[path.name] = unknown
+    assert {} == found
+
+
+def test_a_method_that_is_gone_would_be_seen() -> None:
+    """The check above can fail: it finds a method that no monitor has."""
+    text = "`monitor.step(batch)`, `monitor.go_on_from(5)`, `monitoring/monitor.gone`, monitor.py"
+    assert {"go_on_from"} == unknown_attributes(text)
 
 
 def test_a_file_that_is_gone_would_be_seen() -> None:
