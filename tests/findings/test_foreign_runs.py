@@ -453,6 +453,18 @@ def test_a_hook_on_a_layer_is_python_of_the_module_around_it() -> None:
     assert "beyond the time of its operators" in found.sentence
 
 
+def test_a_module_that_is_called_often_needs_time_for_its_calls() -> None:
+    """300 calls of 50 µs may take 15 ms, and the operator takes 1 ms.
+
+    The 37 ms of the module are less than three times as much, so nothing is reported. In the twin,
+    the module is called once.
+    """
+    given = trained(own={("b", "forward"): 37e-3}, operators={"gelu": 1e-3}, on_core=0.2)
+    assert "python" in findings(given)
+    often = replace(given.modules["b"], calls=300)
+    assert "python" not in findings(replace(given, modules={**given.modules, "b": often}))
+
+
 def test_operators_without_matmuls_are_named() -> None:
     """The operators of GELU take all the time of its module, so Python code is not reported."""
     given = trained(operators={"gelu": 10e-3, "gelu_backward": 20e-3})

@@ -6,7 +6,7 @@ from lflops import units
 from lflops.analysis.tree import total_seconds
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, Facts, ModuleRule, Threshold, root_itself
-from lflops.findings.rules.python_code import SECONDS_PER_MODULE
+from lflops.findings.rules.python_code import calling_seconds
 from lflops.profile.profile import ModuleProfile
 from lflops.profile.records import ModulePhase
 
@@ -107,8 +107,8 @@ def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
     if forward is None or not step.profile.is_counted:
         return step.breakdown is not None
     operators = step.operator_times.of({""}, {"forward"})
-    calling = SECONDS_PER_MODULE * (1 + len(step.children[""])) * step.contention
-    python = forward.median + step.seconds_around_model - operators.seconds - calling
+    python = forward.median + step.seconds_around_model - operators.seconds
+    python -= calling_seconds("", step)
     return python >= PYTHON_SHARE * (candidate.seconds or 0.0)
 
 

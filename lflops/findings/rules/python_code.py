@@ -9,7 +9,7 @@ from lflops.profile.series import summed
 SECONDS_PER_MODULE = 50e-6
 """Upper bound on the seconds that it takes to call a module, without the work in its forward.
 
-The time of a module includes one such call for itself and one for each direct submodule.
+The time of a module includes its own calls and the calls of its direct submodules.
 """
 
 MOSTLY_PYTHON = 3
@@ -66,10 +66,22 @@ def _seconds_of_python(
         if operators.names and not operators.traced:
             # The time of the module's operators is unknown.
             continue
-        calling = SECONDS_PER_MODULE * (1 + len(step.children[name])) * step.contention
-        usual = calling + operators.seconds
+        usual = calling_seconds(name, step) + operators.seconds
         if not operators.names or took.median >= MOSTLY_PYTHON * usual:
             yield step.patterns[name], max(took.median - usual, 0.0)
+
+
+def calling_seconds(name: str, step: StepEvidence) -> float:
+    """Return an upper bound on the seconds per step to call a module and its direct submodules.
+
+    A module may be called several times per step. Each call runs the submodules.
+    """
+    modules = step.profile.modules
+    calls = max(modules[name].calls, 1)
+    for child in step.children[name]:
+        # A container such as `ModuleList` is not called itself.
+        calls += max(modules[child].calls, 1)
+    return SECONDS_PER_MODULE * calls * step.contention
 
 
 def modules_of(candidates: Iterable[Candidate]) -> set[str]:
