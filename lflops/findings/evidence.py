@@ -17,7 +17,7 @@ from lflops.analysis.utilization import Utilization
 from lflops.findings.own_operators import OperatorTimes
 from lflops.findings.repeats import UnlikeRepeat, unlike_repeats
 from lflops.profile.notes import are_times_far_off
-from lflops.profile.profile import ModuleProfile, Profile
+from lflops.profile.profile import ModuleProfile, Profile, Run
 from lflops.profile.records import PASSES
 from lflops.profile.series import ratio, summed
 from lflops.profile.steps import Step, is_disturbed
@@ -131,11 +131,8 @@ class StepEvidence:
 
     @property
     def is_lightning(self) -> bool:
-        """Return whether Lightning runs the training loop.
-
-        Only Lightning's strategies have names that end in `Strategy`.
-        """
-        return (self.profile.run.strategy or "").endswith("Strategy")
+        """Return whether Lightning runs the training loop."""
+        return is_lightning(self.profile.run)
 
     # Modules.
 
@@ -326,6 +323,14 @@ class StepEvidence:
         """
         spread = self.times.spreads.get(phase)
         return seconds if spread is None else min(seconds, spread.median)
+
+
+def is_lightning(run: Run) -> bool:
+    """Return whether Lightning runs the training loop.
+
+    Only Lightning's strategies have names that end in `Strategy`.
+    """
+    return (run.strategy or "").endswith("Strategy")
 
 
 def _seconds_of_passes(phases: Mapping[str, float]) -> float:

@@ -220,6 +220,13 @@ class RunRule(Rule):
         """Return whether further evidence confirms that this cost is an issue."""
         return run.allowance <= 1 or not self.may_be_due_to_others(run)
 
+    def fix_for(self, run: RunEvidence) -> str:
+        """Return the advice on how to reduce the cost.
+
+        Rules override this method if the advice depends on the run.
+        """
+        return self.fix
+
     def finding(self, seconds: float, run: RunEvidence, *, is_issue: bool) -> Finding:
         """Make a finding from a cost in seconds of the whole run."""
         share = seconds / run.training_seconds
@@ -231,7 +238,7 @@ class RunRule(Rule):
             seconds=per_step,
             share=share,
             of="run",
-            fix=self.fix,
+            fix=self.fix_for(run),
             is_issue=is_issue,
             is_overhead=self.is_overhead,
             right=self.right if is_issue else None,

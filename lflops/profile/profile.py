@@ -497,6 +497,9 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
             Padding is included, unless the user passed the number. `None` if unknown.
         accumulation: Number of batches whose gradients are accumulated for one optimizer step.
             `None` if `stage` is not `train`.
+        monitor: What monitors the training loop: `FlopsMonitor` in Lightning, `FlopsCallback` in
+            transformers, `lflops.monitor` in a custom loop, or `lflops` in a loop that `lflops run`
+            has detected. `None` if `kind` is not `training`.
         strategy: Name of the class that distributes the run: Lightning's strategy, or in other
             loops the class that wraps the model, or else the class of the engine. In an estimate,
             the kinds of parallelism, such as `fsdp2, tensor parallel`. `None` if there is none.
@@ -551,6 +554,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     samples_per_step: Count | None = None
     tokens_per_step: Count | None = None
     accumulation: Count | None = None
+    monitor: str | None = None
     strategy: str | None = None
     world_size: Count = 1
     data_parallel_size: Count | None = None

@@ -14,6 +14,8 @@ from msgspec.structs import replace
 from lflops.analysis.analysis import analyze
 from lflops.findings.finding import Finding, leading, ordered
 from lflops.findings.registry import all_rules
+from lflops.findings.rules.other_work import OtherWorkOfRun
+from lflops.findings.run_rule import RunEvidence
 from lflops.hardware.chips import Hardware
 from lflops.ledger.account import Ledger, Span, Start
 from lflops.profile.profile import OpCount, OptimizerSettings, Profile
@@ -463,6 +465,28 @@ def test_a_module_that_is_called_often_needs_time_for_its_calls() -> None:
     assert "python" in findings(given)
     often = replace(given.modules["b"], calls=300)
     assert "python" not in findings(replace(given, modules={**given.modules, "b": often}))
+
+
+@pytest.mark.parametrize(
+    ("monitor", "strategy", "advice"),
+    [
+        ("lflops.monitor", "Accelerator", "name its parts with monitor.phase of lflops.monitor"),
+        ("lflops", None, "monitor the loop with lflops.monitor and name its parts"),
+        ("FlopsCallback", "Accelerator", "look at the callbacks of the Trainer, at logging_steps"),
+        ("FlopsMonitor", "SingleDeviceStrategy", 'Trainer(profiler="simple")'),
+    ],
+)
+def test_advice_on_other_work_fits_the_loop(
+    monitor: str, strategy: str | None, advice: str
+) -> None:
+    """Only a loop with `lflops.monitor` has `monitor.phase`."""
+    given = trained(other=40e-3)
+    given = replace(given, run=replace(given.run, monitor=monitor, strategy=strategy))
+    found = findings(given)["other"]
+    assert found.is_issue
+    assert advice in found.fix
+    run = RunEvidence(ledger=account(slow__unknown=20.0), profile=given, step_issues=frozenset())
+    assert advice in OtherWorkOfRun().fix_for(run)
 
 
 def test_operators_without_matmuls_are_named() -> None:

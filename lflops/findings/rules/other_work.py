@@ -1,9 +1,10 @@
 """Work of the training loop outside all phases."""
 
-from lflops.findings.evidence import StepEvidence
+from lflops.findings.evidence import StepEvidence, is_lightning
 from lflops.findings.part_rule import PartRule, main_hook
 from lflops.findings.rule import Candidate, Threshold
-from lflops.findings.run_rule import OnceAllowedRule, UncertainRule
+from lflops.findings.run_rule import OnceAllowedRule, RunEvidence, UncertainRule
+from lflops.profile.profile import Run
 from lflops.profile.series import summed
 
 UNWATCHED_SHARE = 0.05
@@ -30,6 +31,14 @@ class OtherWork(PartRule):
     fix = (
         "Do this work less often, or name its parts with monitor.phase of lflops.monitor, which "
         "shows what takes the time"
+    )
+    fix_in_detected_loop = (
+        "Do this work less often. To see what takes the time, monitor the loop with lflops.monitor "
+        "and name its parts with monitor.phase"
+    )
+    fix_in_transformers = (
+        "Do this work less often: look at the callbacks of the Trainer, at logging_steps, and at "
+        "methods of the Trainer that you have overridden"
     )
     fix_in_lightning = (
         'Do this work less often. Trainer(profiler="simple") shows the time of each callback '
@@ -63,7 +72,18 @@ class OtherWork(PartRule):
             return self.fix_if_never_called
         if step.host_syncs:
             return self.fix_with_host_syncs
-        return self.fix_in_lightning if step.is_lightning else self.fix
+        return self.fix_in_loop(step.profile.run)
+
+    @classmethod
+    def fix_in_loop(cls, run: Run) -> str:
+        """Return the advice that fits the loop of a run."""
+        if is_lightning(run):
+            return cls.fix_in_lightning
+        if run.monitor == "FlopsCallback":
+            return cls.fix_in_transformers
+        if run.monitor == "lflops":
+            return cls.fix_in_detected_loop
+        return cls.fix
 
 
 def model_was_never_called(step: StepEvidence) -> bool:
@@ -92,6 +112,11 @@ class OtherWorkOfRun(OnceAllowedRule):
     phrase = OtherWork.phrase
     fix = OtherWork.fix
     slow_cause = "unknown"
+
+    def fix_for(self, run: RunEvidence) -> str:
+        if run.profile is None:
+            return self.fix
+        return OtherWork.fix_in_loop(run.profile.run)
 
 
 class OtherWorkWithoutWindow(UncertainRule):

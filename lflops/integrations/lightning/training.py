@@ -115,6 +115,7 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
         world_size=trainer.world_size,
         node=str(trainer.node_rank),
         is_main=trainer.is_global_zero,
+        monitor="FlopsMonitor",
         strategy=type(strategy).__name__,
         mesh=getattr(strategy, "device_mesh", None),
         sampler=getattr(strategy, "distributed_sampler_kwargs", None),

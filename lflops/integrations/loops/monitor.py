@@ -438,6 +438,7 @@ class LoopMonitor:
             world_size=self._world_size,
             node=os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")),
             is_main=self._rank == 0,
+            monitor=self.name,
             strategy=self._strategy(data_parallel or wrappers),
             sampler=sampler,
             precision=precision,

@@ -31,6 +31,7 @@ class Training:
         world_size: The number of processes.
         node: The machine of this process.
         is_main: Whether this process writes files and logs.
+        monitor: The name of the monitor that the user has created, such as `lflops.monitor`.
         strategy: The name of the strategy that distributes the run.
         mesh: The device mesh, if there is one.
         sampler: The arguments `num_replicas` and `rank` of the sampler that divides batches over
@@ -58,6 +59,7 @@ class Training:
     world_size: int = 1
     node: str = "0"
     is_main: bool = True
+    monitor: str | None = None
     strategy: str | None = None
     mesh: Any = None
     sampler: Any = None

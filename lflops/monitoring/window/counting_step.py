@@ -160,6 +160,7 @@ class StepCounter:
             stage=stage.name,
             precision=training.precision or profile.run.precision,
             accumulation=stage.accumulation() if stage.learns else None,
+            monitor=training.monitor,
             strategy=training.strategy,
             hardware=self._hardware,
         )
