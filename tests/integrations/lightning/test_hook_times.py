@@ -60,7 +60,7 @@ def trained(
 ) -> tuple[Trainer, Profile]:
     """Train 40 batches with the callback before the monitor."""
     callbacks = (Slow(clock), *callbacks, monitor)
-    trainer = Trainer(max_epochs=1, callbacks=list(callbacks), **QUIET, **settings)
+    trainer = Trainer(max_epochs=1, callbacks=list(callbacks), logger=False, **QUIET, **settings)
     trainer.fit(Net(clock), DataLoader(torch.ones(40, 4)))
     (profile,) = monitor.profiles
     return trainer, profile
