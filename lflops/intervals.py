@@ -25,7 +25,7 @@ def length(intervals: Iterable[Interval]) -> int:
 
 
 def outside(intervals: Iterable[Interval], others: Sequence[Interval]) -> Intervals:
-    """Return the parts of intervals that are inside none of the other intervals."""
+    """Return the parts of `intervals` that `others` does not cover."""
     left: Intervals = []
     # The index of the first other interval that does not end before the current interval.
     first = 0

@@ -122,11 +122,11 @@ def _as_op_count(entry: UnsupportedCall) -> OpCount:
 
 
 def _calls_in_two_phases(cells: Sequence[OpCount]) -> dict[tuple[str, str], int]:
-    """Return how many calls appear in two phases, so that the total can count them only once.
+    """Return how many calls are counted in two phases, so that the total can count them only once.
 
-    For example, the backward of fused attention recomputes a matmul. This matmul is counted in the
-    phase `recompute`, where it moves no bytes. The rest of the same call is counted in `backward`.
-    The result is keyed by operator and module.
+    For example, the backward of fused attention recomputes a matmul. The counter splits such a call
+    in two: the FLOPs of this matmul count in the phase `recompute`, and the other FLOPs and all
+    bytes count in `backward`. The result is keyed by operator and module.
     """
     recomputed = []
     backward = {}

@@ -138,10 +138,10 @@ class Roofline(Struct, frozen=True, kw_only=True):
 
 
 def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofline:
-    """Compare the counts and times of a profile with the roof of its chip.
+    """Compare the counts and times of a profile with the roofline of its chip.
 
     Args:
-        profile: The profile. If it has no times, the points only have least times.
+        profile: The profile. If it has no times, each point has only the shortest possible time.
         hardware: The chip, or its name in the table of chips. By default, the chip of the run.
 
     Raises:

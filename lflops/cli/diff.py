@@ -84,7 +84,7 @@ def diff(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
 ) -> int:
-    """Compare two runs, module by module. The exit status is 1 if a limit is broken.
+    """Compare two runs, module by module. The exit status is 1 if a limit is violated.
 
     If a limit cannot be checked because the machine was busy or the steps vary too much, the status
     is 0 and the output says so.
@@ -126,7 +126,7 @@ def diff(
 
 
 def refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
-    """Raise an error if it is unknown whether a limit is broken, for example without an MFU.
+    """Raise an error if a limit cannot be checked, for example because the MFU is unknown.
 
     `reasons` has the error text for each limit, under the key `unknown_` and the limit's name, such
     as `unknown_min_mfu`.

@@ -71,8 +71,8 @@ def estimate(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="An optimizer of torch.optim with its defaults, for example adamw; or adamw8bit. "
-            "Runs two steps and implies --backward.",
+            help="Name of an optimizer in torch.optim, such as adamw, or adamw8bit. Its default "
+            "settings are used. Runs two steps and implies --backward.",
         ),
     ] = None,
     optimizer_in_backward: Annotated[
@@ -694,8 +694,8 @@ def _function(target: str) -> Callable[..., Any]:
     module, _, name = target.partition(":")
     if not module or not name or module.endswith(".py"):
         raise UsageError(
-            f"{target!r}: pass package.module:function, "
-            "such as train:build for build in a train.py of this folder"
+            f"{target!r}: pass package.module:function; "
+            "for example, train:build is the function build in train.py in this folder"
         )
     try:
         function: Any = attrgetter(name)(importlib.import_module(module))

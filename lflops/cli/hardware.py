@@ -52,7 +52,7 @@ def hardware(
     """List the chips whose peaks are known, print one of them, or measure this machine."""
     if save_as is not None:
         if not measure:
-            raise UsageError("--save adds the figures of --measure: add --measure")
+            raise UsageError("--save saves what --measure measures: pass --measure as well")
         check_new(save_as)
     chip = None if name is None else _chip(name)
     measured = None

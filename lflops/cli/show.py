@@ -149,7 +149,8 @@ def _check_views(
     is_table = flat or depth != -1 or sort is not None
     if flat and depth != -1:
         raise UsageError(
-            f"depth={depth}: --flat lists no tree, so pass only one of --depth and --flat"
+            f"depth={depth}: --flat prints a list, not a tree, so it has no depth: "
+            "pass only one of --depth and --flat"
         )
     if by_operator and is_table:
         raise UsageError(

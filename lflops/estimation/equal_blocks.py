@@ -1,8 +1,8 @@
-"""Find runs of equal blocks in a model, and temporarily remove some of these blocks.
+"""Find sequences of equal blocks in a model, and temporarily remove some of these blocks.
 
-A run is a sequence of consecutive equal blocks in a container, such as the layers of a transformer.
+A sequence has consecutive equal blocks of one container, such as the layers of a transformer.
 Blocks are equal if they have the same classes, parameters and settings. In a folded model, the
-middle blocks of the runs are removed, so that estimates are faster.
+middle blocks of each sequence are removed, so that estimates are faster.
 """
 
 import contextlib
@@ -18,22 +18,23 @@ from lflops.model.compile_guard import force_eager
 from lflops.profile.module_names import name_below
 from lflops.torch_private.dispatch_modes import InternalMode, on_stack, without_own_modes
 
-# Number of blocks that a folded model keeps in a run. The first and the last block may behave
-# differently. With six blocks, the two middle blocks are not next to the first or the last block.
+# Number of blocks that a folded model keeps in a sequence of equal blocks. The first and the last
+# block may behave differently. With six blocks, the two middle blocks are not next to the first or
+# the last block.
 KEPT = 6
-# Runs with fewer blocks are not folded.
+# Smallest number of equal blocks that is folded.
 WORTHWHILE = 10
 
 
 class Fold(NamedTuple):
-    """A run of equal blocks in a container, and the number of blocks to keep in a folded model.
+    """A sequence of equal blocks in a container, and how many of them a folded model keeps.
 
-    In a folded model, the middle blocks of the run are removed.
+    In a folded model, the middle blocks of the sequence are removed.
 
     Attributes:
         container: Name of the container, such as `layers`; empty for the model itself.
         first: Number of the first block, such as 0 for `layers.0`.
-        length: Number of blocks in the run of the whole model.
+        length: Number of blocks in this sequence in the whole model.
         kept: Number of blocks that stay in the folded model.
     """
 
@@ -48,13 +49,13 @@ class Fold(NamedTuple):
 
     @property
     def removed(self) -> range:
-        """Numbers of the blocks in the middle of the run that the folded model does not have."""
+        """Numbers of the middle blocks, which the folded model does not have."""
         begin = self.first + self.kept // 2
         return range(begin, begin + self.length - self.kept)
 
 
 def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
-    """Return the runs of equal blocks that are long enough to be folded.
+    """Return the sequences of equal blocks that are long enough to be folded.
 
     Blocks are equal if they have the same classes, parameters and settings. If a setting increases
     by one from block to block, it is the number of the block, and the blocks still count as equal.
@@ -74,14 +75,14 @@ def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
 
 
 def shorter_folds(folds: Sequence[Fold]) -> Iterator[tuple[Fold, list[Fold]]]:
-    """Yield each run of equal blocks, with a copy of `folds` in which it keeps one block less."""
+    """Yield each fold of `folds`, with a copy of `folds` in which this fold keeps one block less."""
     for place, fold in enumerate(folds):
         yield fold, [*folds[:place], fold._replace(kept=fold.kept - 1), *folds[place + 1 :]]
 
 
 @contextlib.contextmanager
 def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
-    """Remove the middle blocks of some runs of equal blocks from a model inside a context.
+    """Remove the middle blocks of some sequences of equal blocks from a model inside a context.
 
     The remaining blocks are renumbered without gaps. At the end, all blocks are restored.
     """
@@ -223,17 +224,17 @@ def _comparable(value: Any) -> Any:
 
 
 def run_alike(model: nn.Module, call: Callable[[], object], fold: Fold) -> bool:
-    """Return whether a model calls each block of a run once, in order, and in the same way.
+    """Return whether a model calls its equal blocks once each, in order, and in the same way.
 
     Two blocks are called in the same way if their inputs have the same shapes and come from the
     same place, for example from the previous block, and if the same operators run before both
-    calls. To find this, the model runs without gradients. Only the first block of the run is
-    computed. All other blocks return results of the same shapes.
+    calls. To find this, the model runs without gradients. Only the first block of the sequence
+    is computed. All other blocks return results of the same shapes.
 
     Args:
         model: The model.
         call: Function that calls the model.
-        fold: The run of equal blocks.
+        fold: The sequence of equal blocks.
     """
     calls = _Calls()
     blocks: list[nn.Module] = []
@@ -267,7 +268,7 @@ class _BlockCall(NamedTuple):
     """The description of a call of a block, to compare it with the calls of other blocks.
 
     Attributes:
-        number: The block's position in its run, from 0.
+        number: The block's position in the sequence, from 0.
         shapes: The shapes of all inputs (see `_described`).
         origins: The origins of all inputs (see `_origin`).
         operators: The operators that ran outside the blocks since the previous call.
@@ -284,7 +285,7 @@ class _BlockCall(NamedTuple):
 
 
 class _Calls(InternalMode):
-    """Records the calls of the blocks of a run, and the operators that run between these calls."""
+    """Records the calls of equal blocks, and the operators that run between these calls."""
 
     def __init__(self) -> None:
         super().__init__()

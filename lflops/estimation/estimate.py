@@ -323,8 +323,8 @@ class Estimator:
 
         Args:
             make: Function that returns a model with its arguments.
-            held: Real tensors of the model and its arguments. The random number generators of their
-                devices are restored at the end.
+            held: Real tensors of the model and its arguments, if they exist already. The random
+                number generators of their devices are restored at the end.
         """
         with self.started(held) as run:
             return run(make)

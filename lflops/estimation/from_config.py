@@ -54,10 +54,10 @@ A deeper model takes so long to build and to run that the command seems to hang.
 MOST_LABELS = 100_000
 """Maximum number of labels. transformers creates a name for each label."""
 
-# Pattern of the names of settings that are numbers of layers, blocks, stages or experts.
+# Pattern for the names of settings that count layers, blocks, stages or experts.
 _REPEATED = re.compile(r"layer|depth|block|stage|repeat|expert")
 _SIZE = re.compile(r"size|dim|width|capacity|channel|length|position|inter|freq|step|_id|index")
-"""Pattern of the names of settings that are sizes and not numbers of layers or blocks.
+"""Pattern for the names of settings that are sizes, although `_REPEATED` matches them.
 
 For example, `block_size` contains the word `block`, but it is not limited by `DEEPEST`.
 """

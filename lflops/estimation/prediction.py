@@ -110,9 +110,9 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         families: Rates by architecture.
         bandwidth: Share of the memory bandwidth that operators reach.
-        link: Share of the bandwidth of links and networks that collectives reach.
-        contention: Time by which collectives slow down the computation with which they overlap, as
-            a share of the time of these collectives.
+        link: Share of the link and network bandwidth that collectives achieve.
+        contention: Slowdown of computation that overlaps with collectives, as a share of the
+            collectives' time.
         lag_seconds: Seconds that each collective waits for its slowest rank, per rank that takes
             part.
         launch_seconds: Seconds on the device for each call of an operator, in addition to its work.
@@ -120,7 +120,7 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True):
             takes longer than the device is not predicted.
         low: Lower end of the interval, as a ratio to the predicted time. The interval contains 80 %
             of the published step times. To find it, each step was predicted with rates that were
-            fitted without the model of the step.
+            fitted on the steps of all other models.
         high: Upper end of the interval, as a ratio to the predicted time.
         widening: Factors that widen the interval for a step unlike the published steps.
     """

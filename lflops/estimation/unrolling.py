@@ -365,7 +365,7 @@ class Unrolling:
             raise NotPeriodicError("the requests to the allocator differ")
 
     def _rows(self, rows: Sequence[Row], longer: Sequence[Row]) -> Iterator[Row]:
-        """Return the rows of the larger model. Each row has the work of one operator in one module.
+        """Return the rows of the unfolded model. A row has the work of one operator in one module.
 
         `rows` are from the folded model. `longer` are from a folded model with one more block.
 

@@ -240,15 +240,16 @@ def looked_up_tokens(
 ) -> BatchSize:
     """Find the model input that holds sequences of token ids, and return its number of tokens.
 
-    An embedding must have looked up this input. The number is `None` if there is no such input.
+    Only inputs that an embedding looked up are considered. If none of them holds sequences, the
+    number of tokens is `None`.
 
     Args:
         inputs: The name and layout of each integer input, from `lookups_of`.
         lookups: The layouts of the ids that embeddings looked up.
         positions: For each layer with matmuls, the number of positions in one call. A tensor of ids
             holds sequences only if the number of ids is also the number of positions of a layer.
-            For example, a row of a table also looks like a sequence, but layers work on one
-            position per row.
+            This excludes tabular data: a row of ids looks like a sequence, but the layers process
+            one position per row.
     """
     sequences = set()
     for looked_up in lookups:

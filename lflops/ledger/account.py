@@ -70,8 +70,8 @@ class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):
         end: Seconds from the beginning of the process to the end of the step.
         seconds: Duration of the step.
         usual: Median duration of steps with a similar batch size, in seconds.
-        cost: Lost time in seconds: the time that the step took longer than `usual` or, if the step
-            was interrupted, the duration of the interruption, such as a validation.
+        cost: Lost time in seconds: the time by which the step exceeded `usual`. If validation or
+            something else interrupted the step, the duration of the interruption.
         cause: One of `CAUSES`.
         phase: The phase or category with the largest part of the cost.
     """

@@ -25,34 +25,32 @@ from lflops.ledger.account import (
 )
 
 REMEMBERED = 64
-"""Maximum number of recent steps that are kept. Their median is the usual step."""
+"""Maximum number of recent steps that are kept. Their median is the usual duration of a step."""
 
 FEWEST = 8
-"""No step is called slow before there are this many recent steps to compare it with."""
+"""Smallest number of recent steps with which a step is compared. With fewer, no step is slow."""
 
-# A step is slow if it takes longer than the usual step by more than each of the next three values.
+# A step is slow only if it exceeds the usual duration by more than each of the next three values.
 LEAST = 50_000_000
-"""A slow step takes more than this many nanoseconds longer than the usual step."""
+"""Nanoseconds by which a slow step exceeds the usual duration, at least."""
 
 SHARE = 0.25
-"""A slow step is longer than the usual step by more than this share of the usual duration."""
+"""Share of the usual duration by which a slow step exceeds it, at least."""
 
 SPREADS = 8
-"""A slow step takes longer than the usual step by more than this many times the spread.
+"""Multiple of the spread by which a slow step exceeds the usual duration, at least.
 
 The spread is the distance from the median of the recent steps to their 80th percentile.
 """
 
 LONG_WAIT = 250_000_000
-"""If a step takes longer only because of a wait for a core, it is slow only above this limit.
+"""Nanoseconds by which a slow step exceeds the usual duration, if it only waited for a core.
 
-The limit applies to the extra time, in nanoseconds. Shorter waits are normal when programs share a
-machine.
+This is longer than `LEAST`, because short waits are normal when programs share a machine.
 """
 
 MANY_FAULTS = 50
-"""A step that reads this many more memory pages from disk than usual may be slow for this reason.
-"""
+"""Number of additional memory pages read from disk that can explain why a step is slow."""
 
 SIZES_PER_DOUBLING = 4
 """Number of size classes between a batch and a batch that is twice as large.
@@ -61,10 +59,13 @@ A step is compared with recent steps of the same size class.
 """
 
 MOST_SIZES = 64
-"""If there are more size classes than this, the recent steps of all classes are dropped."""
+"""Maximum number of size classes.
+
+If there are more, the recent steps of all classes are dropped.
+"""
 
 MUCH_LARGER = 1.2
-"""A batch is much larger than usual if its size is more than this many times the usual size.
+"""Multiple of the usual size above which a batch is much larger than usual.
 
 The size of a batch is its number of elements. The usual size is the median of the recent steps.
 """

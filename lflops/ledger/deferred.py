@@ -13,8 +13,8 @@ from lflops.phase_log import PhaseLog
 LONGEST = 1 << 21
 """Maximum number of values that may wait for the ledger's thread.
 
-This is enough for the notes of about 40,000 steps. If more values wait, all waiting notes are
-dropped.
+This is enough for the recorded calls of about 40,000 steps. If more values wait, all waiting calls
+are dropped.
 """
 
 
@@ -26,12 +26,12 @@ class DeferredCalls:
     returns the moment at which the call was recorded.
 
     Attributes:
-        runs: Set while calls are recorded for later.
-        append: Appends the values of a note: the moment, the function, the number of arguments, and
-            the arguments. No argument may be a new object, or an object that the training run would
-            otherwise free. A note is not stored as a tuple, because Python's garbage collector
-            tracks tuples and would run more often.
-        clock: Function that returns the moment for a new note.
+        runs: Whether calls are recorded now, and made later.
+        append: Appends a recorded call to the queue as separate values: the moment, the function,
+            the number of arguments, and the arguments. No argument may be a new object, or an
+            object that the training run would otherwise free. The values are not stored in a tuple,
+            because Python's garbage collector tracks tuples and would run more often.
+        clock: Function that returns the moment for a recorded call.
         error: The exception that a recorded call has raised. After such an exception, calls are no
             longer recorded but made immediately.
     """

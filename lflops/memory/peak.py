@@ -409,7 +409,9 @@ def memory_savings(
 
 
 def _of_logits(memory: Memory) -> int:
-    """Return the bytes at the peak of the logits, their softmax, and their casts and gradients.
+    """Return how many bytes the logits take at the memory peak.
+
+    The softmax of the logits, and their casts and gradients, are included.
 
     The softmax of the loss is recognized by its operator. A tensor counts as the logits, or as a
     cast or gradient of the logits, if it has the size of the softmax, half of this size, or twice
@@ -611,8 +613,8 @@ def _with_end_of_backward(
 ) -> Iterator[_Moment]:
     """Yield the memory at each operator and, for ZeRO-3, the memory at the end of backward.
 
-    At the end of backward, no operator of the model runs. But ZeRO-3 then reduces the gradients
-    outside the blocks, which needs a buffer of the same size.
+    At the end of backward, no operator of the model runs. But ZeRO-3 then reduces the gradients of
+    the parameters that are in no block. This needs a buffer as large as these gradients.
     """
     yield from moments
     if level < 3:

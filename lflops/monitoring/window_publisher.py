@@ -156,7 +156,7 @@ class WindowPublisher:
         # Whether this rank's window is partial, and its steps, keyed by stage and window. They are
         # kept until the windows of all ranks are merged.
         self._own: dict[tuple[str | None, int | None], tuple[bool, tuple[Step, ...]]] = {}
-        # for each stage, the last comparison of the ranks that was handled
+        # for each stage, the last rank comparison that was handled
         self._compared: dict[str, RankComparison] = {}
         # the keys of the sentences about slow ranks that were logged (see `Reporters.slow_ranks`)
         self._flagged: set[Hashable] = set()
@@ -503,7 +503,7 @@ def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> st
 def in_background(
     function: Callable[[], Result], name: str, after: Sequence[Future[Any]] = ()
 ) -> Future[Result]:
-    """Call a function in a daemon thread, after the calls of `after` have ended.
+    """Call a function in a daemon thread, after all futures in `after` are done.
 
     The interpreter does not wait for the thread, so a hanging file system does not keep the
     interpreter from exiting. Files are written atomically, so no file is left half written.

@@ -34,19 +34,19 @@ LARGEST_FILE = 1 << 30
 """Maximum size in bytes of a profile's file that is read."""
 
 LARGEST_SEARCH = 1 << 25
-"""The message about invalid JSON names the field only if the error is in the first bytes of a file.
+"""Number of bytes at the start of a file in which a JSON error is reported with its field.
 
-This is the number of these bytes. For a later error, the search for the field would take too long.
+For a later error, the search for the field would take too long.
 """
 
 MOST_DIMENSIONS = 64
 """Maximum number of dimensions of a tensor in torch."""
 
 DEEPEST_NESTING = 100
-"""The search for the field of invalid JSON stops at this depth of nested objects and arrays."""
+"""Depth of nested objects and arrays at which the search for the field of a JSON error stops."""
 
 LARGEST_SHOWN = 10**1000
-"""Messages show only sums below this number, because Python refuses to print huge numbers."""
+"""Largest sum that a message shows. Python refuses to print much larger numbers."""
 
 # Number of bytes that are decompressed to recognize a trace.
 _BEGIN = 1 << 16

@@ -139,7 +139,9 @@ def nested(self_times: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlic
 
 
 def _common_depth(open_slices: Sequence[SelfTime], path: Sequence[str], phase: str) -> int:
-    """Return how many of the open slices, from the outside in, contain the next self time.
+    """Return how many of the open slices also contain the next range of self time.
+
+    The slices are compared from the outermost inward, up to the first one that does not contain it.
 
     Args:
         open_slices: The slices that have not ended, with the outermost first.

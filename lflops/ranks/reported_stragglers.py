@@ -34,8 +34,8 @@ class ReportedStragglers:
             return
         of_stage = self._flagged.setdefault(profile.run.stage, {})
         for row in found.rows:
-            # A row with `until` is a straggler that was kept earlier. It is not slow in these
-            # steps.
+            # If a row has `until`, the straggler was logged earlier, and is not slow in the steps
+            # that are compared now.
             if row.steps is not None and row.slow_steps is not None and row.until is None:
                 place = (row.slow_rank, row.module, row.phase)
                 of_stage[place] = _flagged_rank(row, row.slow_steps, row.steps, compared)

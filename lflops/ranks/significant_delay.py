@@ -34,16 +34,17 @@ MOST_BURSTS = 0.9
 # each excess is larger than LARGE_BURST of a step.
 FEWEST_BURSTS = 3
 LARGE_BURST = 0.1
-# The smallest excess in a slow step is at least this many times the largest excess in other steps.
+# Smallest ratio of the smallest excess in slow steps to the largest excess in other steps.
 FAR_ABOVE = 2.0
-# The smallest excess in a slow step is at least this share of the median excess in slow steps.
+# Smallest ratio of the smallest excess in slow steps to the median excess in slow steps.
 EVEN = 0.4
-# The smallest excess in a slow step is at least this share of the step.
+# Smallest excess in a slow step, as a share of the step.
 LEAST_BURST = 0.01
-# An intermittent straggler is flagged if chance alone would produce fewer than this many in a run,
-# over all ranks and places.
+# Number of intermittent stragglers that chance alone may produce in a run, over all ranks and
+# places. A straggler is flagged only if chance would produce fewer.
 BY_CHANCE = 0.01
-# To compute the probability of a delay by chance, a shorter place counts as this share of a step.
+# Smallest time of a place, as a share of a step, that is used to compute the probability that a
+# delay occurs by chance. A shorter place counts as this share.
 LEAST_EXPOSED = 0.02
 
 

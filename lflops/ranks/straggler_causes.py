@@ -21,20 +21,22 @@ from lflops.ranks.significant_delay import (
 from lflops.ranks.straggler import Cause, Straggler, straggler_of
 from lflops.ranks.straggler_search import MANY_STEPS, WORTH_SAYING
 
-# Other programs use the machine if threads wait for a core for at least this share of a step.
+# Share of a step that threads wait for a core, from which other programs are said to use the
+# machine.
 BUSY = 0.05
-# A rank with at least this many times the work of the other ranks is slow because of its work.
+# Ratio of a rank's work to the work of the other ranks from which the rank is slow because of its
+# work.
 MORE_WORK = 1.15
-# More work is not the cause if the rank's ratio of times exceeds its ratio of work by more than
-# this factor.
+# Maximum factor between a rank's ratio of times and its ratio of work, if the work explains the
+# times. Both ratios compare the rank with the other ranks.
 AS_MUCH_LONGER = 1.5
-# Only one rank shares its core with other processes if this rank waits for a core at least this
-# many times as long as the other ranks.
+# Ratio of a rank's wait for a core to the wait of the other ranks from which only this rank shares
+# its core with other processes.
 ALONE = 4.0
-# A cause explains at least this share of the seconds by which a rank is late.
+# Smallest share of a rank's lateness, in seconds, that a cause must explain.
 EXPLAINED = 0.5
-# Waits for a core explain an excess only if subtracting the waits increases the standard deviation
-# of the excess by at most this factor.
+# Maximum factor by which the standard deviation of an excess may increase when waits for a core are
+# subtracted from it. If it increases more, the waits do not explain the excess.
 VARIES_MORE = 1.1
 # To check whether a rank shares its core during the whole run, the run is divided into PARTS parts
 # with at least FEWEST_OF_PART steps each. The rank must wait for the core in nearly every part.

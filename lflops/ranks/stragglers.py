@@ -41,17 +41,18 @@ from lflops.ranks.straggler_search import (
     unprofiled_stragglers,
 )
 
-# A rank that is slow in every module-timing step, and that costs at least this share of a step,
-# needs fewer steps to be flagged. If the typical step loses at least this share without a steady
+# Large cost, as a share of a step. A rank that is slow in every module-timing step and costs this
+# much needs fewer steps to be flagged. If the typical step loses this much and no rank is a steady
 # straggler, the ranks alternate.
 MUCH = 0.1
-# Batch sizes explain why ranks are late if sizes and lateness correlate at least this much.
+# Smallest correlation between batch sizes and lateness at which the sizes explain why ranks are
+# late.
 CORRELATED = 0.5
-# Ranks alternate only if no rank is late in more than this multiple of its equal share of the
-# steps.
+# Largest number of steps in which one of several alternating ranks is late, as a multiple of its
+# equal share of the steps.
 MOST_OF_A_TURN = 1.2
-# A straggler from module-timing steps is credible only if unprofiled steps show at least this share
-# of its cost in the same phase.
+# Smallest share of a straggler's cost that unprofiled steps must show in the same phase, if the
+# straggler was found in module-timing steps.
 CONFIRMED = 0.5
 
 _PASSES = frozenset({"forward", "backward"})

@@ -27,13 +27,13 @@ _NAMED = 3
 """Maximum number of modules that are listed by name."""
 
 _SMALL_CHANGE = 0.1
-"""A step whose time changed by at least this share is never called unchanged.
+"""Smallest share by which a step's time must change so that it is never called unchanged.
 
 If such a change is within the noise, the report says that it cannot tell whether the step changed.
 """
 
 _MULTIPLE = 2.0
-"""A ratio of at least this value is written as a multiple, such as 4.0× instead of 300 %."""
+"""Ratio from which a change is written as a multiple, such as 4.0× instead of +300 %."""
 
 _SAME = "as fast as before"
 
@@ -117,7 +117,7 @@ def _change_of_all_modules(diff: Diff) -> float:
 
 
 def is_news(diff: Diff) -> bool:
-    """Return whether anything changed beyond noise: a time, the work, the memory or the modules."""
+    """Return whether a time, the work, the memory or the modules changed by more than noise."""
     if diff.step.verdict in CHANGED or causes(diff) or diff.peak_bytes.differs:
         return True
     if _is_uniform_change(diff):

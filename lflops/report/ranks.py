@@ -164,8 +164,11 @@ def _why_no_slow_rank(found: Stragglers, analysis: Analysis) -> str:
         and found.step_seconds
         and longest_wait >= _LONG_WAIT_SHARE * found.step_seconds
     ):
-        return "cannot tell: ranks wait for each other, but no rank is slower anywhere beyond noise"
-    return "none: no rank is slower than the other ranks beyond noise"
+        return (
+            "cannot tell: ranks wait for each other, but no rank is slower anywhere by more than "
+            "noise"
+        )
+    return "none: no rank is slower than the others by more than noise"
 
 
 def _sentence(row: Straggler, analysis: Analysis) -> str:

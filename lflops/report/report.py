@@ -489,9 +489,9 @@ def _why_no_breakdown(analysis: Analysis) -> str:
     if analysis.step_times.seconds is None:
         return "no unprofiled step was timed"
     return (
-        f"the peak of {analysis.profile.run.device_name} is not known in the dtypes of the "
-        'matmuls; profile with hardware="measure", with a name that lflops hardware lists, or with '
-        "an lflops.Hardware"
+        f"the peak of {analysis.profile.run.device_name} is unknown for the dtypes of the matmuls; "
+        'pass hardware="measure", a name from the output of `lflops hardware`, or an '
+        "lflops.Hardware"
     )
 
 

@@ -124,8 +124,8 @@ def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
     """
     if run.hardware is None:
         return (
-            f"the peak of {run.device_name} is not known; run FlopsMonitor or lflops.measure with "
-            'hardware="measure", or with a name that lflops hardware lists'
+            f"the peak of {run.device_name} is unknown; pass to FlopsMonitor or lflops.measure: "
+            'hardware="measure", or a name from the output of `lflops hardware`'
         )
     if not any(ceiling.is_judged_by for ceiling in ceilings):
         return f"{run.hardware.name} has no known peak for any dtype that the matmuls use"

@@ -20,7 +20,7 @@ PLUGIN = "lflops"
 LARGEST = 1 << 26
 """Maximum size of a decompressed payload in bytes; larger payloads are rejected.
 
-A payload with 20,000 modules has a tenth of this size.
+A payload with 20,000 modules has about a tenth of this size.
 """
 
 # The ends of error messages about a summary.

@@ -312,9 +312,8 @@ class CpuWatch:
     def lost(self) -> float | None:
         """Return the seconds in which ready threads of this process waited for other processes.
 
-        The time begins when the watch is created, and the waiting times of all threads are added.
-
-        Returns `None` if the system does not report waiting times.
+        The result is the sum over all threads since the watch was created. It is `None` if the
+        system does not report waiting times.
         """
         # If this process's threads wait for each other, for example 8 threads on 2 CPUs, nothing is
         # lost. So the result is at most the CPU time that this process left unused.

@@ -116,7 +116,7 @@ class _PassStack:
 class ModuleTimer:
     """Measures the time of each module in consecutive passes, each from `begin` to `end`.
 
-    While its hooks are installed, they stamp the time whenever another module begins to run.
+    While installed, its hooks record a timestamp whenever another module begins to run.
     """
 
     def __init__(self, tree: ModuleTree, clock: Clock) -> None:
@@ -374,10 +374,11 @@ class ModuleTimer:
             after_backward(self._guard(self._end_segments))
 
     def _end_derivative(self, gradients: Any = None) -> None:
-        """Record the nodes that the running segment of backward has built, if it builds nodes.
+        """Record the autograd nodes that the running segment of backward has created.
 
-        The nodes of the gradients that the next segment receives get hooks, because a further
-        `autograd.grad` in forward may differentiate them again.
+        Backward creates nodes only with `create_graph=True`. The nodes of the gradients that the
+        next segment receives get hooks, because a further `autograd.grad` in forward may
+        differentiate them again.
         """
         if self._derivative is not None:
             start, fqn = self._derivative
@@ -591,7 +592,10 @@ def of_module_calls(
 
 @functools.cache
 def _of_timer(device: torch.device | None) -> HookOverhead:
-    """Measure the overhead of a `ModuleTimer` with a device's clock; `None` uses the host clock."""
+    """Measure the overhead of a `ModuleTimer` that uses the clock of a device.
+
+    If `device` is `None`, the timer uses the host clock.
+    """
     clock = HostClock() if device is None else device_clock(device)
 
     def trial() -> HookOverhead:

@@ -1,4 +1,4 @@
-"""Access autograd: numbers of nodes and passes, leaves of a graph, and autograd's profiler."""
+"""Access autograd: sequence numbers of nodes, ids of passes, leaves, and autograd's profiler."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -66,7 +66,7 @@ class CapturedGraph:
         """Copy the graph of a module that dynamo passed to its backend.
 
         Raises:
-            TypeError: A tensor is part of the graph.
+            TypeError: The graph contains a tensor as a constant.
         """
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
@@ -260,5 +260,5 @@ def _attribute(module: fx.GraphModule, name: Any, backend: str) -> Any:
         return CapturedGraph.of(value, backend)
     if isinstance(value, Tensor):
         # The copy would keep the tensor alive.
-        raise TypeError("a tensor is part of the graph")
+        raise TypeError("the graph contains a tensor as a constant")
     return value

@@ -107,7 +107,10 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module passed to `torch.compile`, or the module itself if it is not a wrapper."""
+    """If `module` is a wrapper that `torch.compile` made, return the module inside it.
+
+    Otherwise, return `module`.
+    """
     return getattr(module, "_orig_mod", module)
 
 

@@ -283,7 +283,7 @@ def test_an_estimate_against_a_run_prints_dashes() -> None:
     ],
 )
 def test_limits_that_are_held_are_fine(option: list[str], runs: list[str], tmp_path: Path) -> None:
-    """The step is 2 % slower, and the peak is 1024 bytes in both runs: no limit is broken."""
+    """The step is 2 % slower, and the peak is 1024 bytes in both runs: no limit is violated."""
     files(tmp_path, *(_with_peak(Path(path), 1024) for path in runs))
     assert 0 == main(["diff", *runs, *option])
 
@@ -300,10 +300,10 @@ def test_limits_that_are_held_are_fine(option: list[str], runs: list[str], tmp_p
 def test_a_broken_limit_is_status_1(
     option: list[str], runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The status is 1, and the text or the JSON output names the broken limit."""
+    """The status is 1, and the text or the JSON output names the violated limit."""
     files(tmp_path, *(_with_peak(Path(path), 1024) for path in runs))
     assert 1 == main(["diff", *runs, *option])
-    assert "limit broken" in capsys.readouterr().out
+    assert "limit violated" in capsys.readouterr().out
     assert 1 == main(["diff", *runs, *option, "--json"])
     assert [True] == [limit["is_broken"] for limit in json.loads(capsys.readouterr().out)["limits"]]
 
@@ -384,7 +384,7 @@ def _beside_others(seconds: float, lost: float) -> Profile:
 def test_a_busy_machine_breaks_no_limit(
     seconds: float, lost: float, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If other processes explain a slower step, the limit is not broken, and the status says so.
+    """If other processes explain a slower step, the limit is not violated, and the status says so.
 
     The first run takes 100 ms on an idle machine. With `--strict`, a limit that cannot be checked
     counts as broken.
@@ -440,7 +440,7 @@ def test_a_low_mfu_on_a_busy_machine_is_no_proof() -> None:
 
 
 def test_steps_that_vary_too_much_break_nothing(tmp_path: Path) -> None:
-    """If the steps vary from 10 to 400 ms, a limit is broken only with `--strict`."""
+    """If the steps vary from 10 to 400 ms, a limit is violated only with `--strict`."""
     wild = ran(MODULES, steps=clean(0.05, 0.1, 0.2, 0.4, 0.01))
     paths = files(tmp_path, ran(MODULES, steps=clean(*[0.05] * 5)), wild)
     assert 0 == main(["diff", *paths, "--max-regress", "5%"])

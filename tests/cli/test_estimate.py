@@ -693,7 +693,7 @@ WRONG = {
     "no function": (["planned"], "pass package.module:function"),
     "a file": (
         ["planned.py:build"],
-        "pass package.module:function, such as train:build for build in a train.py of this folder",
+        "pass package.module:function; for example, train:build is the function build in train.py",
     ),
     "no module": (["nowhere:build"], "No module named 'nowhere'"),
     "no such name": (["planned:nothing"], "has no attribute 'nothing'"),

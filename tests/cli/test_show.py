@@ -271,7 +271,7 @@ def test_a_file_of_another_version_is_no_wrong_file(
             ["show", "{file}", "--phase", "sideways"],
             "phase='sideways': pass one of forward, backward",
         ),
-        (["show", "{file}", "--flat", "--depth", "1"], "depth=1: --flat lists no tree"),
+        (["show", "{file}", "--flat", "--depth", "1"], "depth=1: --flat prints a list, not a tree"),
         (
             ["show", "{file}", "--operators", "--flat"],
             "--operators can be combined with --phase and --json",

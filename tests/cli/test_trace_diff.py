@@ -44,7 +44,7 @@ def test_a_broken_limit_is_the_exit_status(
     """The status is 1 if the step is too slow, and 2 if a limit cannot be checked."""
     files = [str(written(tmp_path / f"{kernel}.json.gz", kernel)) for kernel in (200, 600)]
     assert 1 == main(["diff", *files, "--max-regress", "10%"])
-    assert "limit broken      max regress: 33.3 %, 10.0 % allowed" in capsys.readouterr().out
+    assert "limit violated    max regress: 33.3 %, 10.0 % allowed" in capsys.readouterr().out
     assert 0 == main(["diff", *files, "--max-regress", "40%", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [False] == [limit["is_broken"] for limit in found["limits"]]

@@ -409,7 +409,7 @@ def test_what_the_run_loses_altogether_is_one_sentence() -> None:
 
 def test_equal_ranks_are_said_to_be_equal() -> None:
     """A delay of 0.5 ms is less than 1 % of the step, so the report says that no rank is slow."""
-    expected = "none: no rank is slower than the other ranks beyond noise"
+    expected = "none: no rank is slower than the others by more than noise"
     assert expected == said(compared(excess("head", (0.5e-3,) * 6)))["slow ranks"]
 
 

@@ -147,7 +147,7 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
         operators,
         "makes_storage",
         lambda operator: False,
-        "results with new storage are not marked",
+        "operators whose results have new storage are not recognized",
     ),
     "nothing is nested": (
         operators,

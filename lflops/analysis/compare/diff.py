@@ -653,7 +653,7 @@ class Limit(Struct, frozen=True, kw_only=True):
         name: Name of the limit.
         allowed: Largest allowed value. For MFU, the smallest allowed value.
         found: Value of the second run, or `None` if it is unknown.
-        is_broken: Whether the limit is broken, or `None` if this cannot be decided.
+        is_broken: Whether the limit is violated, or `None` if this cannot be decided.
         caveat: Reason why `is_broken` is `None` although the value is known.
     """
 
@@ -677,7 +677,7 @@ def limits(
         diff: The comparison.
         max_regress: Largest allowed slowdown of the step, as a fraction. A slowdown within the
             noise passes. If the step is slower only because the machine is slower, the limit is
-            broken nevertheless. If other processes on the machine explain the slowdown, the result
+            violated nevertheless. If other processes on the machine explain the slowdown, the result
             is unknown.
         min_mfu: Smallest allowed MFU, as a fraction.
         max_memory: Largest allowed number of bytes alive at once.

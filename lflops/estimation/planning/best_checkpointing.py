@@ -386,8 +386,8 @@ def _chosen(
 def _memory_fit(profile: Profile, *, budget_is_chip_memory: bool) -> MemoryFit | None:
     """Return the memory that a step needs on the chip, and whether the step fits.
 
-    `budget_is_chip_memory` is whether the budget is the chip's memory. If not, the user has passed
-    the budget in bytes, and the result is `None`.
+    The user can pass a budget in bytes instead of using the chip's memory. Then
+    `budget_is_chip_memory` is false, and this function returns `None`.
     """
     if not budget_is_chip_memory:
         return None

@@ -60,7 +60,8 @@ def plan(
         str,
         typer.Option(
             metavar="NAME",
-            help="An optimizer of torch.optim with its defaults, such as adamw; or adamw8bit.",
+            help="Name of an optimizer in torch.optim, such as adamw, or adamw8bit. Its default "
+            "settings are used.",
         ),
     ] = "adamw",
     fused: Annotated[

@@ -746,15 +746,15 @@ class _Search:
 
 
 def _sharded(gpus: int, tensors: Iterable[int], stages: Iterable[int]) -> Family:
-    """Return all meshes of FSDP2 and HSDP with the given sizes of other dimensions.
+    """Return all FSDP2 and HSDP meshes for the given tensor-parallel and pipeline sizes.
 
     Pipelines with one data-parallel rank per stage are included. In such a pipeline, FSDP2 shards
     nothing, and only sets the dtype of the computation.
 
     Args:
         gpus: Number of GPUs of each mesh.
-        tensors: Numbers of ranks of tensor parallelism.
-        stages: Numbers of pipeline stages.
+        tensors: Tensor-parallel sizes to try.
+        stages: Pipeline sizes to try.
     """
     meshes: list[Mesh] = []
     for sizes in product(stages, _divisors(gpus), _divisors(gpus), tensors):

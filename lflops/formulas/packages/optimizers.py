@@ -52,9 +52,10 @@ def _sgd(arguments: Arguments) -> int:
 
 
 KERNELS: dict[str, OperationsOf] = {
-    # Two averages (2 + 3), a root, a division, an addition, the update (2).
+    # Adam: two moving averages (2 and 3 operations), a square root, a division, an addition, and
+    # the update (2 operations).
     "multi_tensor_adam": _with_decay(10, decay_at=7),
-    # The operations of Adam, and two norms (4).
+    # LAMB: the operations of Adam, and two norms (4 operations).
     "multi_tensor_lamb": _with_decay(14, decay_at=7),
     "multi_tensor_lion": _with_decay(7, decay_at=4),
     "multi_tensor_adagrad": _with_decay(6, decay_at=3),

@@ -66,9 +66,9 @@ ACTIONS: dict[str, tuple[str | None, str | None]] = {
     # This action is not a phase, but phases that begin inside it end with it.
     "optimizer_step": (None, "train"),
 }
-"""For each action of Lightning's profiler that is a phase, the phase and the stage.
+"""Maps the end of an action's name in Lightning's profiler to the action's phase and stage.
 
-An action has a key of this mapping at the end of its name.
+Other actions are not listed, because they are not phases.
 """
 
 # Actions that are phases of the training stage only if a hook does something in them.

@@ -31,7 +31,10 @@ def memory(
     ],
     after: Annotated[
         Path | None,
-        typer.Argument(metavar="AFTER", help="A later snapshot: show what grew and what shrank."),
+        typer.Argument(
+            metavar="AFTER",
+            help="A later snapshot to compare with. The output shows what grew and what shrank.",
+        ),
     ] = None,
     *,
     device: Annotated[
@@ -63,7 +66,8 @@ def memory(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A profile of the same run: show the modules that hold the memory, by phase.",
+            help="Profile of the same run, used to show which modules hold the memory in each "
+            "phase.",
         ),
     ] = None,
     as_json: Annotated[

@@ -280,15 +280,15 @@ def _huge_tensor(case: _Case) -> Cause | None:
 
 
 def _held(code: CauseCode, held: list[Alive], count: int | None = None) -> Cause | None:
-    """Return a cause with the total bytes of some live allocations.
+    """Return a cause that explains the memory of some live allocations.
 
-    The line of the cause is the line of code that allocated the most bytes. Return `None` if there
-    are no allocations.
+    The cause has their total bytes, and the line of code that allocated the most of them. Return
+    `None` if there are no allocations.
 
     Args:
         code: The kind of cause.
         held: The allocations.
-        count: The count of the cause. By default, it is the number of allocations.
+        count: Value of `Cause.count`. By default, it is the number of allocations.
     """
     if not held:
         return None

@@ -285,7 +285,7 @@ class StepTimer:
                 del self._marks[event]
 
     def mark(self, mark: str) -> None:
-        """Mark the current step as not typical, for example because of a validation."""
+        """Mark the current step as not typical, for example because validation ran in it."""
         self._marks[mark] = None
         self.allow_fast_path(0)
 

@@ -48,7 +48,10 @@ CLIP_SECONDS = 2e-4
 
 
 RequestedMode = Literal["count", "module_timing"]
-"""A mode in which a window may request further steps. The names are those of the schedule."""
+"""A mode in which a window may request further steps.
+
+The schedule uses the same names for the modes of steps.
+"""
 
 
 class Window:

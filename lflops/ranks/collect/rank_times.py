@@ -198,10 +198,13 @@ class _Selection:
         async_starts: AbstractSet[ModulePhase],
         known: Mapping[ModulePhase, Mapping[int, float]],
     ) -> RankTable:
-        """Make the table of the selected places.
+        """Build the table of the selected places. A place is a module in a phase.
 
-        `async_starts` and `known` become `RankTable.async_starts` and
-        `RankTable.exposed_on_all_ranks`.
+        Args:
+            async_starts: The places that start a collective whose result is awaited elsewhere. The
+                table's `async_starts` are these places without the places where ranks wait.
+            known: The table's `exposed_on_all_ranks`: exposed seconds of collectives, by place and
+                rank.
         """
         chosen = self._chosen_places()
         seconds = {}

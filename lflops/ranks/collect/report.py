@@ -109,8 +109,9 @@ class RankHeader(Struct, frozen=True, kw_only=True, gc=False):
             unknown.
         groups: The names of the collective groups. The `group` of a collective in the table is an
             index into this tuple.
-        waiting: Exposed seconds of collectives per step, in which nothing was computed, by the
-            place where the rank waits for them. A key is an index into `PlacesOfTable.places`.
+        waiting: For each place (module in a phase) where the rank waits for collectives: the
+            exposed seconds per step, in which no computation runs. A key is an index into
+            `PlacesOfTable.places`.
     """
 
     summary: RankSummary
@@ -199,9 +200,11 @@ def ranks_with_times(ranks: int, bytes_of_rank: int) -> Collection[int]:
 def _timed_steps(
     hooked: Sequence[Step], modules_by_step: Sequence[Mapping[ModulePhase, float]]
 ) -> list[dict[ModulePhase, float]]:
-    """Return the times of all places in each module-timing step; empty if modules were not timed.
+    """Return the time of every module in every phase, for each module-timing step.
 
-    `modules_by_step` has the times of modules in these steps, which include hook overhead.
+    Phases of the step outside modules are included. The result is empty if modules were not timed.
+
+    `modules_by_step` has the module times in these steps. The times include hook overhead.
     """
     if not modules_by_step:
         return []

@@ -30,28 +30,28 @@ from lflops.profile.series import robust_deviation
 from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus, total
 from lflops.ranks.merge.rank_table import RankTable, is_in_model
 
-# Only this many ranks are compared place by place: the ranks that are latest.
+# Number of ranks that are compared place by place: the latest ranks.
 CANDIDATES = 32
-# A profile keeps this many of the most expensive excesses.
+# Number of excesses that a profile keeps: the most expensive ones.
 KEPT = 256
-# An excess or a wait that costs a smaller share of a step is dropped.
+# Smallest share of a step that an excess or a wait must cost to be kept.
 WORTH_KEEPING = 0.004
-# A profile keeps this many of the longest waits.
+# Number of waits that a profile keeps: the longest ones.
 WAITS_KEPT = 32
 
-# A rank is slower everywhere only if at least this share of its busy time is outside its slowest
-# place.
+# Smallest share of a rank's busy time that must be outside its slowest place if the rank is slower
+# everywhere.
 LEAST_SHARE = 0.3
 # If there is no similar module, the usual time of a module is estimated from its share of the work.
 # The estimate is multiplied by this factor, so that an inaccurate estimate flags no rank.
 GENEROUS = 3.0
-# The standard deviation of the other ranks is computed only if there are at least this many.
+# Smallest number of other ranks for which their standard deviation is computed.
 FEW_RANKS = 5
-# A delay keeps this many of the largest excesses of other ranks.
+# Number of excesses of other ranks that a delay keeps: the largest ones.
 LARGEST = 8
-# With at least this many steps, the single slowest step is ignored.
+# Number of steps from which the single slowest step is ignored.
 MANY_STEPS = 5
-# Large excesses are counted for this many sizes: the length of a step, and fractions of it.
+# Number of sizes for which large excesses are counted: the length of a step, and fractions of it.
 LARGE_EXCESS_SIZES = 20
 
 EVERYTHING = ModulePhase("", "all")
@@ -138,9 +138,9 @@ def compare_ranks(
         table: The times of the ranks.
         work: The work of each module in each phase. It is used to estimate the usual time of a
             module that only one rank has.
-        by_whole_step: Whether only whole steps are compared to find ranks that are slow everywhere.
-            If false, a rank is slow everywhere if it is slow in most places (modules in a phase).
-            In a pipeline, whole steps are then compared too. Pass `True` if the table has few
+        by_whole_step: How to find ranks that are slow everywhere. If true, only whole steps are
+            compared. If false, a rank is slow everywhere if it is slow in most places (modules in a
+            phase); in a pipeline, whole steps are compared too. Pass `True` if the table has few
             places.
     """
     if len(table.ranks) < 2 or not table.steps:
@@ -336,7 +336,7 @@ def _by_work(
 
 
 def _in_places(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the excess, by place, of the ranks with the largest lateness.
+    """Yield the excess of the ranks with the largest lateness, for each place separately.
 
     Places without a known usual time are left out.
     """
@@ -350,7 +350,7 @@ def _in_places(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator
 
 
 def _in_repeated(table: RankTable, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield, for the ranks with the largest lateness, their excess in repeated modules.
+    """Yield the excess of the ranks with the largest lateness in repeated modules.
 
     Repeated modules have a common name pattern, such as `layers.*.mlp`. Their times are added up
     before the excess is computed. The docstring of this file defines excess and lateness.
@@ -369,7 +369,7 @@ def _in_repeated(table: RankTable, lateness: _Lateness) -> Iterator[_Excess]:
 def _everywhere(
     table: RankTable, usual: _Usual, lateness: _Lateness, *, by_whole_step: bool
 ) -> Iterator[_Excess]:
-    """Yield the excess, in most places or in whole steps, of the ranks with the largest lateness.
+    """Yield the excess of the ranks with the largest lateness in most places or in whole steps.
 
     `by_whole_step` is described in `compare_ranks`.
     """

@@ -314,7 +314,7 @@ class _Batches:
         self._is_known = True
 
     def add(self, rank: int, run: Run, coordinates: Mapping[str, int]) -> bool:
-        """Add a rank, and return whether its batch differs from those of all earlier ranks."""
+        """Add a rank, and return whether its batch differs from the batches of all earlier ranks."""
         is_alone = run.world_size == 1
         self._expected = run.data_parallel_size
         if self._expected is None and is_alone:

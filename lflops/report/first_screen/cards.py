@@ -26,15 +26,15 @@ FIRST_CARDS = 3
 
 
 LEAST_SAVING = 0.01
-"""A finding that is not an issue gets a card only if it may save at least this share of a step."""
+"""Smallest share of a step that a finding must save to get a card, if it is not an issue."""
 
 
 MANY_STEPS = 30
-"""Confidence in a cost that was measured in at least this many steps of the run is high."""
+"""Number of measured steps from which the confidence in a cost is high."""
 
 
 PROVEN_SHARE = 0.65
-"""Confidence in a finding is high if at least this share of similar findings was right."""
+"""Smallest share of similar findings that must be right for high confidence in a finding."""
 
 
 CAUSES_WITHOUT_CARD = LAST | {"ideal_compute", "no_products", "all_forward", "all_backward"}
@@ -174,5 +174,5 @@ def _confidence_of(finding: Finding, of_screen: Confidence) -> Confidence:
     if not finding.is_issue:
         if of_screen.level == "low":
             level = "low"
-        return Confidence(level=level, why=("below the threshold of an issue",))
-    return Confidence(level=of_screen.level, why=("above the threshold of an issue",))
+        return Confidence(level=level, why=("below the issue threshold",))
+    return Confidence(level=of_screen.level, why=("above the issue threshold",))

@@ -11,7 +11,7 @@ from lflops.report.report import Fact
 from lflops.report.text import counted, joined
 
 MOST_OTHERS = 3
-"""Maximum number of categories that the sentence about the share of time trained names."""
+"""Maximum number of categories to name in the sentence about the share of time spent training."""
 
 
 def figures_of(

@@ -51,7 +51,7 @@ class ComparisonShown(Struct, frozen=True, kw_only=True):
 
     Attributes:
         headline: The verdict on the step, and the other sentences about the changes.
-        is_news: Whether anything changed beyond noise.
+        is_news: Whether anything changed by more than noise.
         figures: Numbers about the whole step, before and after, keyed by their names in `Diff`.
         modules: A table with a row for each module. The columns `before`, `after`, `kind` and
             `pattern` identify the module. Columns such as `time.before` describe the time that the

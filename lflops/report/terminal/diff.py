@@ -66,8 +66,8 @@ def _limit_row(limit: Limit, diff: Diff) -> tuple[str, RenderableType]:
     if limit.caveat:
         return "cannot tell", prose(f"{sentence}: {reason(limit.caveat, diff)}", "yellow")
     if limit.is_broken:
-        return "limit broken", prose(sentence, "red")
-    return "limit held", prose(sentence)
+        return "limit violated", prose(sentence, "red")
+    return "within limit", prose(sentence)
 
 
 def _limit(limit: Limit, diff: Diff) -> str:

@@ -117,7 +117,10 @@ class _Times:
 
 
 def _timeline(summary: TraceSummary, *, per_step: bool) -> DeviceTimeline | None:
-    """Return the device states of all steps together, or of the window."""
+    """Return how long the device was in each state, such as computing or idle.
+
+    The times are summed over all steps. If `per_step` is false, they are for the whole window.
+    """
     if not per_step:
         return summary.device
     timelines = device_timelines(summary.steps)

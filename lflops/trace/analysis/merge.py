@@ -44,9 +44,9 @@ class Clock(Struct, frozen=True, kw_only=True):
     Attributes:
         rank: The rank, or `None` if neither the trace nor its file name has it.
         moved: Nanoseconds added to the rank's times, or `None` if the rank shares no collective
-            with earlier ranks.
-        collectives: Number of collectives that the rank shares with earlier ranks. Each of them
-            would need a slightly different shift; `moved` is the median.
+            with the ranks that are already aligned.
+        collectives: Number of collectives that the rank shares with the ranks that are already
+            aligned. Each of them would need a slightly different shift; `moved` is the median.
     """
 
     rank: int | None
@@ -101,9 +101,10 @@ class _Properties(Struct):
 def merge(folder: Path, into: Path | None = None) -> MergedTraces:
     """Merge the traces in a folder, all from the same window, into one compressed file.
 
-    A rank's clock is shifted so that the collectives that the rank shares with earlier ranks end at
-    the same time. If a rank shares no collective with earlier ranks, its clock is not shifted, and
-    may differ by milliseconds from the clocks of other machines.
+    The ranks are aligned one after another. The clock of each rank is shifted so that the
+    collectives that it shares with the ranks that are already aligned end at the same time. If it
+    shares no collective with these ranks, its clock is not shifted, and may differ by milliseconds
+    from the clocks of other machines.
 
     Args:
         folder: Folder with the traces.

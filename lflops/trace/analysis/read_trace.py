@@ -225,8 +225,9 @@ class _Reader:
         self._inputs: dict[Inputs, Inputs] = {}
         # Events that have begun and not ended, by process and thread.
         self._begun: dict[tuple[Any, Any], list[_Event]] = {}
-        # A slice without a category is device work if its process is an Ascend device. Slices that
-        # may be such work are kept by process. All others are only counted.
+        # Slices without a category that may be work of an Ascend device, by process. Whether a
+        # process is such a device may be known only later. All other slices without a category are
+        # only counted.
         self._without_category: dict[int | str | None, list[DeviceEvent]] = {}
         self._number_uncategorised = 0
         self._ascend: set[int | str | None] = set()

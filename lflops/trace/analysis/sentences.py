@@ -185,8 +185,8 @@ def _advice(summary: TraceSummary, state: str) -> Iterator[str]:
         )
     elif state == "exposed_copies":
         yield (
-            "To reduce copying: copy from pinned memory with non_blocking=True, before the data is "
-            "needed."
+            "To hide the time of copies: copy from pinned memory with non_blocking=True, before "
+            "the data is needed."
         )
     elif summary.idle:
         advice = CAUSES[_largest_cause(summary)].next
@@ -400,7 +400,7 @@ def clock_lines(clocks: Sequence[Clock]) -> Iterator[str]:
         if clock.moved is None:
             yield (
                 f"{rank}: its times are not shifted, because it has no collective in common with "
-                "earlier ranks"
+                "the ranks that are already aligned"
             )
             continue
         sign = "-" if clock.moved < 0 else ""

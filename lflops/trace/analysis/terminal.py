@@ -228,8 +228,8 @@ def _limit_line(limit: Limit) -> _MarginRow:
     else:
         figures = f"{units.percent(limit.found)}, {units.percent(limit.allowed)} allowed"
     if limit.is_broken:
-        return "limit broken", text(f"{name}: {figures}", "red")
-    return "limit held", text(f"{name}: {figures}")
+        return "limit violated", text(f"{name}: {figures}", "red")
+    return "within limit", text(f"{name}: {figures}")
 
 
 def _render_changes(

@@ -22,6 +22,8 @@ The record of a graph is made when the graph is compiled. It contains the operat
     cpp_fused_gelu_1:3        mul_2, erf, mul_4     nodes of `blocks.0`
     extern_kernels.addmm:4    addmm_1               a node of `blocks.0.b`
 
+The number after the colon counts the calls of a graph. It distinguishes calls of the same kernel.
+
 A graph names a module by its path from the compiled function, for example `L['self'].blocks.0`. The
 module's name in the profile also depends on the module that runs the graph, because a graph may be
 compiled once and run for each of twelve blocks.
@@ -298,11 +300,11 @@ class Region:
     Attributes:
         key: Key of the graph.
         batch: Index of the recorded batch.
-        running: The module and phase that ran the graph. For a backward graph, it is the module
-            whose forward built the graph's autograd node.
+        running: The module that called the compiled graph, and the phase of this call. For a
+            backward graph, it is the module whose forward built the graph's autograd node.
         events: Kernels and operators that the region called directly on the host, in order.
         kernels: Names and durations (nanoseconds) of the device kernels that the region launched
-            itself, without one of `events`, in order.
+            itself, in order. Kernels that one of the `events` launched are not included.
     """
 
     key: str

@@ -40,7 +40,7 @@ it shows which log belongs to which thread of Kineto.
 """
 
 SCOPE = "part:"
-"""Prefix of a log entry's event if a scope is entered. The name of the scope follows."""
+"""Prefix of the event that marks the entry into a scope. The scope's name follows."""
 
 OPTIMIZER = "step of"
 CLOSURE = "closure"

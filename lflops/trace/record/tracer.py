@@ -520,11 +520,13 @@ def remove_raw(path: Path) -> None:
 def _stats_of_steps(
     batches: Iterable[Mapping[ModulePhase, float]], ends: Sequence[bool]
 ) -> dict[ModulePhase, TimingStats]:
-    """Return statistics of the inclusive times per step, in seconds.
+    """Compute each module's inclusive time per step from its self times, and return statistics.
+
+    The statistics are in seconds.
 
     Args:
-        batches: For each batch, the self times in nanoseconds. Batches after the last complete step
-            are ignored.
+        batches: For each batch, the self time of each module and phase in nanoseconds. Batches
+            after the last complete step are ignored.
         ends: For each batch, whether it is the last batch of a step.
     """
     steps: list[dict[ModulePhase, float]] = []

@@ -434,8 +434,8 @@ def test_its_report_says_by_how_much_counting_slows_the_latency(
     printed = capsys.readouterr().out
     assert "Profile Summary at step 5:" in printed
     cost = (
-        f"the pass took {prof.profile.run.observer_ratio:.2f} times as long; this is subtracted "
-        "from the latencies, except for a few µs per operator"
+        f"counting made the pass {prof.profile.run.observer_ratio:.2f} times as long; the extra "
+        "time is subtracted from the latencies, except for a few µs per operator"
     )
     assert cost == figures(printed)["cost of counting"]
     assert (BLOCK_FLOPS, BLOCK_MACS, BLOCK_PARAMS) == (prof.flops, prof.macs, prof.params)

@@ -228,8 +228,8 @@ def test_where_no_step_is_clean_the_latency_is_the_roots_own() -> None:
     assert "the counted pass only" == figures["the latencies come from"]
     slow = labelled(replace(counted_alone, run=replace(counted_alone.run, observer_ratio=3.0)))
     said = (
-        "the pass took 3.00 times as long; this is subtracted from the latencies, except for a few "
-        "µs per operator"
+        "counting made the pass 3.00 times as long; the extra time is subtracted from the "
+        "latencies, except for a few µs per operator"
     )
     assert said == slow["cost of counting"]
 

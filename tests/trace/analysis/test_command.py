@@ -43,7 +43,7 @@ def test_the_verdict_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "20.0 % is communication that does not overlap with computation, 6.7 % is copying that "
         "does not overlap with computation; 40.0 % is computing." == verdict
     )
-    advice = ["To reduce the idle time", "To reduce communication", "To reduce copying"]
+    advice = ["To reduce the idle time", "To reduce communication", "To hide the time of copies"]
     places = [text.index(each) for each in advice]
     assert sorted(places) == places
     assert "A step takes 1.00 µs (median of 2" in text

@@ -127,8 +127,8 @@ def _latencies(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, 
     ratio = analysis.profile.run.observer_ratio
     if ratio is not None and not unprofiled:
         text = (
-            f"the pass took {ratio:.2f} times as long; this is subtracted from the latencies, "
-            "except for a few µs per operator"
+            f"counting made the pass {ratio:.2f} times as long; the extra time is subtracted from "
+            "the latencies, except for a few µs per operator"
         )
         yield "cost of counting", text
 
