@@ -91,7 +91,7 @@ RUN = "run"
 """Stage of phases that belong to no step, such as saving a checkpoint."""
 
 MANY = WIDTH * 10_000
-"""The log is delivered after this many values, even if no reader has requested it."""
+"""Number of values after which the log is delivered, even if no reader has requested it."""
 
 Event = tuple[int, str, Any, Any]
 

@@ -38,11 +38,11 @@ _LEAST_STEPS = 5
 _LEAST_RATIO = 1.2
 # Smallest excess, as a share of the step.
 _LEAST_SHARE = 0.02
-# If other processes take at least this share of the CPU time, they explain why times vary.
+# Share of the CPU time that other processes must take to explain why times vary.
 _BUSY = 0.05
 # Smallest excess, as a multiple of its error. One module in 30,000 exceeds it by chance.
 _REACH = 4.0
-# A submodule explains an outlier if its excess is at least this share of the outlier's excess.
+# Smallest share of an outlier's excess that one of its submodules must have to explain the outlier.
 _MOST_OF = 0.7
 
 # Beginnings of the names of driver calls that allocate or free memory.
@@ -225,7 +225,7 @@ def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
 
 
 def _time(module: ModuleProfile, phases: Sequence[Phase]) -> _Time:
-    """Add up the times of a module in some phases. The kernels are those of all phases."""
+    """Add up the times of a module in some phases. Kernels of all phases are included."""
     seconds = 0.0
     error = 0.0
     steps = []

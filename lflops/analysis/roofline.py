@@ -38,7 +38,7 @@ AboveRoofReason = Literal["cache", "compiled", "cache_unknown", "error"]
 """
 
 TOLERANCE = 0.05
-"""A point counts as above its roof only if it exceeds the roof by more than this share.
+"""Share by which a point may exceed its roof and still count as on the roof.
 
 The measured peak of a chip is uncertain by about this share.
 """
@@ -593,8 +593,8 @@ class Fusion(Struct, frozen=True, kw_only=True):
     Attributes:
         bytes_moved: Bytes that the operators would move if each of them ran separately.
         fused_bytes: Bytes that the compiled kernels read and write, according to the compiler.
-        unknown_modules: Number of modules that have a kernel whose bytes are unknown. The two
-            numbers of bytes do not include these modules.
+        unknown_modules: Number of modules that have a kernel whose bytes are unknown. The two byte
+            counts do not include these modules.
     """
 
     phase: Phase

@@ -47,7 +47,7 @@ class StepBreakdown(Struct, frozen=True, kw_only=True):
 
     Attributes:
         seconds: Mean duration of an unprofiled step, in seconds.
-        parts: The share of each part, keyed by name. They add up to 1. The names are those in
+        parts: The share of each part, keyed by name. They add up to 1. The names are the names in
             `IN_MODULES`, the phases outside modules and, if a device was traced, activities of the
             device such as `idle` or `copy`. `forward` and `backward` are the time of these phases
             that belongs to no module.

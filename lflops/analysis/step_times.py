@@ -15,12 +15,13 @@ from lflops.profile.records import PASSES, TimingStats, median_of, step_phase
 from lflops.profile.series import ratio, sum_known, without_none
 from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 
-# If other processes took more than this share of the CPU time, times are unreliable.
+# Share of the CPU time above which other processes make times unreliable.
 VERY_BUSY = 0.2
 
-# A communication wait below this share of the step is ignored. Reading the clock may take as long.
+# Smallest communication wait that is not ignored, as a share of the step. Reading the clock may
+# take as long as a shorter wait.
 _MIN_WAIT_SHARE = 0.001
-# Recomputation below this share of the step is not a separate phase, because any fused attention
+# Smallest share of the step from which recomputation is a separate phase. Any fused attention
 # recomputes a little.
 _LEAST_RECOMPUTED = 0.01
 # Rounding error of summed floats, as a share of a step.
@@ -33,7 +34,7 @@ def lost_share(profile: Profile) -> float:
 
 
 LEAST_LOST = 0.02
-"""Lost CPU time matters only if it is at least this share of the step.
+"""Smallest share of the step that lost CPU time must reach to matter.
 
 A step that waits most of the time uses little of the CPU, so it loses little.
 """

@@ -38,10 +38,10 @@ batch size.
 """
 
 STEP_ERROR = 0.03
-"""Relative error that is always included, because two runs of the same code differ by this much."""
+"""Relative error that is always included: the usual difference between two equal runs."""
 
 MUCH_IDLE = 0.2
-"""If a device is idle for at least this share of the step, the host limits the step."""
+"""Share of the step that a device must be idle for the host to limit the step."""
 
 # Names in `without` and `scale` that are not phases.
 _RECOMPUTE = "recompute"

@@ -286,7 +286,7 @@ def _chunk_loss(head: nn.Module, states: Tensor, labels: Tensor, *, compiled: bo
     return cross_entropy(head(states).float().flatten(0, 1), labels.flatten(), reduction="sum")
 
 
-# Smaller tensors, in bytes, are not offloaded. torchtune has the same limit.
+# Smallest size in bytes of a tensor that is offloaded. torchtune has the same limit.
 LEAST_OFFLOADED = 1024
 
 

@@ -58,10 +58,10 @@ same.
 """
 
 KEPT = (3, 5)
-"""Numbers of equal blocks that an estimate runs to save time.
+"""How many of a model's equal blocks an estimate runs, to save time.
 
-The estimate first runs three of a model's equal blocks. If the results for all blocks cannot be
-derived from three blocks, it runs five.
+The estimate first runs three of the blocks. If the results for all blocks cannot be derived from
+three blocks, it runs five.
 """
 
 # Number of operators between two reports of progress.
@@ -758,7 +758,8 @@ class Meter:
     """Counts the finished operators of all steps, and reports the progress of an estimate.
 
     `progress` is the argument of `estimate`: with `True`, a line is written to stderr; with
-    `False`, nothing is reported; a function is called with the numbers of operators.
+    `False`, nothing is reported; a function is called with the number of finished operators and the
+    number of all operators.
     """
 
     def __init__(self, progress: bool | Progress) -> None:  # noqa: FBT001 - the user's argument

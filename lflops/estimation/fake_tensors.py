@@ -267,7 +267,7 @@ class Fakes:
     are not made fake. They are copied with their values, because code often needs these values, for
     example as indexes.
 
-    `on_host` is whether the estimated step would run on a CPU. If so, the memory includes the
+    If `on_host` is true, the estimated step would run on a CPU, and the memory includes the
     workspace that the CPU's kernel needs for an LSTM. For a GPU, the size of this workspace is
     unknown.
     """
@@ -441,9 +441,9 @@ ATTENTION = frozenset(
 HALF = (torch.float16, torch.bfloat16)
 # The largest width of a head that flash attention supports.
 WIDEST_FLASH = 256
-# Flash attention pads the width of heads to a multiple of this number.
+# Multiple to which flash attention pads the width of heads, in elements.
 WIDTHS = 8
-# Efficient attention pads the rows of masks to a multiple of this number of elements.
+# Multiple to which efficient attention pads the rows of masks, in elements.
 MASK_ROWS = 16
 
 # With these functions, torch's Python functions check whether a mode has to handle the call.
@@ -494,10 +494,10 @@ class Attention(NamedTuple):
     def kernel(self, *, ampere: bool, family: str = "") -> tuple[str, Any] | None:
         """Return the name and the operator of the kernel that torch would choose on a chip.
 
-        Returns `None` if no enabled kernel supports the call. `ampere` is whether the chip belongs
-        to the Ampere generation or a later one, and `family` is the first word of its name, such as
-        `H100`. One rule of torch is ignored: on the smaller chips of a generation, flash attention
-        with dropout does not support training with heads wider than 192.
+        Returns `None` if no enabled kernel supports the call. `ampere` is true for chips of the
+        Ampere generation and later generations. `family` is the first word of the chip's name, such
+        as `H100`. One rule of torch is ignored: on the smaller chips of a generation, flash
+        attention with dropout does not support training with heads wider than 192.
         """
         for name, operator in attention_kernels(cudnn_first=prefers_cudnn(family)).items():
             if self._is_supported_by(name, ampere=ampere, family=family):

@@ -21,7 +21,7 @@ from lflops.profile.profile import Profile
 MAX_BATCH = 1 << 30
 # A number of bytes that no memory has.
 LARGEST = 1 << 62
-# The next batch size is this many times larger as long as the peak does not change.
+# Factor between a batch size and the next one to try, as long as the peak does not change.
 FURTHER = 64
 
 

@@ -248,7 +248,7 @@ def tensor_plan(model: nn.Module) -> Any:
 
 
 def heads_of(model: Any) -> dict[str, int]:
-    """Return the numbers of attention heads and of key/value heads of a transformers model.
+    """Return how many attention heads and key/value heads a transformers model has.
 
     The keys are descriptions such as `key/value heads`. Tensor parallelism cannot split a head, so
     the number of ranks must divide these numbers. The result is empty for a model without a

@@ -52,7 +52,7 @@ _SCATTERS = "_reduce_scatter_base_"
 _REDUCES = "allreduce_"
 _FITTED_COLLECTIVES = frozenset({_GATHERS, _SCATTERS, _REDUCES})
 _FITTED_DTYPES = ("bf16", "fp16")
-# A step is predicted only if three shares are at least this large: the MACs in a fitted dtype, the
+# Smallest value of three shares with which a step is predicted: the MACs in a fitted dtype, the
 # MACs outside convolutions, and the parameters that are trained.
 _MOSTLY = 0.95
 # Pattern in the class names of experts and of their routers.

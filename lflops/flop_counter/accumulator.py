@@ -431,8 +431,8 @@ class OperatorAccumulator:
     def _cost(self, operator: Operator, signature: Any, call: CallArgs) -> KnownCost:
         """Compute the cost of a call, and cache it for later calls with the same signature.
 
-        A signature of `None` means that the shapes and numbers of the call do not determine its
-        cost. In this case, the cost is not cached.
+        A signature of `None` means that the cost of the call depends on more than the shapes and
+        numbers among its arguments. In this case, the cost is not cached.
         """
         args, kwargs, out = call
         cost = operator.cost(args, kwargs, out)

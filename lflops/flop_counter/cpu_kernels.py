@@ -224,9 +224,10 @@ PAGE = 4096
 """Size of a memory page in bytes."""
 
 ALIASING = 256
-"""If the length of a row is a multiple of this number of elements, oneDNN adds one cache line.
+"""Row length in elements that oneDNN avoids. It pads rows with this length, or a multiple of it.
 
-It does so to avoid 4K aliasing: accesses to addresses 4096 bytes apart slow each other down.
+The padding is one cache line. It avoids 4K aliasing: accesses to addresses 4096 bytes apart slow
+each other down.
 """
 
 REGISTRY = 568

@@ -64,7 +64,7 @@ class DenseMasks(Sums, gc=False):
 
     Attributes:
         calls: The number of calls.
-        computed: The number of scores that the kernel computes, including those that are masked.
+        computed: The number of scores that the kernel computes, including masked scores.
         within: The number of scores between two tokens of the same sequence.
     """
 

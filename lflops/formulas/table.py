@@ -39,8 +39,8 @@ class Cost(NamedTuple):
 
     Attributes:
         macs: Number of multiply-accumulates.
-        executed_macs: Number of multiply-accumulates without those that the kernel skips because of
-            a mask; `None` if none are skipped.
+        executed_macs: Number of multiply-accumulates that the kernel executes. The kernel may skip
+            some because of a mask. `None` if it skips none.
         other_flops: Number of operations that are not multiply-accumulates, counted according to
             `conventions.toml`.
         recompute: Work of the same call that repeats earlier work, because its result was not kept.
@@ -63,7 +63,7 @@ class Cost(NamedTuple):
 
     @property
     def macs_left(self) -> int:
-        """Number of multiply-accumulates that the kernel executes, without those that it skips."""
+        """Number of multiply-accumulates that the kernel executes and does not skip."""
         if self.executed_macs is None:
             return self.macs
         return self.executed_macs

@@ -38,7 +38,8 @@ DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
 }
-# Bytes of the last-level cache and of free memory, if the system does not report them.
+# Assumed size in bytes of the last-level cache and of the free memory, if the system does not
+# report them.
 UNKNOWN_CACHE = 64 << 20
 UNKNOWN_MEMORY = 1 << 30
 # Size of the Infinity Cache of AMD's data-center GPUs, in bytes.
@@ -241,7 +242,7 @@ METHOD = 2
 """Version of the measuring method. Stored results of other versions are not used."""
 
 SIZES = tuple(1 << exponent for exponent in range(8, 15))
-"""Numbers of rows of the square matrices that are tried."""
+"""Sizes of the square matrices to try: number of rows."""
 
 SIZING_SECONDS = 4.0
 """Maximum seconds to search for the matrix size with the highest FLOP/s, for each dtype."""

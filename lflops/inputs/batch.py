@@ -293,7 +293,7 @@ GIVEN = "units="
 
 
 def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Return the numbers of samples and tokens that a user passed, as fields of `Run`.
+    """Return the number of samples and the number of tokens that a user passed, as fields of `Run`.
 
     The fields also name the source of each number.
     """

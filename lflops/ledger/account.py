@@ -276,13 +276,19 @@ Memory grows if its median increases from each of these quarters to the next.
 """
 
 GROWN = 0.1
-"""Growth is reported only if memory rises by this share from the first to the last quarter."""
+"""Smallest growth of the memory that is reported, as a share of the memory in the first quarter.
+
+The growth is measured from the first to the last quarter.
+"""
 
 LEAST_GROWN = 1 << 28
-"""Growth is reported only if memory rises by this many bytes from the first to the last quarter."""
+"""Smallest growth of the memory that is reported, in bytes.
+
+The growth is measured from the first to the last quarter.
+"""
 
 FEWEST_SPANS = 20
-"""Growth is computed only if memory is known for at least this many spans."""
+"""Smallest number of spans with known memory from which growth is computed."""
 
 GROWING = {"start_up", "warm_up", "compilation"}
 """Categories in which memory grows in any run. Spans with time in these categories are left out."""

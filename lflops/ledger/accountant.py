@@ -32,21 +32,21 @@ FEWEST = 8
 
 # A step is slow only if it exceeds the usual duration by more than each of the next three values.
 LEAST = 50_000_000
-"""Nanoseconds by which a slow step exceeds the usual duration, at least."""
+"""Time in nanoseconds by which a step must exceed the usual duration to be slow."""
 
 SHARE = 0.25
-"""Share of the usual duration by which a slow step exceeds it, at least."""
+"""Share of the usual duration by which a step must exceed it to be slow."""
 
 SPREADS = 8
-"""Multiple of the spread by which a slow step exceeds the usual duration, at least.
+"""Number of spreads by which a step must exceed the usual duration to be slow.
 
 The spread is the distance from the median of the recent steps to their 80th percentile.
 """
 
 LONG_WAIT = 250_000_000
-"""Nanoseconds by which a slow step exceeds the usual duration, if it only waited for a core.
+"""Time in nanoseconds by which a step that only waited for a core must be longer to be slow.
 
-This is longer than `LEAST`, because short waits are normal when programs share a machine.
+This is more than `LEAST`, because short waits are normal when programs share a machine.
 """
 
 MANY_FAULTS = 50
@@ -403,7 +403,7 @@ LONGEST_FREEZES = 100
 """Maximum number of freezes that are kept. A freeze is a time in which the process did not run."""
 
 MOST_GROUPS = 64
-"""Groups of steps are joined in pairs if there are more than this many since the last ledger row.
+"""Maximum number of groups of steps since the last ledger row. If there are more, pairs are joined.
 
 Only neighbouring groups of the same mode are joined, so more groups may remain.
 """

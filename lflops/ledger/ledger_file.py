@@ -42,19 +42,19 @@ A user creates this file in the folder in which a running process writes its led
 VERSION = 1
 
 MOST_LINES = 1500
-"""A file is shortened if it has more than this many rows and slow steps together."""
+"""Maximum number of rows and slow steps in a file. If there are more, the file is shortened."""
 
 MOST_SLOW = 200
 """Maximum number of slow steps in a shortened file. The steps with the highest cost are kept."""
 
 MOST_GROUPS = 2000
-"""If a file has more than this many groups of steps, the groups are joined in pairs.
+"""Maximum number of groups of steps in a file. If there are more, they are joined in pairs.
 
 Only neighbouring groups of the same mode are joined, so more groups may remain.
 """
 
 SHARE_OF_AGE = 0.02
-"""Old rows are joined as long as the joined row is no longer than this share of its age.
+"""Maximum duration of a row that is joined from old rows, as a share of the row's age.
 
 For example, a row from yesterday may cover half an hour.
 """
@@ -66,9 +66,9 @@ Number = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 """A number of nanoseconds, steps or bytes in a ledger file. Larger numbers are invalid."""
 
 MOST_DAMAGED = 10_000
-"""If a file has more unreadable lines than this, it is rejected as damaged.
+"""Maximum number of unreadable lines in a file. A file with more is rejected as damaged.
 
-A few such lines are normal, because a killed process leaves one incomplete line.
+A few unreadable lines are normal, because a killed process leaves one incomplete line.
 """
 
 MOST_CATEGORIES = 1_000
@@ -311,13 +311,13 @@ def _is_known(line: Line) -> bool:
 
 
 CLOCKS_DIFFER = 1_000_000_000
-"""Two starts (processes) of one run may overlap by at most this many nanoseconds.
+"""Maximum time in nanoseconds by which two starts (processes) of one run may overlap.
 
 They seem to overlap if the system clock is changed while a process runs.
 """
 
 ALIVE = 30.0
-"""A process without a recorded end counts as running for this many seconds after its last row."""
+"""Seconds after its last row for which a process without a recorded end counts as running."""
 
 
 def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:

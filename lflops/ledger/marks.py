@@ -46,10 +46,11 @@ LONGEST = WIDTH << 18
 """Maximum number of values of events that are kept until the ledger's thread reads them."""
 
 IDLE = 2_000_000
-"""The scheduler counters and `getrusage` are read again after this many nanoseconds off the core.
+"""Time off the core, in nanoseconds, after which the counters are read again.
 
-These are nanoseconds in which the training thread did not run. Until then, the last values are
-used, because reading new values takes as long as logging ten events.
+The counters are the scheduler counters and `getrusage`. The time is the time in which the training
+thread did not run. Until then, the last values are used, because reading new values takes as long
+as logging ten events.
 """
 
 

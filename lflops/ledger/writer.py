@@ -102,14 +102,16 @@ Without a pause, Python would switch to the training thread only every 5 ms.
 """
 
 LATE = 50_000_000
-"""Delay in nanoseconds which shows that the process did not run for some time.
+"""Delay in nanoseconds that shows that the process did not run for some time.
 
 If the ledger's thread wakes up later than planned by more than this delay, the time from the
 planned moment to the real moment is recorded as a freeze of the process.
 """
 
 PATIENCE = 2.0
-"""At the end of a run, the training thread waits at most this many seconds for the ledger's thread.
+"""Maximum time that the training thread waits for the ledger's thread, in seconds.
+
+The training thread waits at the end of a run.
 """
 
 

@@ -67,9 +67,9 @@ This estimate is used only if the allocator was not simulated.
 """
 
 TIGHT = 0.05
-"""The memory of a step is a tight fit if less than this share of the usable memory is left.
+"""Share of the usable memory that must be left if a step is not a tight fit.
 
-A step with longer sequences, or with another version of a library, may then not fit.
+If less is left, a step with longer sequences, or with another version of a library, may not fit.
 """
 
 
@@ -375,7 +375,7 @@ class Saving(Struct, frozen=True, kw_only=True):
     macs: int
 
 
-# A chunked loss is suggested only if the logits take at least this share of the peak.
+# Smallest share of the peak that the logits must take for a chunked loss to be suggested.
 LARGE = 0.25
 
 

@@ -49,8 +49,8 @@ from lflops.trace.record.tracer import Recording, Tracer
 # step after sharing is disturbed on rank 0.
 SHARE_EVERY = 50
 SHARE_LEAST = 9
-# If recording an event takes more seconds than this, phases are marked in only one of
-# `PHASES_EVERY` steps. An NVIDIA GPU takes about 6 µs.
+# Seconds that the recording of an event may take. If it takes longer, phases are marked in only one
+# of `PHASES_EVERY` steps. An NVIDIA GPU takes about 6 µs.
 EXPENSIVE_EVENT = 30e-6
 PHASES_EVERY = 8
 
@@ -510,7 +510,7 @@ class Session:
         """Number of steps after which ranks exchange unprofiled steps; `None` if they do not."""
         if self._unshared is None:
             return None
-        # With exactly this period, the disturbed steps would always be those in which the user
+        # With exactly this period, the disturbed steps would always be the steps in which the user
         # logs or saves something.
         period = min(self._training.log_every or SHARE_EVERY, MAX_PENDING_STEPS) - 1
         return max(period, SHARE_LEAST)

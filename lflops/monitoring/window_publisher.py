@@ -35,8 +35,8 @@ Result = TypeVar("Result")
 # the key in the ranks' store under which the main process announces the folder for files
 _FOLDER = "folder"
 
-# If a profile has at least this many modules and operators, a background thread creates the page
-# and the outputs of loggers. For smaller profiles this takes about 50 ms in the training thread.
+# Number of modules and operators in a profile from which a background thread creates the page and
+# the outputs of loggers. For smaller profiles, this takes about 50 ms in the training thread.
 LARGE = 5_000
 
 # Maximum number of windows of a run that are kept in memory, because a window of a large model
@@ -47,7 +47,7 @@ LONGEST = 30.0
 
 
 def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
-    """Return the ratios of the samples and tokens of all ranks to those of this rank.
+    """Return the samples and tokens of all ranks, as multiples of this rank's.
 
     For example, `{"samples": 4.0}` means that all ranks together have 4 times as many samples.
     Unknown values are left out.
@@ -120,8 +120,8 @@ class WindowPublisher:
 
     Attributes:
         profiles: The last windows, each merged from all ranks, on the main process. At most `KEPT`.
-        shares: Ratios of the samples and tokens of all ranks to those of this rank, in the last
-            window of each stage.
+        shares: Samples and tokens of all ranks, as multiples of the samples and tokens of this
+            rank, in the last window of each stage.
         run_curves: Returns metrics of the whole run, for each point of the loggers' curves.
         topology: The coordinates of the ranks in each kind of parallelism.
         failures: The outputs that have failed.

@@ -31,7 +31,7 @@ open a requested window after the next step.
 """
 
 NOTICE = 0.03
-"""Rank 0 assumes that every rank receives the chosen step within this many seconds."""
+"""Seconds after which rank 0 assumes that every rank has received the chosen step."""
 
 ANSWER = 1.0
 """Maximum number of seconds that rank 0 waits for the proposals of other ranks."""

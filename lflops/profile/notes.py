@@ -69,7 +69,7 @@ def notes_with(code: str, notes: Iterable[Note]) -> Iterator[Note]:
     return (note for note in notes if note.code == code)
 
 
-# Module times are unreliable if they were scaled by more than this factor, up or down.
+# Maximum factor, up or down, by which module times may be scaled and still be reliable.
 _FAR = 2
 
 

@@ -14,17 +14,17 @@ from lflops.profile.records import Count
 
 Step = TypeVar("Step")
 
-# A merged profile has timelines of only the first ranks: at most this many.
+# Maximum number of ranks whose timelines are in a merged profile: the first ranks.
 MOST_RANKS = 8
 
-# A rank has at most this many timelines: one of the step with the median length, and the others of
+# Maximum number of timelines of a rank: one of the step with the median length, and the others of
 # the first other steps.
 MOST_STEPS = 4
 
-# A timeline keeps only the longest module slices: at most this many.
+# Maximum number of module slices in a timeline: the longest ones.
 MOST_SLICES = 2_000
 
-# A timeline keeps only the longest operators and the longest kernels: at most this many of both.
+# Maximum number of operators in a timeline, and maximum number of kernels: the longest ones.
 MOST_WORK = 1_500
 
 

@@ -13,8 +13,8 @@ from lflops.profile.records import PASSES, FlaggedRank, RankComparison, step_pha
 from lflops.ranks.straggler import Cause, Straggler, Stragglers, in_module_of
 from lflops.ranks.straggler_search import WORTH_SAYING
 
-# Stragglers are kept if at least this many steps were compared. With fewer steps, later results
-# replace them.
+# Number of compared steps from which stragglers are kept. With fewer steps, later results replace
+# them.
 ENOUGH_TO_KEEP = 20
 
 

@@ -17,20 +17,20 @@ from lflops.profile.series import robust_deviation
 # Ratio of the standard error of a median to the standard error of a mean.
 OF_MEDIAN = 1.2533
 
-# An excess is present in a step if it is at least this share of the median excess.
+# Smallest excess that counts as present in a step, as a share of the median excess.
 PRESENT = 0.3
-# A steady excess is present in at least this share of the steps.
+# Smallest share of the steps in which a steady excess is present.
 NEARLY_ALL = 0.8
-# A steady excess is at least this many standard errors above 0.
+# Number of standard errors by which a steady excess must exceed 0.
 SIGMAS = 4.0
-# Among many ranks, the largest excess is well above 0 by chance alone. A steady excess exceeds this
-# expected maximum by at least this many standard deviations of the other ranks.
+# Number of standard deviations of the other ranks by which a steady excess must exceed its expected
+# maximum. Among many ranks, this maximum is well above 0 by chance alone.
 SIGMAS_OF_RANKS = 4.0
 
-# An intermittent straggler is slow in at least LEAST_BURSTS and at most MOST_BURSTS of the steps.
+# Smallest and largest share of the steps in which an intermittent straggler is slow.
 LEAST_BURSTS = 0.01
 MOST_BURSTS = 0.9
-# An intermittent straggler is slow in at least FEWEST_BURSTS steps. One step fewer is enough if
+# Smallest number of steps in which an intermittent straggler is slow. One step fewer is enough if
 # each excess is larger than LARGE_BURST of a step.
 FEWEST_BURSTS = 3
 LARGE_BURST = 0.1

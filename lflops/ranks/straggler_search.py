@@ -11,13 +11,13 @@ from lflops.profile.series import grouped
 from lflops.ranks.significant_delay import SignificantDelay, significant, step_costs
 from lflops.ranks.straggler import Straggler, straggler_of
 
-# A straggler that costs less than this share of a step is dropped.
+# Smallest share of a step that a straggler must cost to be reported.
 WORTH_SAYING = 0.01
-# A module is reported alone if it causes at least this share of a delay's cost.
+# Smallest share of a delay's cost that a module must cause to be reported alone.
 MOST_OF = 0.6
-# A phase is reported separately if it causes at least this share of a whole step's delay.
+# Smallest share of a whole step's delay that a phase must cause to be reported separately.
 MUCH_OF = 0.3
-# A rank is flagged only if at least this many steps were compared.
+# Smallest number of compared steps with which a rank is flagged.
 ENOUGH = 6
 
 # With at least MANY_STEPS unprofiled steps, a straggler is reported if it costs at least
@@ -26,10 +26,11 @@ MANY_STEPS = 50
 MANY_STEPS_COST = 0.015
 FEW_STEPS_COST = 0.04
 
-# If all unprofiled steps together show no straggler, only the last steps are searched: first this
-# many, then fewer.
+# If all unprofiled steps together show no straggler, only the last 64 steps are searched, and then
+# only the last 32 steps.
 RECENT = (64, 32)
-# A delay that began during the run is present in at least this share of the steps since then.
+# Smallest share of the steps since the beginning of a delay in which the delay must be present, if
+# it began during the run.
 MOST_STEPS_OF = 0.8
 
 # `find_stragglers` skips delays in these phases. The search for causes handles them.

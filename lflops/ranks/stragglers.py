@@ -166,7 +166,7 @@ def _all_rows(
 def _rows(
     hooked: RankComparison | None, unprofiled: RankComparison | None, ranks: int
 ) -> list[Straggler]:
-    """Return the stragglers in unprofiled steps, and those that only module-timing steps show."""
+    """Return the stragglers of unprofiled steps, and those found only in module-timing steps."""
     rows: list[Straggler] = []
     if unprofiled is not None and unprofiled.steps >= ENOUGH:
         rows = unprofiled_stragglers(unprofiled, ranks)

@@ -72,7 +72,7 @@ MOST_WINDOWS = 12
 MOST_ROWS = 20_000
 """Maximum number of modules and operators in one HTML file, summed over its windows.
 
-At least one window is always included, even if it has more modules and operators than this.
+At least one window is always included, even if it alone has more modules and operators.
 """
 
 

@@ -16,13 +16,13 @@ from lflops.ledger.account import (
 from lflops.report.text import counted, phase_label
 
 LEAST_SHARE = 0.01
-"""Lost time is reported only if it is at least this share of the run."""
+"""Smallest lost time that is reported, as a share of the run."""
 
 LEAST_SECONDS = 1.0
-"""Lost time is reported only if it amounts to at least this many seconds."""
+"""Smallest lost time that is reported, in seconds."""
 
 SHORT_RUN_SECONDS = 60.0
-"""In shorter runs, only slow steps count as lost time.
+"""Duration of a run in seconds below which only slow steps count as lost time.
 
 The start-up of the program also takes time, but in a short run this is normal.
 """
@@ -31,12 +31,12 @@ WAITS = {"training/data", "training/wait"}
 """Ledger categories of the data wait and the communication wait in steps that were not slow."""
 
 LONG_WAIT_SHARE = 0.1
-"""Waits in steps that were not slow count as lost time if they take this share of the run."""
+"""Smallest share of the run from which waits in steps that were not slow count as lost time."""
 
 LONG_OTHER_SHARE = 0.25
-"""Time outside all phases counts as lost time if it takes this share of the run.
+"""Smallest share of the run from which time outside all phases counts as lost time.
 
-It may contain useful work, such as the loss or another model.
+Time outside all phases may contain useful work, such as the loss or another model.
 """
 
 MOST_SLOW_STEPS = 10

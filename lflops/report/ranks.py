@@ -29,14 +29,14 @@ It applies to each of these three groups.
 """
 
 _LONG_WAIT_SHARE = 0.05
-"""A wait between ranks is long if it takes at least this share of the step.
+"""Smallest share of the step from which a wait between ranks is long.
 
 A long wait means that some rank is slow. If there is a long wait but no slow rank was found, the
 report says that it cannot tell which rank is slow.
 """
 
 _SMALLEST_FACTOR = 10.0
-"""A ratio of at least this value is printed as a factor (`×12 slower`) instead of a percentage."""
+"""Ratio from which a ratio is printed as a factor (`×12 slower`) instead of a percentage."""
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:

@@ -58,8 +58,7 @@ _UNCALLED = 4
 """Maximum number of names in the list of modules that were never called."""
 
 _LEAST_RECOMPUTED = 0.05
-"""HFU is shown only if recomputation adds at least this share to the MACs of forward and backward.
-"""
+"""Smallest share that recomputation must add to the MACs of forward and backward to show HFU."""
 
 _SHORT_NAME = 60
 """Maximum number of characters of a module's name in a list. Longer names are shortened."""
@@ -68,7 +67,7 @@ _LEADING_MODULES = 3
 """Maximum number of modules that are listed for a part of the step."""
 
 _FASTER = 0.9
-"""If module-timing steps take less than this fraction of an unprofiled step, a remark is added.
+"""Fraction of an unprofiled step below which the time of module-timing steps needs a remark.
 
 Timing modules cannot make a step faster, so something else slowed down the unprofiled steps. The
 remark says this.
@@ -94,7 +93,7 @@ class Fact(Struct, frozen=True, kw_only=True):
         remark: How the value was obtained, and how much it varies.
         of: The name of the fact that this fact is a part of. Empty if it is not a part.
         share: The share of the step, if the fact is a time in the step.
-        is_caveat: Whether the fact makes the numbers of the report less reliable.
+        is_caveat: Whether the fact makes the figures of the report less reliable.
     """
 
     name: str

@@ -32,16 +32,16 @@ FEWEST_STEPS = 5
 """Minimum number of unprofiled steps to conclude that there is no issue."""
 
 UNSTEADY_SHARE = 0.1
-"""Steps are unsteady if their mean and median differ by more than this share of the median."""
+"""Difference between mean and median above which steps are unsteady, as a share of the median."""
 
 VARYING_SHARE = 0.3
-"""Steps vary too much if their spread is at least this share of the median.
+"""Spread from which steps vary too much, as a share of the median.
 
 The spread is the distance from the median to the farther quartile.
 """
 
 BUSY_SHARE = 0.05
-"""A report mentions CPU time that other processes took away if it is at least this share.
+"""Smallest share of CPU time lost to other processes that a report mentions.
 
 It is a share of the CPU time that the profiled process needed.
 """
@@ -98,7 +98,7 @@ def verdict(analysis: Analysis, caveats: int) -> Verdict:
 
     Args:
         analysis: The analysis of the profile.
-        caveats: The number of notes that make the numbers of the profile less reliable.
+        caveats: The number of notes that make the figures of the profile less reliable.
     """
     said = " ".join(_speed(analysis))
     confidence = "; ".join(_confidence(analysis, caveats))

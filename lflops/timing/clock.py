@@ -26,10 +26,10 @@ from lflops.files import read
 from lflops.inputs.devices import runtime, with_index
 
 CONTENDED_SHARE = 0.05
-"""If a thread waits for a core longer than this share of its time, `UncontendedClock` is used.
+"""Share of a thread's time above which waits for a core require an `UncontendedClock`.
 
-It is a share of the time in which the thread runs or is ready to run. An `UncontendedClock`
-leaves out the waits.
+It is a share of the time in which the thread runs or is ready to run. An `UncontendedClock` leaves
+out the waits.
 """
 
 

@@ -478,7 +478,7 @@ def _nodes_in(crossing: Any, start: int, end: int) -> dict[int, Any]:
 
 LEAVES = 100
 
-# After this many seconds, no further trial of the overhead begins if `FEWEST_TRIALS` have run.
+# Seconds after which no further trial of the overhead begins, if `FEWEST_TRIALS` have run.
 MOST_SECONDS = 0.1
 FEWEST_TRIALS = 3
 

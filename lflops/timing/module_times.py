@@ -357,7 +357,7 @@ def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePh
 
 
 WORTH_SAYING = 0.05
-"""A note reports the scaling of module times if a factor differs from 1 by more than this."""
+"""Smallest difference of a scaling factor from 1 for which a note reports the scaling."""
 
 
 def attach_module_times(

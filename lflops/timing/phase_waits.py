@@ -13,8 +13,8 @@ from lflops.phase_log import WAIT
 from lflops.timing.clock import Clock, ThreadSchedule
 from lflops.timing.step_phases import OTHER
 
-# Changes of phase within this many seconds share one reading of the counters, because a phase often
-# ends where the next one begins, and a reading takes 2 to 4 µs.
+# Maximum time in seconds between two changes of phase that share one reading of the counters. A
+# phase often ends where the next one begins, and a reading takes 2 to 4 µs.
 ADJACENT = 20e-6
 # Maximum number of steps that are kept, and of phase changes that belong to no ended step yet.
 MOST_STEPS = 1_000

@@ -22,18 +22,18 @@ NO_BACKWARD = -1
 """The value of `backward_id()` outside a backward pass."""
 
 ACCUMULATES_GRADIENT = 1 << 62
-"""Autograd nodes that write `.grad` have at least this sequence number.
+"""Smallest sequence number of the autograd nodes that write `.grad`.
 
-No operator of forward created them, so they have no number in the order of creation.
+No operator of forward created these nodes, so they have no number in the order of creation.
 """
 
 next_sequence_number: Callable[[], int] = _get_sequence_nr
-"""Returns the number of the next autograd node that this thread builds."""
+"""Returns the sequence number of the next autograd node that this thread builds."""
 
 backward_id: Callable[[], int] = _current_graph_task_id
-"""Returns the number of the backward pass that this thread is running.
+"""Returns the id of the backward pass that this thread is running.
 
-Later passes have higher numbers.
+Later passes have larger ids.
 """
 
 current_node: Callable[[], Any] = _current_autograd_node
@@ -119,7 +119,7 @@ def after_backward(callback: Callable[[], None]) -> None:
 
 
 sequence_number: Callable[[Any], int] = methodcaller("_sequence_nr")
-"""Returns the number of an autograd node.
+"""Returns the sequence number of an autograd node.
 
 Each thread numbers nodes in the order of their creation.
 """

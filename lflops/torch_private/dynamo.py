@@ -208,7 +208,7 @@ def excluded(function: Callable[..., Any]) -> Callable[..., Any]:
 def with_control_flow_compiled() -> Iterator[None]:
     """Return a context in which `torch.cond` and similar operators compile their branches.
 
-    They do so even if `torch.compiler.set_stance` tells torch to run all code eagerly. Without
+    They are compiled even if `torch.compiler.set_stance` makes torch run all code eagerly. Without
     this, a tensor that a branch uses but that is not passed as an operand would get no gradient.
     """
     original: Any = operators_with_code.setup_compilation_env

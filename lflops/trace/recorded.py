@@ -158,7 +158,7 @@ HostItem = Span | OperatorCall | RuntimeCall
 
 
 class MemoryPeak(Struct, frozen=True):
-    """The largest numbers of bytes that a device's allocator reported."""
+    """The largest values, in bytes, that a device's allocator reported."""
 
     allocated: int
     reserved: int

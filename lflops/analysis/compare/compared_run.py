@@ -1,6 +1,6 @@
 """Extract the data of a run for comparisons, either from a profile or from the tables of the page.
 
-The classes in this file also compare the numbers of one `nn.Module` in two runs.
+The classes in this file also compare the figures of one `nn.Module` in two runs.
 """
 
 import statistics
@@ -44,7 +44,7 @@ _INCLUSIVE_AND_SELF = ("", "self_")
 
 
 class RunFigures(Struct, frozen=True, kw_only=True):
-    """The numbers of a whole run, without its modules. `None` means unknown.
+    """The figures of a whole run, without its modules. `None` means unknown.
 
     Attributes:
         facts: The fields in `FACTS` with their values, such as device and dtype.
@@ -76,7 +76,7 @@ class ComparedRun(NamedTuple):
     """The data of a run that a comparison needs.
 
     Attributes:
-        figures: Numbers of the whole run.
+        figures: Figures of the whole run.
         names: Names of the modules in the model's order.
         kinds: Classes of the modules.
         columns: Lists with a value for each module. The keys are the same as in the payload of the
@@ -157,7 +157,7 @@ def module_patterns(run: ComparedRun) -> dict[str, str]:
 def compared_run(profile: Profile, figures: RunFigures | None = None) -> ComparedRun:
     """Extract the data for a comparison from a profile.
 
-    If the numbers of the whole run are not passed as `figures`, they are computed.
+    If `figures` is not passed, the figures of the whole run are computed.
     """
     modules = profile.modules.values()
     columns: dict[str, Sequence[Any]] = {}
@@ -205,7 +205,7 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
 
 
 def time_columns(profile: Profile) -> dict[str, list[Any]]:
-    """Return the columns of `ComparedRun` with seconds, their errors, and numbers of calls."""
+    """Return the columns of `ComparedRun` with seconds, their errors, and call counts."""
     columns: dict[str, list[Any]] = {}
     for phase in PASS_PHASES:
         works = [module.work(phase) for module in profile.modules.values()]

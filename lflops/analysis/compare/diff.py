@@ -269,7 +269,7 @@ def _same(
     """Yield the pairs of nodes that have the same key. Nodes with the same key are paired in order.
 
     If `as_many` is true, a key is used only if both sides have the same number of nodes with it.
-    With different numbers of nodes, it would be a guess which nodes belong together.
+    If one run has more of them, lflops could only guess which nodes belong together.
     """
     by_key = grouped(right, key)
     for value, nodes in grouped(left, key).items():
@@ -373,7 +373,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
 
 _TINY = 0.05
-"""A self value is almost 0 if it is below this share of the value with submodules.
+"""Share of the value with submodules below which a self value is almost 0.
 
 No ratio is computed from such a value, because it would be meaningless.
 """
@@ -724,7 +724,7 @@ def _mfu_limit(mfu: float | None, lost: float, allowed: float) -> Limit:
 
 CauseKind = Literal["slower", "faster", "work", "added", "removed", "phase"]
 
-# Ratios of work that differ by less than this count as equal, because a batch of twice the size
+# Largest difference between two ratios of work that still count as equal. A batch of twice the size
 # does not exactly double the work of the loss.
 _SAME_RATIO = 0.02
 

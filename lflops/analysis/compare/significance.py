@@ -38,17 +38,17 @@ from lflops.profile.records import TimingStats
 from lflops.profile.series import robust_deviation, sum_known
 
 LEAST_CHANGE = 0.03
-"""A time counts as changed only if it became longer or shorter by at least this share.
+"""Smallest share by which a time must become longer or shorter to count as changed.
 
 Two runs of the same code place their tensors differently in memory, and this changes times by a few
 per cent.
 """
 
 LEAST_SHARE = 0.005
-"""A time counts as changed only if the change is at least this share of the step."""
+"""Smallest change of a time that counts as changed, as a share of the step."""
 
 LARGE = 0.9
-"""The largest modules that together have this share of the time are called the large modules.
+"""Share of the time that the large modules take together. They are the modules that take longest.
 
 The common factor is computed from their ratios.
 """
@@ -60,7 +60,7 @@ With fewer modules, a slower module cannot be distinguished from a slower machin
 """
 
 LEAST_IN_COMMON = 1 / 3
-"""Module times are judged only if comparable modules take at least this share of the modules' time.
+"""Smallest share of the modules' time in comparable modules with which module times are judged.
 
 A module is comparable if it does the same work in both runs. From these modules, lflops computes
 the common factor, by which the whole machine became slower or faster. A small part of the model is
@@ -68,7 +68,7 @@ not enough for this.
 """
 
 WIDEST = 2.0
-"""A time is called unchanged only if its confidence interval is not wider than this factor.
+"""Maximum width of the confidence interval with which a time is called unchanged, as a factor.
 
 The interval then extends at most from half of the measured ratio to twice this ratio. If it is
 wider, and the time did not clearly change, the time gets the caveat `varied` instead of a verdict.

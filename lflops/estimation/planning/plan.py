@@ -187,15 +187,15 @@ is the same as the dtype of the parameters.
 """
 
 Mesh = Mapping[str, int]
-# Meshes that shard a model in the same way over different numbers of ranks.
+# Meshes that shard a model in the same way, but over more or fewer ranks.
 Family = Sequence[Mesh]
 
 # Maximum number of configurations that are checked with an estimate of the whole model.
 CHECKED = 3
-# Two predictions are a tie if their intervals overlap in at least this share of the shorter
-# interval.
+# Smallest share of the shorter interval that must overlap with the other interval if two
+# predictions are a tie.
 TIE = 0.8
-# Communication or recomputation that takes less than this share of a step is not mentioned.
+# Share of a step below which communication or recomputation is not mentioned.
 MINOR = 0.02
 _PIPELINE_NOT_FITTED = "the prediction does not cover communication between pipeline stages"
 
@@ -203,7 +203,7 @@ _PIPELINE_NOT_FITTED = "the prediction does not cover communication between pipe
 class Corners(NamedTuple):
     """The three meshes for which estimates are made, to cover all meshes of a family.
 
-    A family is a list of meshes that shard a model in the same way over different numbers of ranks.
+    A family is a list of meshes that shard a model in the same way, but over more or fewer ranks.
     The results for all meshes of the family are interpolated between these three.
 
     Attributes:
@@ -490,7 +490,7 @@ class _Search:
     def _of_family(self, family: Family) -> list[Configuration]:
         """Return the configurations that fit, for all meshes of a family that divide the batch.
 
-        A family is a list of meshes that shard the model in the same way over different numbers of
+        A family is a list of meshes that shard the model in the same way, but over more or fewer
         ranks. If the model fails under tensor parallelism, the meshes with the most ranks of tensor
         parallelism are left out, and the remaining meshes are tried again.
         """
@@ -676,7 +676,7 @@ class _Search:
     ) -> float:
         """Return the peak bytes of a rank for a mesh and a micro batch of any size.
 
-        With a pipeline, this is the highest peak of all stages. `accumulates` is whether gradients
+        With a pipeline, this is the highest peak of all stages. If `accumulates` is true, gradients
         of several micro batches are accumulated.
         """
         if "pipeline" not in mesh:

@@ -9,7 +9,7 @@ of any other case is interpolated or extrapolated from these estimates.
 The memory in a sheet is the peak at each place of the step, because the place with the highest peak
 may differ from case to case. The blocks of a model are divided into roles: a role is a sequence of
 consecutive blocks that do the same work. The work is summed over the blocks of a role, so that
-sheets of models with different numbers of blocks can be compared.
+sheets of models with more or fewer blocks can be compared.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from lflops.profile.profile import OP_COUNT_FIELDS, Communication, Moment, OpCou
 from lflops.profile.records import Phase
 from lflops.profile.series import grouped
 
-# Number of blocks that a folded model keeps in a run of equal blocks. A second folded model keeps
-# one block less.
+# Number of equal blocks that a folded model keeps from each sequence of equal blocks. A second
+# folded model keeps one block less.
 KEPT = 4
 
 
@@ -59,8 +59,9 @@ NO_BLOCK = Role("", 1)
 class InBlock(NamedTuple):
     """The place of an operator in a block. A sheet has the peak memory at each place.
 
-    Blocks are counted from the start and from the end of their sequence. So models with different
-    numbers of blocks have the same places near both ends, where their sheets can be compared.
+    Blocks are counted from the start and from the end of their sequence. So two models have the
+    same places near both ends even if one of them has more blocks, and their sheets can be compared
+    there.
 
     Attributes:
         role: The sequence of equal blocks that contains the block.
@@ -158,7 +159,7 @@ class Case(NamedTuple):
 
 
 class _DepthLines(NamedTuple):
-    """Sheets of models with different numbers of blocks, to compute what one more block adds.
+    """Sheets of models with more and fewer blocks, to compute what one more block adds.
 
     Attributes:
         longer: The sheet of the folded model, which keeps a few blocks of each run of equal blocks.
@@ -199,7 +200,8 @@ class WorkSheets:
         blocks: Names of the blocks to which checkpointing can be applied.
         depth: Number of blocks, if all blocks are equal and there are enough of them to be folded;
             otherwise 0.
-        heads: Numbers of attention heads, keyed by a description such as `key/value heads`.
+        heads: Number of attention heads of each kind, keyed by a description such as `key/value
+            heads`.
         has_tensor_plan: Whether the model has a `tp_plan`.
         estimates: Number of estimates so far.
         template: Profile of the last estimate. It provides the fields of a profile that are not in
@@ -411,9 +413,9 @@ def _per_block(values: Mapping[str, float], role: Role) -> dict[str, int]:
 def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> float:
     """Return the peak bytes of a step, or of its phase `phase`, according to a sheet.
 
-    `accumulates` is whether gradients are accumulated over several micro batches. Then the
-    gradients of earlier micro batches stay alive throughout forward and backward, in addition to
-    the new gradient that is added to them.
+    If `accumulates` is true, gradients of several micro batches are accumulated. Then the gradients
+    of earlier micro batches stay alive throughout forward and backward, in addition to the new
+    gradient that is added to them.
     """
     held = sheet.get("gradients", 0.0) + sheet.get("new gradient", 0.0)
     peak = 0.0

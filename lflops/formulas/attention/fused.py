@@ -195,7 +195,7 @@ def _lengths(shape: Shape, offsets: Known, longest: int | None) -> _Lengths:
 
 
 def _used(present: _Lengths, used: Known) -> _Lengths:
-    """Limit the lengths of sequences to the numbers of queries or keys that the call uses."""
+    """Limit the lengths of sequences to the number of queries or keys that the call uses."""
     if used is None:
         return present
     if not isinstance(used, Values):

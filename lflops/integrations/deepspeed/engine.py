@@ -103,7 +103,7 @@ def splits_experts(model: nn.Module) -> bool:
 
 
 def _experts(model: nn.Module, tensor_parallel: int) -> Note:
-    """Return a note with the numbers of parameters in experts and outside them, on all ranks."""
+    """Return a note that says how many parameters are in experts and outside them, on all ranks."""
     splits = splits_experts(model)
     in_experts = 0
     outside = 0

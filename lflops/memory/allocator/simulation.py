@@ -176,7 +176,7 @@ class Pool:
 MIB = 2**20
 
 LEAST_BLOCK = 512
-"""Bytes of the smallest block. All block sizes are multiples of this size."""
+"""Size of the smallest block in bytes. All block sizes are multiples of it."""
 
 SMALL_REQUEST = MIB
 """Maximum size in bytes of a request that is packed into a small segment."""
@@ -185,7 +185,7 @@ SMALL_SEGMENT = 2 * MIB
 """Bytes of a segment for small requests."""
 
 LARGE_REQUEST = 10 * MIB
-"""A request of at least this many bytes gets its own segment, in multiples of `LARGE_MULTIPLE`."""
+"""Size in bytes from which a request gets its own segment, in multiples of `LARGE_MULTIPLE`."""
 
 LARGE_SEGMENT = 20 * MIB
 """Size in bytes of a segment that several requests share.
@@ -194,7 +194,7 @@ It is for requests between `SMALL_REQUEST` and `LARGE_REQUEST`.
 """
 
 LARGE_MULTIPLE = 2 * MIB
-"""The size in bytes of a segment for one large request is a multiple of this size."""
+"""Unit in bytes for the size of a segment that one large request gets."""
 
 ENDLESS = LARGE_SEGMENT << 36
 """Size of an expandable segment's range of addresses in bytes.

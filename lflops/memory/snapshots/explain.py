@@ -56,19 +56,20 @@ EVALUATION = (
     "eval_step",
     "valid_step",
 )
-# A specific cause is listed before the general causes only if it explains at least this share of
-# the live memory. Fragmentation must have at least this share of the reserved memory.
+# Smallest share of the live memory that a specific cause must explain to be listed before the
+# general causes. For fragmentation, it is the smallest share of the reserved memory.
 LEAST_SHARE = 0.1
 
 # Causes that are always listed first. After them, the largest cause comes first.
 _FIRST = {"process_limit"}
-# If a line of code holds less than this share of the bytes of the largest line, it is assumed to
-# hold only losses. It does not count as a line of a kept graph.
+# Share of the largest line's bytes below which a line of code is assumed to hold only losses. Such
+# a line does not count as a line of a kept graph. The largest line is the line of code that holds
+# the most bytes.
 SMALL_SHARE = 0.01
-# A tensor is huge if it has at least this share of the memory.
+# Share of the memory from which a tensor is huge.
 HUGE_SHARE = 0.2
-# If the results of at least this many forward passes are alive, this is a leak. If there are only
-# two, the reason may be pipelining, or a graph that was retained by accident.
+# Smallest number of earlier forward passes that are a leak if their results are still alive. If
+# there are only two, the reason may be pipelining, or a graph that was retained by accident.
 MANY = 3
 # Bytes that torch may request from the device for an allocation that is smaller.
 LARGE_SEGMENT = 20 * 2**20

@@ -39,12 +39,12 @@ For example, attention allocates its result, its softmax sums, and two numbers f
 MOST_OPERATORS = 2_000
 """Maximum number of operators of a profile that are matched with allocations.
 
-If a profile has more operators, those that allocate the most are matched. Operators that allocate
-the same number of bytes as the smallest of them are matched as well.
+If a profile has more operators, only the operators that allocate the most are matched. Operators
+that allocate the same number of bytes as the smallest of them are matched as well.
 """
 
 LEAST_SHARE = 0.5
-"""A profile is rejected if less than this share of the step's bytes can be matched with it.
+"""Smallest share of the step's bytes that must match a profile. With less, the profile is rejected.
 
 It was then recorded with another model, batch or precision.
 """

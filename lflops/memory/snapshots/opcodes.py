@@ -45,7 +45,7 @@ _SIZES = {b"\x8c": 1, b"X": 4, b"\x8d": 8, b"U": 1, b"T": 4, b"C": 1, b"B": 4, b
 _NAMES = {ord(each.code): each.name for each in pickletools.opcodes}
 
 _CHECKED = _NAMES.keys() - set(b"ciPQ\x93\x82\x83\x84")
-"""The opcodes that `check` examines: all except those that look up a class, function or object.
+"""Opcodes that `check` examines: all except the opcodes that look up a class, function or object.
 
 The check ends at such a lookup, or at a byte that is no opcode, because the unpickler refuses both.
 """

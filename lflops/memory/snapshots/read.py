@@ -79,7 +79,7 @@ OBSERVER = re.compile(
 # The file name of the frame that replaces the C++ frames of the autograd engine.
 AUTOGRAD = "autograd"
 
-# All numbers in a snapshot are below this value: addresses and sizes have at most 64 bits.
+# Upper limit of all numbers in a snapshot. Addresses and sizes have at most 64 bits.
 LARGEST_NUMBER = 2**64
 # Maximum number of segments, blocks, events and frames of a file. Their number must not be larger
 # than the size of the file in bytes either, because a small pickle can refer to one list a billion

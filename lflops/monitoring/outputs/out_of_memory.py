@@ -32,7 +32,7 @@ RECORDED = 100_000
 """Maximum number of allocations and frees in the history. A few steps of a large model fit."""
 
 MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
-"""If the message of a `RuntimeError` contains one of these texts, memory ran out."""
+"""Texts in the message of a `RuntimeError` that show that memory ran out."""
 
 MOST_MODULES = 10
 """Maximum number of modules in the report."""

@@ -28,7 +28,7 @@ from lflops.torch_private.dispatch_modes import can_stay_compiled
 from lflops.torch_private.modules import compilations, graph_breaks
 from lflops.torch_private.self_check import check
 
-# a note is added if at least this share of a batch is padding
+# Smallest share of padding in a batch for which a note is added.
 PADDED = 0.3
 
 # attention operators that read the lengths of sequences from a mask

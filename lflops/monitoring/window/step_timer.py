@@ -26,10 +26,10 @@ from lflops.torch_private.modules import Compilations, compilations, remove_hook
 
 # number of steps at the start of a stage that are marked as warm-up
 WARMUP_STEPS = 2
-# after this many distinct shapes, a step is no longer marked for having a new shape
+# Number of distinct shapes after which a step is no longer marked for having a new shape.
 MANY_SHAPES = 16
-# An event that happens in this many consecutive steps, such as a checkpoint after each step, is
-# part of a typical step. From then on, it is no longer a mark.
+# Number of consecutive steps after which an event in each of them, such as a checkpoint, is part of
+# a typical step. From then on, it is no longer a mark.
 USUAL_AFTER = 4
 # maximum number of shapes to store, because new shapes in every batch must not fill the memory
 MOST_SHAPES = 1000

@@ -21,7 +21,7 @@ from lflops.trace.record.tracer import UNANNOTATED, Recording, Tracer, remove_ra
 class _PhaseListener(OutsideModules):
     """Reports the phases of a step and the start of each batch to the tracer.
 
-    A batch starts with its first phase. So the time between two batches, for example in a
+    A batch starts with its first phase. So the time between two batches, for example during
     validation, belongs to no batch.
     """
 

@@ -30,19 +30,19 @@ TIMING_STEPS = 8
 MORE_TIMING_STEPS = 4
 MOST_TIMING_STEPS = 16
 
-# if the counted step ran no backward, at most this many further steps are counted
+# Maximum number of further steps that are counted if the counted step ran no backward.
 MOST_EXTRA_COUNTS = 3
 
-# after its end, a window collects missing steps for at most this many steps
+# Maximum number of steps after its end in which a window collects missing steps.
 PATIENCE = 20
-# a window keeps at most this many steps from before its warm-up: the last ones
+# Maximum number of steps before its warm-up that a window keeps: the last ones.
 LONGEST_WAIT = 100
 
-# a profile has the times of at most this many hooks of the loop
+# Maximum number of the loop's hooks that have times in a profile.
 MOST_HOOKS = 5
 
-# The time between backward and the optimizer is work on gradients if it takes at least this share
-# of the step and at least this many seconds. Shorter times are other work.
+# Smallest time between backward and the optimizer that counts as work on gradients, as a share of
+# the step and in seconds. Shorter times are other work.
 CLIP_SHARE = 0.05
 CLIP_SECONDS = 2e-4
 
@@ -120,7 +120,7 @@ class Window:
     def may_count_again(self) -> bool:
         """Return whether the window may request another counting step.
 
-        It does so for a counted step without backward: its loop skipped the batch, for example
+        It may, if the counted step ran no backward. The loop then skipped the batch, for example
         because `training_step` returned `None`.
         """
         return list(self._requested.values()).count("count") < MOST_EXTRA_COUNTS

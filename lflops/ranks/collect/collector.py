@@ -144,21 +144,21 @@ PATIENCE = 0.7
 PUT_TOGETHER = 0.85
 GOODBYE = 0.9
 
-# During the run, rank 0 waits for the reports on a window for up to this many timeouts, because
-# ranks do not close a window at the same step.
+# Maximum time that rank 0 waits for the reports on a window during the run, as a multiple of the
+# timeout. It is long because ranks do not close a window at the same step.
 WHILE_TRAINING = 20.0
 
-# After an exception, this replaces the timeout if it is shorter. It gives the process some time to
-# finish work in progress.
+# Timeout in seconds after an exception, if it is shorter than the usual timeout. It gives the
+# process some time to finish work in progress.
 EXIT_SECONDS = 1.0
 # Delay in seconds before a background thread starts its work. Two threads that start together slow
 # each other down.
 HEAD_START = 0.01
-# At the end of the run, rank 0 waits at most this many seconds for the last unprofiled steps of
-# other ranks. They add little to the steps that are already known.
+# Maximum time in seconds that rank 0 waits for the last unprofiled steps of other ranks at the end
+# of the run. They add little to the steps that are already known.
 LAST_STEPS = 2.0
-# Interpreter shutdown waits at most this many seconds, and never longer than the timeout, for
-# background threads, because a thread that outlives the interpreter crashes.
+# Maximum time in seconds that interpreter shutdown waits for background threads. It never waits
+# longer than the timeout. It waits because a thread that outlives the interpreter crashes.
 LAST_SECONDS = 3.0
 
 

@@ -25,13 +25,14 @@ from lflops.ranks.merge.rank_table import (
     repeated_places,
 )
 
-# At most about this many values are compared at once.
+# Approximate maximum number of values that are compared at once.
 AT_ONCE = 1 << 18
-# The times of this many ranks are summed at once.
+# Number of ranks whose times are summed at once.
 RANKS_AT_ONCE = 32
-# A table has at most this many values, over all ranks, steps and places.
+# Maximum number of values in a table, over all ranks, steps and places.
 MOST_VALUES = 400_000
-# A table may always have this many places, even if it then has more than MOST_VALUES values.
+# Number of places that a table may always have, even if it then has more than MOST_VALUES values. A
+# place is a module in a phase.
 FEWEST_PLACES = 64
 
 
@@ -293,8 +294,8 @@ class _Selection:
     def _chosen_places(self) -> set[ModulePhase]:
         """Select as many places as fit into a table.
 
-        If not all places fit, half of the selected places are those with the largest excess of a
-        late rank (see `_excess`). The other half are the places that usually take longest.
+        If not all places fit, half of the selected places are the places with the largest excess of
+        a late rank (see `_excess`). The other half are the places that usually take longest.
         """
         values_of_place = len(self._ranks) * self._times[0].shape[1]
         room = max(MOST_VALUES // values_of_place, FEWEST_PLACES)

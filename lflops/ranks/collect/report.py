@@ -41,7 +41,7 @@ from lflops.timing.module_times import ScaledTimes, with_times
 
 Part = TypeVar("Part")
 
-# All ranks together send at most this many bytes of module times.
+# Maximum number of bytes of module times that all ranks together send.
 MOST_BYTES = 1 << 27
 
 # A low compression level. Names repeat so often that a higher level gains little.

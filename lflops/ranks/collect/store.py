@@ -17,7 +17,7 @@ STORES: Any = distributed
 # A key in the store of the process group. Its value is the random prefix of this run's keys.
 RUN = "run"
 
-# torch gets this share of the timeout to open a connection. If the connection is refused, torch
+# Share of the timeout that torch gets to open a connection. If the connection is refused, torch
 # tries twice and takes up to 2.5 times as long.
 CONNECT = 0.25
 
@@ -25,7 +25,8 @@ CONNECT = 0.25
 # overflow, because torch counts in milliseconds.
 FOREVER = timedelta(days=20)
 
-# Values with more bytes are split, because a store refuses values that are much larger.
+# Maximum size in bytes of a value that is stored in one piece. A larger value is split, because a
+# store refuses values that are much larger.
 LARGEST_VALUE = 1 << 22
 
 

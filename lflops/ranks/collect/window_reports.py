@@ -22,7 +22,7 @@ from lflops.ranks.collect.store import RankStore, poll
 from lflops.ranks.collect.topology import Topology
 from lflops.ranks.merge.merge import RankSummary, merged
 
-# This many ranks upload the same shared blob, because a rank may be killed during its upload.
+# Number of ranks that upload the same shared blob. A rank may be killed during its upload.
 COPIES = 2
 
 

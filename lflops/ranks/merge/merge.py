@@ -188,7 +188,8 @@ def summary_of_rank(
 ) -> RankSummary:
     """Make the summary of a rank's profile.
 
-    If `table` is `None`, the rank's modules are treated as different from those of all other ranks.
+    If `table` is `None`, the rank's modules are treated as different from the modules of all other
+    ranks.
     """
     root = profile.modules[""]
     memory = profile.memory

@@ -42,8 +42,9 @@ WAITS_KEPT = 32
 # Smallest share of a rank's busy time that must be outside its slowest place if the rank is slower
 # everywhere.
 LEAST_SHARE = 0.3
-# If there is no similar module, the usual time of a module is estimated from its share of the work.
-# The estimate is multiplied by this factor, so that an inaccurate estimate flags no rank.
+# Factor by which an estimated usual time is multiplied, so that an inaccurate estimate flags no
+# rank. If there is no similar module, the usual time of a module is estimated from its share of the
+# work.
 GENEROUS = 3.0
 # Smallest number of other ranks for which their standard deviation is computed.
 FEW_RANKS = 5

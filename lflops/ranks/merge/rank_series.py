@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Collection, Iterable, Sequence
 from typing import Self
 
-# With more ranks, the median of all ranks is close enough to the median of the other ranks.
+# Maximum number of ranks for which the median of the other ranks is computed for each rank. With
+# more ranks, the median of all ranks is close enough.
 FEW = 17
 
 Steps = tuple[float, ...]

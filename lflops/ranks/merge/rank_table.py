@@ -32,13 +32,14 @@ OUTSIDE = (*BEFORE_MODULES, *AFTER_MODULES)
 SYNC = ModulePhase("", "sync")
 """The synchronization of ranks at the end of a step."""
 
-# A step has at most this many intervals. With many ranks it has fewer intervals, so that a step has
+# Maximum number of intervals in a step. With many ranks it has fewer intervals, so that a step has
 # at most `MOST_SUMS` sums over all ranks and intervals.
 MOST_INTERVALS = 64
 FEWEST_INTERVALS = 4
 MOST_SUMS = 1 << 17
 
-# Only this many `rank_stats` keep the times of all ranks: those with the largest differences.
+# Maximum number of `rank_stats` that keep the times of all ranks: the ones with the largest
+# differences.
 WITH_ALL_RANKS = 32
 
 _PHASES = (*PHASES, *OUTSIDE)

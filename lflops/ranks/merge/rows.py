@@ -24,7 +24,7 @@ from lflops.profile.profile import (
 from lflops.profile.records import PHASES, ModulePhase
 from lflops.profile.series import spelled_runs, sum_known, sums
 
-# `ranges` lists at most this many ranges.
+# Maximum number of ranges that `ranges` lists.
 _LISTED = 12
 
 _PARAMETER_FIELDS = (

@@ -38,7 +38,8 @@ ORDER = (
 SYNC = "sync"
 """The phase in which all ranks except rank 0 wait for rank 0."""
 
-# If the intervals add up to less than this share of the shortest rank's step, they overlap.
+# Smallest share of the shortest rank's step that the intervals of an aligned step add up to. If
+# they add up to less, they overlap.
 ALIGNED = 0.97
 
 

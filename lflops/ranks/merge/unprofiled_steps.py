@@ -36,16 +36,16 @@ from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus
 from lflops.ranks.merge.rank_table import RankTable, table_of_series
 from lflops.ranks.merge.steps import waits_at_end
 
-# At most this many steps are kept for each rank: the last ones.
+# Maximum number of steps that are kept for each rank: the last ones.
 MOST_STEPS = 256
 # With many ranks, fewer steps are kept: at most `MOST_ROWS` for all ranks together, but at least
 # `FEWEST_STEPS` for each rank.
 MOST_ROWS = 1 << 16
 FEWEST_STEPS = 16
 
-# A comparison keeps this many delays, because each delay has two numbers per step.
+# Maximum number of delays that a comparison keeps. Each delay has two numbers per step.
 KEPT = 6
-# The waits for a core are kept for this many ranks: the ranks that wait longest.
+# Number of ranks for which the waits for a core are kept: the ranks that wait longest.
 PREEMPTIONS_KEPT = 2
 
 WAIT = "wait"
@@ -80,7 +80,7 @@ def _waited_in(phase: str) -> str:
 
 _COLUMNS = (*_PHASES, *_COUNTERS, *map(_waited_in, _PHASES))
 
-# If a rank's waits for a core cost less than this share of a step, they are dropped.
+# Smallest share of a step that a rank's waits for a core must cost to be kept.
 _WORTH_KEEPING = 0.004
 
 

@@ -95,7 +95,7 @@ _BAND = (1.02, 1.07)
 """Bottom and top of the coloured band that shows the phases, as fractions of the axes' height."""
 
 _NARROWEST_LABELLED = 0.08
-"""A phase has a label if it is at least this wide, as a share of the width of the axes."""
+"""Smallest width of a phase that has a label, as a share of the width of the axes."""
 
 _TICKS = 6
 
@@ -106,7 +106,7 @@ The x-axis counts operators, so the peak is drawn halfway between this operator 
 """
 
 _LATE = 0.75
-"""If the peak comes after this share of the step, its label is drawn to the left of it.
+"""Share of the step after which the label of a peak is drawn to its left.
 
 On the right, it would not fit into the figure.
 """

@@ -12,7 +12,7 @@ Level = Literal["high", "medium", "low"]
 
 
 PREEMPTED_SHARE = 0.05
-"""Confidence is low if steps waited for a CPU core for at least this share of the training time.
+"""Share of the training time from which waits for a CPU core make the confidence low.
 
 If no issue was found in such a run, the report says that it cannot tell whether anything is wrong.
 """

@@ -12,7 +12,7 @@ from operator import attrgetter
 VERSION = 4
 """Version of the payload's format.
 
-The payload begins with this number, and the server rejects other versions.
+The payload begins with the version, and the server rejects other versions.
 """
 
 _EXACT = 2**53

@@ -206,8 +206,7 @@ class RankTimeline(Struct, frozen=True, kw_only=True):
         names: Names of modules, operators and kernels. To save space, the tables have a column
             `name` with indices into this list.
         slices: Spans of time in which a module ran.
-        left_out: Numbers of slices, of operators and of kernels that are left out because they are
-            too short.
+        left_out: How many slices, operators and kernels are left out because they are too short.
     """
 
     rank: int

@@ -114,12 +114,12 @@ def _totals(analysis: Analysis) -> FittedTable:
 
 
 _GAP = 2
-# Columns are left out until names of up to this width are shown in full.
+# Width up to which names are shown in full. Columns are left out to make room for them.
 _NAME = 36
 # Smallest width of a name, without its indent.
 _LABEL = 8
-# The first columns are only left out if names of the smallest width do not fit next to them. This
-# is the number of these columns.
+# Number of columns, from the first, that are kept as long as names of the smallest width fit next
+# to them.
 _KEPT = 2
 
 
@@ -139,7 +139,8 @@ def render(
         depth: Number of levels of the tree below the model, or -1 for all levels.
         sort: Column to sort by. By default, a tree has the order of the model, and a flat list is
             sorted by MACs.
-        flat: Whether to draw a flat list, in which the numbers of a module exclude its submodules.
+        flat: Whether to draw a flat list. In a flat list, the figures of a module exclude its
+            submodules.
         phase: The phase whose times, work and shares are shown, or `None` for all phases together.
         of_run: Whether the first screen of the run is shown above the profile.
 

@@ -21,7 +21,7 @@ _WITH_UNIT = re.compile(
     r"(?<=\d) (?=(?:%|[nµm]?s|[KMGT]?i?B|[kMGTP]?(?:FLOP/s|B/s)?)(?:[^\w%]|$))|(?<=±) "
 )
 _GAP = 2
-# Names are never shortened to less than this width.
+# Minimum width to which names are shortened.
 _SHORTEST = 16
 _LONG_NAME = 40
 _NOTHING = {"0", "0 B", "0 %", units.UNKNOWN}

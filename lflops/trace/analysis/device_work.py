@@ -30,7 +30,7 @@ Key = TypeVar("Key")
 
 
 class StreamTimes(Struct, frozen=True, kw_only=True):
-    """Busy time, and numbers of kernels and copies, of one stream of a device.
+    """Busy time of one stream of a device, and how many kernels and copies it ran.
 
     Attributes:
         busy: Nanoseconds in which the stream runs work. Time in which several kernels run counts

@@ -56,7 +56,7 @@ for _name, (_precision, _size) in _TABLES.types.items():
         _DTYPES[_name] = _precision
 
 _LARGEST = 1 << 48
-"""Sizes of tensor dimensions must be below this limit."""
+"""Upper limit of the size of a tensor dimension."""
 
 
 class Argument(NamedTuple):

@@ -84,28 +84,28 @@ _HOST: frozenset[Cause] = frozenset({"launching", "operators", "python"})
 """Causes of idle time for which the verdict says "the host prepares launches"."""
 
 _SMALL = 0.01
-"""Device states that take less than this share of the window are not mentioned.
+"""Smallest share of the window that a device state must take to be mentioned.
 
-Likewise, HFU is not mentioned if it differs from MFU by less than this share.
+It is also the smallest difference between HFU and MFU for which HFU is mentioned.
 """
 _LARGE = 0.05
-"""The verdict gives advice about a device state that takes more than this share of the window.
+"""Share of the window above which the verdict gives advice about a device state.
 
-It also mentions the time before the first device work if that is more than this share of all steps
-or, without steps, of the recording. There is no advice about the state in which the device
+The verdict also mentions the time before the first device work if it is more than this share of all
+steps or, without steps, of the recording. There is no advice about the state in which the device
 computes. The sentence about kernels that can be fused names the categories that take more than this
 share of the kernel time.
 """
 _MOST = 0.6
-"""If one cause has at least this share of the idle time, the verdict names this cause.
+"""Smallest share of the idle time that one cause must have to be named in the verdict.
 
-Otherwise, it may sum up the causes in `_HOST`.
+Otherwise, the verdict may sum up the causes in `_HOST`.
 """
 
 _FUSABLE = frozenset({"pointwise", "copy", "reduction", "fill"})
 """Categories of kernels that torch.compile can fuse with each other."""
 _MUCH_FUSABLE = 0.25
-"""The verdict mentions kernels that can be fused if their share of the kernel time is larger."""
+"""Share of the kernel time above which the verdict mentions kernels that can be fused."""
 
 _SHORT_NAME = 24
 """Maximum width of operator and group names outside the first column of a table."""

@@ -13,7 +13,7 @@ from lflops.trace.device_states import DeviceTimeline, states, timeline, total
 from lflops.trace.recorded import DeviceEvent, RecordedTrace, extent
 
 AHEAD_SHARE = 0.05
-"""If the device lags behind the host by more than this share of a step, device times are used.
+"""Share of a step by which the device must lag behind the host for device times to be used.
 
 `StepTimes` describes these device times.
 """

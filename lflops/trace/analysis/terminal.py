@@ -29,14 +29,14 @@ from lflops.trace.analysis.summary import TraceSummary
 
 _NAME_WIDTH = 28
 _OVER_ROOFLINE = 1.05
-"""If an operator reaches more than this share of its roofline, a note explains the reason."""
+"""Share of its roofline above which an operator needs a note that explains the reason."""
 
 _LISTED = 3
 """Maximum number of operators that the headline of a comparison names."""
 _SMALL = 0.01
-"""The headline of a comparison leaves out changes below this share of the step."""
+"""Share of the step below which the headline of a comparison leaves out a change."""
 _TIMES = 9
-"""If an increase is more than this many times the old value, it is shown as a factor such as ×12.
+"""Multiple of the old value above which an increase is shown as a factor such as ×12.
 
 Other changes are shown as a percentage.
 """

@@ -14,7 +14,8 @@ a device, only the time of the kernel counts.
     belongs to |    gelu's modules   |     addmm's module   | none  |
 
 The n-th event with a certain name in the trace is matched with the n-th call of that name in the
-generated code. If the numbers of events and calls differ, all events of that name stay unassigned.
+generated code. If there are more or fewer events than calls, all events of that name stay
+unassigned.
 
 The record of a graph is made when the graph is compiled. It contains the operators of the graph
 (its nodes) that each kernel computes:
@@ -329,7 +330,7 @@ class CompiledTimes:
     """Times of all compiled regions.
 
     Attributes:
-        code: Numbers of graphs and regions, and times summed over all batches, for the profile.
+        code: For the profile: how many graphs and regions ran, and times summed over all batches.
         host: For each batch, how the host time is divided among modules.
         device: For each batch, how the device time is divided among modules.
     """
@@ -562,8 +563,8 @@ def _matched(
 ) -> list[KernelCall | None]:
     """Return, for each event, the call that it belongs to, or `None` if that is unknown.
 
-    The n-th event with a name belongs to the n-th call with the same name. If the numbers of events
-    and calls with a name differ, the result is `None` for all events with that name.
+    The n-th event with a name belongs to the n-th call with the same name. If there are more or
+    fewer events than calls with a name, the result is `None` for all events with that name.
 
     Args:
         names: The names of the events.

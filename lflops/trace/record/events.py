@@ -495,7 +495,7 @@ class _Walk:
 
 
 def _table(times: Iterable[SliceTimes]) -> tuple[TracedOperator, ...]:
-    """Return the operators with the most device self time, and those with the most host self time.
+    """Return the operators with the most device self time and with the most host self time.
 
     Each group has at most `MAX_TABLE_ROWS` operators.
     """
