@@ -91,10 +91,10 @@ def in_inner_backward() -> bool:
 def in_communication_hook() -> bool:
     """Return whether a DDP communication hook such as PowerSGD called the running operator.
 
-    The work of such an operator does not belong to any module. DDP calls its hooks when a gradient
-    has been written, so this function is needed only while a node writes a gradient. The search
-    skips the four innermost frames, which belong to lflops, because reading the variables of a
-    frame is slow.
+    The work of an operator in a communication hook does not belong to any module. DDP calls its
+    hooks when a gradient has been written, so this function is needed only while a node writes a
+    gradient. The search skips the four innermost frames, which belong to lflops, because reading
+    the variables of a frame is slow.
     """
     if BUCKET is None:
         return False
@@ -109,10 +109,11 @@ def in_communication_hook() -> bool:
 def sums_gradients(args: Any, kwargs: Any) -> bool:
     """Return whether autograd's engine called this addition in backward to sum two gradients.
 
-    Such an addition allocates a result only because a dispatch mode is active. In a normal run, the
-    engine adds in place, so the addition needs no memory. It is recognized by the stack: no Python
-    function runs between the engine and the dispatch mode. The same is true of additions in the
-    gradient formulas of a few operators, for which this function wrongly returns true.
+    The addition of two gradients allocates a result only because a dispatch mode is active. In a
+    normal run, the engine adds in place, so the addition needs no memory. The addition is
+    recognized by the stack: no Python function runs between the engine and the dispatch mode. This
+    is also true of additions in the gradient formulas of a few operators, so this function wrongly
+    returns true for them.
     """
     if kwargs or len(args) != 2 or torch.is_grad_enabled():
         return False

@@ -341,8 +341,8 @@ def _config(target: str, *, remote_code: bool) -> Any:
 def _check_file(target: str, path: Path) -> None:
     """Raise an error for a configuration file that transformers must not read.
 
-    Such a file is a pipe or a device, whose content may never end, or a huge file. A file with a
-    setting such as a million layers is refused as well.
+    Pipes and devices are refused, because their content may never end. Huge files are refused, and
+    so are files with a setting such as a million layers.
     """
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():

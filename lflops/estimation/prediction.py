@@ -292,7 +292,7 @@ class _Overlap(NamedTuple):
     """The time of the collectives that run next to the computation of one module in one phase.
 
     Attributes:
-        unit: The module, for example a block. FSDP2 gathers the parameters of such a module in one
+        unit: Name of the module, for example a block, whose parameters FSDP2 gathers in one
             collective. Empty for the rest of the model.
         phase: The phase of the step.
         exposed: Seconds of the collectives in which nothing computes. They make the step longer.

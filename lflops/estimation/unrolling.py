@@ -535,8 +535,8 @@ def _with_blocks_of_frees(
 
     Usually, the block is the one that was running, because it frees tensors that it or a
     neighbouring block allocated. The exception is a list with a tensor of each block, which is
-    freed while no block or a distant block runs. Each free of such a list is assigned to the block
-    that allocated the tensor.
+    freed while no block or a distant block runs. Each free of a tensor in this list is assigned to
+    the block that allocated the tensor.
 
     Args:
         tokens: The tokens of a step. Each free has the block that was running.

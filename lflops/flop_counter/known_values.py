@@ -209,7 +209,7 @@ class KnownValues(InternalMode):
 def _refuse_missing_cuda(device: Any) -> None:
     """Raise an error for a missing CUDA device.
 
-    A fake tensor on such a device would crash the process in backward.
+    A fake tensor on a missing device would crash the process in backward.
     """
     if device is not None and device.type == "cuda" and not torch.cuda.is_available():
         raise NoCudaError("no such device")

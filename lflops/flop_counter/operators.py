@@ -107,7 +107,7 @@ class KnownCost(NamedTuple):
         cost: The cost from the operator's formula.
         moved: The least memory traffic in bytes.
         dtype: The dtype under which the call is counted, or `None` if the call has no tensors.
-        is_simple: Whether the cost is exact and has neither MACs nor recomputation. Such a cost can
+        is_simple: Whether the cost is exact and has neither MACs nor recomputation. If so, it can
             be added to the sums without further checks.
     """
 

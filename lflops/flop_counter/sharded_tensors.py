@@ -3,8 +3,8 @@
 The logical cost is the cost of the operator on the whole tensors, not only on this rank's parts. A
 `DTensor` has the shape of the whole tensor, so the formulas give its logical cost directly. But a
 layer may also pass on its rank's part of a `DTensor` as a plain tensor, for example in tensor
-parallelism. The whole shape of such a partial tensor is unknown. `PartialTensors` follows partial
-tensors until a collective gathers them.
+parallelism. This plain tensor is called partial. The shape of the whole tensor is then unknown.
+`PartialTensors` follows partial tensors until a collective gathers them.
 """
 
 import weakref
@@ -92,8 +92,8 @@ class _Macs(InternalMode):
 class PartialTensors:
     """Tracks which plain tensors hold only this rank's part of a sharded tensor.
 
-    Such a tensor is partial. The results of operators on partial tensors are partial too. Tensors
-    are identified by their storages, which are not kept alive.
+    These tensors are called partial. The results of operators on partial tensors are partial too.
+    Tensors are identified by their storages, which are not kept alive.
 
     Attributes:
         active: Whether any sharded tensor has been seen. Until then there is nothing to follow.

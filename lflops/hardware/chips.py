@@ -467,8 +467,8 @@ def _split(name: str) -> list[str]:
 def _nearest(name: str) -> list[str]:
     """Return the names of up to four chips with the most similar names.
 
-    These chips share the most words with digits, such as `H100`, with the given name. If no chip
-    shares such a word, the result is chips whose names are spelled similarly.
+    A name is similar if it has many of the words with digits in the passed name, such as `H100`. If
+    no chip has any of these words, the names with the most similar spelling are returned.
     """
     requested = {word for word in _words(name) if any(map(str.isdigit, word))}
     chip_by_words: dict[frozenset[str], str] = {}

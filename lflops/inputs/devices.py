@@ -19,7 +19,7 @@ def runtime(device: torch.device) -> Any:
     """Return the module of torch, such as `torch.cuda`, that can synchronize with a device.
 
     Raises:
-        RuntimeError: Torch cannot use such a device here, or cannot synchronize with it.
+        RuntimeError: Torch cannot use the device here, or cannot synchronize with it.
     """
     found = torch.accelerator if is_accelerator(device) else torch.get_device_module(device)
     if not hasattr(found, "synchronize") or not hasattr(found, "current_stream"):

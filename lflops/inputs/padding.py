@@ -228,7 +228,7 @@ def _repeated(ids: Tensor) -> Positions | None:
 def _zeros(features: Tensor) -> Positions | None:
     """Count the positions at the ends of rows at which all features are zero.
 
-    Returns `None` if the last feature is zero everywhere. Such a tensor may hold images without a
+    Returns `None` if the last feature is zero everywhere. The tensor may then hold images without a
     dimension for channels. The black border of an image is not padding.
     """
     if features.dim() != FEATURES or not features.is_floating_point():

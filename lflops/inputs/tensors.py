@@ -223,8 +223,8 @@ def _parts(value: Any) -> Storage | None:
 def changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """Return a copy of `value` in which `change` is applied to each object of class `kind`.
 
-    Nested lists, tuples and dictionaries are searched. A container without such an object is not
-    copied.
+    Nested lists, tuples and dictionaries are searched. A container without an object of this class
+    is not copied.
     """
     if isinstance(value, kind):
         return change(value)

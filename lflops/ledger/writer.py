@@ -291,8 +291,8 @@ class LedgerWriter:
     def step_after(self, seconds: float) -> int:
         """Predict the number of the first step that ends more than `seconds` from now.
 
-        A window that was requested opens at such a step, so that all ranks can be informed in time.
-        The prediction assumes that steps take as long as the recent steps. Steps are numbered as
+        A requested window opens at a predicted step, so that all ranks can be informed in time. The
+        prediction assumes that steps take as long as the recent steps. Steps are numbered as
         counted by the loggers. Returns 0 if no step has ended yet.
         """
         if self.counters.last_end is None:

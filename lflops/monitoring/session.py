@@ -553,9 +553,8 @@ class Session:
     def _mark_wait_of_ranks(self) -> None:
         """Mark the step that has just begun as disturbed, if there are several ranks.
 
-        In this step, the other ranks wait until this rank has finished its work between steps. It
-        is enough that one rank marks the step: such a step is left out when ranks are compared and
-        merged.
+        In this step, the other ranks wait until this rank has finished its work between steps. If
+        one rank marks a step, the step is left out when ranks are compared and merged.
         """
         if self._training.world_size > 1:
             self._step_timer.mark("background")

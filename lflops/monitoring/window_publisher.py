@@ -299,7 +299,7 @@ class WindowPublisher:
     def report_ready(self) -> bool:
         """Publish the windows that all ranks have reported, or whose outputs are prepared.
 
-        Returns whether there was such a window.
+        Returns whether any window was published.
         """
         ready = [] if self._collector is None else self._collector.ready()
         for profile in ready:

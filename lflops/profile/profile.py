@@ -728,7 +728,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
         """The share of the process's CPU time that other processes took, for each measured step.
 
         Steps without this measurement are left out. The list is empty for accelerators, because a
-        wait of the host for a core does not always make such a step longer.
+        step on an accelerator does not always take longer if the host waits for a core.
         """
         if self.run.device_type not in {"cpu", None}:
             return []

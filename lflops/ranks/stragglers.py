@@ -204,7 +204,7 @@ def _is_credible(row: Straggler, hooked: RankComparison, unprofiled: RankCompari
     """Return whether unprofiled steps are consistent with a straggler from module-timing steps.
 
     If ranks do not wait for each other within a phase, unprofiled steps show which rank is slow in
-    the phase. So if a module is slow in such a phase, the phase must be slow in unprofiled steps as
+    the phase. So if a module is slow in that phase, the phase must be slow in unprofiled steps as
     well.
     """
     phase = step_phase(row.phase)

@@ -228,7 +228,7 @@ def device_clock(device: torch.device) -> DeviceClock:
     """Return the clock of a device other than the CPU.
 
     Raises:
-        CountError: Torch cannot wait for such a device.
+        CountError: Torch cannot wait for the device.
     """
     try:
         if event_seconds(with_index(device)) is None:

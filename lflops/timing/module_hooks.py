@@ -500,8 +500,9 @@ class Chain:
         class Leaf(Hooked):
             """Runs one matmul if there is a weight, builds one autograd node, or does nothing.
 
-            It is not one of torch's layers, because creating such a layer draws random numbers,
-            which would change the user's run. It calls no torch function that users might replace.
+            It is not one of torch's layers, because torch draws random numbers when it creates a
+            layer, which would change the user's run. It calls no torch function that users might
+            replace.
             """
 
             def forward(self, x: Tensor) -> Tensor:

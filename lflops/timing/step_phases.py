@@ -274,7 +274,7 @@ def _without_unmarked(marks: list[Any], phases: list[str]) -> tuple[list[Any], l
     """Remove phase changes whose mark is `None`.
 
     The mark is missing if an exception ended the previous phase, because the clock was not read.
-    The time after such a change is added to the previous phase.
+    The time after a removed change is added to the previous phase.
     """
     if None not in marks:
         return marks, phases

@@ -74,7 +74,7 @@ _STAGES = str(Path("distributed", "pipelining", "stage.py"))
 def is_pipeline_vote() -> bool:
     """Return whether this thread runs one of the functions in `_VOTES`.
 
-    In such a function, the stages of a torch pipeline exchange a small tensor that does not belong
+    In these functions, the stages of a torch pipeline exchange a small tensor that does not belong
     to the model.
     """
     return _is_called_by(_VOTES, _STAGES)

@@ -66,7 +66,7 @@ def decomposes(operator: Any) -> bool:
     Usually, torch runs these other operators before dispatch modes receive them. Under inference
     mode, a dispatch mode receives the operator itself.
 
-    An operator with a kernel for some device, such as `silu_backward`, is not such an operator.
+    For an operator with a kernel for some device, such as `silu_backward`, the result is false.
     torch's Python decompositions, such as the decomposition of `upsample_nearest2d`, do not count,
     because they do not run in eager mode.
     """
@@ -89,8 +89,8 @@ def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
 def nested_kernel(operator: OpOverload, args: Any) -> Any:
     """Return the dispatch key of the operator's kernel for nested tensors.
 
-    Such a kernel calls other operators. Returns `None` if no argument is a nested tensor, or if the
-    operator has no such kernel.
+    Kernels for nested tensors call other operators. Returns `None` if no argument is a nested
+    tensor, or if the operator has no kernel for nested tensors.
     """
     for value in args:
         if type(value) in PLAIN and value.is_nested and value.layout is torch.strided:

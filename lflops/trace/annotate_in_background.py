@@ -161,8 +161,8 @@ def search_path() -> list[str]:
     """Return the import path of the background process.
 
     It is the import path of this process without the current folder and the folder of the training
-    script, because other people may put files into these folders during the run. But if one of the
-    packages that the background process needs was found in such a folder, the folder is kept.
+    script, because other people may put files into these folders during the run. But if one of
+    these folders contains a package that the background process needs, the folder is kept.
     """
     left_out: set[Path] = set()
     with contextlib.suppress(OSError):

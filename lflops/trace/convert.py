@@ -2,7 +2,7 @@
 
 In the copy, names that torch-tb-profiler does not support are replaced with names that it supports.
 Calls of modules are written as Python calls, which torch-tb-profiler reads as modules. Other
-readers would misread such a trace, so the copy is in a separate folder.
+readers would misread the copy, so it is in a separate folder.
 
 Traces that torch writes contain arrows from forward operators to their backward nodes. If a trace
 has such arrows, the tables of torch-tb-profiler leave out all backward work that is outside

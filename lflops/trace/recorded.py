@@ -103,8 +103,8 @@ class OperatorCall(Struct, gc=False):
             there is none.
         forward_thread: For a backward node, torch's number of the thread that ran forward; 0 if
             there is none.
-        spans_threads: Whether the call ended on another thread than it began on. Such a call
-            contains no other calls.
+        spans_threads: Whether the call ended on another thread than it began on. If so, it contains
+            no other calls.
     """
 
     name: str

@@ -400,7 +400,7 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
         tokens_per_second: Tokens per second over the unprofiled steps.
         peak_bytes: Most bytes alive at once.
         unreliable: The runs (`before`, `after`) whose module times are unreliable according to
-            their profiles. If there is such a run, no module time is judged.
+            their profiles. If there is at least one, no module time is judged.
         cpu_lost: Share of the CPU time that other processes took, in each run.
         modules: The modules of the first run in its order, the root first. Then the modules that
             were added in the second run.

@@ -144,8 +144,8 @@ def _active_blocks(snapshot: Snapshot) -> Iterator[Block]:
 def _records_stacks_of_frees(trace: tuple[Entry, ...]) -> bool:
     """Return whether the events of frees have the stack of the code that freed the memory.
 
-    In other traces, they have the stack of the code that allocated the memory. Only such a trace
-    shows which code made the allocations that are older than the trace.
+    In other traces, these events have the stack of the code that allocated the memory. Only then
+    does the trace show which code made the allocations that are older than the trace.
     """
     made = {entry.address: entry.stack for entry in trace if entry.action == "alloc"}
     for entry in trace:
@@ -181,9 +181,9 @@ def peak_index(snapshot: Snapshot) -> int:
 def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
     """Return the indexes of the optimizer's allocations that are still alive after their step.
 
-    Such an allocation is a part of the optimizer's state. If memory runs out during a step, the end
-    of the step is not recorded. An allocation is then assumed to be temporary in two cases: one of
-    torch's optimizers made it, or an allocation with the same stack was freed in the same step.
+    These allocations are the optimizer's state. If memory runs out during a step, the end of the
+    step is not recorded. An allocation is then assumed to be temporary in two cases: one of torch's
+    optimizers made it, or an allocation with the same stack was freed in the same step.
     """
     lasting: set[int] = set()
     # Indexes of the allocations of the running step that are alive, keyed by address.

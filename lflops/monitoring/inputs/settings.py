@@ -252,7 +252,7 @@ SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 
 
 def _reader_of(default: Any) -> tuple[str, Callable[[str], Any]]:
-    """Return a description of the valid values, and a function that parses such a value."""
+    """Return a description of the valid values, and a function that parses a value."""
     if isinstance(default, bool):
         return "true or false", lambda text: SWITCHES[text.lower()]
     if isinstance(default, int):

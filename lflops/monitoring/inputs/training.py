@@ -34,8 +34,8 @@ class Training:
         monitor: The name of the monitor that the user has created, such as `lflops.monitor`.
         strategy: The name of the strategy that distributes the run.
         mesh: The device mesh, if there is one.
-        sampler: The arguments `num_replicas` and `rank` of the sampler that divides batches over
-            ranks, if the loop has such a sampler.
+        sampler: The arguments `num_replicas` and `rank` of the sampler, if the loop has a sampler
+            that divides batches over ranks.
         precision: The precision, as named by the loop.
         is_compiled: Whether the loop runs a compiled function instead of `model`.
         scales_gradients: Whether a gradient scaler is used, which may make an optimizer skip a

@@ -633,8 +633,8 @@ class Reporters:
     def save_run_page(self, profiles: Sequence[Profile], ledger: Ledger) -> None:
         """Write the last HTML page again, now with all windows of its stage and the whole ledger.
 
-        The page of a large model is not written again, because this takes seconds. Such a page
-        keeps its earlier ledger.
+        The page of a large model is not written again, because this takes seconds. It keeps its
+        earlier ledger.
         """
         if self._last_page is None or not profiles:
             return

@@ -244,8 +244,8 @@ class RankCollector:
     def busy(self) -> bool:
         """Return whether a background thread is working rather than waiting for other ranks.
 
-        A working thread may slow down the current training step. Such a step must not be treated as
-        typical.
+        A working thread may slow down the current training step. The step must then not be treated
+        as typical.
         """
         return any(job.is_working for job in self._jobs)
 

@@ -497,7 +497,7 @@ def _noise(excesses: RankSeries, rank: int) -> float | None:
 def _large_excesses(
     table: RankTable, excesses_by_place: Mapping[ModulePhase, RankSeries]
 ) -> tuple[tuple[int, ...], float]:
-    """Count the large excesses of all ranks, to estimate how likely such an excess is by chance.
+    """Count the large excesses of all ranks, to estimate how likely a large excess is by chance.
 
     For each of `LARGE_EXCESS_SIZES` sizes, counts how many excesses in `excesses_by_place` have at
     least this size. Returns these counts, and the total time of all ranks in the same places and

@@ -3,10 +3,10 @@
 Unprofiled steps have no module times, but there are many of them. So they also show delays that
 occur only in every tenth step, or that begin late in the run.
 
-A rank also takes longer while the operating system gives its core to another thread. Such a wait
-has nothing to do with the phase in which it happens. If each rank has measured its waits for a core
-in each phase, the phases are compared without the waits, and the waits are compared separately, as
-a phase called `preempted`:
+A rank also takes longer while it waits for a core, because the operating system has given the core
+to another thread. This wait has nothing to do with the phase in which it happens. If each rank has
+measured its waits for a core in each phase, the phases are compared without the waits, and the
+waits are compared separately, as a phase called `preempted`:
 
     forward 30 ms (5 ms of it waiting), backward 40 ms (10 ms)   →   25 ms, 30 ms, preempted 15 ms
 """
@@ -279,7 +279,7 @@ def _contended(
 ) -> dict[ModulePhase, RankSeries] | None:
     """Return the time that each rank waited for a core in each compared phase.
 
-    Returns `None` if such a wait is unknown on any rank. A rank that waits for other ranks needs no
+    Returns `None` if a wait is unknown on any rank. A rank that waits for other ranks needs no
     core, so the phases in which ranks wait for each other are left out.
     """
     for phase in _PHASES:

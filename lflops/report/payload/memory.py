@@ -369,8 +369,8 @@ def _increasing(anchors: Sequence[_Anchor]) -> Iterator[_Anchor]:
     The other anchors are dropped, because modules may run in a different order in the two steps.
     """
     # A chain is a sequence of anchors that have the same order in both steps. An anchor is stored
-    # by its index. For each length, the anchor that ends such a chain at the earliest time, and
-    # that time.
+    # by its index. For each length, the anchor that ends a chain of this length at the earliest
+    # time, and that time.
     ends: list[int] = []
     moments: list[int] = []
     # For each anchor, the anchor before it in its chain, or -1 if it is the first.

@@ -191,8 +191,8 @@ def walk(
     Args:
         trace: The trace.
         work: The device work to attribute.
-        is_counted: Returns whether the cost of an operator is known. Operators inside such an
-            operator are part of it, and are not counted again.
+        is_counted: Returns whether the cost of an operator is known. If it is known, the operators
+            inside this operator are part of it, and are not counted again.
     """
     found = HostWalk()
     nanoseconds = summed((each.correlation, each.duration) for each in work)
