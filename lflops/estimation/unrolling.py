@@ -36,7 +36,7 @@ class NotPeriodicError(Exception):
 
 
 class Copy(NamedTuple):
-    """An element of the larger model's sequence, as a copy of an element of the folded model's.
+    """An element of the larger model's sequence: a copy of an element of the folded model's.
 
     The sequence may be, for example, the allocations and frees of a step.
 
@@ -132,9 +132,9 @@ class Unrolling:
     def _renamed(self, fqn: str, shift: int) -> str:
         """Convert the name of a module in the folded model to the name in the larger model.
 
-        If the module is in the copied block, the name is that of the module in the copy that is
-        `shift` blocks later. Blocks after the copied block get higher numbers, because the copies
-        are inserted before them.
+        If the module is in the copied block, the result is the name of the module in the copy that
+        is `shift` blocks later. Blocks after the copied block get higher numbers, because the
+        copies are inserted before them.
         """
         digits = self._digits(fqn)
         if not digits:
@@ -480,9 +480,9 @@ def _neighbour(runs: Iterable[_Run], block: int) -> int | None:
 
 
 def _with_tokens_between_blocks(blocks: Sequence[int | None]) -> list[int | None]:
-    """Assign the tokens between two neighbouring blocks to the block that ran before them.
+    """Assign the tokens between two neighbouring blocks to the first of the two blocks.
 
-    Such tokens belong to no block, but each copy of a block needs a copy of them. `blocks` has the
+    These tokens belong to no block, but each copy of a block needs a copy of them. `blocks` has the
     block of each token, and so has the result.
     """
     absorbed = list(blocks)

@@ -235,7 +235,9 @@ class MonitoredRun:
         return session is None or session.can_open
 
     def request_window(self) -> None:
-        """Request a window. It opens on all ranks after the same step, as soon as all ranks can.
+        """Request a window.
+
+        It opens on all ranks after the same step, as soon as all ranks can open it.
 
         Any thread and a signal handler may call this.
         """
@@ -274,7 +276,7 @@ class MonitoredRun:
                 self._ledger.begin(category)
 
     def leaves(self, category: str) -> None:
-        """End the time of this category: assign time as before `enters(category)`."""
+        """From now on, assign time as before `enters(category)` was called."""
         if self._ledger is not None and not self._failed:
             with self.guard:
                 self._ledger.end(category)

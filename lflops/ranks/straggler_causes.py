@@ -104,7 +104,7 @@ def preempted_ranks(unprofiled: RankComparison, ranks: int) -> Iterator[Straggle
     """Yield the ranks that share their core with another process during the whole run.
 
     A shared core delays some steps a lot and other steps not at all, so the delay is neither steady
-    nor intermittent. Such ranks are found by the time that their thread waited for a core, which
+    nor intermittent. These ranks are found by the time that their thread waited for a core, which
     the operating system measures.
     """
     if unprofiled.steps < MANY_STEPS:

@@ -75,7 +75,7 @@ def headline(diff: Diff) -> tuple[str, ...]:
 
 
 def _exact_work(diff: Diff, batch: BatchChange | None) -> str:
-    """Describe how the MACs of the step changed, and name the module that has the whole change.
+    """Describe how the MACs of the step changed, and name the module that causes the whole change.
 
     Return the empty string if the MACs did not change, or if the batch size explains the change.
     """
@@ -91,9 +91,9 @@ def _exact_work(diff: Diff, batch: BatchChange | None) -> str:
 
 
 def _module_with(diff: Diff, added: float) -> str:
-    """Return the name of the innermost module in which all added (or removed) MACs are.
+    """Return the name of the innermost module that contains all added (or removed) MACs.
 
-    Return the empty string if only the root module has all of them.
+    Return the empty string if only the root module contains all of them.
     """
     found = ""
     for module in diff.modules[1:]:

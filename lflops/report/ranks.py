@@ -25,18 +25,18 @@ _WORST = 3
 _LISTED = 12
 """Maximum number of failed, late or missing ranks that are named. The others are only counted.
 
-It applies to each of these three groups.
+The maximum applies to each of the three groups separately.
 """
 
 _LONG_WAIT_SHARE = 0.05
-"""Smallest share of the step from which a wait between ranks is long.
+"""Share of the step from which a wait between ranks is long.
 
 A long wait means that some rank is slow. If there is a long wait but no slow rank was found, the
 report says that it cannot tell which rank is slow.
 """
 
 _SMALLEST_FACTOR = 10.0
-"""Ratio from which a ratio is printed as a factor (`×12 slower`) instead of a percentage."""
+"""Smallest ratio that is printed as a factor (`×12 slower`) instead of a percentage."""
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:

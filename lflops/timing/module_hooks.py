@@ -75,7 +75,7 @@ MOST_NODES_OF_LOSS = 200_000
 """Maximum number of autograd nodes to visit when backward begins."""
 
 _Range = tuple[int, int, str]
-"""A segment: the number of its first node, the number after its last node, and its module."""
+"""A segment: the sequence numbers of its first node and after its last node, and its module."""
 
 _Ranges = list[_Range]
 """Ranges of autograd nodes that have no hook yet."""
@@ -103,7 +103,7 @@ class _PassStack:
     Attributes:
         phase: The phase of the modules: `forward` or `recompute`.
         outside: The outermost frame. It stands for code outside all modules.
-        segment: Number of the first autograd node of the current segment.
+        segment: Sequence number of the first autograd node of the current segment.
     """
 
     def __init__(self, phase: Phase, outside: Phase) -> None:
@@ -423,13 +423,13 @@ class ModuleTimer:
 
 
 class _SegmentsByNumber:
-    """Finds the segment of an autograd node by the number of the node.
+    """Finds the segment of an autograd node by the sequence number of the node.
 
     If segments contain each other, as when a module's forward calls `autograd.grad`, the innermost
     segment has the node.
 
     Attributes:
-        first: The number of the oldest node of all segments.
+        first: The sequence number of the oldest node of all segments.
     """
 
     def __init__(self, segments: Iterable[_Range]) -> None:
@@ -456,7 +456,7 @@ _NO_OUTPUT = object()
 
 
 def _nodes_in(crossing: Any, start: int, end: int) -> dict[int, Any]:
-    """Return the nodes that are the `grad_fn` of the given tensors, by their numbers.
+    """Return the nodes that are the `grad_fn` of the given tensors, keyed by sequence number.
 
     Only nodes with a number from `start` to `end - 1` are returned.
     """
@@ -525,7 +525,7 @@ class Chain:
         self.hooked()
 
     def hooked(self, listener: ModuleListener | None = None) -> None:
-        """Call a listener from now on for each module of the chain. `None` removes the hooks."""
+        """From now on, call a listener for each module of the chain. `None` removes the hooks."""
         if listener is None:
             self._hooked_class.hooked()
         else:

@@ -543,7 +543,7 @@ def _parts(step: Step, *, waits_apart: bool) -> dict[str, float]:
     """Return the duration of each part of an unprofiled step, in seconds.
 
     Text generation has no phase `forward`, but `prefill` and `decode`. Their sum is used as
-    `forward`. With `waits_apart`, the wait for other ranks is a part of its own.
+    `forward`. With `waits_apart`, the wait for other ranks is a separate part.
     """
     parts = {}
     for name in ("forward", "backward"):

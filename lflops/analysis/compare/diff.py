@@ -851,7 +851,7 @@ def _module_changes(diff: Diff, explained: float | None) -> Iterator[DiffCause]:
 
 
 def _ratio_of_work(modules: Sequence[ModuleDiff]) -> float | None:
-    """Return the ratio of the MACs of a group of modules, without submodules.
+    """Return the factor by which the MACs of a group of modules changed, without submodules.
 
     If the modules themselves had almost no MACs in the first run, it is the ratio with submodules.
     If this ratio is unknown or 0, or if the MACs did not change, return the ratio of the FLOPs.

@@ -328,8 +328,8 @@ def _plan(trials: BlockTrials, budget: int, *, budget_is_chip_memory: bool) -> C
     differs from the predicted peak, the policies are chosen again, from estimates of the whole
     model.
 
-    `budget_is_chip_memory` is whether the budget is the chip's memory. If not, the user has passed
-    the budget in bytes.
+    If `budget_is_chip_memory` is true, the budget is the chip's memory. Otherwise, the user has
+    passed the budget in bytes.
     """
     try:
         chain = trials.chain(fold=True)

@@ -78,8 +78,8 @@ class BlockTrials:
 
     Attributes:
         made: Number of estimates so far.
-        folds: The runs of equal blocks that are long enough to remove some of their blocks. The
-            list is empty before the first estimate.
+        folds: The sequences of equal blocks that are long enough to remove some of their blocks.
+            The list is empty before the first estimate.
         units: The groups of blocks that the last chain treats as one block. All blocks of a unit
             have the same checkpointing. Most units are a single block.
     """
@@ -109,8 +109,8 @@ class BlockTrials:
         Args:
             policies: Checkpointing policies, keyed by the name of a block. All other blocks
                 recompute nothing.
-            folds: The runs of equal blocks from which blocks are removed, for a faster estimate.
-                `None` stands for all runs that are long enough.
+            folds: The sequences of equal blocks from which blocks are removed, for a faster
+                estimate. `None` stands for all sequences that are long enough.
         """
         self.made += 1
         caller = self._estimator.caller
@@ -203,8 +203,8 @@ class BlockTrials:
     def _first(self, folds: Sequence[Fold] | None) -> Trial:
         """Estimate the model without recomputation, and set `units` to the blocks that ran.
 
-        The blocks of a unit are treated as one block. `folds` are the runs of equal blocks from
-        which blocks are removed; `None` stands for all runs that are long enough.
+        The blocks of a unit are treated as one block. `folds` are the sequences of equal blocks
+        from which blocks are removed. `None` stands for all sequences that are long enough.
         """
         steps = self._steps({}, folds)
         last = steps[-1]

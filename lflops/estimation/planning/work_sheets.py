@@ -162,9 +162,10 @@ class _DepthLines(NamedTuple):
     """Sheets of models with more and fewer blocks, to compute what one more block adds.
 
     Attributes:
-        longer: The sheet of the folded model, which keeps a few blocks of each run of equal blocks.
-        shorter: For each run of equal blocks, the number of its blocks in the whole model, and the
-            sheet of a folded model with one block less in this run.
+        longer: The sheet of the folded model, which keeps a few blocks of each sequence of equal
+            blocks.
+        shorter: For each sequence of equal blocks, the number of its blocks in the whole model, and
+            the sheet of a folded model with one block less in this sequence.
     """
 
     longer: Sheet

@@ -24,7 +24,7 @@ from lflops.profile.profile import Profile
 from lflops.profile.records import median_of
 from lflops.timing.measure import CountAndTime, measure, measure_generate
 
-# The number of timed passes, and of passes in which modules are timed. DeepSpeed times one pass.
+# Number of timed passes. Modules are timed in as many further passes. DeepSpeed times one pass.
 _REPEATS = 5
 _PROFILER = "FlopsProfiler"
 

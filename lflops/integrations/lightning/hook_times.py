@@ -1,8 +1,8 @@
 """Time the hooks of callbacks and of the LightningModule that run outside all phases.
 
 Lightning reports each hook to its profiler as an action. In unprofiled steps, these actions run no
-Python code of lflops. In the steps in which modules are timed, the context of each action is
-replaced with a context that also reads a clock.
+Python code of lflops. In module-timing steps, the context of each action is replaced with a context
+that also reads a clock.
 """
 
 from collections.abc import Callable

@@ -251,8 +251,8 @@ class FlopsMonitor(Base, PhaseListener):
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin or resume the validation stage.
 
-        The current training step contains the validation, so its time is not used. The time of the
-        sanity check counts as start-up, not as validation.
+        Validation runs inside the current training step, so the time of this step is not used. The
+        time of the sanity check counts as start-up, not as validation.
         """
         if not trainer.sanity_checking:
             self._run.enters("validation")

@@ -14,8 +14,8 @@ MIB = 2**20
 LEAST_SPLIT_MIB = 20
 """Lower limit of two settings in MiB, as in torch.
 
-`max_split_size_mb` must be more than this number. `max_non_split_rounding_mb` must be at least this
-number.
+`max_split_size_mb` must be more than this limit. `max_non_split_rounding_mb` must be at least this
+limit.
 """
 
 INTERVALS = 16
@@ -46,15 +46,15 @@ class AllocatorSettings(Struct, frozen=True, kw_only=True):
     Attributes:
         expandable_segments: Whether segments grow page by page. Otherwise, one `cudaMalloc`
             allocates a whole segment.
-        max_split_size: Blocks of at least this many bytes are never split; `None` for no limit.
-        max_non_split_rounding: A free block that is too large to be split is reused for a smaller
-            request only if less than this number of bytes of the block would be unused.
+        max_split_size: Size in bytes from which blocks are never split; `None` for no limit.
+        max_non_split_rounding: Limit on the unused bytes if a free block that is too large to be
+            split is reused for a smaller request. The unused bytes must be below this limit.
         divisions: For each of the `INTERVALS` ranges of sizes, the number of equal parts into which
             the range is divided. Requests are rounded up to the end of a part. With 0 or 1 parts,
             they are rounded up to multiples of 512 bytes.
-        garbage_collection_threshold: If more than this share of the allowed memory is reserved, old
-            free segments are released before another segment is reserved. As in torch, the
-            threshold has no effect if `memory_fraction` is `None`.
+        garbage_collection_threshold: Share of the allowed memory above which old free segments are
+            released before another segment is reserved. As in torch, the threshold has no effect if
+            `memory_fraction` is `None`.
         memory_fraction: Share of the device's memory that the process may use; `None` for all.
     """
 

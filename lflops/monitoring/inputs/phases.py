@@ -75,7 +75,7 @@ class Phases:
         self._goes_on: Callable[[], None] | None = None
 
     def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
-        """Call a listener from now on when phases of a stage begin and end.
+        """From now on, call a listener when phases of a stage begin and end.
 
         Returns a function that removes the listener. Calling this function again does nothing.
         """

@@ -64,9 +64,9 @@ class LiveMetrics:
         """Return the metrics since the last point. Unknown metrics are left out.
 
         Args:
-            shares: Ratios of the samples and tokens of all ranks to the samples and tokens of this
+            shares: Samples and tokens of all ranks, as multiples of the samples and tokens of this
                 rank. For example, `{"samples": 4.0}` means that all ranks together have 4 times as
-                many samples. If a ratio is missing, all ranks are assumed to have batches of the
+                many samples. If a value is missing, all ranks are assumed to have batches of the
                 same size.
         """
         steps = self._steps

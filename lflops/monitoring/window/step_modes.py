@@ -98,8 +98,8 @@ class StepMode:
 class ModuleTimingMode(StepMode):
     """Takes timestamps of all modules from the first batch of a step to its end.
 
-    The hooks of the loop are timed from before the first such step to after the last one, because
-    some of them run between two steps.
+    The hooks of the loop are timed from before the first module-timing step to after the last one,
+    because some of them run between two steps.
     """
 
     touches_step = True

@@ -140,7 +140,7 @@ class Window:
         steps that it has requested, and unprofiled steps if it still has too few. An incomplete
         step is left out, unless it is the counting step.
         """
-        # such steps during this window's wait were requested by the previous window
+        # the previous window requested the steps of this kind that run while this window waits
         is_requested = step.module_timing is not None or step.kind == "counting"
         is_of_earlier_window = is_requested and not self.opened
         if step.ordinal < self.begin or is_of_earlier_window:

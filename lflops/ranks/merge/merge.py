@@ -98,9 +98,9 @@ class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
 def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     """Merge the profiles that the ranks of a run made with `count`, `counting` or `measure`.
 
-    The work of a module is that of one rank, not a sum over ranks (with the exception below). It
-    comes from the leading rank, which is the first rank with the most FLOPs. The properties of the
-    run come from the leading rank too, including the number of samples and tokens of its batch.
+    The work of a module is the work of one rank, not a sum over ranks (with the exception below).
+    It comes from the leading rank, which is the first rank with the most FLOPs. The properties of
+    the run come from the leading rank too, including the number of samples and tokens of its batch.
     Times and memory may come from other ranks.
 
     Ranks may have different modules, such as the stages of a pipeline. A module that the leading

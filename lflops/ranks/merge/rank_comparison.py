@@ -290,9 +290,10 @@ def _comparable(
     group: Sequence[ModulePhase],
     alone: Mapping[ModulePhase, _Single],
 ) -> list[ModulePhase]:
-    """Return the places of the group that a place is compared with.
+    """Return the places in a group that a place is compared with.
 
-    These are the places on other ranks. If the group has no such places, they are all other places.
+    These are the places on other ranks. If the group has no places on other ranks, they are all
+    other places of the group.
     """
     rank = alone[place].rank
     on_other_ranks = []
@@ -393,10 +394,10 @@ def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> I
 
 
 def _devices(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the excess everywhere of the ranks with the largest lateness, from most places.
+    """Yield how much longer the latest ranks take because they are slow in most places.
 
-    It is positive only if a rank is slower than usual in most places, probably because its device
-    is slow.
+    This excess is positive only if a rank is slower than usual in most places, probably because its
+    device is slow.
     """
     intervals = tuple(table.busy)
     for rank in lateness.ranks:

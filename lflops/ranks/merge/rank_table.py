@@ -80,9 +80,9 @@ class RankTable:
         are_quartiles: Whether the table has three quartiles instead of steps, because the times of
             single steps are unknown.
         async_starts: The places that start a collective whose result is awaited in another place.
-        exposed_on_all_ranks: Exposed seconds of collectives per step, in which nothing was
-            computed, by place and rank. It has only the places in `waits` for which all ranks have
-            traced times.
+        exposed_on_all_ranks: For each place and rank, the exposed seconds of collectives per step,
+            in which no computation runs. Only places in `waits` are included, and only if all ranks
+            have traced times there.
     """
 
     seconds: Mapping[ModulePhase, RankSeries]

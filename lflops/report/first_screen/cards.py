@@ -55,7 +55,7 @@ class Card(Struct, frozen=True, kw_only=True):
     Attributes:
         cause: The name of the finding's rule.
         title: A few words that name the cause of the cost.
-        seconds: Seconds per step that the action saves at most, or `None` if that is unknown.
+        seconds: Maximum seconds per step that the action saves, or `None` if that is unknown.
         text: The saving as text, such as `−29.0 ms`; without a sign if this is not an issue.
         action: Advice on what to do. Empty if there is no general advice.
         sentence: The finding as a sentence.

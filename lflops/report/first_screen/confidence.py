@@ -39,7 +39,8 @@ def confidence_in(window: WindowSummary | None, ledger: Ledger | None) -> Confid
     is_low = bool(why)
     doubts = [text for text in window.confidence if text not in why]
     if ledger is not None and doubts:
-        # The first text has the number of timed steps, which is smaller than that of the run.
+        # The first text has the number of timed steps, which is smaller than the number of steps in
+        # the run.
         doubts[0] = f"window of {doubts[0]}"
     why += doubts
     level: Level = "high"

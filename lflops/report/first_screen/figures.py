@@ -86,7 +86,7 @@ def _time_trained(ledger: Ledger) -> Fact:
 
 
 def _other_groups(ledger: Ledger) -> list[str]:
-    """Return what else than training took time in a run, each with its share, largest first."""
+    """Return the categories that took time besides training, with their shares, largest first."""
     others = []
     for group, seconds in ledger.by_group().items():
         if group != "training":
@@ -117,7 +117,7 @@ def trained_share(ledger: Ledger) -> float | None:
 
 
 def time_trained_sentence(ledger: Ledger | None) -> str:
-    """Return a sentence with the share of the run's time that was training.
+    """Return a sentence with the share of the run's time that was spent on training.
 
     It also names the largest other categories. It is empty if there is no ledger.
     """

@@ -1,7 +1,7 @@
 """Build the first screen of a run, which is what a user sees first on the page.
 
 The terminal and the log show the same data as text. Its parts are a few figures, the share of time
-that was training, the phases of a step, and cards.
+that was spent on training, the phases of a step, and cards.
 
 Modules and work come from the last window. Without a window, only times are known.
 """
@@ -31,8 +31,8 @@ class FirstScreen(Struct, frozen=True, kw_only=True):
         header: Facts such as steps, duration and chip.
         confidence: Confidence in the figures.
         figures: At most four numbers, such as the step time and MFU, with labels.
-        trained: The share of the run's time that was training, as a sentence. Empty without a
-            ledger.
+        trained: The share of the run's time that was spent on training, as a sentence. Empty
+            without a ledger.
         steps: Times of the unprofiled steps, or `None` if no step was timed.
         cards: Suggestions for what to do next, the most urgent first.
         nothing: Reason why there is no card. Empty if there are cards.

@@ -46,7 +46,7 @@ class WindowSummary(Struct, frozen=True, kw_only=True):
         peak_bytes: The peak of live memory.
         usable_bytes: Memory of the chip that a process can use.
         rates: Throughput in tokens and in samples per second. The first rate is shown only if there
-            is no ledger, because then the share of time that was training is unknown.
+            is no ledger, because then the share of time that was spent on training is unknown.
         findings: The findings about the step.
         unseen: Reason why an issue might exist although none was found, for example that too few
             steps were measured. `None` if an issue would have been found.

@@ -71,7 +71,7 @@ Categories of tensors that live long come first.
 class MemoryShown(LiveMemoryShown, frozen=True, kw_only=True):
     """The Memory view: the live bytes before each operator of a step.
 
-    In a long step, groups of consecutive operators are combined. Of each group, only the operators
+    In a long step, groups of consecutive operators are combined. In each group, only the operators
     with the fewest and the most live bytes have points. The peak is reached while an operator runs,
     so it is drawn halfway between this operator and the next one.
 

@@ -1,4 +1,4 @@
-"""Format numbers like DeepSpeed's profiler, so that its report can be compared with that of lflops.
+"""Format numbers like DeepSpeed's profiler, so that its report can be compared with lflops'.
 
 Numbers have at most two decimals. `K` is a thousand and `u` is a millionth. For parameters, a
 billion is `B`. An unknown value is shown as a dash. Only 0 is shown as `0`; small numbers keep one
