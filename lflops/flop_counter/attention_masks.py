@@ -62,7 +62,8 @@ class MaskedScores(NamedTuple):
 
     Attributes:
         computed: The number of scores that the kernel computes: all queries × all keys.
-        within: The number of scores that are needed: those between tokens of the same sequence.
+        within: The number of scores that are needed: the scores between tokens of the same
+            sequence.
     """
 
     computed: int

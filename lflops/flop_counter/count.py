@@ -75,7 +75,7 @@ def count(
         ignore: Names or classes of modules. Their self work (without their submodules) is left out
             of every total. A note in the profile lists these modules.
         logical: The profile of the unsharded model on the same arguments, from `count` or
-            `estimate`. It supplies those MACs of the unsharded model that cannot be determined from
+            `estimate`. It supplies the MACs of the unsharded model that cannot be determined from
             the sharded tensors.
 
     Raises:

@@ -218,7 +218,7 @@ def _refuse_missing_cuda(device: Any) -> None:
 def _is_small(function: OpOverload, given: list[Tensor], out: Any) -> bool:
     """Return whether an operator's results are small and likely to be read by the model's code.
 
-    Only such results are computed for real. Large results, and floating-point results that are
+    Only these results are computed for real. Large results, and floating-point results that are
     created from nothing (such as parameters), stay fake.
     """
     results = tensors_of((out,))
@@ -232,9 +232,9 @@ def _is_small(function: OpOverload, given: list[Tensor], out: Any) -> bool:
 def _only_changes_shape(function: Any, args: Any, given: list[Tensor]) -> bool:
     """Return whether the operator changes the shape of real tensors in place.
 
-    Fake mode rejects such operators on real tensors, so they run outside fake mode. Such operators
-    change no values, so known values stay known and unknown values stay unknown. A `resize_` to
-    more than `LARGEST` elements is excluded, because it would allocate much real memory.
+    Fake mode rejects these operators on real tensors, so they run outside fake mode. They change no
+    values, so known values stay known and unknown values stay unknown. A `resize_` to more than
+    `LARGEST` elements is excluded, because it would allocate much real memory.
     """
     if not isinstance(function, OpOverload) or torch.Tag.inplace_view not in function.tags:
         return False

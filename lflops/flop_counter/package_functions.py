@@ -30,7 +30,7 @@ class _Covered(threading.local):
     Triton kernels that such a function launches are part of its cost, so they are not recorded.
 
     Attributes:
-        depth: The number of nested calls of such functions. 0 means that none is running.
+        depth: The number of nested calls of these functions. 0 means that none is running.
     """
 
     depth = 0

@@ -271,7 +271,7 @@ def _path(name: str, key: Any) -> str:
     """Return the path of the entry `key` in the container with the path `name`.
 
     Raises:
-        _Unreadable: The key is not a string, an integer or an enum member. A lookup of such a key
+        _Unreadable: The key is not a string, an integer or an enum member. Looking up any other key
             could run user code.
     """
     if isinstance(key, Enum):

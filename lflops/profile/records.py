@@ -375,8 +375,8 @@ class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
             it was faster.
         late: Seconds by which this rank arrived later than the median rank at the collective that
             ends the interval, for each compared step.
-        intervals: Numbers of the intervals of a step in which the place runs. The collectives of a
-            step divide it into these intervals.
+        intervals: The intervals in which the place runs, by number. The collectives of a step
+            divide the step into intervals.
         modules: Number of modules that `module` stands for.
         noise: Standard deviation of the median excesses of the other ranks in this place. It shows
             how large an excess can be by chance. `None` if there are too few ranks.

@@ -114,9 +114,9 @@ class SelfTime(NamedTuple):
 def nested(self_times: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlice]:
     """Convert the self times of one thread into nested slices of modules.
 
-    A slice of a module lasts until another module runs that is not below it. Two consecutive calls
-    of a module are therefore one slice. In backward, the time of the autograd engine between two
-    modules does not end a slice.
+    A slice of a module lasts until a module that is not below it runs. Two consecutive calls of a
+    module are therefore one slice. In backward, the time of the autograd engine between two modules
+    does not end a slice.
 
     Args:
         self_times: The self times in chronological order.

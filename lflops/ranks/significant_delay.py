@@ -155,9 +155,10 @@ def _far_excesses(excess: Sequence[float], step_seconds: float) -> list[float]:
 def _probability_by_chance(
     delay: RankDelay, slow: Sequence[float], compared: RankComparison, ranks: int
 ) -> float:
-    """Return the probability that a place has at least this many slow steps by chance.
+    """Return the probability that a place has as many slow steps as in `slow` by chance.
 
-    Consecutive slow steps count as one slow step. `slow` has the excesses in the slow steps.
+    A place is a module in a phase. Consecutive slow steps count as one slow step. `slow` has the
+    excesses in the slow steps.
     """
     steps = len(delay.excess)
     smallest = slow[-1]
@@ -175,8 +176,8 @@ def _probability_by_chance(
 def _large_excess_rate(delay: RankDelay, smallest: float, compared: RankComparison) -> float:
     """Return the probability that an excess of at least `smallest` occurs in a step by chance.
 
-    It is estimated from how often such excesses occurred in other places. The longer the place of
-    `delay` takes, the higher is the probability.
+    It is estimated from how often such excesses occurred in other places (modules in a phase). The
+    longer a rank usually spends in the place of `delay`, the higher is the probability.
     """
     if not compared.large_excess_seconds:
         return 0.0

@@ -22,6 +22,8 @@ was computing (`thread`), or the operating system gave its core to another proce
 class Straggler(Struct, frozen=True, kw_only=True):
     """A straggler: one rank and the place in which it takes longer than the other ranks.
 
+    A place is a module in a phase.
+
     Attributes:
         module: Name of the module. `""` means the root and everything outside modules;
             `layers.*.mlp` means several modules together.
@@ -79,8 +81,8 @@ class Stragglers(Struct, frozen=True, kw_only=True):
 
     Attributes:
         rows: The stragglers, sorted by cost in descending order.
-        waits: The places where ranks wait for another rank, sorted by waiting time in descending
-            order.
+        waits: The places (modules in a phase) where ranks wait for another rank, sorted by waiting
+            time in descending order.
         lost_share: Share of a step that is lost: the step would be shorter by this share if all
             ranks were as fast as the median rank. `None` if unknown.
         step_seconds: Median time of a compared step; `None` if ranks were not compared.

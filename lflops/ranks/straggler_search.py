@@ -73,8 +73,8 @@ def _stragglers_of_rank(
 ) -> Iterator[Straggler]:
     """Yield the stragglers of one rank: one for each place in which the rank is slow.
 
-    The search begins with the most expensive delay. After each straggler, the lateness that it
-    explains is subtracted from the rank's remaining delays.
+    A place is a module in a phase. The search begins with the most expensive delay. After each
+    straggler, the lateness that it explains is subtracted from the rank's remaining delays.
     """
     left = list(delays)
     while left:
@@ -107,8 +107,8 @@ def _most_specific(
 ) -> SignificantDelay:
     """Return the most expensive delay, or the single place that causes most of it.
 
-    For example, if a rank is slow in all `layers.*.mlp` together, but mainly in `layers.3.mlp`, the
-    delay in `layers.3.mlp` is returned.
+    A place is a module in a phase. For example, if a rank is slow in all `layers.*.mlp` together,
+    but mainly in `layers.3.mlp`, the delay in `layers.3.mlp` is returned.
     """
     worst = max(expensive, key=operator.attrgetter("seconds"))
     is_whole_step = worst.delay.phase == "all" and compared.compares_phases
@@ -123,8 +123,9 @@ def _most_specific(
 def _stands_out(delay: RankDelay, several: RankDelay) -> bool:
     """Return whether `delay` is in a single place, and mainly this place is slow.
 
-    If `several` is a delay of the whole step (phase `all`), the place must be slowed down at least
-    twice as much as the rest of the step, relative to the usual times.
+    A place is a module in a phase. If `several` is a delay of the whole step (phase `all`), the
+    place must be slowed down at least twice as much as the rest of the step, relative to the usual
+    times.
     """
     if delay.modules > 1 or delay.phase == "all":
         return False
@@ -140,8 +141,8 @@ def _remaining(delay: RankDelay, found: RankDelay, compared: RankComparison) -> 
     """Return `delay` without the part that `found`, another delay of the same rank, explains.
 
     If the two delays share an interval between collectives, the cost of `found` is subtracted from
-    the lateness of `delay`. If, in addition, the place of `found` is a part of the place of
-    `delay`, the times of `found` are subtracted too.
+    the lateness of `delay`. If, in addition, the place (a module in a phase) of `found` is a part
+    of the place of `delay`, the times of `found` are subtracted too.
     """
     if set(delay.intervals).isdisjoint(found.intervals):
         return delay
@@ -162,8 +163,8 @@ def _remaining(delay: RankDelay, found: RankDelay, compared: RankComparison) -> 
 def _is_part_of(single: RankDelay, several: RankDelay, compared: RankComparison) -> bool:
     """Return whether the place of `single` is a part of the place of `several`.
 
-    For example, each phase is a part of the whole unprofiled step, and `layers.0.mlp` is a part of
-    `layers.*.mlp`.
+    A place is a module in a phase, or a whole phase. For example, each phase is a part of the whole
+    unprofiled step, and `layers.0.mlp` is a part of `layers.*.mlp`.
     """
     if several.phase == "all" and single.phase != "all":
         return compared.compares_phases

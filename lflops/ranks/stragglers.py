@@ -294,7 +294,7 @@ def _slowest_module(
 
 
 def _merged(rows: Iterable[Straggler]) -> list[Straggler]:
-    """Merge stragglers with the same rank and place, and add up their costs.
+    """Merge stragglers with the same rank and place (a module in a phase), and add up their costs.
 
     For example, if one cause slows down a whole rank, the delays of the rank in several phases
     become one straggler.
@@ -314,8 +314,8 @@ def slowest_first(profile: Profile, found: Stragglers) -> tuple[int, ...]:
     """Return all ranks, slowest first.
 
     Ranks are ordered by their cost as stragglers, then by the time that other ranks waited for
-    them, then by their excess in all places, then by the length of their step. Ranks that did not
-    report come last.
+    them, then by their excess in all places (modules in a phase), then by the length of their step.
+    Ranks that did not report come last.
     """
     cost = summed((row.slow_rank, row.seconds_lost) for row in found.rows)
     waited_for = summed((wait.for_rank, wait.seconds) for wait in found.waits)

@@ -59,13 +59,14 @@ torch-tb-profiler leaves collectives with other names out of its tables.
 """
 
 FINE = 1024
-"""Times in the copy are multiples of 1/`FINE` microsecond, so that sums of times are exact.
+"""Number of time units per microsecond in the copy. It makes sums of times exact.
 
-torch-tb-profiler computes the end of an event as a sum of floats. If a rounding error makes an
-event end after the event around it, torch-tb-profiler leaves the inner event out of all tables.
-Sums of multiples of 1/1024 µs have no rounding error below 2^43 µs, which is 101 days. This is
-enough, because Kineto counts time from the start of the quarter of the year. 1/1024 µs is shorter
-than a nanosecond, so different times stay different.
+Times in the copy are multiples of 1/`FINE` microsecond. torch-tb-profiler computes the end of an
+event as a sum of floats. If a rounding error makes an event end after the event around it,
+torch-tb-profiler leaves the inner event out of all tables. Sums of multiples of 1/1024 µs have no
+rounding error below 2^43 µs, which is 101 days. This is enough, because Kineto counts time from the
+start of the quarter of the year. 1/1024 µs is shorter than a nanosecond, so different times stay
+different.
 """
 
 Thread = tuple[Any, Any]

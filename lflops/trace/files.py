@@ -35,7 +35,7 @@ class LeftOut:
 
     Attributes:
         number: Number of events that are left out.
-        first: Problem of the first such event; empty if no event is left out.
+        first: Problem of the first of these events; empty if no event is left out.
     """
 
     def __init__(self) -> None:

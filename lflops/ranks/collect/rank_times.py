@@ -39,6 +39,8 @@ FEWEST_PLACES = 64
 class _Group:
     """Stores the times of ranks that have the same places and the same steps, in one tensor.
 
+    A place is a module in a phase.
+
     Attributes:
         at: The indices of the steps within the run.
         columns: The column of each place in the tensor.
@@ -70,7 +72,8 @@ class _Group:
     def steps(self, chosen: AbstractSet[int]) -> Tensor:
         """Return the times of all ranks in the steps with the given indices.
 
-        The shape is [ranks, steps, places]. The times include hook overhead.
+        The shape is [ranks, steps, places]. A place is a module in a phase. The times include hook
+        overhead.
         """
         rows = [row for row, at in enumerate(self.at) if at in chosen]
         if len(rows) == len(self.at):
@@ -122,9 +125,9 @@ class RankTimes:
     def of(self, rank: int) -> list[list[float]]:
         """Return the times of a rank without hook overhead.
 
-        The result has one list for each step, with the times of all places. If the rank has sent no
-        times, returns the times of another rank that did the same work, or an empty list if there
-        is no such rank.
+        The result has one list for each step, with the times of all places (modules in a phase). If
+        the rank has sent no times, returns the times of another rank that did the same work, or an
+        empty list if there is no such rank.
         """
         if rank in self._group_of_rank:
             group = self._group_of_rank[rank]
@@ -158,9 +161,9 @@ class RankTimes:
 class _Selection:
     """Makes a `RankTable` with only the places that best show which rank is slow.
 
-    The ranks come in groups (see `_Group`). This class refers to a group by its index in the
-    argument `groups`. Its tensors have the ranks of the first group first, then the ranks of the
-    second group, and so on.
+    A place is a module in a phase. The ranks come in groups (see `_Group`). This class refers to a
+    group by its index in the argument `groups`. Its tensors have the ranks of the first group
+    first, then the ranks of the second group, and so on.
     """
 
     def __init__(
@@ -238,9 +241,9 @@ class _Selection:
     def _summed(self, group: _Group, times: Tensor) -> Tensor:
         """Add up the times of each rank within each interval.
 
-        An interval is the time between two collectives, and usually contains many places. The shape
-        of the result is [ranks, steps, intervals + 1]. The last column is the total time in the
-        places where ranks wait for each other, which are in no interval.
+        An interval is the time between two collectives, and usually contains many places (modules
+        in a phase). The shape of the result is [ranks, steps, intervals + 1]. The last column is
+        the total time in the places where ranks wait for each other, which are in no interval.
         """
         after_all = self._number_of_intervals
         intervals = [self._intervals.get(place, after_all) for place in group.columns]
@@ -268,13 +271,13 @@ class _Selection:
         return {self._ranks[row] for row in rows}
 
     def _series(self, place: ModulePhase) -> RankSeries:
-        """Return the times of all ranks that have this place."""
+        """Return the times of all ranks that have this place (a module in a phase)."""
         having = self._having[place]
         seconds = self._stacked(having, [place])[:, :, 0].double()
         return _sorted_series(self._ranks_of(having), seconds)
 
     def _stacked(self, having: Sequence[int], places: Sequence[ModulePhase]) -> Tensor:
-        """Join the times of several groups in the given places.
+        """Join the times of several groups in the given places (modules in a phase).
 
         `having` has the indices of the groups. The shape of the result is [ranks, steps, places].
         """
@@ -284,7 +287,7 @@ class _Selection:
         return torch.cat(parts)
 
     def _columns(self, number: int, places: Iterable[ModulePhase]) -> list[int]:
-        """Return the columns of the given places in the tensor of one group.
+        """Return the columns of the given places (modules in a phase) in the tensor of one group.
 
         `number` is the index of the group.
         """
@@ -292,7 +295,7 @@ class _Selection:
         return [columns[place] for place in places]
 
     def _chosen_places(self) -> set[ModulePhase]:
-        """Select as many places as fit into a table.
+        """Select as many places (modules in a phase) as fit into a table.
 
         If not all places fit, half of the selected places are the places with the largest excess of
         a late rank (see `_excess`). The other half are the places that usually take longest.
@@ -320,9 +323,9 @@ class _Selection:
     ) -> tuple[list[float], list[float]]:
         """Return the largest excess of a late rank in each place, and the usual time of each place.
 
-        The usual time of a place is the median time over the ranks that have the place. The excess
-        of a rank is its time beyond this median. Both are means over the steps. `having` has the
-        indices of the groups whose ranks have the places.
+        A place is a module in a phase. The usual time of a place is the median time over the ranks
+        that have the place. The excess of a rank is its time beyond this median. Both are means
+        over the steps. `having` has the indices of the groups whose ranks have the places.
         """
         times = self._stacked(having, places)
         ranks = self._ranks_of(having)
@@ -336,8 +339,8 @@ class _Selection:
     def _repeated(self) -> dict[ModulePhase, Repeated]:
         """Sum the times of repeated modules, such as all `layers.*.mlp`, on each rank.
 
-        The key of the result is a place with the pattern as its name, such as `layers.*.mlp` in
-        backward. Modules that no late rank has are left out.
+        The key of the result is a place (a module in a phase) with the pattern as its name, such as
+        `layers.*.mlp` in backward. Modules that no late rank has are left out.
         """
         repeated = {}
         for pattern, members in repeated_places(self._intervals, self._patterns).items():
@@ -361,7 +364,8 @@ class _Selection:
     def _sum_of_places(self, number: int, places: Sequence[ModulePhase]) -> Tensor:
         """Return the times of one group of ranks, summed over the given places.
 
-        `number` is the index of the group. The shape is [ranks, steps].
+        A place is a module in a phase. `number` is the index of the group. The shape is [ranks,
+        steps].
         """
         columns = self._columns(number, places)
         sums = []

@@ -70,7 +70,7 @@ class PlacesOfTable(Struct, frozen=True, kw_only=True):
     """The part of a `Table` that says where each packed time belongs. It can be unpacked alone.
 
     Attributes:
-        places: The places that have times, in the order of the packed times.
+        places: The places (modules in a phase) that have times, in the order of the packed times.
         waits: The places where ranks wait for each other.
         async_starts: The places that start a collective. Ranks wait for its result in another
             place.
@@ -88,8 +88,9 @@ class Table(PlacesOfTable, frozen=True, kw_only=True):
     differ between ranks.
 
     Attributes:
-        counted_waits: The `waits` of the profile: the places where this rank waited in the counting
-            step. The field `waits` of the table also has the places that `waiting_places` adds.
+        counted_waits: The `waits` of the profile: the places (modules in a phase) where this rank
+            waited in the counting step. The field `waits` of the table also has the places that
+            `waiting_places` adds.
     """
 
     modules: Mapping[str, ModuleProfile]
@@ -131,8 +132,9 @@ class Packed(NamedTuple):
     Attributes:
         head: The `RankHeader`.
         shared: The shared blobs by name: the `Table` and, if known, the `Memory`.
-        times: Float32 values with one row for each module-timing step and one column for each
-            place. A last row has the factors that remove hook overhead (see `_scales`).
+        times: Float32 values with one row for each module-timing step and one column for each place
+            (a module in a phase). A last row has the factors that remove hook overhead (see
+            `_scales`).
     """
 
     head: bytes
@@ -253,7 +255,8 @@ def unpacked(blob: bytes, kind: type[Part]) -> Part:
 def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) -> Profile:
     """Rebuild a rank's profile from its table and header, without steps, memory and notes.
 
-    `times` has the seconds of each place in each step, without hook overhead; empty if unknown.
+    `times` has the seconds of each place (a module in a phase) in each step, without hook overhead;
+    empty if unknown.
     """
     communication = []
     seconds_of_calls = head.summary.communication_seconds
@@ -281,7 +284,10 @@ def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) ->
 def _places(
     profile: Profile, steps: Sequence[Mapping[ModulePhase, float]]
 ) -> tuple[ModulePhase, ...]:
-    """Return the places that have times, in the order of the profile's modules."""
+    """Return the places that have times, in the order of the profile's modules.
+
+    A place is a module in a phase.
+    """
     timed = set().union(*steps)
     places = [ModulePhase("", phase) for phase in OUTSIDE]
     for row in profile.modules:
@@ -301,8 +307,9 @@ def _scales(
 ) -> dict[ModulePhase, float]:
     """Return, for each place, the factor that removes hook overhead from its times.
 
-    The factor is the median self time in the profile, which excludes hook overhead, divided by the
-    median of the measured times. It is 1 if one of them is unknown.
+    A place is a module in a phase. The factor is the median self time in the profile, which
+    excludes hook overhead, divided by the median of the measured times. It is 1 if one of them is
+    unknown.
     """
     scales = {}
     for place in set().union(*steps):

@@ -160,8 +160,8 @@ def _quartile_table(
 ) -> RankTable | None:
     """Make a table of the ranks' times for a comparison without the times of single steps.
 
-    For each place, the table has the lower quartile, the median and the upper quartile. Returns
-    `None` if fewer than two ranks have timed modules.
+    For each place (a module in a phase), the table has the lower quartile, the median and the upper
+    quartile. Returns `None` if fewer than two ranks have timed modules.
     """
     times = {}
     waiting = {}

@@ -74,6 +74,8 @@ class SelfWork(NamedTuple):
 class _Excess(NamedTuple):
     """The extra time of one rank in one place: a series with one value for each step.
 
+    A place is a module in a phase.
+
     Attributes:
         seconds: The time of the rank in the place.
         usual: The usual time in the place: the median of the other ranks, or an estimate.
@@ -105,14 +107,17 @@ class _Excess(NamedTuple):
 
 
 class _Single(NamedTuple):
-    """The only rank that has a place, and its time in the place in each step."""
+    """The only rank that has a place, and its time in the place in each step.
+
+    A place is a module in a phase.
+    """
 
     rank: int
     seconds: Steps
 
 
 class _Usual(NamedTuple):
-    """The usual time of each rank in each place.
+    """The usual time of each rank in each place (module in a phase).
 
     Attributes:
         series: The usual times by place and rank. A place or rank with an unknown usual time is
@@ -235,9 +240,9 @@ class _Lateness:
 def _usual(table: RankTable, work: Mapping[ModulePhase, SelfWork]) -> _Usual:
     """Find the usual time of each rank in each place: the median of the other ranks.
 
-    Some modules exist on only one rank, for example in a pipeline. Such a module is compared with
-    similar modules, on other ranks if possible. If there are no similar modules, its usual time is
-    estimated from its share of the work.
+    A place is a module in a phase. Some modules exist on only one rank, for example in a pipeline.
+    Such a module is compared with similar modules, on other ranks if possible. If there are no
+    similar modules, its usual time is estimated from its share of the work.
     """
     series: dict[ModulePhase, RankSeries] = {}
     alone: dict[ModulePhase, _Single] = {}
@@ -263,7 +268,7 @@ def _usual(table: RankTable, work: Mapping[ModulePhase, SelfWork]) -> _Usual:
 
 
 def _median_of(places: Iterable[ModulePhase], alone: Mapping[ModulePhase, _Single]) -> Steps:
-    """Return the median time over the given places, for each step.
+    """Return the median time over the given places (modules in a phase), for each step.
 
     `alone` has all places that only one rank has.
     """
@@ -276,7 +281,8 @@ def _like_each_other(
 ) -> Iterable[list[ModulePhase]]:
     """Group places whose modules do the same work and differ only in numbers in their names.
 
-    For example, `layers.0.mlp` and `layers.1.mlp` in backward are in one group.
+    A place is a module in a phase. For example, `layers.0.mlp` and `layers.1.mlp` in backward are
+    in one group.
     """
     groups: dict[tuple[str, str, SelfWork | None], list[ModulePhase]] = defaultdict(list)
     for place in places:
@@ -290,7 +296,7 @@ def _comparable(
     group: Sequence[ModulePhase],
     alone: Mapping[ModulePhase, _Single],
 ) -> list[ModulePhase]:
-    """Return the places in a group that a place is compared with.
+    """Return the places (modules in a phase) in a group that a place is compared with.
 
     These are the places on other ranks. If the group has no places on other ranks, they are all
     other places of the group.
@@ -340,7 +346,7 @@ def _by_work(
 def _in_places(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
     """Yield the excess of the ranks with the largest lateness, for each place separately.
 
-    Places without a known usual time are left out.
+    A place is a module in a phase. Places without a known usual time are left out.
     """
     for place, series in usual.series.items():
         intervals = (table.intervals[place],)
@@ -373,7 +379,7 @@ def _everywhere(
 ) -> Iterator[_Excess]:
     """Yield the excess of the ranks with the largest lateness in most places or in whole steps.
 
-    `by_whole_step` is described in `compare_ranks`.
+    A place is a module in a phase. `by_whole_step` is described in `compare_ranks`.
     """
     if by_whole_step:
         yield from _whole_steps(table, lateness, EVERYTHING)
@@ -396,8 +402,8 @@ def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> I
 def _devices(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
     """Yield how much longer the latest ranks take because they are slow in most places.
 
-    This excess is positive only if a rank is slower than usual in most places, probably because its
-    device is slow.
+    A place is a module in a phase. This excess is positive only if a rank is slower than usual in
+    most places, probably because its device is slow.
     """
     intervals = tuple(table.busy)
     for rank in lateness.ranks:
@@ -420,9 +426,10 @@ def _slower_in_most_places(
 ) -> list[float] | None:
     """Return the factor by which a rank is slower than usual in most places, for each step.
 
-    In each place, the factor is the rank's time divided by the usual time. The result is the median
-    over the places, weighted by the usual time. The place with the largest excess is left out.
-    Returns `None` if the remaining places are too few, or take too small a part of the step.
+    A place is a module in a phase. In each place, the factor is the rank's time divided by the
+    usual time. The result is the median over the places, weighted by the usual time. The place with
+    the largest excess is left out. Returns `None` if the remaining places are too few, or take too
+    small a part of the step.
 
     Args:
         own: The times of the rank.
@@ -501,8 +508,9 @@ def _large_excesses(
     """Count the large excesses of all ranks, to estimate how likely a large excess is by chance.
 
     For each of `LARGE_EXCESS_SIZES` sizes, counts how many excesses in `excesses_by_place` have at
-    least this size. Returns these counts, and the total time of all ranks in the same places and
-    steps. A count divided by the total time is the rate at which such excesses occur.
+    least this size. Returns these counts, and the total time of all ranks in the same places
+    (modules in a phase) and steps. A count divided by the total time is the rate at which such
+    excesses occur.
     """
     sizes = [
         table.step_seconds * LARGE_EXCESS_RATIO**number for number in range(LARGE_EXCESS_SIZES)
@@ -521,7 +529,10 @@ def _large_excesses(
 
 
 def _waits(table: RankTable) -> Iterator[RankWait]:
-    """Yield a `RankWait` for each place in which ranks wait long for another rank."""
+    """Yield a `RankWait` for each place in which ranks wait long for another rank.
+
+    A place is a module in a phase.
+    """
     for place in table.waits:
         series = table.seconds.get(place, RankSeries())
         if len(series) < 2:
@@ -589,7 +600,7 @@ def _usual_mean(steps: Sequence[float]) -> float:
 def _delay(excess: _Excess, excesses: RankSeries, *, begins_collective: bool) -> RankDelay:
     """Convert an excess to a `RankDelay`.
 
-    `excesses` has the excess of all ranks in the same place.
+    `excesses` has the excess of all ranks in the same place (a module in a phase).
     """
     return RankDelay(
         module=excess.place.fqn,

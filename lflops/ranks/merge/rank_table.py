@@ -65,8 +65,8 @@ class RankTable:
     """Times of all ranks in the same steps.
 
     Attributes:
-        seconds: The times of the ranks in each place. If there are very many ranks and modules,
-            only the most important places are included.
+        seconds: The times of the ranks in each place (a module in a phase). If there are very many
+            ranks and modules, only the most important places are included.
         repeated: Summed times of repeated modules. The key is a place whose name is a pattern, such
             as `layers.*.mlp`.
         busy: For each interval, the summed time in all places where no rank waits.
@@ -120,7 +120,7 @@ class RankTable:
 def repeated_places(
     intervals: Mapping[ModulePhase, int], patterns: Mapping[str, str]
 ) -> dict[ModulePhase, list[ModulePhase]]:
-    """Group the places of repeated modules.
+    """Group the places (modules in a phase) of repeated modules.
 
     The key of a group is a place whose name is a pattern, such as `layers.*.mlp`.
     """
@@ -137,9 +137,10 @@ def intervals_of(
 ) -> dict[ModulePhase, int]:
     """Return the number of the interval that contains each place where no rank waits.
 
-    `places` has modules in the order of their forward pass. Backward is assumed to run in reverse
-    order. If a step does not end with a collective, its last interval continues in the next step,
-    so the places in it get the number of the first interval, 0.
+    A place is a module in a phase. `places` has modules in the order of their forward pass.
+    Backward is assumed to run in reverse order. If a step does not end with a collective, its last
+    interval continues in the next step, so the places in it get the number of the first interval,
+    0.
     """
     ordered = _in_execution_order(places)
     intervals = {}
@@ -157,7 +158,7 @@ def intervals_of(
 
 
 def is_in_model(place: ModulePhase) -> bool:
-    """Return whether a place is in the model, and not a phase outside it, such as `data`."""
+    """Return whether a place is a module in a phase, and not a phase outside the model."""
     return bool(place.fqn) or place.phase not in OUTSIDE
 
 
@@ -180,8 +181,8 @@ def _in_execution_order(places: Iterable[ModulePhase]) -> list[ModulePhase]:
 def few_intervals(intervals: Mapping[ModulePhase, int], ranks: int) -> dict[ModulePhase, int]:
     """Join neighboring intervals if there are too many for the memory of a table.
 
-    The more `ranks` a table has, the fewer intervals it may have. `intervals` has the number of
-    each place's interval, and so does the result.
+    The more `ranks` a table has, the fewer intervals it may have. `intervals` has the number of the
+    interval of each place (a module in a phase), and so does the result.
     """
     number = max(intervals.values(), default=0) + 1
     most = max(min(MOST_INTERVALS, MOST_SUMS // max(ranks, 1)), FEWEST_INTERVALS)
@@ -202,7 +203,7 @@ def table_of(
     patterns: Mapping[str, str] | None = None,
     are_quartiles: bool = False,
 ) -> RankTable:
-    """Make a table from the seconds of each rank by step and place.
+    """Make a table from the seconds of each rank by step and place (a module in a phase).
 
     Args:
         times: Seconds by rank, step and place; all ranks have the same steps.
@@ -240,7 +241,7 @@ def table_of_series(
     patterns: Mapping[str, str] | None = None,
     are_quartiles: bool = False,
 ) -> RankTable:
-    """Make a table from the times of all ranks in each place.
+    """Make a table from the times of all ranks in each place (a module in a phase).
 
     Args:
         seconds: The times by place.
@@ -303,7 +304,7 @@ def _repeated(
 
 
 def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
-    """Return the statistics of each place that several ranks have.
+    """Return the statistics of each place (a module in a phase) that several ranks have.
 
     They are sorted by module, in the order of `rows`, and then by phase. If several ranks are
     equally slow, the first of them is reported as the slowest. For an even number of ranks, the
@@ -338,7 +339,7 @@ def _stat(place: ModulePhase, medians: dict[int, float], *, waits: bool) -> Rank
 
 
 def waiting_places(profile: Profile) -> set[ModulePhase]:
-    """Return the places in which this rank waits for other ranks.
+    """Return the places (modules in a phase) in which this rank waits for other ranks.
 
     If the profile does not list these places, returns the places of its collectives. If no step was
     counted, returns all places where ranks may wait.
@@ -363,7 +364,8 @@ def waiting_places(profile: Profile) -> set[ModulePhase]:
 def _possible_waits(profile: Profile) -> set[ModulePhase]:
     """Return all places where ranks may wait, for a profile in which no step was counted.
 
-    Under DDP, ranks wait at the end of backward. Otherwise, they may wait anywhere in the model.
+    A place is a module in a phase. Under DDP, ranks wait at the end of backward. Otherwise, they
+    may wait anywhere in the model.
     """
     if "ddp" in (profile.run.strategy or "").lower():
         return {ModulePhase("", "backward"), SYNC}
@@ -375,7 +377,10 @@ def _possible_waits(profile: Profile) -> set[ModulePhase]:
 
 
 def async_starts_in(profile: Profile) -> set[ModulePhase]:
-    """Return the places that start a collective whose result is awaited in another place."""
+    """Return the places that start a collective whose result is awaited in another place.
+
+    A place is a module in a phase.
+    """
     begun = {ModulePhase(each.module, each.phase) for each in profile.communication}
     return begun - waiting_places(profile)
 
@@ -383,9 +388,10 @@ def async_starts_in(profile: Profile) -> set[ModulePhase]:
 def exposed_by_place(profile: Profile) -> dict[ModulePhase, float | None]:
     """Return the exposed seconds of collectives per step, by the place where they are awaited.
 
-    Exposed means that nothing was computed at the same time. The seconds include transfer and
-    waiting. They are `None` if the time of any of the collectives is unknown. If a collective
-    begins in a module and is not awaited there, it is awaited at the end of the phase, in the root.
+    A place is a module in a phase. Exposed means that nothing was computed at the same time. The
+    seconds include transfer and waiting. They are `None` if the time of any of the collectives is
+    unknown. If a collective begins in a module and is not awaited there, it is awaited at the end
+    of the phase, in the root.
     """
     waits = waiting_places(profile)
     exposed: dict[ModulePhase, float | None] = {}
@@ -408,6 +414,8 @@ def exposed_on_all_ranks(
 ) -> dict[ModulePhase, dict[int, float]]:
     """Return the exposed seconds of collectives in the places where they are known on all ranks.
 
+    A place is a module in a phase.
+
     Args:
         waiting: For each rank, the exposed seconds in each place; `None` if unknown. Exposed
             means that nothing was computed at the same time.
@@ -426,8 +434,8 @@ def exposed_on_all_ranks(
 def quartiles_in(profile: Profile) -> list[dict[ModulePhase, float]]:
     """Return three dictionaries of times by place: lower quartiles, medians and upper quartiles.
 
-    If the times of single steps are unknown, ranks are compared by these three instead of by steps.
-    Returns an empty list if no module was timed.
+    A place is a module in a phase. If the times of single steps are unknown, ranks are compared by
+    these three instead of by steps. Returns an empty list if no module was timed.
     """
     stats: dict[ModulePhase, TimingStats] = {}
     for row, module in profile.modules.items():

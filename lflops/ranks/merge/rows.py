@@ -49,7 +49,7 @@ class MergedRows:
     Attributes:
         sources: The rank that each row is from.
         differ: Whether any rank did different work than the leading rank.
-        waits: The places where any rank waits for other ranks.
+        waits: The places (modules in a phase) where any rank waits for other ranks.
         unsupported: The operators that any rank ran without a formula, by module, operator and
             phase.
     """

@@ -121,8 +121,8 @@ class UnprofiledSteps:
     def compared(self, waits: Collection[ModulePhase]) -> RankComparison | None:
         """Compare the ranks in the steps that all of them have.
 
-        `waits` are the places where ranks wait for each other. Returns `None` for fewer than two
-        ranks, or without a common step.
+        `waits` are the places (modules in a phase) where ranks wait for each other. Returns `None`
+        for fewer than two ranks, or without a common step.
         """
         indices = self._common_indices()
         if len(self._records) < 2 or not indices:

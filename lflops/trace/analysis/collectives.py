@@ -212,7 +212,7 @@ class RankSkew(Struct, frozen=True, kw_only=True):
 
 
 Key = tuple[str, str, str, int]
-"""Key of a call: kind, group, step, and the number of the call among calls that share these three.
+"""Key of a call: kind, group, step, and number among calls of the same kind, group and step.
 
 A call has the same key on all ranks.
 """

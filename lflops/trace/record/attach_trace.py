@@ -69,7 +69,7 @@ def _with_times(
 
     Args:
         rows: The collectives.
-        seconds: For each place in the trace, the total and the exposed time.
+        seconds: For each place in the trace (see `_Place`), the total and the exposed time.
     """
     places = _places_in_trace(rows, seconds)
     number_of_rows: Counter[_Place] = Counter()
@@ -96,7 +96,7 @@ def _with_times(
 def _places_in_trace(
     rows: Sequence[Communication], seconds: Mapping[_Place, tuple[float, float]]
 ) -> list[set[_Place]]:
-    """Return, for each collective, the places in the trace to which its kernels may belong."""
+    """Return, for each collective, the places (see `_Place`) to which its kernels may belong."""
     places: list[set[_Place]] = []
     counted: set[_Place] = set()
     number_of_kind: Counter[str] = Counter()
