@@ -93,8 +93,8 @@ def estimate(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Print whether the step fits on this chip, and the least time of the step. A chip "
-            "that `lflops hardware` lists, or a TOML file.",
+            help="Name of a chip from the output of `lflops hardware`, or a TOML file. Prints "
+            "whether the step fits on this chip, and the least time of the step.",
         ),
     ] = None,
     grad_scaler: Annotated[
@@ -188,16 +188,16 @@ def estimate(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="With --fsdp: dtype in which blocks compute, for example bf16. "
-            "The shards keep their dtype.",
+            help="Dtype in which blocks compute, for example bf16. The shards keep their dtype. "
+            "Only with --fsdp.",
         ),
     ] = None,
     reduce: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="With --fsdp: dtype in which gradients are reduced, fp32 or bf16. "
-            "Default: the dtype of --mp.",
+            help="Dtype in which gradients are reduced, fp32 or bf16. Default: the dtype of --mp. "
+            "Only with --fsdp.",
         ),
     ] = None,
     ac: Annotated[str | None, typer.Option(metavar="HOW", help=_AC)] = None,
@@ -206,16 +206,16 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="For a configuration: compute logits and loss in N parts of the sequence. "
-            "Backward recomputes each part.",
+            help="Compute logits and loss in N parts of the sequence. Backward recomputes each "
+            "part. Only if TARGET is a configuration.",
         ),
     ] = None,
     compiled_loss: Annotated[
         bool,
         typer.Option(
             "--compiled-loss",
-            help="For a configuration: compute the loss as torch.compile does, "
-            "in one pass over the logits.",
+            help="Compute the loss as torch.compile does, in one pass over the logits. Only if "
+            "TARGET is a configuration.",
         ),
     ] = False,
     offload_activations: Annotated[
@@ -230,15 +230,16 @@ def estimate(
         bool,
         typer.Option(
             "--cpu-offload",
-            help="With --fsdp: keep shards, gradients and optimizer state on the host. "
-            "The copies are not timed.",
+            help="Keep shards, gradients and optimizer state on the host. The copies are not "
+            "timed. Only with --fsdp.",
         ),
     ] = False,
     memory: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="With --ac best or --batch max: bytes that tensors may occupy, for example 40GB.",
+            help="Number of bytes that tensors may occupy, for example 40GB. Only with --ac best "
+            "or --batch max.",
         ),
     ] = None,
     lora: Annotated[
@@ -253,8 +254,8 @@ def estimate(
         str | None,
         typer.Option(
             metavar="HOW",
-            help="With --lora: store the weights of the adapted layers in 4 bits as bitsandbytes "
-            "does, nf4 or nf4-dq (QLoRA).",
+            help="Store the weights of the adapted layers in 4 bits as bitsandbytes does: nf4 or "
+            "nf4-dq (QLoRA). Only with --lora.",
         ),
     ] = None,
     trust_remote_code: Annotated[

@@ -39,7 +39,8 @@ def hardware(
         typer.Option(
             "--save",
             metavar="NAME",
-            help="With --measure: add the figures to your table of chips under this name.",
+            help="Add the measured figures to your table of chips under this name. Only with "
+            "--measure.",
         ),
     ] = None,
     as_json: Annotated[
@@ -104,13 +105,14 @@ def roofline(
     ] = None,
     *,
     figure: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Write a figure: .svg, .png or .pdf.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Draw the roofline, as .svg, .png or .pdf."),
     ] = None,
     hardware: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The chip of the roofline, or a TOML file. Default: the chip of the run.",
+            help="Name of the roofline's chip, or a TOML file. Default: the chip of the run.",
         ),
     ] = None,
     top: Annotated[
@@ -128,7 +130,7 @@ def roofline(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="With --ncu: seconds in which the GPU ran, from Nsight Systems.",
+            help="Seconds in which the GPU ran, from Nsight Systems. Only with --ncu.",
         ),
     ] = None,
     ncu_command: Annotated[
@@ -192,7 +194,8 @@ def selftest(
         str | None,
         typer.Option(
             "--device",
-            help="A device, such as cuda:1. Default: the accelerator, or the CPU without one.",
+            help="Device to check, such as cuda:1. Default: the accelerator, or the CPU if there is "
+            "no accelerator.",
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(

@@ -76,7 +76,7 @@ def show(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="With --memory: draw live memory over the step, as .png, .svg or .pdf.",
+            help="Draw live memory over the step, as .png, .svg or .pdf. Only with --memory.",
         ),
     ] = None,
     phase: Annotated[

@@ -36,8 +36,8 @@ def what_if(
         list[str] | None,
         typer.Option(
             metavar="NAME=N",
-            help="Multiply the time of a phase or module by a factor: layers.0=0.5 makes it twice "
-            "as fast. May be repeated.",
+            help="Multiply the time of a phase or module by a factor. For example, layers.0=0.5 "
+            "makes layers.0 twice as fast. May be repeated.",
         ),
     ] = None,
     batch: Annotated[
@@ -49,7 +49,10 @@ def what_if(
     ] = None,
     hardware: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Another chip: a name from `lflops hardware`."),
+        typer.Option(
+            metavar="NAME",
+            help="Predict the time on another chip. NAME is from the output of `lflops hardware`.",
+        ),
     ] = None,
     as_json: Annotated[
         bool,

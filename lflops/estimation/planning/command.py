@@ -38,7 +38,7 @@ def plan(
         str,
         typer.Option(
             metavar="NAME",
-            help="The chip of all GPUs: a name from `lflops hardware`, or a TOML file.",
+            help="Name of the GPUs' chip from the output of `lflops hardware`, or a TOML file.",
         ),
     ],
     batch: Annotated[

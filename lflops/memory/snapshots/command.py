@@ -42,16 +42,16 @@ def memory(
         typer.Option(
             metavar="N",
             min=0,
-            help="The device. Default: the device that ran out of memory, otherwise the fullest "
-            "device.",
+            help="Device to explain. Default: the device that ran out of memory, otherwise the "
+            "device with the most reserved memory.",
         ),
     ] = None,
     hardware: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The chip, to find the memory that other processes use: a name from `lflops "
-            "hardware`, or a TOML file.",
+            help="Name of the chip from the output of `lflops hardware`, or a TOML file. With it, "
+            "the output shows how much memory other processes use.",
         ),
     ] = None,
     html: Annotated[

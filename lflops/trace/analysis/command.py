@@ -64,7 +64,7 @@ Folder = Annotated[
 ]
 HardwareOption = typer.Option(
     metavar="NAME",
-    help="The chip to compare with, by its name, or a TOML file. Default: the chip that the trace "
+    help="Name of the chip to compare with, or a TOML file. Default: the chip that the trace "
     "names.",
 )
 TopOption = typer.Option(metavar="N", min=1, help="Rows of each table.")
