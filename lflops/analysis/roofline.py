@@ -483,9 +483,9 @@ def point_of(part: RooflinePart) -> Point:
 def _reason(costs: Sequence[tuple[_Cost, int]], longest: float) -> AboveRoofReason:
     """Return the likely reason why the work took less than its least time.
 
-    A reason applies to some of the cells, for example to those whose data fits in a cache. It is
-    likely if the least time becomes at most `longest` seconds when these cells are assumed to move
-    no bytes.
+    A reason applies to some of the cells, for example to the cells whose data fits in a cache. It
+    is likely if the least time becomes at most `longest` seconds when these cells are assumed to
+    move no bytes.
     """
 
     def explains(moves_no_bytes: Callable[[_Cost], bool]) -> bool:

@@ -150,7 +150,7 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
     def time(self, phase: Phase | None) -> float | None:
         """Return the seconds of one module of the row in a phase.
 
-        For `None`, return the sum over those `TIMED_PHASES` whose time is known.
+        For `None`, return the sum over the phases in `TIMED_PHASES` with a known time.
         """
         return _total_time(self.seconds, phase)
 

@@ -9,8 +9,7 @@ Backward: when forward runs a differentiable operator, torch builds an autograd 
 nodes of each thread in the order in which they are built. When a module is entered or left, the
 tracker stores the next number. These numbers divide the nodes into segments, and each segment
 belongs to the module that ran at that time. In backward, the number of the running node shows its
-segment, and thereby the module that built the node. This works for any type of arguments and
-results.
+segment, and so the module that built the node. This works for any type of arguments and results.
 
     forward     enter q   mm   leave q   enter k   mm   leave k
     number                5                        6

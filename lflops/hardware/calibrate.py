@@ -279,7 +279,7 @@ FEWEST_CACHES = 4
 """Minimum size of the copy's source and target, as a multiple of the last-level cache.
 
 If little memory is free, the copy is smaller than `CACHES` times the cache, but not smaller than
-this. An even smaller copy would measure the cache instead of the memory.
+this minimum. An even smaller copy would measure the cache instead of the memory.
 """
 
 # Bytes of an element in each dtype.

@@ -238,7 +238,7 @@ def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
             f"{reason('busy', diff)}."
         )
     elif not any(cause.kind in ("slower", "faster", "work") for cause in found):
-        yield "Relative to the other modules, no module became slower or faster beyond the noise."
+        yield "Relative to the other modules, no module became slower or faster by more than noise."
     if _is_uniform_change(diff):
         yield (
             f"All other modules are {_pace(diff.whole.ratio)} (the median of {diff.whole.modules} "

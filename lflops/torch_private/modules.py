@@ -176,7 +176,8 @@ def without_global_hooks(
 class InternalModule(nn.Module):
     """A module that lflops uses for its own small tests (trials) in the user's process.
 
-    Creating and calling it does not run the user's global hooks, only those passed to `hooked`.
+    Creating and calling it does not run the user's global hooks. It runs only the hooks that are
+    passed to `hooked`.
     """
 
     def __init__(self, **children: nn.Module) -> None:

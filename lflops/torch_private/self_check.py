@@ -246,7 +246,8 @@ def _no_op(*_: object) -> None:
 class _Operators(dispatch_modes.TorchDispatchMode):
     """A dispatch mode for the checks, which records all operators that run.
 
-    For each matmul of backward, it also records the number of the autograd node that runs it.
+    For each matmul of backward, it also records the sequence number of the autograd node that runs
+    it.
     """
 
     def __init__(self) -> None:
@@ -267,8 +268,8 @@ class _Operators(dispatch_modes.TorchDispatchMode):
 def _numbering() -> dict[str, bool]:
     """Check how autograd nodes are numbered and how backward passes are reported.
 
-    Two matmuls use the same input and weight. The matmuls of backward can therefore be told apart
-    only by the numbers of their autograd nodes. Returns, for each possible error message, whether
+    Two matmuls use the same input and weight. Therefore only the sequence numbers of their autograd
+    nodes distinguish the matmuls of backward. Returns, for each possible error message, whether
     torch behaves as expected.
     """
     ran = _Operators()

@@ -66,7 +66,7 @@ def test_the_verdict_is_about_the_step() -> None:
     assert (
         "The step is 26.9 % slower (+26.9 % to +26.9 %): 100 ms before, 127 ms after.",
         "data wait is 5.5× as slow: +45.3 ms per step.",
-        "Relative to the other modules, no module became slower or faster beyond the noise.",
+        "Relative to the other modules, no module became slower or faster by more than noise.",
         (
             "All other modules are 18.4 % faster (the median of 4 modules with the same work): the "
             "second run used another machine, or the load of the machine changed."

@@ -207,7 +207,7 @@ def test_without_a_chip_there_are_points_and_a_reason(roofline_of: Callable[...,
     Without times there is no chart, but the table remains.
     """
     seen = roofline_of(blocks(hardware=None, device_name="abacus"))
-    assert "the peak of abacus is not known" in seen.page.locator(".caveat").inner_text()
+    assert "the peak of abacus is unknown" in seen.page.locator(".caveat").inner_text()
     assert 2 == drawn(seen, "circle")
     assert 0 == drawn(seen, ".roof")
     seen = roofline_of(untimed(blocks(hardware=None)))

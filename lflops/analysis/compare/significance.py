@@ -159,12 +159,12 @@ class Judge(NamedTuple):
 
     Attributes:
         whole: The common factor, which times are divided by. `None` if there is no common factor.
-        large: A module is large if it takes at least this many seconds in the first run.
+        large: Seconds in the first run from which a module is large.
         least_error: Lower bound on the error of the ratio of a large module's times.
         least_error_of_small: Lower bound on the error of the ratio of a small module's times.
         reach: Half the width of a confidence interval, as a multiple of the error.
         step: Duration of the step in the first run, in seconds. Changes that are much shorter than
-            this do not matter.
+            the step do not matter.
         lost: Shares of the CPU time that other processes took, in the first and the second run.
     """
 

@@ -22,7 +22,7 @@ from lflops.monitoring.inputs.training import HookTimes
 from lflops.timing.step_phases import OTHER
 
 OWNERS = ("[Callback]", "[LightningModule]")
-"""Beginnings of the names of the actions that are hooks."""
+"""Beginnings of the names of actions that are hooks."""
 
 TIMED_AS_PHASES = {*STEPS.values(), "backward", "optimizer_step", CLIP}
 """Hooks that are not timed here, because they are phases or contain phases."""

@@ -41,7 +41,7 @@ const EXPLANATIONS = {
   // Operators.
   operator: "The operator as torch dispatches it.",
   dtype: "For matmuls and convolutions, the dtype of the operands; for other operators, the dtype of the result.",
-  "bytes moved": "The least traffic of the operators as dispatched. It is not DRAM traffic.",
+  "bytes moved": "The least possible memory traffic of the operators as dispatched. It is not DRAM traffic.",
   "FLOPs/byte": "FLOPs without the work that masks skip, divided by the least traffic: the intensity in the roofline chart.",
   "self device, traced": "Time of the kernels that the operator launched itself in a traced batch, in all phases.",
   "device, traced": "Time of the kernels that the operator and the operators that it calls launched in a traced batch, in all phases.",
@@ -56,7 +56,7 @@ const EXPLANATIONS = {
   "FLOP/s": "FLOPs, divided by the time.",
   "roofline FLOP/s": "FLOPs, divided by the least time that the chip allows.",
   // Compare.
-  "what changed": "Slower or faster: a change of the time at equal work, beyond noise and beyond the change of all modules together.",
+  "what changed": "Slower or faster means that the time changed at equal work, by more than noise, and by more than the change of all modules together.",
   "time before": "Time of forward, backward and recompute in the first run.",
   "time after": "Time of forward, backward and recompute in the second run.",
   "before and after": "Both times as bars, the first above the second.",

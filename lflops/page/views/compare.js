@@ -74,7 +74,7 @@ function verdict({ headline, is_news: isNews, step, facts }) {
   return element(
     "div", { class: "sentences" },
     element("p", { class: `verdict ${step.verdict ?? ""}` }, first),
-    isNews ? null : element("p", { class: "no-news" }, "Nothing changed beyond noise."),
+    isNews ? null : element("p", { class: "no-news" }, "Nothing changed by more than noise."),
     caveats.length ? element("p", { class: "caveat", role: "note" }, `The runs differ in ${caveats.join("; ")}.`) : null,
     element("ul", {}, ...others.map((text) => element("li", {}, text))),
   );

@@ -73,7 +73,7 @@ export function changes(table, { state, remember }) {
   const open = new Set();
   const grid = new Grid("modules that changed");
   const status = element("span", { class: "quiet", role: "status" });
-  const nothing = element("p", { class: "message" }, "No module to list: no module changed beyond noise, or none matches the filter.");
+  const nothing = element("p", { class: "message" }, "No module to list: no module changed by more than noise, or no module matches the filter.");
 
   /** @type {(id: string) => void} */
   function sortBy(id) {

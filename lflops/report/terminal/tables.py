@@ -116,9 +116,9 @@ class FittedTable:
             names: The names, one for each row.
             columns: The cells of each column, keyed by its heading. A heading may contain one line
                 break.
-            room: Width of the column of names. On a narrow terminal, columns are left out before
-                names become narrower than this. By default, the length of the longest name, up to
-                40 characters.
+            room: Width of the column of names. On a narrow terminal, other columns are left out
+                before this column becomes narrower. By default, the length of the longest name, up
+                to 40 characters.
             first: Headings of the columns that are left out first. If this is not enough, the other
                 columns are left out, starting with the last one.
         """

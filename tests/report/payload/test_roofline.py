@@ -125,7 +125,7 @@ def test_the_roofs_come_with_the_chip() -> None:
 @pytest.mark.parametrize(
     ("chip", "why"),
     [
-        (None, "the peak of cpu is not known"),
+        (None, "the peak of cpu is unknown"),
         (Hardware("chip", {"bf16": 1.0}, 100.0), "chip has no known peak for any dtype"),
         (Hardware("chip", {"fp32": 1.0}), "the bandwidth of chip is not known"),
     ],
