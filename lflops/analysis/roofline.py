@@ -84,7 +84,7 @@ class Point(Struct, frozen=True, kw_only=True, gc=False):
         seconds: Seconds per step. For an operator over all modules, they come from a trace.
         flops_per_second: FLOPs per second that were achieved.
         roof_seconds: Least time on the chip. For a module, the sum over its operators.
-        roof_flops_per_second: FLOPs per second that the least time corresponds to.
+        roof_flops_per_second: FLOPs per second if the work takes its least time.
         bound: Whether compute or memory limits the work. For a module, the limit that applies to
             most of `roof_seconds`.
         share: `roof_seconds` divided by `seconds`.

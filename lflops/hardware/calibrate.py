@@ -291,7 +291,7 @@ SOURCE = "measured by lflops.calibrate"
 BUSY = ", while other processes used the CPU"
 """Ending of the field `source` if the peaks may be too low, because other processes were running.
 
-Such a result is not used again. The next run repeats the measurement.
+The result is then not used again, and the next run repeats the measurement.
 """
 
 MOST_LOST = 0.03
