@@ -44,7 +44,7 @@ The spread is the distance from the median of the recent steps to their 80th per
 """
 
 LONG_WAIT = 250_000_000
-"""Time in nanoseconds by which a step that only waited for a core must be longer to be slow.
+"""Extra time in nanoseconds from which a step is slow if it only waited for a core.
 
 This is more than `LEAST`, because short waits are normal when programs share a machine.
 """

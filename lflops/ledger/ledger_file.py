@@ -81,9 +81,9 @@ A float cannot represent all larger integers exactly.
 """
 
 _LARGEST_CLASS = 10_000
-"""Largest number of a duration class (a bin of the histogram of durations) that is valid in a row.
+"""Largest valid number of a duration class in a row.
 
-It stands for about 10^43 seconds.
+A duration class is a bin of the histogram of durations. This class stands for about 10^43 seconds.
 """
 
 
@@ -317,7 +317,7 @@ They seem to overlap if the system clock is changed while a process runs.
 """
 
 ALIVE = 30.0
-"""Seconds after its last row for which a process without a recorded end counts as running."""
+"""Seconds after its last row in which a process counts as running, if no end was recorded."""
 
 
 def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:

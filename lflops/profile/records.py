@@ -532,8 +532,8 @@ class RankComparison(Struct, frozen=True, kw_only=True):
             ranks and steps.
         lengths_explain: Correlation between the busy time of a rank and the size of its batch, both
             relative to the other ranks. Near 1, the sizes of the batches explain the delays.
-        excludes_waits: Set if the time in which a rank's training thread waited for a core is not
-            included in the phases. It is then a separate delay with the phase `PREEMPTED`.
+        excludes_waits: Set if the phases do not include the time in which a rank's training thread
+            waited for a core. It is then a separate delay with the phase `PREEMPTED`.
         flagged: The stragglers that were logged during the run.
     """
 

@@ -40,7 +40,7 @@ MOST_OPERATORS = 2_000
 """Maximum number of operators of a profile that are matched with allocations.
 
 If a profile has more operators, only the operators that allocate the most are matched. Operators
-that allocate the same number of bytes as the smallest of them are matched as well.
+that allocate as many bytes as the smallest of them are matched as well.
 """
 
 LEAST_SHARE = 0.5
