@@ -162,7 +162,7 @@ class RunRule(Rule):
 
     Attributes:
         verb: The verb of the finding's sentence, such as "is spent on". The sentence is the cost,
-            the verb and the phrase: "12 % of the run after its start-up is spent on validation".
+            the verb and the phrase: "12 % of the run (without start-up) is spent on validation".
         phrase: Noun phrase for the work that takes the time, such as "validation".
         same_as: Names of the rules about the step that report the same time. If one of these rules
             found an issue in the last window, this rule reports nothing. An empty set stands for
@@ -231,7 +231,7 @@ class RunRule(Rule):
         """Make a finding from a cost in seconds of the whole run."""
         share = seconds / run.training_seconds
         per_step = seconds / max(run.ledger.steps, 1)
-        cost = f"{units.percent(share)} of the run after its start-up"
+        cost = f"{units.percent(share)} of the run (without start-up)"
         return Finding(
             cause=self.name,
             sentence=f"{cost} {self.verb} {self.phrase}: {units.duration(per_step)} per step.",
@@ -280,7 +280,7 @@ class OnceAllowedRule(RunRule):
                 yield finding
                 continue
             sentence = (
-                f"{units.percent(finding.share)} of the run after its start-up was lost in step "
+                f"{units.percent(finding.share)} of the run (without start-up) was lost in step "
                 f"{slowest.step} alone, which took {units.duration(slowest.seconds)} instead of "
                 f"{units.duration(slowest.usual)}."
             )

@@ -191,7 +191,7 @@ def test_rollouts_are_no_validation() -> None:
     found = findings(account(inference=120.0))
     assert {"inference"} == found.keys()
     assert (
-        "60.0 % of the run after its start-up is spent on inference without gradients (rollout, "
+        "60.0 % of the run (without start-up) is spent on inference without gradients (rollout, "
         "evaluation or generation): 1.20 s per step." == found["inference"].sentence
     )
     assert not found["inference"].is_issue

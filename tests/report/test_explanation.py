@@ -799,7 +799,7 @@ def test_the_ledger_adds_what_is_between_steps() -> None:
     assert "validation" == finding.cause
     assert 0.17 == finding.seconds
     assert 0.17 == finding.share
-    sentence = "17.0 % of the run after its start-up is spent on validation: 170 ms per step."
+    sentence = "17.0 % of the run (without start-up) is spent on validation: 170 ms per step."
     assert sentence == finding.sentence
     assert "found" == found.status
     assert "validation" == found.cause

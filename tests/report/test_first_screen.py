@@ -412,7 +412,7 @@ def test_one_slow_step_is_named_and_is_no_cause_of_all_the_others() -> None:
     found = findings_of(window_findings, run)
     (sentence,) = (each.sentence for each in found if each.cause == "other")
     assert sentence == (
-        "21.1 % of the run after its start-up was lost in step 10 alone, which took 2.70 s instead "
+        "21.1 % of the run (without start-up) was lost in step 10 alone, which took 2.70 s instead "
         "of 300 ms."
     )
     assert "other" not in [card.cause for card in first_screen(window_findings, run).cards]
