@@ -1,5 +1,6 @@
 """Modules that take a chosen time, on a clock that the test advances."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,3 +60,49 @@ class Itself(nn.Module):
     def take(self, x: Tensor, forward: float = 0.0, backward: float = 0.0) -> Tensor:
         """Take so many seconds in forward and in backward, outside the submodules."""
         return Takes.apply(x, self.weight, self.clock, (forward, backward))  # type: ignore[no-untyped-call]
+
+
+class Squares(torch.autograd.Function):
+    """The square of the input. Its derivative takes time too, and has a derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, clock: StillClock, seconds: Sequence[float]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.clock, ctx.seconds = clock, seconds
+        clock.advance(seconds[0])
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        derivative = SquaresDerivative.apply(x, gradients[0], ctx.clock, ctx.seconds[1:])  # type: ignore[no-untyped-call]
+        return derivative, None, None
+
+
+class SquaresDerivative(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gradient: Tensor, clock: StillClock, seconds: Sequence[float]
+    ) -> Tensor:
+        ctx.save_for_backward(x, gradient)
+        ctx.clock, ctx.seconds = clock, seconds
+        clock.advance(seconds[0])
+        return 2 * x * gradient
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, gradient = ctx.saved_tensors
+        ctx.clock.advance(ctx.seconds[1])
+        return 2 * gradient * gradients[0], 2 * x * gradients[0], None, None
+
+
+class Square(nn.Module):
+    """A module that takes so many seconds in forward, in backward, and in the second derivative."""
+
+    def __init__(self, clock: StillClock, *seconds: float) -> None:
+        super().__init__()
+        self.clock = clock
+        self.seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Squares.apply(x, self.clock, self.seconds)  # type: ignore[no-untyped-call]

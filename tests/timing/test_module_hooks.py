@@ -5,7 +5,7 @@ Each expected time is a sum of these durations.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from lflops.timing.module_hooks import (
 from lflops.timing.module_times import NO_OVERHEAD, HookOverhead, PassTimes, inclusive
 from tests.support.fake_clock import StillClock
 from tests.support.installed import installed
-from tests.support.timed_modules import Itself, Part, Takes
+from tests.support.timed_modules import Itself, Part, Square, Takes
 
 Model = Callable[[StillClock], nn.Module]
 Times = Mapping[str, Mapping[str, float]]
@@ -676,51 +676,6 @@ def test_a_gradient_that_forward_takes_is_backward_within_forward() -> None:
     )
     assert {"forward"} == laps.keys()
     assert {"forward": {"body": 1, "head": 4}, "backward": {"body": 2, "head": 8}} == own(laps)
-
-
-class Squares(torch.autograd.Function):
-    """The square of the input. Its derivative takes time too, and has a derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, clock: StillClock, seconds: Sequence[float]) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.clock, ctx.seconds = clock, seconds
-        clock.advance(seconds[0])
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        return SquaresDerivative.apply(x, gradients[0], ctx.clock, ctx.seconds[1:]), None, None
-
-
-class SquaresDerivative(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, gradient: Tensor, clock: StillClock, seconds: Sequence[float]
-    ) -> Tensor:
-        ctx.save_for_backward(x, gradient)
-        ctx.clock, ctx.seconds = clock, seconds
-        clock.advance(seconds[0])
-        return 2 * x * gradient
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        x, gradient = ctx.saved_tensors
-        ctx.clock.advance(ctx.seconds[1])
-        return 2 * gradient * gradients[0], 2 * x * gradients[0], None, None
-
-
-class Square(nn.Module):
-    """A module that takes so many seconds in forward, in backward, and in the second derivative."""
-
-    def __init__(self, clock: StillClock, *seconds: float) -> None:
-        super().__init__()
-        self.clock = clock
-        self.seconds = seconds
-
-    def forward(self, x: Tensor) -> Tensor:
-        return Squares.apply(x, self.clock, self.seconds)
 
 
 class Forces(Itself):
