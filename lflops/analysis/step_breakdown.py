@@ -266,7 +266,7 @@ def move(parts: dict[str, float], seconds: float, to: str, *sources: str) -> flo
     """Move time from some parts to another part, and return how much was moved.
 
     Args:
-        parts: Seconds or shares of each part, which are changed.
+        parts: Seconds or share of each part. Modified in place.
         seconds: Seconds or share to move.
         to: The part that the time is moved to.
         sources: The parts that the time is taken from. The first source is used up first.

@@ -122,8 +122,8 @@ def roofline(
         Path | None,
         typer.Option(
             metavar="LOG",
-            help="CSV or log with the counters of Nsight Compute. With FILE, kernels are assigned "
-            "to its modules.",
+            help="CSV or log with the counters of Nsight Compute. If the profile FILE is passed "
+            "too, kernels are assigned to the modules of the profile.",
         ),
     ] = None,
     gpu_time: Annotated[

@@ -25,11 +25,12 @@ from lflops.report.terminal.modules import header, render, render_operators
 _JSON = (
     "Print one JSON object: run, phase, first_screen, report, pace (unprofiled steps), "
     "utilization, share_of, totals (by phase), rows, unsupported (operators without a formula), "
-    "uncalled (modules) and notes. share_of is macs, or flops if the phase has no MACs. Each row "
-    "has the exact counts and the seconds of each phase, and its submodules as a list, children. "
-    "With --operators, it has operators and trace instead of rows; with --memory, memory and "
-    "checkpointed (by block). A row with a repeat has the counts of one of its modules, and the "
-    "mean time of all. Unknown values are null."
+    "uncalled (modules) and notes. `share_of` is `macs`, or `flops` if the phase has no MACs. "
+    "Each row has the exact counts and the seconds of each phase, and the list `children` of its "
+    "submodules. With --operators, the object has `operators` and `trace` instead of `rows`. With "
+    "--memory, it has `memory` and `checkpointed` (by block) instead. A row with `repeat` stands "
+    "for several modules: it has the counts of one of them, and the mean time of all of them. "
+    "Unknown values are null."
 )
 
 
@@ -83,7 +84,7 @@ def show(
         str,
         typer.Option(
             metavar="NAME",
-            help=f"The phase of times, work and shares: {', '.join(PHASES)}, or all.",
+            help=f"Show times, work and shares of this phase: {', '.join(PHASES)}, or all.",
         ),
     ] = "all",
     form: Annotated[

@@ -45,7 +45,7 @@ def step_parts(step: StepEvidence, in_modules: Sequence[Candidate]) -> dict[str,
 
     Args:
         step: The evidence about the step.
-        in_modules: Candidates of rules about modules. Their costs are subtracted from the parts.
+        in_modules: Candidate findings from the rules about modules. Their costs are subtracted from the parts.
     """
     shares = _shares(step)
     explained = {"inefficient_kernels": _explained_by_modules(step, in_modules)}

@@ -397,7 +397,7 @@ def _nodes_since(nodes: Iterable[Any], first: int) -> list[Any]:
 
 
 def _has_fake_equivalent(value: Any) -> bool:
-    """Return whether a fake tensor can represent a value, or the value is not a tensor."""
+    """Return true if a value is not a tensor, or is a tensor that a fake tensor can represent."""
     if not isinstance(value, Tensor):
         return True
     return (

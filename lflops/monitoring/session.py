@@ -295,7 +295,7 @@ class Session:
         return self._cursor.phase == "wait" or self.next_window is not None
 
     def bring_forward(self) -> bool:
-        """Let the next window open after the next step, if the schedule is waiting for it.
+        """Open the next window after the next step, if the schedule is between two windows.
 
         Returns whether the window will open.
         """

@@ -265,8 +265,8 @@ def _lstm_workspace(note: Note) -> str:
     workspaces = _fill("the workspaces of {calls:LSTM call}", note)
     if note.subject:
         return (
-            f"{workspaces} on {note.subject} are not in the memory, because their size is unknown "
-            "before a run: leave memory for them"
+            f"{workspaces} on {note.subject} are not included in the memory, because their size is "
+            "unknown before a run: keep some memory free for them"
         )
     return (
         f"{workspaces} are in the memory, with the sizes of oneDNN 3 on a CPU; other versions may "

@@ -20,7 +20,7 @@ PASSES: Mapping[str, tuple[Phase, ...]] = {
 """The phases of the forward pass and of the backward pass, keyed by pass."""
 
 PASS_PHASES = PHASES[:3]
-"""The phases of both passes together."""
+"""All phases of the forward pass and of the backward pass."""
 
 
 def ready_for_threads(*kinds: Any) -> None:
@@ -557,7 +557,7 @@ class RankComparison(Struct, frozen=True, kw_only=True):
 
     @property
     def compares_phases(self) -> bool:
-        """Return whether whole phases of unprofiled steps are compared."""
+        """Return whether ranks are compared by the phases of unprofiled steps, not by modules."""
         return bool(self.at)
 
 

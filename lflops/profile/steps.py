@@ -113,7 +113,7 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_unprofiled(self) -> bool:
-        """Return whether lflops only read the clock in this step and its duration is typical."""
+        """Return whether lflops did nothing but read the clock, and the duration is typical."""
         return is_unprofiled(self.kind, self.marks)
 
 

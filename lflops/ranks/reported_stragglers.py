@@ -41,7 +41,7 @@ class ReportedStragglers:
                 of_stage[place] = _flagged_rank(row, row.slow_steps, row.steps, compared)
 
     def added_to(self, compared: RankComparison, stage: str | None) -> RankComparison:
-        """Return `compared` with the stragglers that were kept for `stage`."""
+        """Return a copy of `compared` that has the stragglers kept for `stage`."""
         return replace(compared, flagged=tuple(self._flagged.get(stage, {}).values()))
 
 

@@ -68,9 +68,9 @@ class SignificantDelay(Struct, frozen=True, kw_only=True):
 
 
 def step_costs(delay: RankDelay) -> list[float]:
-    """Return the cost of a delay in each step: the part of the excess that makes the rank late.
+    """Return the cost of a delay in each step: how much of the rank's extra time makes it late.
 
-    The cost is negative in a step in which the rank is not late or not slow.
+    If the rank is faster than usual in a step, or is not late, the value is negative.
     """
     return [min(step) for step in zip(delay.excess, delay.late, strict=True)]
 

@@ -119,7 +119,7 @@ def in_module_of(row: Straggler, place: Straggler | RankDelay) -> Straggler:
 
 
 def straggler_of(found: SignificantDelay, compared: RankComparison) -> Straggler:
-    """Return the straggler that a delay describes."""
+    """Return the straggler with the module, phase and cost of a significant delay."""
     delay = found.delay
     are_steps_known = not compared.from_quartiles
     return Straggler(

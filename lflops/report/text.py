@@ -124,8 +124,8 @@ def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
     """
     if run.hardware is None:
         return (
-            f"the peak of {run.device_name} is unknown; pass to FlopsMonitor or lflops.measure: "
-            'hardware="measure", or a name from the output of `lflops hardware`'
+            f"the peak of {run.device_name} is unknown; set hardware of FlopsMonitor or "
+            'lflops.measure to "measure", or to a name that `lflops hardware` prints'
         )
     if not any(ceiling.is_judged_by for ceiling in ceilings):
         return f"{run.hardware.name} has no known peak for any dtype that the matmuls use"

@@ -73,7 +73,8 @@ def check_fake_tensors() -> None:
 def check_fake_group() -> None:
     """Check the process group with ranks that do not exist (`fake_group`).
 
-    No other process group may exist during the check. Only estimates for several ranks need it.
+    No other process group may exist during the check. Only estimates for several ranks need this
+    check.
     """
     with known_torch(), dispatch_modes.without_modes(), distributed.fake_group(2):
         ranks = torch.distributed.get_world_size()

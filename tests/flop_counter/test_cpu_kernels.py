@@ -333,7 +333,7 @@ def test_an_lstms_workspace_is_noted_and_left_out_on_a_chip() -> None:
     difference = on_cpu.memory.peak_bytes - on_gpu.memory.peak_bytes
     assert 2 * workspace + scratch - stacked == difference
     assert "of 2 LSTM calls are in the memory" in sentence(cpu_note)
-    assert "leave memory for them" in sentence(gpu_note)
+    assert "keep some memory free for them" in sentence(gpu_note)
 
 
 def test_a_batch_has_room_for_the_workspace_of_an_lstm() -> None:

@@ -168,7 +168,7 @@ def test_a_loop_that_reads_scalars_is_told_how_often_it_waits(tmp_path: Path) ->
         "idle time of the device, mostly in forward (the host waits for the device 200 times per "
         "step)"
     ) in scalars.sentence
-    assert scalars.fix.startswith("Keep .item()")
+    assert scalars.fix.startswith("Within the step, avoid .item()")
     small_batch = explain(profile("batch_of_one", tmp_path)).findings[0]
     assert "waits" not in small_batch.sentence
     assert "larger batches" in small_batch.fix

@@ -404,7 +404,7 @@ class ModuleSide(NamedTuple):
 
 
 class ModulePair(NamedTuple):
-    """A pair of one module's data from both runs, with `None` for a run without this module."""
+    """The data of one module in the two runs; `None` for a run without this module."""
 
     before: ModuleSide | None
     after: ModuleSide | None

@@ -396,9 +396,9 @@ def _memory_only(sheet: Sheet) -> Sheet:
 
 
 def _values_by_field(sheet: Sheet, kind: type[WorkKey]) -> dict[WorkKey, dict[str, float]]:
-    """Return the values of each operator or collective in a sheet, keyed by field.
+    """Return the values of each operator or collective in a sheet, as a dict by field.
 
-    Each operator or collective is identified by its key with an empty `field`.
+    The key of this dict is the key in the sheet, with its `field` set to the empty string.
     """
     found: dict[WorkKey, dict[str, float]] = {}
     for key, value in sheet.items():

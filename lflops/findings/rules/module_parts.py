@@ -38,9 +38,9 @@ class IdealCompute(PartRule):
 
 
 class RecomputedMatmuls(PartRule):
-    """The time that matmuls recomputed by activation checkpointing need at the chip's peak.
+    """Time at the chip's peak for the matmuls that activation checkpointing recomputes.
 
-    If the step needs at most half of the device's memory, 5 % of the step is already an issue.
+    If the step needs at most half of the device's memory, a cost of 5 % is already an issue.
     """
 
     name = "recompute"

@@ -25,8 +25,8 @@ class GarbageCollection(OnceAllowedRule):
 class NotScheduled(RunRule):
     """The process did not run, because other programs used its cores or it was stopped.
 
-    This is never an issue, because the training run is not the reason. If it takes a lot of time,
-    lflops cannot rule out other issues.
+    This is never an issue, because the training run is not the reason. If the process did not run
+    for a large part of the time, lflops cannot rule out other issues.
     """
 
     name = "not_scheduled"

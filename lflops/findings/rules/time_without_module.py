@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, StepRule
 
-FIX = "Time more steps by module (active=8 in the schedule), on an otherwise idle machine"
+FIX = "Measure module times in more steps (active=8 in the schedule), on an idle machine"
 
 
 class AllOfForward(StepRule):

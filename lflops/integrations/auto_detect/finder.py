@@ -187,12 +187,13 @@ class AutoDetectedPhases(LoopPhases):
     A model in training mode may also be called without gradients, for example to act in a rollout.
     Then the call alone is the phase `inference`. But there are two cases in which such a call is
     the beginning of forward: reentrant checkpointing of a model, which calls it again in backward,
-    and a generator whose output trains only another model. In the second case, a single call of
-    this kind comes before backward. Both are known after the first backward pass.
+    and a generator whose output trains only another model. In the second case, exactly one call
+    without gradients comes before backward. After the first backward pass, lflops knows whether
+    one of the two cases applies.
 
-    If the loop calls no model, a validation begins when another loader
-    fetches a batch while gradients are disabled. It ends when a batch is fetched while gradients
-    are enabled, or with a backward pass.
+    If the loop calls no model, a validation begins when another loader fetches a batch while
+    gradients are disabled. It ends when a batch is fetched while gradients are enabled, or with a
+    backward pass.
 
     Attributes:
         batch: The last batch that was fetched while gradients were enabled.

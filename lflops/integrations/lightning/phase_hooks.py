@@ -33,7 +33,7 @@ SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean
 """Methods of Lightning's strategy that are collectives."""
 
 SIGTERM_CHECK = "_broadcast_sigterm_tensor"
-"""Method of Lightning's training epoch loop that is a collective.
+"""Name of a method of Lightning's training epoch loop, which runs a collective.
 
 Newer versions of Lightning call it before each batch.
 """

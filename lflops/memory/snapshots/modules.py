@@ -58,11 +58,11 @@ class MemoryByModule(Struct, frozen=True, kw_only=True):
     """The memory that modules hold in the step with the peak.
 
     Attributes:
-        matched_share: The part of the bytes of forward and backward that was matched with operators
-            of the profile, as a share.
-        moments: The live bytes at several points of the step. The outer keys are the phases (for
-            the peak of each phase), followed by `out of memory` or `peak`. The inner keys are
-            module and phase, such as `layers.*.mlp, made in forward`. Bytes without a module have
+        matched_share: Share of the bytes of forward and backward that was matched with operators of
+            the profile.
+        moments: The live bytes at several points of the step. The outer keys are the phases, with
+            the bytes at the peak of each phase. The last outer key is `out of memory` or `peak`.
+            The inner keys are module and phase, such as `layers.*.mlp, made in forward`. Bytes without a module have
             the key `EARLIER`, `OPTIMIZER` or `UNMATCHED`.
     """
 

@@ -530,8 +530,8 @@ def _check_rank(rank: Any, profile: Any) -> None:
         )
     if profile.ranks:
         raise ProfileError(
-            f"merge: rank {rank} is already merged from {len(profile.ranks)} ranks:"
-            " pass the profile of each rank"
+            f"merge: the profile of rank {rank} is already merged from {len(profile.ranks)} ranks:"
+            " pass the profile of each single rank"
         )
 
 

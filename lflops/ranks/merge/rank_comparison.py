@@ -107,10 +107,7 @@ class _Excess(NamedTuple):
 
 
 class _Single(NamedTuple):
-    """The only rank that has a place, and its time in the place in each step.
-
-    A place is a module in a phase.
-    """
+    """A place (a module in a phase) that only one rank has: this rank, and its time in each step."""
 
     rank: int
     seconds: Steps
@@ -390,7 +387,7 @@ def _everywhere(
 
 
 def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> Iterator[_Excess]:
-    """Yield the excess busy time of the ranks with the largest lateness over the whole step."""
+    """Yield the excess busy time of each rank that is among the latest over the whole step."""
     busy = table.busy_in_all()
     usual = busy.median_of_others()
     intervals = tuple(table.busy)

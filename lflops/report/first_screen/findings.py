@@ -98,10 +98,10 @@ For all other findings about a phase, the cause is the name of the phase.
 
 
 def _usual_share(of_window: Mapping[str, float], of_run: Mapping[str, float]) -> float:
-    """Return by what to multiply times of the window to get the usual times of the run.
+    """Return the factor that converts times of the window to usual times of the run.
 
     It is less than 1 if the work in the window took longer, for example because of other programs.
-    Otherwise, a cost could exceed its phase.
+    Without this factor, a cost could exceed the time of its phase.
     """
     in_window = _work(of_window)
     in_run = _work(of_run)
@@ -198,9 +198,9 @@ def _cost(share: float | None, seconds: float | None) -> str:
 
 
 def _slowest(ledger: Ledger) -> float:
-    """Seconds that the slowest step lost outside all phases, if there is one such step at all.
+    """Seconds that the slowest step lost outside all phases, if no other step lost such time.
 
-    If there are more, they are typical of the run, and the result is 0.
+    If several steps did, this is typical of the run, and the result is 0.
     """
     costs = []
     for step in ledger.slow_steps:

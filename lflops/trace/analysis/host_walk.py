@@ -227,10 +227,10 @@ def _items_by_thread(
 
 
 def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
-    """Return, for each track of module slices that lflops added, the thread that ran the modules.
+    """Map each track of module slices, which lflops added, to the thread that ran the modules.
 
-    Backward nodes that begin at the same time as a slice show the thread. For a track without such
-    nodes, it is the thread that runs the steps.
+    The thread is found from the backward nodes that begin at the same time as a slice. If a track
+    has no such nodes, it is the thread that runs the steps.
     """
     nodes = {}
     for call in trace.operators:
@@ -331,10 +331,10 @@ class _Walker:
         return found
 
     def _thread_numbers(self) -> dict[int, int]:
-        """Return torch's number of each thread, keyed by the number of the thread in this trace.
+        """Map the ID of each thread in this trace to the ID that torch gives the thread.
 
-        A trace file contains torch's numbers only in backward nodes: a node has the number of the
-        thread that ran its forward operator. So nodes are matched with forward operators.
+        A trace file contains torch's IDs only in backward nodes: a node has the ID of the thread
+        that ran its forward operator. So nodes are matched with forward operators.
         """
         votes: defaultdict[int, Counter[int]] = defaultdict(Counter)
         for call in self._forward:

@@ -270,7 +270,7 @@ class _Merger:
                 self.properties.append(row | {"id": number})
 
     def _renumbered(self, arguments: dict[str, Raw], index: int) -> dict[str, int]:
-        """Return new values for the arguments that are unique only within this trace."""
+        """Return values that are unique in the merged trace, for arguments that need new values."""
         changed = {}
         # The numbers of the first trace stay the same.
         if index:

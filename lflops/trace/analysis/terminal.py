@@ -29,7 +29,7 @@ from lflops.trace.analysis.summary import TraceSummary
 
 _NAME_WIDTH = 28
 _OVER_ROOFLINE = 1.05
-"""Share of its roofline above which an operator needs a note that explains the reason."""
+"""Share of the roofline above which an operator needs a note that explains its high speed."""
 
 _LISTED = 3
 """Maximum number of operators that the headline of a comparison names."""

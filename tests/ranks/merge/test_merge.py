@@ -968,11 +968,11 @@ REFUSED: list[tuple[Any, str]] = [
     (the_same_twice(), "ranks 0 and 1 are the same profile: pass the profile of each rank"),
     (
         [replica(), small_profile()],
-        "rank 1 is already merged from 2 ranks: pass the profile of each rank",
+        "the profile of rank 1 is already merged from 2 ranks: pass the profile of each single rank",
     ),
     (
         [merge([replica()])],
-        "rank 0 is already merged from 1 ranks: pass the profile of each rank",
+        "the profile of rank 0 is already merged from 1 ranks: pass the profile of each single rank",
     ),
     (
         whatever(3, kind="measure"),

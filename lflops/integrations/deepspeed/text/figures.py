@@ -1,4 +1,4 @@
-"""The lines that DeepSpeed's summary also has, as labels and values."""
+"""The lines of the summary that DeepSpeed's summary has too, as labels and values."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

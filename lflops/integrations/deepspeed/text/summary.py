@@ -2,8 +2,8 @@
 
 The text has a summary, a table of the module classes at each depth, and a list of all modules. The
 headings, the labels and their order are the same as in DeepSpeed's text, so that the two texts can
-be compared line by line. A label differs only if the number has a different meaning. Lines that
-DeepSpeed's text does not have come after the lines that it has.
+be compared line by line. A label differs only if the number has a different meaning. Additional
+lines, which are not in DeepSpeed's text, come last.
 """
 
 from collections.abc import Iterable
