@@ -6,6 +6,7 @@
 import io
 import os
 import pickle
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -91,6 +92,9 @@ SCREENS: Mapping[str, tuple[str, ...]] = {
     "hardware": ("hardware", "NVIDIA H100 80GB HBM3"),
 }
 """The command line of each screen."""
+
+
+_LONG_FRACTION = re.compile(r"\d+\.\d{10,}")
 
 
 def gpt_training(*, slow: float = 1.0) -> Profile:
@@ -314,7 +318,13 @@ def drawn_screen(arguments: tuple[str, ...], width: int, folder: Path) -> str:
         status = main(given)
         written.flush()
     assert status in {0, 1}, f"{arguments} ended with {status}"
-    return written.buffer.getvalue().decode().replace(str(folder), "FOLDER")
+    text = written.buffer.getvalue().decode().replace(str(folder), "FOLDER")
+    return _LONG_FRACTION.sub(_rounded, text)
+
+
+def _rounded(number: re.Match[str]) -> str:
+    """Round a number of a JSON object. Python 3.12 and later add floats more exactly."""
+    return f"{float(number[0]):.12g}"
 
 
 def golden_screens(folder: Path) -> Mapping[str, Callable[[], str]]:
