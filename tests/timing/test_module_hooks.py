@@ -262,7 +262,7 @@ class UsesState(Itself):
 
 
 class ReturnsView(Part):
-    """A module whose output is a view, as that of attention is."""
+    """A module whose output is a view, like the output of attention."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).view(-1)

@@ -264,10 +264,17 @@ class AutoDetectedPhases(LoopPhases):
 
     def _optimizer_hook(self) -> Callable[..., None]:
         """Return a hook that records the beginning of an optimizer's step."""
-        deferred = self.deferred
-        call = AutoDetectedPhases._optimizer_begins
+        return self._hook_of(AutoDetectedPhases._optimizer_begins)
 
-        def optimizer_begins(*_: Any) -> None:
+    def _model_end_hook(self) -> Callable[..., None]:
+        """Return a hook that records the end of a model's call."""
+        return self._hook_of(AutoDetectedPhases._returns)
+
+    def _hook_of(self, call: Callable[["AutoDetectedPhases"], None]) -> Callable[..., None]:
+        """Return a hook that records an event, which `call` handles."""
+        deferred = self.deferred
+
+        def event_happens(*_: Any) -> None:
             if is_compiling():
                 return
             try:
@@ -279,7 +286,7 @@ class AutoDetectedPhases(LoopPhases):
                 if not self.guard.contains(error):
                     raise
 
-        return optimizer_begins
+        return event_happens
 
     def _model_hook(self) -> Callable[..., None]:
         """Return a hook that records the call of a model."""
@@ -300,25 +307,6 @@ class AutoDetectedPhases(LoopPhases):
                     raise
 
         return model_is_called
-
-    def _model_end_hook(self) -> Callable[..., None]:
-        """Return a hook that records the end of a model's call."""
-        deferred = self.deferred
-        call = AutoDetectedPhases._returns
-
-        def model_has_returned(*_: Any) -> None:
-            if is_compiling():
-                return
-            try:
-                if deferred.runs:
-                    deferred.append((deferred.clock(), call, 1, self))
-                else:
-                    call(self)
-            except BaseException as error:
-                if not self.guard.contains(error):
-                    raise
-
-        return model_has_returned
 
     def _note_fetch(self, iterator: Any) -> int | None:
         """Record that a data loader begins to fetch a batch.

@@ -43,24 +43,10 @@ def _of_step(steps: Steps) -> Fact:
 
 def _of_compute(window: WindowSummary, rate: float) -> Fact:
     if window.peak is None:
-        return Fact(
-            name="achieved",
-            label="achieved",
-            value=rate,
-            unit="FLOP/s",
-            text=units.rate(rate, "FLOP/s"),
-            remark="of an unknown peak",
-        )
+        return _achieved(rate, "of an unknown peak")
     peak = units.rate(window.peak, "FLOP/s")
     if rate > window.peak:
-        return Fact(
-            name="achieved",
-            label="achieved",
-            value=rate,
-            unit="FLOP/s",
-            text=units.rate(rate, "FLOP/s"),
-            remark=f"more than the peak of {peak}, so this peak is too low",
-        )
+        return _achieved(rate, f"more than the peak of {peak}, so this peak is too low")
     return Fact(
         name="MFU",
         label="MFU",
@@ -68,6 +54,17 @@ def _of_compute(window: WindowSummary, rate: float) -> Fact:
         unit="of peak",
         text=units.of_peak(rate / window.peak),
         remark=f"{units.rate(rate, 'FLOP/s')} of {peak}",
+    )
+
+
+def _achieved(rate: float, remark: str) -> Fact:
+    return Fact(
+        name="achieved",
+        label="achieved",
+        value=rate,
+        unit="FLOP/s",
+        text=units.rate(rate, "FLOP/s"),
+        remark=remark,
     )
 
 

@@ -179,7 +179,7 @@ LEARNS = "+forward -forward +backward -backward"
 def test_calls_without_gradients_are_inference_unless_they_begin_forward(
     step: Callable[[Loop], None], first: str, second: str, deferred: bool, loop: Loop
 ) -> None:
-    """Each call is a phase of its own, and the time after it belongs to no phase.
+    """Each call is a separate phase, and the time after it belongs to no phase.
 
     In the second step, lflops knows from the first step which of these calls begin forward.
     """

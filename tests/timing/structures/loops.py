@@ -124,7 +124,7 @@ def a_backward_for_each_loss(clock: StillClock) -> Loop:
 
 @loop_case(forward={"": 16 + 16, "first": 1, "second": 4}, backward={"first": 2, "second": 8})
 def backward_in_forward(clock: StillClock) -> Loop:
-    """Each layer has a loss of its own, and the model's forward runs its backward."""
+    """Each layer has a separate loss, and the model's forward runs its backward."""
 
     class Model(Itself):
         def forward(self, x: Tensor) -> Tensor:
