@@ -1,8 +1,8 @@
 """Print a random sample of docstrings, comments, messages, or sentences of the documentation.
 
-`python -m tests.support.sample_prose docstrings 100 --seed 7` prints a hundred docstrings. A reader
-marks the docstrings that need a second reading; at most five of a hundred may need it. The same
-seed prints the same sample.
+`python -m tests.support.sample_prose docstrings 100 --seed 7` prints a hundred docstrings, each
+below the line of code that it documents. A reader marks the docstrings that need a second reading;
+at most five of a hundred may need it. The same seed prints the same sample.
 """
 
 import argparse
@@ -29,14 +29,42 @@ class Text(NamedTuple):
     path: Path
     line: int
     text: str
+    code: str = ""
+    """What a docstring documents, such as the signature of a function."""
 
 
 def docstrings() -> Iterator[Text]:
     """Yield every docstring of the package, and every string that documents a constant."""
     for path, tree in _modules():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Expr) and _is_string(node.value):
-                yield Text(path, node.lineno, ast.literal_eval(node.value))
+        yield from _docstrings_in(tree, path, "")
+
+
+def _docstrings_in(owner: ast.AST, path: Path, name: str) -> Iterator[Text]:
+    """Yield the docstrings in a module, class or function, whose full name is `name`."""
+    code = _code_of(owner, name)
+    for node in ast.iter_child_nodes(owner):
+        if isinstance(node, ast.Expr) and _is_string(node.value):
+            yield Text(path, node.lineno, ast.literal_eval(node.value), code)
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _docstrings_in(node, path, f"{name}.{node.name}".lstrip("."))
+        else:
+            yield from _docstrings_in(node, path, name)
+        if isinstance(node, ast.stmt):
+            # a string below a constant documents the constant
+            code = _code_of(node, name)
+
+
+def _code_of(node: ast.AST, name: str) -> str:
+    """Return the line that a docstring documents, with the full name of a class or function."""
+    if isinstance(node, ast.ClassDef):
+        bases = ", ".join(ast.unparse(base) for base in node.bases)
+        return f"class {name}({bases})"
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        returns = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
+        return f"def {name}({ast.unparse(node.args)}){returns}"
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        return f"{name}.{ast.unparse(node)}".lstrip(".")
+    return ""
 
 
 def comments() -> Iterator[Text]:
@@ -185,7 +213,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     given = parser.parse_args()
     for number, each in enumerate(sample(given.kind, given.number, given.seed), start=1):
-        print(f"--- {number}. {each.path}:{each.line}\n{each.text.strip()}\n")  # noqa: T201
+        code = f"{each.code}\n" if each.code else ""
+        print(f"--- {number}. {each.path}:{each.line}\n{code}{each.text.strip()}\n")  # noqa: T201
 
 
 if __name__ == "__main__":
