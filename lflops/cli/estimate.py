@@ -45,7 +45,7 @@ _AC = (
 )
 _JSON = (
     "Print one JSON object: profile, fits (true or false), memory_fit (memory of the chip and "
-    "memory needed), bounds, predicted, checkpointed (by block), sharded, plan (of --ac best), and "
+    "memory needed), bounds, predicted, checkpointed (a row for each block), sharded, plan (of --ac best), and "
     "largest_batch (of --batch max). Unknown values are null."
 )
 

@@ -46,7 +46,8 @@ def hardware(
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print one JSON object: chips (a list) and measured (or null)."
+            "--json",
+            help="Print one JSON object: `chips` is a list, `measured` is null without --measure.",
         ),
     ] = False,
 ) -> None:

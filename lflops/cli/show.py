@@ -28,7 +28,7 @@ _JSON = (
     "uncalled (modules) and notes. `share_of` is `macs`, or `flops` if the phase has no MACs. "
     "Each row has the exact counts and the seconds of each phase, and the list `children` of its "
     "submodules. With --operators, the object has `operators` and `trace` instead of `rows`. With "
-    "--memory, it has `memory` and `checkpointed` (by block) instead. A row with `repeat` stands "
+    "--memory, it has `memory` and `checkpointed` (a row for each block) instead. A row with `repeat` stands "
     "for several modules: it has the counts of one of them, and the mean time of all of them. "
     "Unknown values are null."
 )
@@ -260,8 +260,9 @@ def html(
             "-o",
             "--out",
             metavar="OUT",
-            help="The file of the page. Default: the last FILE, with .html instead of .json, or "
-            "with .compare.html for several files; run.html in a folder.",
+            help="Write the page to this file. Default: the name of the last FILE, with .html "
+            "instead of .json; with several files, .compare.html; if FILE is a folder, run.html "
+            "in this folder.",
         ),
     ] = None,
     data: Annotated[

@@ -214,8 +214,8 @@ def _made(caller: str, make: MakesOptimizer, parameters: list[nn.Parameter]) -> 
     if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
         name = type(optimizer).__name__
         raise CountError(
-            f"{caller}: the number of forward passes of {name} depends on the loss, "
-            "which fake tensors do not have: pass another optimizer"
+            f"{caller}: {name} runs as many forward passes as the value of the loss requires, and "
+            "the fake tensors of an estimate have no values: pass another optimizer"
         )
     return optimizer
 

@@ -174,8 +174,10 @@ _RULES: Mapping[str, Rule] = {
     "like the first argument": _like(0),
     "like the second argument": _like(1),
     "format of the first argument": _in_format_of(0),
-    "format of the second argument": _in_format_of(1),
-    "format of the second argument, if its gradient is requested": _if_in_mask(_in_format_of(1)),
+    "memory format of the second argument": _in_format_of(1),
+    "memory format of the second argument, if its gradient is requested": _if_in_mask(
+        _in_format_of(1)
+    ),
     "reduced in place": _reduced_in_place,
     "elementwise": _elementwise,
     "elementwise, the second argument first": _elementwise_second_first,

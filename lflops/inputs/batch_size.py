@@ -356,9 +356,9 @@ def _listed_samples(batch: Any, found: Sequence[_Sized]) -> _Samples | None:
         return None
     if not isinstance(storage, dict):
         if not found and _are_records(storage):
-            return _Samples(len(storage), "length of the batch")
+            return _Samples(len(storage), "len(batch)")
         if all(map(_has_image, storage[:MOST_ENTRIES])):
-            return _Samples(len(storage), "length of the batch")
+            return _Samples(len(storage), "len(batch)")
     for key, part in items_of(storage):
         if isinstance(part, list | tuple) and _is_list_of_samples(part[:MOST_ENTRIES]):
             return _Samples(len(part), f"length of {name_of_input(str(key))}")

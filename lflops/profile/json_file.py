@@ -262,7 +262,7 @@ def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
                 path = _spelled(["modules", name, phase, count])
                 total = _short.repr(summed) if summed < LARGEST_SHOWN else "more"
                 raise ProfileError(
-                    f"{path} is {_short.repr(given)}, but self_{count} and the modules right below "
+                    f"{path} is {_short.repr(given)}, but self_{count} and its direct submodules "
                     f"add up to {total}"
                 )
 

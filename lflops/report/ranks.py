@@ -156,7 +156,7 @@ def _why_no_slow_rank(found: Stragglers, analysis: Analysis) -> str:
     if found.is_alternating:
         why = "and none of them in most of the steps"
         if found.lengths_differ:
-            why = "because the lengths of their batches differ"
+            why = "because the sequence lengths of their batches differ"
         return f"no single rank is slow: different ranks arrive last in different steps, {why}"
     longest_wait = max((wait.seconds for wait in found.waits), default=0.0)
     if (

@@ -198,4 +198,4 @@ def _cost(saving: Saving, analysis: Analysis) -> str:
     if not saving.macs or not total:
         return ""
     share = units.percent(saving.macs / total)
-    return f"{units.count(saving.macs)} more MACs, {share} of the step's MACs"
+    return f"{units.count(saving.macs)} additional MACs, {share} of the step"

@@ -553,5 +553,5 @@ def _of_modules() -> dict[str, bool]:
         "internal modules of lflops call their hooks incorrectly": _are_own_hooks_called(),
         "a plain module is reported as sharded": not list(distributed.flat_parts(parent)),
         "an unknown process group is found by name": unknown_group is None,
-        "a store is reported without a process group": is_store_right,
+        "a key-value store is found without a process group": is_store_right,
     }

@@ -220,7 +220,7 @@ def main(arguments: Sequence[str]) -> int:
     elif left_out.number:
         status = PARTLY
         sys.stderr.write(
-            f"{left_out.number} of its events; the problem of the first one: {left_out.first}\n"
+            f"{left_out.number} of its events cannot be read; the first one: {left_out.first}\n"
         )
     return status
 

@@ -313,7 +313,7 @@ def test_show_says_that_memory_was_not_counted(capsys: pytest.CaptureFixture[str
     """
     profile({"": {}}, ()).save("none.json")
     assert 0 == main(["show", "none.json", "--memory"])
-    assert capsys.readouterr().out.rstrip().endswith("memory was not counted")
+    assert capsys.readouterr().out.rstrip().endswith("the profile has no memory")
     assert 2 == main(["show", "none.json", "--memory", "--figure", "none.svg"])
     assert 2 == main(["show", "none.json", "--figure", "none.svg"])
     assert 2 == main(["show", "none.json", "--memory", "--flat"])

@@ -470,7 +470,7 @@ def test_a_module_that_is_called_often_needs_time_for_its_calls() -> None:
 @pytest.mark.parametrize(
     ("monitor", "strategy", "advice"),
     [
-        ("lflops.monitor", "Accelerator", "name its parts with monitor.phase of lflops.monitor"),
+        ("lflops.monitor", "Accelerator", "name its parts with monitor.phase"),
         ("lflops", None, "monitor the loop with lflops.monitor and name its parts"),
         ("FlopsCallback", "Accelerator", "look at the callbacks of the Trainer, at logging_steps"),
         ("FlopsMonitor", "SingleDeviceStrategy", 'Trainer(profiler="simple")'),

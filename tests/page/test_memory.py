@@ -215,7 +215,7 @@ def test_what_would_lower_the_peak_is_listed(page_of: Callable[..., Seen]) -> No
     seen = shown(page_of, profile({name: {} for name in names}, cells, memory=memory))
     rows = seen.page.get_by_role("table", name="how to lower the peak").locator("tbody tr").all()
     checkpoint = rows[0].locator("td").all_inner_texts()
-    more_work = "20 more MACs, 50.0 % of the step's MACs"
+    more_work = "20 additional MACs, 50.0 % of the step"
     assert ["checkpoint blocks.* ×2", "900 B", "30.0 %", more_work] == checkpoint
     assert "free the gradients before forward" in rows[1].inner_text()
     assert "500 B" in rows[1].inner_text()

@@ -826,29 +826,29 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
         (
             replaced(("modules", "encoder", "forward", "macs"), 511),
             (
-                "modules['encoder'].forward.macs is 511, but self_macs and the modules right below "
+                "modules['encoder'].forward.macs is 511, but self_macs and its direct submodules "
                 "add up to 512"
             ),
         ),
         (
             replaced(("modules", "", "backward", "self_comm_bytes"), 0),
             (
-                "modules[''].backward.comm_bytes is 712, but self_comm_bytes and the modules right "
-                "below add up to 0"
+                "modules[''].backward.comm_bytes is 712, but self_comm_bytes and its direct "
+                "submodules add up to 0"
             ),
         ),
         (
             replaced(("modules", "head", "optimizer", "self_flops"), 10**4300 - 1),
             (
-                "modules['head'].optimizer.flops is 34, but self_flops and the modules right below "
+                "modules['head'].optimizer.flops is 34, but self_flops and its direct submodules "
                 "add up to more"
             ),
         ),
         (
             replaced(("modules", "head", "optimizer", "self_flops"), 10**30),
             (
-                "modules['head'].optimizer.flops is 34, but self_flops and the modules right "
-                f"below add up to 1{'0' * 30}"
+                "modules['head'].optimizer.flops is 34, but self_flops and its direct "
+                f"submodules add up to 1{'0' * 30}"
             ),
         ),
     ],

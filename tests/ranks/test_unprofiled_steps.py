@@ -230,7 +230,7 @@ def test_ranks_that_take_turns_are_not_accused() -> None:
         found = given(shared(60, turns, tokens=tokens))
         result = lflops.stragglers(found)
         assert ((), True, differ) == (result.rows, result.is_alternating, result.lengths_differ)
-        assert differ == ("the lengths of their batches differ" in said(found))
+        assert differ == ("the sequence lengths of their batches differ" in said(found))
         assert pytest.approx(10 / 43.5, rel=0.03) == result.lost_share
 
 

@@ -66,7 +66,7 @@ def test_the_verdict_says_why_and_what_next() -> None:
     ) == found["why"]
     assert "40.0 % of the step (1.20 ms) is backward outside the layers." == found["also"]
     assert found["next"].startswith(
-        "Keep .item(), images, prints and loops in Python out of the model's forward"
+        "Keep .item(), image logging, prints and loops in Python out of the model's forward"
     )
     assert found["verdict"].startswith("A step takes 3.00 ms, at ")
     assert found["confidence"].startswith("1 unprofiled step; ")

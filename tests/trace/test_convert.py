@@ -403,7 +403,7 @@ def test_the_program_says_what_the_copy_leaves_out(
         patched.setattr(program, "is_wanted", lambda: True)
         assert program.PARTLY == program.main([str(raw), str(told), str(into)])
     assert (
-        "1 of its events; the problem of the first one: a time of soon" in capsys.readouterr().err
+        "1 of its events cannot be read; the first one: a time of soon" in capsys.readouterr().err
     )
     content = json.loads(gzip.decompress(place(into).read_bytes()))
     assert [("up", TRAINER, 1, 0, 10, 20)] == modules(content)

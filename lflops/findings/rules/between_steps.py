@@ -24,7 +24,7 @@ class Inference(BetweenStepsRule):
     threshold = Threshold(reported=0.05)
     verb = "is spent on"
     phrase = "inference without gradients (rollout, evaluation or generation)"
-    fix = "Use fewer or larger batches for this, if the training run allows it"
+    fix = "Use fewer or larger batches for rollouts and evaluations, if the training run allows it"
 
 
 class SavingCheckpoints(BetweenStepsRule):

@@ -38,7 +38,9 @@ class IdealCompute(PartRule):
 
 
 class RecomputedMatmuls(PartRule):
-    """Time at the chip's peak for the matmuls that activation checkpointing recomputes.
+    """The matmuls that activation checkpointing recomputes take time.
+
+    The cost is the time that they would take at the chip's peak.
 
     If the step needs at most half of the device's memory, a cost of 5 % is already an issue.
     """

@@ -28,10 +28,7 @@ class OtherWork(PartRule):
     is_overhead = True
     verb = "is spent"
     phrase = "outside all phases, in callbacks, metrics, logging or other code of the loop"
-    fix = (
-        "Do this work less often, or name its parts with monitor.phase of lflops.monitor, which "
-        "shows what takes the time"
-    )
+    fix = "Do this work less often. To see what takes the time, name its parts with monitor.phase"
     fix_in_detected_loop = (
         "Do this work less often. To see what takes the time, monitor the loop with lflops.monitor "
         "and name its parts with monitor.phase"

@@ -26,14 +26,15 @@ class OutsideLayers(ModuleRule):
     threshold = Threshold(share=0.12, reported=0.05)
     sentence = "{Cost} is spent in {itself}{operators}."
     fix = (
-        "Keep .item(), images, prints, many calls of self.log and loops in Python out of "
-        "training_step and forward, and name the parts of them with lflops.scope"
+        "Keep .item(), image logging, prints, many calls of self.log and loops in Python out of "
+        "training_step and forward. To see which part takes the time, name the parts of these "
+        "methods with lflops.scope"
     )
 
     sentence_of_custom_loop = "{Cost} is spent in {itself}, or between it and backward{operators}."
     fix_of_custom_loop = (
-        "Keep .item(), images, prints and loops in Python out of the model's forward and of the "
-        "loss, and name the parts of them with lflops.scope"
+        "Keep .item(), image logging, prints and loops in Python out of the model's forward and "
+        "of the loss. To see which part takes the time, name their parts with lflops.scope"
     )
     fix_if_unknown = "Name the parts of the model's forward and of the loss with lflops.scope"
     fix_of_operators = (

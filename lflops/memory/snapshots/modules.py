@@ -137,8 +137,9 @@ def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
     share = matched / max(total, 1)
     if share < LEAST_SHARE:
         raise ProfileError(
-            f"the profile matches {units.percent(share)} of the step at the peak: check that it "
-            "has the same model, batch and precision"
+            f"only {units.percent(share)} of the bytes that the step at the peak allocated match "
+            "operators of the profile: check that the profile and the snapshot have the same "
+            "model, batch and precision"
         )
     moments = _moments(snapshot, peak, names, matches.phases, of_passes[0].trace_index)
     return MemoryByModule(matched_share=share, moments=moments)

@@ -287,7 +287,7 @@ class _Reader:
         """
         mapping = self.mapping(value, place)
         if id(mapping) in self._read:
-            raise ProfileError(f"{place} is the same object as an earlier one")
+            raise ProfileError(f"{place} is in the snapshot twice: torch did not write this file")
         self._read.add(id(mapping))
         return mapping
 

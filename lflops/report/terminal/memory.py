@@ -35,7 +35,7 @@ def render_memory(analysis: Analysis) -> Group:
     """Draw the memory peak: its bytes by category and by module, and its largest storages."""
     memory = analysis.profile.memory
     if memory is None:
-        return Group(text("memory was not counted", "dim"))
+        return Group(text("the profile has no memory", "dim"))
     return Group(margin(_rows(analysis, memory)))
 
 

@@ -399,8 +399,8 @@ def clock_lines(clocks: Sequence[Clock]) -> Iterator[str]:
         rank = "a trace without a rank" if clock.rank is None else f"rank {clock.rank}"
         if clock.moved is None:
             yield (
-                f"{rank}: its times are not shifted, because it has no collective in common with "
-                "the ranks that are already aligned"
+                f"{rank}: its clock is not aligned with the other ranks, because it shares no "
+                "collective with a rank that is already aligned"
             )
             continue
         sign = "-" if clock.moved < 0 else ""
@@ -421,7 +421,10 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
         parts = [plain(each.name), counted(each.calls, "call")]
         if each.self_device:
             parts.append(f"{nanoseconds(each.self_device)} on the device")
-        yield "not counted", f"{', '.join(parts)}: shapes were not recorded or are not sufficient"
+        yield (
+            "not counted",
+            f"{', '.join(parts)}: its shapes were not recorded, or do not tell its FLOPs",
+        )
     if summary.utilization is not None and _has_compiled_backward(summary):
         sentence = (
             "backward is compiled, so the trace does not show which work is recomputed: the MFU "

@@ -300,7 +300,9 @@ def test_a_profile_of_another_batch_is_refused(
     for moment, (_, _, nbytes) in zip(profile.memory.timeline, MADE, strict=True):
         timeline.append(replace(moment, highest_bytes=moment.live_bytes + times * nbytes))
     other = replace(profile, memory=replace(profile.memory, timeline=tuple(timeline)))
-    with pytest.raises(ProfileError, match=r"the profile matches 0 % of the step at the peak"):
+    with pytest.raises(
+        ProfileError, match=r"only 0 % of the bytes that the step at the peak allocated match"
+    ):
         memory_by_module(snapshot_of(recorder.snapshot()), other)
 
 

@@ -126,5 +126,5 @@ def test_one_list_referred_to_again_and_again_is_refused(tmp_path: Path) -> None
     path = tmp_path / "shared.pickle"
     path.write_bytes(pickle.dumps({"segments": segments}))
     assert path.stat().st_size < 12_000
-    with pytest.raises(ProfileError, match="is the same object as an earlier one"):
+    with pytest.raises(ProfileError, match="is in the snapshot twice"):
         read_snapshot(path)

@@ -206,11 +206,11 @@ def test_a_pickle_that_names_one_list_again_and_again_does_not_take_for_ever(
         read_snapshot(path)
     segment["blocks"] = blocks[:1] * 2
     path.write_bytes(pickle.dumps({"segments": [segment]}))
-    with pytest.raises(ProfileError, match=r"segments\[0\].blocks\[1\] is the same object"):
+    with pytest.raises(ProfileError, match=r"segments\[0\].blocks\[1\] is in the snapshot twice"):
         read_snapshot(path)
     traces = [[{"action": "alloc", "frames": []}] * 2]
     path.write_bytes(pickle.dumps({"segments": [], "device_traces": traces}))
-    with pytest.raises(ProfileError, match=r"\[1\] is the same object"):
+    with pytest.raises(ProfileError, match=r"\[1\] is in the snapshot twice"):
         read_snapshot(path)
 
 

@@ -308,7 +308,7 @@ def test_a_time_that_is_unknown_is_a_dash() -> None:
 def test_passes_that_are_added_up_are_numbered() -> None:
     """The summary has the number of forward passes only if there are several."""
     for calls, expected in (
-        (1, "counted on one pass"),
+        (1, "counted in one pass"),
         (3, "counted, sum of 3 forward passes"),
         # The model ran, but not by its forward.
         (0, "counted"),

@@ -235,8 +235,8 @@ def test_operators_that_were_not_counted_are_named(
     trace.kernel("gemm", 200, 350, launch=(40, 50))
     text = shown(capsys, trace.write(tmp_path / "a.json"))
     assert (
-        "not counted       aten::mm, 1 call, 150 ns on the device: shapes were not recorded or are "
-        "not sufficient"
+        "not counted       aten::mm, 1 call, 150 ns on the device: its shapes were not recorded, "
+        "or do not tell its FLOPs"
     ) in text
 
 
