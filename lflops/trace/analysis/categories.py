@@ -86,10 +86,11 @@ def category_of_operator(name: str) -> Category:
 
 
 def category_of_kernel(work: DeviceEvent, operator: str | None) -> Category:
-    """Return the category of device work, for example `gemm`.
+    """Return the category, for example `gemm`, of a kernel, copy or fill.
 
-    Communication and copies have their own categories. For other work, the operator that launched
-    it determines the category. If that operator has no category, the name of the work does.
+    Communication and copies have their own categories. All other work has the category of the
+    operator that launched it. If the operator is unknown or has no category, the name of the work
+    determines the category.
     """
     if communicates(work):
         return "communication"
@@ -129,8 +130,8 @@ For example, `4m3` is a 4-bit exponent and a 3-bit mantissa. With the sign, thes
 _OPERANDS = re.compile(r"^(?:bmm|gemm)_[A-Za-z0-9]+_([A-Za-z0-9]+)_")
 """Matches the names of TensorRT-LLM's matmul kernels.
 
-The group of the match contains the formats of the operands. In the name, the format of the result
-comes before them.
+The regular expression has one group, with the formats of the two operands. The format of the result
+comes before this group.
 """
 
 
@@ -138,7 +139,7 @@ def narrow_formats(name: str) -> str | None:
     """Return the formats of at most 8 bits in a kernel's name, such as `mxfp4 × mxfp8`.
 
     If the name shows the formats of the operands and of the result separately, the format of the
-    result is ignored.
+    result is ignored. If the name shows no such format, the result is `None`.
     """
     operands = _OPERANDS.match(name)
     found = set()
@@ -151,7 +152,7 @@ def narrow_formats(name: str) -> str | None:
 
 @functools.lru_cache(1 << 16)
 def precision_by_name(name: str) -> str | None:
-    """Return the precision that a kernel's name shows.
+    """Return the precision that a kernel's name shows, or `None` if it shows none.
 
     The precision is a name in `hardware.DTYPES`, or the name of a format of at most 8 bits.
     """

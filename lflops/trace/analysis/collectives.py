@@ -1,4 +1,4 @@
-"""Sum the times of collectives by kind and group, and find out how long ranks wait for each other.
+"""Sum the times of collectives, and find out how long ranks wait for each other.
 
 Algorithmic bandwidth is the message size divided by the time. Bus bandwidth is algorithmic
 bandwidth times a factor that makes it comparable to the bandwidth of a link, as in NVIDIA's
@@ -61,8 +61,8 @@ class CollectiveTimes(Struct, frozen=True, kw_only=True):
 
     Attributes:
         group: The ranks, or the group's name if the ranks are unknown; empty if both are unknown.
-        exposed: Time of the collectives in which the device computed nothing. If two collectives
-            run at the same time, the shared time counts for both.
+        exposed: Time of the collectives in which the device computed nothing. Time in which several
+            of them run counts once.
         bytes: Total size of all messages.
         algorithmic_bytes_per_second: `bytes` divided by the time.
         bus_bytes_per_second: `algorithmic_bytes_per_second`, converted to the rate on a link.
@@ -82,7 +82,7 @@ class CollectiveTimes(Struct, frozen=True, kw_only=True):
 def occurrences(
     work: Iterable[DeviceEvent], walk: HostWalk, trace: RecordedTrace
 ) -> tuple[Occurrence, ...]:
-    """Return every call of a collective, sorted by start."""
+    """Return every call of a collective on this rank, sorted by start."""
     steps = sorted(trace.steps(), key=attrgetter("start", "end", "name"))
     world_size = None
     if trace.groups == 1:
@@ -137,7 +137,10 @@ def _bytes(kind: str, message: Collective) -> int | None:
 
 
 def collectives(found: Sequence[Occurrence], computing: Intervals) -> tuple[CollectiveTimes, ...]:
-    """Sum the collectives by kind and group, sorted by time in descending order."""
+    """Sum the calls of collectives by kind and process group. The longest time comes first.
+
+    `computing` are the intervals in which the device computes.
+    """
     groups: dict[tuple[str, str, int | None], list[Occurrence]] = grouped(
         found, attrgetter("kind", "group", "group_size")
     )
@@ -169,11 +172,11 @@ def collectives(found: Sequence[Occurrence], computing: Intervals) -> tuple[Coll
 class CollectiveSkew(Struct, frozen=True, kw_only=True):
     """How long ranks wait for each other in the collectives of one kind and process group.
 
-    Only calls that at least two ranks recorded are included.
+    Only calls that at least two ranks recorded are included. Times are in nanoseconds.
 
     Attributes:
-        transfer: Nanoseconds of transfer: the shortest kernel of each call, summed over the calls.
-        waiting: For each rank, the nanoseconds that it waited for the last rank.
+        transfer: Time of the shortest kernel of each call, summed over the calls.
+        waiting: For each rank, the total time that it waited for the last rank.
         skew_median: Median time between the first and the last arrival at a call.
         skew_longest: Longest time between the first and the last arrival at a call.
         last: For each rank, the number of calls at which it arrived last.
@@ -192,9 +195,10 @@ class CollectiveSkew(Struct, frozen=True, kw_only=True):
 class RankSkew(Struct, frozen=True, kw_only=True):
     """How long ranks wait for each other in all collectives together.
 
-    `CollectiveSkew` describes the fields that are not listed here.
+    `transfer`, `waiting` and `last` are sums of the same fields in `collectives`.
 
     Attributes:
+        collectives: The waiting times for each kind of collective and process group.
         unmatched: Number of calls that only one rank recorded.
     """
 
@@ -212,14 +216,15 @@ class RankSkew(Struct, frozen=True, kw_only=True):
 
 
 Key = tuple[str, str, str, int]
-"""Key of a call: kind, group, step, and number among calls of the same kind, group and step.
+"""Identifies a call of a collective: kind, group, step, and number of the call.
 
-A call has the same key on all ranks.
+The number counts the calls of the same kind and group in the step. The same call has the same key
+on all ranks.
 """
 
 
 def numbered(found: Sequence[Occurrence]) -> dict[Key, Occurrence]:
-    """Return a rank's collectives, keyed so that a call has the same key on all ranks."""
+    """Return the collectives of one rank, keyed so that a call has the same key on all ranks."""
     numbers: Counter[tuple[str, str, str]] = Counter()
     calls = {}
     for each in found:
@@ -230,7 +235,7 @@ def numbered(found: Sequence[Occurrence]) -> dict[Key, Occurrence]:
 
 
 def rank_skew(by_rank: Mapping[int, Sequence[Occurrence]]) -> RankSkew | None:
-    """Compare the collectives of several ranks; return `None` with fewer than two ranks.
+    """Compute how long ranks wait for each other in collectives; `None` for fewer than two ranks.
 
     The n-th call of a kind and group in a step counts as the same call on all ranks.
     """
@@ -273,7 +278,7 @@ def rank_skew(by_rank: Mapping[int, Sequence[Occurrence]]) -> RankSkew | None:
 def _skew(kind: str, group: str, calls: Sequence[Mapping[int, int]]) -> CollectiveSkew:
     """Compute how long ranks wait for each other in the calls of one kind and group.
 
-    `calls` has the kernel time of each rank for each call.
+    For each call, `calls` has the kernel time of each rank in nanoseconds.
     """
     waiting: Counter[int] = Counter()
     last: Counter[int] = Counter()

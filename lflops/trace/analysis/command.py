@@ -1,4 +1,4 @@
-"""`lflops trace`, and `lflops diff` and `lflops roofline` for traces."""
+"""Define the command `lflops trace`, and let `lflops diff` and `lflops roofline` read traces."""
 
 import sys
 from pathlib import Path

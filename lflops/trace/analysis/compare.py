@@ -1,4 +1,4 @@
-"""Compare two traces: steps, device states, idle time by cause, and operators and kernels."""
+"""Compare two traces: steps, device states such as idle, idle time by cause, operators, kernels."""
 
 from msgspec import Struct
 
@@ -12,7 +12,7 @@ from lflops.trace.device_states import DEVICE_STATES, DeviceTimeline, total
 class TimeChange(Struct, frozen=True, kw_only=True):
     """A time in the first and in the second of two compared traces, in nanoseconds.
 
-    The times are per step if both traces have steps. Otherwise, they are for the whole window.
+    The times are per step if both traces have steps. Otherwise, they are for the whole trace.
     """
 
     name: str
@@ -32,8 +32,8 @@ class TraceDiff(Struct, frozen=True, kw_only=True):
     in descending order.
 
     Attributes:
-        per_step: Whether times are per step rather than for the whole window.
-        window: Duration of a step or, if `per_step` is false, of the window.
+        per_step: Whether times are per step rather than for the whole trace.
+        window: Duration of a step or, if `per_step` is false, of the analyzed part of the trace.
         step: Median and quartiles of the step times, or `None` without steps.
         is_beyond_noise: Whether the quartile ranges of the step times do not overlap; `None` if a
             trace has fewer than two steps.
@@ -83,7 +83,7 @@ class _Times:
     """The times of one trace that `compare` compares with the times of another trace.
 
     Each attribute except `window` maps names to times, for example the names of operators or of
-    device states. All times are nanoseconds, either per step or for the whole window.
+    device states. All times are nanoseconds, either per step or for the whole trace.
     """
 
     def __init__(self, summary: TraceSummary, *, per_step: bool) -> None:
@@ -117,9 +117,10 @@ class _Times:
 
 
 def _timeline(summary: TraceSummary, *, per_step: bool) -> DeviceTimeline | None:
-    """Return how long the device was in each state, such as computing or idle.
+    """Return how long the device was in each state, such as computing or idle; `None` if unknown.
 
-    The times are summed over all steps. If `per_step` is false, they are for the whole window.
+    If `per_step` is true, the times are summed over all steps. Otherwise, they are for the whole
+    trace.
     """
     if not per_step:
         return summary.device
@@ -172,10 +173,14 @@ def trace_limits(
     min_mfu: float | None = None,
     max_memory: float | None = None,
 ) -> tuple[Limit, ...]:
-    """Check the second trace against limits.
+    """Check the second trace against limits. A limit that is `None` is not checked.
 
-    A slowdown within the noise never exceeds `max_regress`. It is within the noise if the quartile
-    ranges of the step times of both traces overlap. `max_memory` limits the allocator's peak.
+    Args:
+        diff: The compared traces.
+        max_regress: Maximum slowdown of a step, such as 0.03 for 3 %. If the quartile ranges of
+            both traces' step times overlap, the slowdown is noise and passes.
+        min_mfu: Minimum MFU.
+        max_memory: Maximum peak of the allocated memory in bytes.
     """
     limits = []
     if max_regress is not None:

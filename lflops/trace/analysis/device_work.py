@@ -50,7 +50,9 @@ class KernelTimes(Struct, frozen=True, kw_only=True):
     Attributes:
         tensor_cores: Whether the kernel runs on tensor or matrix cores; `None` if its name does not
             show it.
-        operators: The operators that launched the kernel, sorted by time in descending order.
+        device: Total time of all calls.
+        operators: The operators that launched the kernel, sorted by their share of `device`; the
+            largest comes first.
     """
 
     name: str
@@ -65,9 +67,9 @@ class KernelTimes(Struct, frozen=True, kw_only=True):
 
 
 class CategoryTimes(Struct, frozen=True, kw_only=True):
-    """Time of the device work of one category, in nanoseconds.
+    """Number and total time, in nanoseconds, of the kernels, copies and fills of one category.
 
-    Time in which several kernels run counts once for each of them.
+    If several of them run at the same time, the shared time counts once for each of them.
     """
 
     category: Category
@@ -76,7 +78,9 @@ class CategoryTimes(Struct, frozen=True, kw_only=True):
 
 
 class PrecisionTimes(Struct, frozen=True, kw_only=True):
-    """Time of the computing kernels of one precision, in nanoseconds.
+    """Number and total time, in nanoseconds, of the kernels of one precision.
+
+    Kernels of collectives are left out.
 
     Attributes:
         precision: The precision, or `None` if neither the operators' inputs nor the names of the
@@ -91,7 +95,12 @@ class PrecisionTimes(Struct, frozen=True, kw_only=True):
 
 
 class ClassifiedWork(NamedTuple):
-    """A piece of device work, the name of the operator that launched it, and its classification."""
+    """A kernel, copy or fill, with its category and precision.
+
+    Attributes:
+        operator: Name of the operator that launched the work, or `None` if unknown.
+        precision: The precision, or `None` if unknown.
+    """
 
     event: DeviceEvent
     operator: str | None
@@ -100,7 +109,7 @@ class ClassifiedWork(NamedTuple):
 
 
 def classified(work: Iterable[DeviceEvent], host: HostWalk) -> list[ClassifiedWork]:
-    """Look up the operator, category and precision of each piece of work."""
+    """Return the operator, category and precision of each kernel, copy and fill."""
     found = []
     for event in work:
         operator = host.launch(event).operator
@@ -117,8 +126,8 @@ def classified(work: Iterable[DeviceEvent], host: HostWalk) -> list[ClassifiedWo
 def _by_inputs(operator: OperatorSums, category: Category) -> str | None:
     """Return the precision of an operator's inputs, or `None` if it is unknown.
 
-    It is unknown for a matmul that is not one of torch's operators: its operands may be packed into
-    tensors of another dtype, and other inputs may have other dtypes.
+    For a matmul that is not one of torch's operators, the precision is unknown, because its inputs
+    do not show it: an operand may be packed into a tensor of another dtype.
     """
     is_custom_matmul = category == "gemm" and not operator.name.startswith("aten::")
     if is_custom_matmul:
@@ -127,11 +136,11 @@ def _by_inputs(operator: OperatorSums, category: Category) -> str | None:
 
 
 def _precision(kernel: str, category: Category, by_inputs: str | None) -> str | None:
-    """Return a kernel's precision.
+    """Return a kernel's precision, or `None` if it is unknown.
 
     The precision of the operator's inputs, `by_inputs`, is more reliable than the kernel's name.
-    The name is used if the precision of the inputs is unknown, and in two cases that only the name
-    shows: fp32 inputs are multiplied in TF32, or the operands of a matmul have at most 8 bits.
+    The name is used only if `by_inputs` is `None`, and in two cases that only the name shows: fp32
+    inputs are multiplied in TF32, or the operands of a matmul have at most 8 bits.
     """
     by_name = precision_by_name(kernel)
     is_tf32 = by_name == "tf32" and by_inputs == "fp32"
@@ -146,10 +155,10 @@ _MATMULS = {"gemm", "convolution", "attention"}
 
 
 def streams(work: Iterable[DeviceEvent], start: int, end: int) -> tuple[StreamTimes, ...]:
-    """Sum the work of each stream between two times.
+    """Return the busy time and the number of kernels and copies of each stream between two times.
 
-    The streams are sorted by device. The streams of a device are sorted by busy time, in descending
-    order.
+    The streams are sorted by device. On each device, the stream with the longest busy time comes
+    first.
     """
     inside = [each for each in work if each.end > start and each.start < end]
     by_stream: dict[tuple[int, int], list[DeviceEvent]] = grouped(
@@ -170,7 +179,7 @@ def streams(work: Iterable[DeviceEvent], start: int, end: int) -> tuple[StreamTi
 
 
 def kernels(work: Iterable[ClassifiedWork]) -> tuple[KernelTimes, ...]:
-    """Sum the work by kernel name, sorted by time in descending order."""
+    """Sum the times of kernels, copies and fills by name. The longest total time comes first."""
     by_name = grouped(work, lambda each: each.event.name)
     rows = []
     for name, found in by_name.items():
@@ -214,7 +223,7 @@ def _largest(times: Mapping[Key, int]) -> Key:
 
 
 def by_category(work: Iterable[ClassifiedWork]) -> tuple[CategoryTimes, ...]:
-    """Sum the work by category, sorted by time in descending order."""
+    """Sum the times of kernels, copies and fills by category. The longest total comes first."""
     rows = []
     for category, found in grouped(work, attrgetter("category")).items():
         device = _device_time(found)
@@ -223,7 +232,10 @@ def by_category(work: Iterable[ClassifiedWork]) -> tuple[CategoryTimes, ...]:
 
 
 def by_precision(work: Iterable[ClassifiedWork]) -> tuple[PrecisionTimes, ...]:
-    """Sum the times of computing kernels by precision, sorted by time in descending order."""
+    """Sum the times of kernels by precision. The longest total time comes first.
+
+    Kernels of collectives are left out.
+    """
     computing = []
     for each in work:
         if each.event.kind == "kernel" and each.category != "communication":

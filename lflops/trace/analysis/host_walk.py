@@ -4,10 +4,12 @@
     device                                          kernel     self time of addmm, inclusive time of
                                                                linear and of the scope
 
-A host item is anything that the trace records on the host: a span (a module or scope), an operator
-or a call of the device's runtime. An item is inside another item of the same thread if its time is
-inside the other item's time. The runtime call that launches a kernel and the kernel itself have the
-same number, the `correlation`.
+Device work is a kernel, copy or fill. A host item is anything that the trace records on the host: a
+span (a module, scope or step), an operator or a call of the device's runtime. A host item is inside
+another host item if both are on the same thread, and it runs while the other item runs. A kernel
+has the same number, `correlation`, as the runtime call that launched it.
+
+A call of an operator is *counted* if its FLOPs are known and it is not inside another counted call.
 """
 
 from collections import Counter, defaultdict
@@ -35,10 +37,10 @@ from lflops.trace.recorded import (
 )
 
 MOST_NESTED = 1_000
-"""Maximum number of host items that may be nested inside each other on one thread.
+"""Maximum number of operators, modules and scopes that may be nested in each other on one thread.
 
-Python itself nests no more calls. Without this limit, a malformed trace could make the walk very
-slow, because it looks at all items around an item.
+Python itself nests no more calls. Without this limit, a malformed trace could make the analysis
+very slow, because it looks at everything around each launch.
 """
 
 _OperatorKey = tuple[str, Inputs | None]
@@ -46,18 +48,18 @@ _OperatorKey = tuple[str, Inputs | None]
 
 @dataclass(slots=True)
 class OperatorSums(SliceTimes):
-    """Totals of all calls of an operator whose inputs have the same shapes, dtypes and values.
+    """Totals of the calls of one operator whose inputs have the same shapes, dtypes and values.
 
-    A call is counted if its cost is known and it is not part of another counted call.
+    A call is counted if its FLOPs are known and it is not inside another counted call.
 
     Attributes:
         inputs: The inputs, or `None` if shapes were not recorded.
         counted_calls: Number of counted calls.
-        counted_device: Inclusive device time of the counted calls.
-        unsupported_device: Device self time of the calls that are neither counted nor part of a
-            counted call. No FLOPs are known for this time.
+        counted_device: Time of the device work that was launched inside the counted calls.
+        unsupported_device: Time of the device work that the operator launched itself in calls that
+            are neither counted nor inside a counted call. The FLOPs of this work are unknown.
         has_operators: Whether the operator called another operator.
-        has_tf32: Whether the name of a kernel in the counted calls contains TF32. The inputs only
+        has_tf32: Whether the counted calls launched a kernel with TF32 in its name. The inputs only
             show fp32.
     """
 
@@ -78,13 +80,13 @@ class SpanSums(SliceTimes):
 
 
 class Launch(NamedTuple):
-    """The launch of a piece of device work; fields are `None` if unknown.
+    """What launched a kernel, copy or fill. A field is `None` if it is unknown or does not exist.
 
     Attributes:
-        call: The runtime call that launched the work.
-        operator: The innermost operator around the runtime call.
-        counted: The operator around the runtime call whose FLOPs were counted.
-        collective: The collective around the runtime call.
+        call: The call of the device's runtime that launched the work.
+        operator: The innermost operator around `call`.
+        counted: The operator around `call` whose FLOPs are counted.
+        collective: The collective around `call`.
     """
 
     call: RuntimeCall | None = None
@@ -97,10 +99,10 @@ NOT_RECORDED = Launch()
 
 
 class CountedCall(NamedTuple):
-    """A counted call of an operator.
+    """A call of an operator whose FLOPs are counted.
 
     Attributes:
-        start: Start of the call.
+        start: Start of the call in nanoseconds.
         operator: Totals of the operator.
         is_recompute: Whether activation checkpointing made this call, to recompute forward.
     """
@@ -112,14 +114,14 @@ class CountedCall(NamedTuple):
 
 @dataclass(slots=True)
 class HostWalk:
-    """The results of `walk`: totals of the host items, and the launch of each piece of work.
+    """Totals of operators, modules and scopes, and the launches of the device work.
 
     Attributes:
         operators: Totals of operators, keyed by name and inputs.
         spans: Totals of modules and scopes, keyed by kind, name and phase.
         launches: Launches, keyed by `DeviceEvent.correlation`.
-        counted: The counted calls.
-        by_external: Launches of which only the operator is known, because the trace does not
+        counted: The operator calls whose FLOPs are counted.
+        by_external: Launches for which only the operator is known, because the trace does not
             contain the runtime call; keyed by `DeviceEvent.external`.
     """
 
@@ -130,31 +132,31 @@ class HostWalk:
     by_external: dict[int, Launch] = field(default_factory=dict)
 
     def launch(self, work: DeviceEvent) -> Launch:
-        """Return the launch of a piece of work, or `NOT_RECORDED` if the trace does not show it."""
+        """Return the launch of device work, or `NOT_RECORDED` if the trace does not show it."""
         found = self.launches.get(work.correlation)
         if found is not None:
             return found
         return self.by_external.get(work.external, NOT_RECORDED)
 
     def call(self, work: DeviceEvent) -> RuntimeCall | None:
-        """Return the runtime call that launched a piece of work, or `None` if unknown."""
+        """Return the runtime call that launched device work, or `None` if it is unknown."""
         return self.launch(work).call
 
 
 @dataclass(slots=True)
 class _Open:
-    """A host item that the walk has entered but not left.
+    """An operator, module, scope or step (an item) that `walk` has entered but not left.
 
     Attributes:
-        operator: The innermost operator, which may be this item.
+        operator: The innermost operator, which can be this item.
         operator_end: End time of that operator.
         is_within_counted: Whether this item or an item around it is a counted operator.
-        is_backward: Whether this item is inside a backward node, and the module that created the
-            node in forward is known.
+        is_backward: Whether this item is inside a backward node for which the module that created
+            it in forward is known.
         module: The innermost module. In backward, the module that created the node in forward.
-        node: The outermost backward node around this item.
-        again: The outermost operator inside `node` for which autograd builds a node, as it does in
-            forward. So this operator may be a recomputation of forward.
+        node: The outermost backward node around this item, which can be this item.
+        again: The outermost operator inside `node` for which autograd builds a node. Autograd
+            usually does so only in forward, so the operator might recompute forward.
         span: Totals of this item, if it is a module or scope.
         is_counted: Whether this item is a counted operator.
     """
@@ -186,13 +188,14 @@ class _Open:
 def walk(
     trace: RecordedTrace, work: Iterable[DeviceEvent], is_counted: Callable[[OperatorCall], bool]
 ) -> HostWalk:
-    """Walk through the host items of each thread and attribute device work to them.
+    """Attribute device work to the operators, modules and scopes that launched it.
 
     Args:
         trace: The trace.
         work: The device work to attribute.
-        is_counted: Returns whether the cost of an operator is known. If it is known, the operators
-            inside this operator are part of it, and are not counted again.
+        is_counted: Function that returns whether the FLOPs of an operator call are known. They
+            include the FLOPs of the operators inside the call, so these operators are not counted
+            again.
     """
     found = HostWalk()
     nanoseconds = summed((each.correlation, each.duration) for each in work)
@@ -213,9 +216,10 @@ def walk(
 def _items_by_thread(
     trace: RecordedTrace, launching: Mapping[int, int]
 ) -> Iterator[Sequence[HostItem]]:
-    """Yield the host items of each thread.
+    """Yield the modules, scopes, steps, operators and launches of each thread.
 
     Threads with modules come first, because backward on other threads is assigned to these modules.
+    `launching` has the `correlation` of each runtime call that launched device work.
     """
     threads_of_slices = _slice_threads(trace)
     calls = (call for call in trace.runtime if call.correlation in launching)
@@ -227,10 +231,12 @@ def _items_by_thread(
 
 
 def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
-    """Map each track of module slices, which lflops added, to the thread that ran the modules.
+    """Return the thread of each track of module slices.
 
-    The thread is found from the backward nodes that begin at the same time as a slice. If a track
-    has no such nodes, it is the thread that runs the steps.
+    lflops adds module slices to a trace: events that show when modules run. They are on separate
+    tracks, so their threads are not known. A track belongs to the thread of the backward nodes that
+    begin at the same time as its slices. If there are no such nodes, the track belongs to the
+    thread that runs the steps.
     """
     nodes = {}
     for call in trace.operators:
@@ -252,14 +258,13 @@ def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
 
 
 class _Counted(NamedTuple):
-    """A counted call, with the values that show whether it is recomputation.
+    """A counted call of an operator, with the values that show whether it recomputes forward.
 
     Attributes:
         call: The call.
         operator: Totals of the operator.
         node: The outermost backward node around the call, or `None`.
-        again: The outermost operator inside `node` for which autograd builds a node, as it does in
-            forward; `None` if there is none.
+        again: The outermost operator inside `node` for which autograd builds a node, or `None`.
     """
 
     call: OperatorCall
@@ -269,7 +274,7 @@ class _Counted(NamedTuple):
 
 
 class _Walker:
-    """Walks through the host items of each thread, and adds the results to a `HostWalk`."""
+    """Attributes the device work of each thread, and adds the results to a `HostWalk`."""
 
     def __init__(
         self,
@@ -277,12 +282,13 @@ class _Walker:
         nanoseconds: Mapping[int, int],
         is_counted: Callable[[OperatorCall], bool],
     ) -> None:
-        """Prepare a walk.
+        """Prepare to attribute device work.
 
         Args:
             found: The result to fill.
-            nanoseconds: Time of the device work by `correlation`.
-            is_counted: Returns whether the cost of an operator is known.
+            nanoseconds: Time of the device work that each runtime call launched, keyed by
+                `correlation`.
+            is_counted: Function that returns whether the FLOPs of an operator call are known.
         """
         self._found = found
         self._nanoseconds = nanoseconds
@@ -295,7 +301,7 @@ class _Walker:
         self._forward: list[OperatorCall] = []
 
     def walk_thread(self, items: Iterable[HostItem]) -> None:
-        """Walk through the items of one thread.
+        """Add the operators, spans and launches of one thread to the results.
 
         Raises:
             ProfileError: More than `MOST_NESTED` items overlap.
@@ -322,7 +328,7 @@ class _Walker:
             opened.append(inside)
 
     def counted_calls(self) -> list[CountedCall]:
-        """Return the counted calls of all threads."""
+        """Return the operator calls of all threads whose FLOPs are counted."""
         thread_numbers = self._thread_numbers()
         found = []
         for each in self._counted:
@@ -331,10 +337,10 @@ class _Walker:
         return found
 
     def _thread_numbers(self) -> dict[int, int]:
-        """Map the ID of each thread in this trace to the ID that torch gives the thread.
+        """Return torch's ID of each thread, keyed by the number of the thread in this trace.
 
         A trace file contains torch's IDs only in backward nodes: a node has the ID of the thread
-        that ran its forward operator. So nodes are matched with forward operators.
+        that ran its forward operator. So forward operators are matched with nodes.
         """
         votes: defaultdict[int, Counter[int]] = defaultdict(Counter)
         for call in self._forward:
@@ -348,11 +354,11 @@ class _Walker:
     def _is_recompute(self, counted: _Counted, thread_numbers: Mapping[int, int]) -> bool:
         """Return whether a call inside a backward node recomputes forward for checkpointing.
 
-        If autograd records an operator inside a backward node, there are two possible reasons:
-        checkpointing recomputes forward, or backward itself is differentiated (`create_graph`).
-        In the first case, the backward node of the operator runs before the surrounding node ends.
-        In the second case, it runs after the surrounding node has ended. An operator and its
-        backward node have the same sequence number. Each thread has its own sequence numbers.
+        If autograd builds a node for an operator that runs inside a backward node, there are two
+        possible reasons: checkpointing recomputes forward, or backward itself is differentiated
+        (`create_graph`). In the first case, the new node runs before the surrounding node ends. In
+        the second case, it runs after the surrounding node has ended. An operator and its node have
+        the same sequence number, but each thread has its own sequence numbers.
         """
         node = counted.node
         again = counted.again
@@ -370,7 +376,7 @@ class _Walker:
         return True
 
     def add_without_launch(self, work: DeviceEvent, call: OperatorCall) -> None:
-        """Add work to its operator if the trace does not contain the runtime call that launched it.
+        """Add device work to its operator if the trace lacks the runtime call that launched it.
 
         `DeviceEvent.external` identifies the operator.
         """
@@ -457,10 +463,10 @@ class _Walker:
             inside.module = name
 
     def _add_launch(self, call: RuntimeCall, opened: Sequence[_Open]) -> None:
-        """Add the device time of a launch to every operator, module and scope around it.
+        """Add the device time of a launch to every operator, module and scope around the launch.
 
-        If an operator, module or scope occurs more than once around the launch, because it is
-        recursive, the time is added to it only once.
+        If a recursive operator, module or scope occurs more than once around the launch, the time
+        is added to it only once.
         """
         took = self._nanoseconds[call.correlation]
         innermost: OperatorSums | None = None

@@ -1,7 +1,7 @@
 """Find the causes of a device's idle time, the delays of launches, and the launch queue's depth.
 
-Each idle interval ends with a piece of work. The activity of the thread that launched this work
-determines the cause:
+Each interval of idle time ends when the next kernel, copy or fill begins. The cause of the idle
+time is what the thread that launches this next work does in the interval:
 
     device   ▇▇▇▇ kernel │               idle                              │ ▇▇▇ next kernel
     host                 │ Python │ operator  │ launch call │
@@ -36,8 +36,10 @@ Cause = Literal[
 ]
 """Cause of a device's idle time.
 
+"The thread" is the thread that launched the next work of the device.
+
 * `data_loader`: The thread was inside the data loader.
-* `synchronising`: The thread waited for the device, or had just been woken.
+* `synchronising`: The thread was in a call that waits for the device, or queries its state.
 * `allocating`: The thread requested or released device memory.
 * `launching`: The thread was in another call of the device's runtime.
 * `operators`: The thread was in an operator, outside calls of the device's runtime.
@@ -58,8 +60,8 @@ _ACTIVITIES: tuple[Cause, ...] = (
 )
 """Causes of idle time that are activities of a thread, in order of precedence.
 
-If several activities contain the same moment, it belongs to the first of them. If none contains the
-moment, it belongs to `python`.
+If the thread does several of these things at the same moment, the moment counts for the first of
+them. If it does none of them, the moment counts for `python`.
 """
 
 _SYNCHRONISING = re.compile("Synchronize|EventQuery|StreamQuery")
@@ -83,7 +85,7 @@ class LaunchDelays(Struct, frozen=True, kw_only=True):
     Attributes:
         calls: Number of launches.
         high: 90th percentile of the delays.
-        call_median: Median duration of the calls.
+        call_median: Median duration of the launch calls.
         shorter_than_launch: Number of kernels that were shorter than their launch call.
     """
 
@@ -96,12 +98,10 @@ class LaunchDelays(Struct, frozen=True, kw_only=True):
 
 
 class QueueDepth(Struct, frozen=True, kw_only=True):
-    """Depth of the launch queue in the window.
-
-    The depth is the number of launches whose work has not started yet.
+    """Depth of the launch queue: the number of launches whose work has not started yet.
 
     Attributes:
-        mean: Mean depth over time.
+        mean: Mean depth over the analyzed time.
         largest: Largest depth.
         empty: Nanoseconds in which the depth is 0.
     """
@@ -117,12 +117,12 @@ _LaunchOf = Callable[[DeviceEvent], RuntimeCall | None]
 def idle_by_cause(
     idle: Intervals, work: Sequence[DeviceEvent], launch_of: _LaunchOf, trace: RecordedTrace
 ) -> dict[Cause, int]:
-    """Divide a device's idle time among its causes, in nanoseconds.
+    """Return the nanoseconds of a device's idle time that each cause accounts for.
 
     Args:
         idle: Idle intervals of the device, sorted by start.
         work: Work of the device, sorted by start.
-        launch_of: Returns the call that launched a piece of work.
+        launch_of: Function that returns the runtime call that launched a piece of work.
         trace: The trace, with the activities of the host.
     """
     causes: Counter[Cause] = Counter()
@@ -193,7 +193,7 @@ class _Launched(NamedTuple):
 
 
 def launch_delays(work: Iterable[DeviceEvent], launch_of: _LaunchOf) -> LaunchDelays | None:
-    """Return the delays of launches, or `None` if no launch was recorded.
+    """Return statistics of the launch delays, or `None` if no launch was recorded.
 
     One launch of a CUDA graph starts many kernels, so only the first kernel of the graph counts.
     """
@@ -232,7 +232,7 @@ def launch_delays(work: Iterable[DeviceEvent], launch_of: _LaunchOf) -> LaunchDe
 def queue_depth(
     work: Iterable[DeviceEvent], launch_of: _LaunchOf, start: int, end: int
 ) -> QueueDepth | None:
-    """Return the queue depth between two moments, or `None` if no launch was recorded."""
+    """Return the launch queue's depth from `start` to `end`; `None` without recorded launches."""
     changes: list[tuple[int, int]] = []
     for each in work:
         launch = launch_of(each)

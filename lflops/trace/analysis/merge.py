@@ -1,4 +1,7 @@
-"""Merge the traces of several ranks into one trace, with clocks aligned by collectives."""
+"""Merge the traces of several ranks into one trace.
+
+The clocks of different ranks are aligned by collectives that end at the same time on all ranks.
+"""
 
 import itertools
 import statistics
@@ -18,7 +21,7 @@ from lflops.trace.files import as_trace, traces_in, written_whole
 from lflops.trace.recorded import ZERO, microseconds, span
 
 MERGED = "merged.trace.json.gz"
-"""Name of the merged file. Readers of single traces ignore this name."""
+"""Name of the merged file. When lflops looks for the traces of ranks, it ignores this name."""
 
 _TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Collectives that end at almost the same time on all ranks, because each rank needs all others."""
@@ -31,8 +34,8 @@ _SMALLEST_NUMBERS = {
 }
 """Smallest valid value of each event argument that connects events, such as `correlation`.
 
-The traces of different ranks use the same numbers, so merging replaces valid numbers with unique
-numbers. A smaller number means that the event has no connection, and is not replaced.
+The traces of different ranks use the same numbers, so merging replaces them with unique numbers. A
+number below the smallest valid value connects no events, and is not replaced.
 """
 
 _DEVICE_ARGUMENTS = ("device", "Device Id")
@@ -74,7 +77,7 @@ class MergedTraces(Struct, frozen=True, kw_only=True):
 
 
 class _Source(NamedTuple):
-    """A trace to merge. Its times are relative to `base`, in nanoseconds since 1970."""
+    """A trace to merge. The times in its file are relative to `base`, in nanoseconds since 1970."""
 
     path: Path
     rank: int | None
@@ -99,7 +102,7 @@ class _Properties(Struct):
 
 
 def merge(folder: Path, into: Path | None = None) -> MergedTraces:
-    """Merge the traces in a folder, all from the same window, into one compressed file.
+    """Merge the traces in a folder, which cover the same steps, into one compressed file.
 
     The ranks are aligned one after another. The clock of each rank is shifted so that the
     collectives that it shares with the ranks that are already aligned end at the same time. If it
@@ -194,10 +197,11 @@ def _ends(source: _Source) -> dict[Key, int]:
 class _Merger:
     """Rewrites the events of several traces so that they can be in one file.
 
-    Processes, devices and launches get new numbers, because the traces use the same ones.
+    Different traces use the same numbers for processes, devices and launches, so these get new
+    numbers.
 
     Attributes:
-        properties: Properties of the devices that have events, with their new numbers.
+        properties: Properties of the devices that have events, with the new device numbers.
         damaged: Number of events left out because they cannot be read.
     """
 
@@ -208,7 +212,7 @@ class _Merger:
         self._devices: dict[tuple[int, int], int] = {}
 
     def rewritten(self, source: _Source, index: int, shift: int) -> Iterator[bytes]:
-        """Iterate over the events of one trace, with new numbers and on the common clock.
+        """Yield the events of one trace with new numbers, and with times on the common clock.
 
         Args:
             source: The trace.
@@ -270,7 +274,7 @@ class _Merger:
                 self.properties.append(row | {"id": number})
 
     def _renumbered(self, arguments: dict[str, Raw], index: int) -> dict[str, int]:
-        """Return values that are unique in the merged trace, for arguments that need new values."""
+        """Return new values for the arguments that must be unique in the merged trace."""
         changed = {}
         # The numbers of the first trace stay the same.
         if index:

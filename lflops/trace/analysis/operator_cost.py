@@ -1,4 +1,4 @@
-"""Compute the cost of an operator in a trace from the shapes of its inputs.
+"""Compute the cost (MACs, FLOPs and bytes) of an operator in a trace from its input shapes.
 
 The formulas are the same as for operators that are counted while they run (`lflops.formulas`). A
 cost is either exact, or `None` if the recorded inputs do not determine it.
@@ -76,7 +76,7 @@ class Argument(NamedTuple):
 
 @functools.lru_cache(1 << 16)
 def arguments(inputs: Inputs) -> tuple[Argument, ...] | None:
-    """Parse the arguments of a call, or return `None` for text that torch did not write."""
+    """Parse the arguments of an operator; return `None` for text that torch did not write."""
     try:
         shapes = msgspec.json.decode(inputs.shapes, type=list[Any])
         types = msgspec.json.decode(inputs.types, type=list[Any])
@@ -110,7 +110,10 @@ def _shape(value: Any) -> Any:
 
 @functools.lru_cache(1 << 16)
 def precision_of(inputs: Inputs | None) -> str | None:
-    """Return the precision of the first floating-point tensor, by its name in `hardware.DTYPES`."""
+    """Return the precision of the first floating-point tensor, by its name in `hardware.DTYPES`.
+
+    The result is `None` if no tensor has such a precision, or if shapes were not recorded.
+    """
     if inputs is None:
         return None
     for argument in arguments(inputs) or ():
@@ -120,7 +123,7 @@ def precision_of(inputs: Inputs | None) -> str | None:
 
 
 class TracedCost(NamedTuple):
-    """Cost of one call.
+    """Cost of one call of an operator.
 
     Attributes:
         macs: Multiply-accumulates, without recomputation.
@@ -159,14 +162,14 @@ _FAILURES = (
     NotImplementedError,
     RecursionError,
 )
-"""Errors that formulas and parsers may raise for unexpected inputs. The cost is then unknown.
+"""Errors that formulas and parsers can raise for unexpected inputs. The cost is then unknown.
 
-Any program may have written the trace, so its inputs may be arbitrary.
+Inputs can be arbitrary, because any program may have written the trace.
 """
 
 
 class _Call(NamedTuple):
-    """A call to which a formula is applied.
+    """A call of an operator whose cost a formula computes.
 
     Attributes:
         name: Name of the operator.
@@ -179,9 +182,9 @@ class _Call(NamedTuple):
     has_values: bool
 
     def value(self, index: int) -> Any:
-        """Return an argument: its shape if it is a tensor, otherwise its value.
+        """Return the argument at a position: its shape if it is a tensor, otherwise its value.
 
-        `index` is its position. Returns `None` if the argument was not passed.
+        Returns `None` if the argument was not passed.
 
         Raises:
             _Unknown: The argument is not a tensor, and the trace has no values.
@@ -198,10 +201,10 @@ class _Call(NamedTuple):
 
 @functools.lru_cache(1 << 16)
 def cost_of(name: str, inputs: Inputs | None) -> TracedCost | None:
-    """Return the cost of one call.
+    """Return the cost of one call of an operator.
 
-    Returns `None` if there is no rule for the operator, or if the recorded inputs do not determine
-    the cost.
+    Returns `None` if lflops has no formula for the operator, or if the recorded inputs do not
+    determine the cost.
     """
     given = None if inputs is None else arguments(inputs)
     if inputs is None or not given or any(map(_has_invalid_size, given)):
@@ -375,7 +378,7 @@ def _bytes_read(given: Iterable[Argument]) -> int | None:
 
 
 def _cost_by_convention(base: str, given: Sequence[Argument]) -> TracedCost | None:
-    """Return the cost of a pointwise operator, reduction, copy or fill; `None` for others.
+    """Return the cost of a pointwise operator, reduction, copy or fill; `None` for other operators.
 
     A pointwise operator or reduction is assumed to need a fixed number of FLOPs per element.
     """

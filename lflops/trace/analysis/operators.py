@@ -1,9 +1,9 @@
-"""Sum the operators of a trace by name and by inputs, and sum its modules and scopes.
+"""Sum the times of a trace's operators, modules and scopes.
 
-Modules and scopes are spans around operators. A module frame of the Python stack is named after its
-class and a number, for example `Linear_3`; a slice that lflops added has the module's name. If the
-trace has sequence numbers, a backward node belongs to the module that created the node in forward.
-The device time of a span is the time of the kernels that were launched inside the span.
+A module or scope includes the kernels that are launched while it runs. If Python stacks were
+recorded, a module has the name of its class and a number, for example `Linear_3`. If lflops added
+the modules to the trace, a module has its name in the model. If the trace has sequence numbers, a
+backward node belongs to the module that created the node in forward.
 """
 
 import re
@@ -45,16 +45,16 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
 
 
 class ShapeTimes(Struct, frozen=True, kw_only=True):
-    """All counted calls of one operator whose inputs have the same shapes, dtypes and values.
+    """The calls of one operator whose inputs have the same shapes, dtypes and values.
 
-    `None` means unknown.
+    Only calls with known FLOPs are included. `None` means unknown.
 
     Attributes:
         shapes: Shape of each input: a list of shapes for a list of tensors, `None` for other
             inputs.
         types: torch's names of the element types.
         precision: Name in `hardware.DTYPES`; TF32 if a kernel's name shows it.
-        calls: Number of calls, without calls inside another counted operator.
+        calls: Number of calls. Calls inside another operator with known FLOPs are left out.
         device: Inclusive device time in nanoseconds.
         flops: FLOPs of all calls, without work that a mask skips.
         flops_per_second: FLOPs divided by the device time.
@@ -82,7 +82,7 @@ class ShapeTimes(Struct, frozen=True, kw_only=True):
 
 
 class UnsupportedTraceOperator(Struct, frozen=True, kw_only=True):
-    """An operator that multiplies matrices but is not counted: the trace does not show its cost."""
+    """An operator that multiplies matrices, but whose FLOPs the trace does not show."""
 
     name: str
     calls: int
@@ -95,10 +95,11 @@ class SpanTimes(Struct, frozen=True, kw_only=True):
     Attributes:
         name: The name. If there are several instances, a star replaces each number, for example
             `layers.*.mlp`.
-        phase: Phase of the spans; `forward` if the trace does not show it.
+        phase: Phase of the modules or scopes; `forward` if the trace does not show it.
         instances: Number of different names.
-        device: Inclusive time of the kernels launched inside.
-        self_device: Time of the kernels launched inside, without inner modules or scopes.
+        device: Time of the kernels launched inside.
+        self_device: Like `device`, but for a module without its inner modules, and for a scope
+            without its inner scopes.
         host: Inclusive host time.
     """
 
@@ -113,7 +114,7 @@ class SpanTimes(Struct, frozen=True, kw_only=True):
 
 
 def operators(host: HostWalk) -> tuple[OperatorTimes, ...]:
-    """Sum the operators by name, sorted by self time in descending order."""
+    """Sum the times of operators by name. The longest self time comes first."""
     rows = []
     for name, found in grouped(host.operators.values(), attrgetter("name")).items():
         times = sums(found, "calls", "host", "self_host", "device", "self_device")
@@ -122,7 +123,7 @@ def operators(host: HostWalk) -> tuple[OperatorTimes, ...]:
 
 
 def precision(operator: OperatorSums) -> str | None:
-    """Return the precision in which an operator multiplies."""
+    """Return the precision in which an operator multiplies, or `None` if it is unknown."""
     by_inputs = precision_of(operator.inputs)
     if by_inputs == "fp32" and operator.has_tf32:
         return "tf32"
@@ -130,9 +131,9 @@ def precision(operator: OperatorSums) -> str | None:
 
 
 def shapes(host: HostWalk, chip: Hardware | None) -> tuple[ShapeTimes, ...]:
-    """Return the counted operators by name and inputs.
+    """Return the operators with known FLOPs, in one row for each name and inputs.
 
-    They are sorted by device time in descending order.
+    The longest device time comes first.
     """
     rows = []
     for operator in host.operators.values():
@@ -193,9 +194,9 @@ def _memory_seconds(moved: int | None, chip: Hardware | None) -> float | None:
 
 
 def unsupported(host: HostWalk) -> tuple[UnsupportedTraceOperator, ...]:
-    """Return the operators that multiply matrices but are not counted.
+    """Return the operators that multiply matrices, but whose FLOPs are unknown.
 
-    They are sorted by device self time in descending order. No total of FLOPs includes them.
+    No total of FLOPs includes them. The longest device self time comes first.
     """
     has_device = any(each.device for each in host.operators.values())
     missing: dict[str, list[OperatorSums]] = {}
@@ -223,7 +224,7 @@ def _is_unsupported(operator: OperatorSums, *, has_device: bool) -> bool:
 
 
 def span_times(host: HostWalk, kind: Literal["module", "scope"]) -> tuple[SpanTimes, ...]:
-    """Return the modules or the scopes, sorted by device time in descending order."""
+    """Return the times of all modules or of all scopes. The longest device time comes first."""
     spans = [each for each in host.spans.values() if each.kind == kind]
     rows = []
     for (pattern, phase), found in grouped(spans, _pattern_and_phase).items():

@@ -1,4 +1,4 @@
-"""Draw traces as one HTML file.
+"""Draw the analysis of traces as one HTML file.
 
 The file opens from disk, makes no network request and runs no script.
 """
@@ -65,7 +65,7 @@ _STYLE = Path(__file__).with_suffix(".css")
 
 
 def trace_page(found: TraceSummaries) -> str:
-    """Return the page's HTML: the comparison of ranks, if any, and a section for each trace."""
+    """Return the page's HTML. If the traces of several ranks are compared, this comes first."""
     names = ", ".join(map(file_name, found.traces))
     parts = ['<div id="root">', f"<header><h1>{_text(names)}</h1></header>"]
     if found.ranks is not None:

@@ -1,4 +1,4 @@
-"""Read a trace file into a `RecordedTrace`, with times as integers in nanoseconds."""
+"""Read a trace file of torch.profiler into a `RecordedTrace`, with times in integer nanoseconds."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -90,18 +90,18 @@ An event of these types that lacks one of the three counts as damaged.
 
 _Shapes = list[list[int | list[int]]]
 _Texts = list[str | list[str]]
-"""JSON type of the list of the dtypes, or of the values, of an operator's inputs in a trace.
+"""JSON type of two fields of a recorded operator: the dtypes and the values of its inputs.
 
-The list has one text for each input, or a list of texts for an input that is a list of tensors.
+Each list has one text for each input. If an input is a list of tensors, it has a list of texts.
 """
 
 _ASCEND = "Ascend Hardware"
-"""Name of the process with the work of an Ascend device.
+"""Name that a trace gives to the process that contains the work of an Ascend device.
 
-The slices of this process have no category.
+The events of this process have no category.
 """
 _ASCEND_WAITS = ("EVENT_", "NOTIFY_")
-"""Prefixes of the Ascend tasks that compute nothing."""
+"""Tasks of an Ascend device compute nothing if their type begins with one of these prefixes."""
 
 
 class _Event(Struct, gc=False):
@@ -116,7 +116,7 @@ class _Event(Struct, gc=False):
 
 
 class _CollectiveArgs(Struct, gc=False):
-    """The arguments with which newer versions of torch describe a collective."""
+    """The arguments (`args`) of an event in which newer versions of torch describe a collective."""
 
     collective: str | None = field(default=None, name="Collective name")
     in_elements: int | None = field(default=None, name="In msg nelems")
@@ -149,10 +149,11 @@ class _WorkArgs(_CollectiveArgs, gc=False):
 
 
 class _AscendArgs(Struct, gc=False):
-    """The arguments of a slice without a category, or of an event that names a process.
+    """The arguments (`args`) of an event that names a process, or of an event without a category.
 
-    An event that names a process has the name of the process in `name`. A slice without a `task`
-    is not work of an Ascend device.
+    Attributes:
+        name: Name of the process, if the event names one.
+        task: Type of the task, if the event is a task of an Ascend device; otherwise empty.
     """
 
     name: str = ""
@@ -186,7 +187,7 @@ class _SliceArgs(Struct, gc=False):
 
 
 def read_trace(path: Path) -> RecordedTrace:
-    """Read one file, compressed or not.
+    """Read one trace file, compressed or not.
 
     Raises:
         ProfileError: The file cannot be read, or it is not a trace.
@@ -212,10 +213,10 @@ def read_trace(path: Path) -> RecordedTrace:
 
 
 class _Reader:
-    """Fills a trace, event by event."""
+    """Adds the events of a trace file to a `RecordedTrace`."""
 
     def __init__(self, trace: RecordedTrace, skip: Callable[[Exception], None]) -> None:
-        """Prepare to fill a trace; `skip` receives the error of each damaged event."""
+        """Prepare to add events to `trace`. `skip` receives the error of each damaged event."""
         self._trace = trace
         self._skip = skip
         self._unread: Counter[str] = Counter()
@@ -223,17 +224,17 @@ class _Reader:
         self._threads: dict[tuple[Any, Any], int] = {}
         self._names: dict[str, str] = {}
         self._inputs: dict[Inputs, Inputs] = {}
-        # Events that have begun and not ended, by process and thread.
+        # Events that have begun but not ended yet, by process and thread.
         self._begun: dict[tuple[Any, Any], list[_Event]] = {}
-        # Slices without a category that may be work of an Ascend device, by process. Whether a
-        # process is such a device may be known only later. All other slices without a category are
-        # only counted.
+        # Events without a category that might be work of an Ascend device, by process. A later event
+        # shows whether the process is such a device. Other events without a category are only
+        # counted.
         self._without_category: dict[int | str | None, list[DeviceEvent]] = {}
         self._number_uncategorised = 0
         self._ascend: set[int | str | None] = set()
 
     def add(self, events: list[_Event]) -> None:
-        """Add events; damaged events are skipped."""
+        """Add events to the trace. Damaged events are skipped."""
         self._trace.events += len(events)
         for event in events:
             try:
@@ -282,7 +283,7 @@ class _Reader:
             self._unread[category] += 1
 
     def finish(self) -> None:
-        """Complete the trace after its last event."""
+        """Complete the trace after all events have been added."""
         if self._ascend:
             for process in self._ascend:
                 self._trace.work += self._without_category.get(process, [])
@@ -294,7 +295,7 @@ class _Reader:
             for event in begun:
                 self._unread[event.cat or "started, but not ended"] += 1
         self._trace.unread = dict(self._unread)
-        # lflops added the module slices, which may lie outside the recording.
+        # lflops itself added the module slices to the file. They may lie outside the recording.
         recorded = [item for item in self._trace.on_host() if not _is_module_slice(item)]
         self._trace.first, self._trace.last = extent(recorded)
 
@@ -306,9 +307,9 @@ class _Reader:
         return self._threads.setdefault((event.pid, event.tid), len(self._threads))
 
     def _times(self, event: _Event) -> tuple[int, int]:
-        """Return start and end of an event.
+        """Return the start and the end of an event.
 
-        A duration is negative if the system's clock was set back; it is then treated as 0.
+        A duration is negative if the system's clock was set back. It is treated as 0, and counted.
         """
         start, end = span(event.ts, event.dur)
         if end < start:
@@ -333,10 +334,10 @@ class _Reader:
         self._trace.work.append(work)
 
     def _add_without_category(self, event: _Event) -> None:
-        """Store a slice without a category until it is known whether it is device work.
+        """Store an event without a category until it is known whether it is device work.
 
-        It is device work if its process is an Ascend device. The event that names the process may
-        come later in the trace.
+        The event is device work if its process is an Ascend device. The event that names the
+        process can come later in the trace.
         """
         args = msgspec.json.decode(event.args, type=_AscendArgs)
         if not args.task or args.task.startswith(_ASCEND_WAITS):
@@ -388,7 +389,7 @@ class _Reader:
         self._trace.operators.append(call)
 
     def _shared_inputs(self, args: _OperatorArgs) -> Inputs | None:
-        """Return the inputs of an operator. All calls with the same inputs share one object."""
+        """Return an operator's inputs. Calls with equal inputs share one object, to save memory."""
         if args.shapes is _ABSENT:
             return None
         if args.types is _ABSENT:
@@ -446,8 +447,10 @@ class _Reader:
 def _number(recorded: int | None, viewer: int | str | None) -> int:
     """Return the number of a device or stream.
 
-    If the event does not record this number, the number that a trace viewer shows for the event's
-    process or thread is used.
+    Args:
+        recorded: The number in the event's arguments, or `None` if it is missing.
+        viewer: The event's process or thread, by which trace viewers sort events. If `recorded` is
+            `None`, this number is returned instead, or 0 if it is not a number.
     """
     if recorded is not None:
         return recorded
@@ -459,7 +462,7 @@ def _is_module_slice(item: object) -> bool:
 
 
 def _collective_of_scope(name: str, args: _OperatorArgs) -> Collective | None:
-    """Return the collective that a scope runs, or `None` if the size of its message is unknown.
+    """Return the collective that runs inside a scope; `None` if the size of its message is unknown.
 
     The size of the message follows from the shapes and dtypes of the scope's inputs.
     """

@@ -81,38 +81,42 @@ CAUSE_LABELS: dict[str, str] = {cause: words.label for cause, words in CAUSES.it
 """Label of each cause of idle time."""
 
 _HOST: frozenset[Cause] = frozenset({"launching", "operators", "python"})
-"""Causes of idle time for which the verdict says "the host prepares launches"."""
+"""Causes of idle time that the first sentence about a trace can sum up.
+
+It says "the host prepares launches" for all of them.
+"""
 
 _SMALL = 0.01
-"""Smallest share of the window that a device state must take to be mentioned.
+"""Smallest share of the analyzed time that a device state must take to be mentioned.
 
-It is also the smallest difference between HFU and MFU for which HFU is mentioned.
+It is also the smallest relative difference to MFU for which HFU is mentioned.
 """
 _LARGE = 0.05
-"""Share of the window above which the verdict gives advice about a device state.
+"""Share above which a time is large enough for an additional sentence.
 
-The verdict also mentions the time before the first device work if it is more than this share of all
-steps or, without steps, of the recording. There is no advice about the state in which the device
-computes. The sentence about kernels that can be fused names the categories that take more than this
-share of the kernel time.
+* A device state other than computing, as a share of the analyzed time: the sentence gives advice.
+* The time before the first device work, as a share of all steps or, without steps, of the
+  recording: the sentence mentions it.
+* Kernels of a category that can be fused, as a share of the kernel time: the sentence about fusing
+  names the category.
 """
 _MOST = 0.6
-"""Smallest share of the idle time that one cause must have to be named in the verdict.
+"""If the largest cause takes at least this share of the idle time, it is always named.
 
-Otherwise, the verdict may sum up the causes in `_HOST`.
+Otherwise, the causes in `_HOST` are named together if their sum is larger than the largest cause.
 """
 
 _FUSABLE = frozenset({"pointwise", "copy", "reduction", "fill"})
 """Categories of kernels that torch.compile can fuse with each other."""
 _MUCH_FUSABLE = 0.25
-"""Share of the kernel time above which the verdict mentions kernels that can be fused."""
+"""Kernels that can be fused are mentioned if their share of the kernel time is larger."""
 
 _SHORT_NAME = 24
 """Maximum width of operator and group names outside the first column of a table."""
 
 
 def nanoseconds(value: int | None) -> str:
-    """Format a time, for example `34.89 ms`."""
+    """Format a time in nanoseconds, for example `34.89 ms`."""
     if value is None:
         return units.UNKNOWN
     if 0 < value < 1000:
@@ -152,7 +156,7 @@ def _shape_text(shape: Any) -> str:
 
 
 def verdict(summary: TraceSummary) -> Iterator[str]:
-    """Yield sentences about what the device did, and how to reduce the time it does not compute."""
+    """Yield sentences about what the device did, and how to reduce the time without computing."""
     device = summary.device
     if device is None:
         yield "The trace contains no device work: all times are host times."
@@ -160,7 +164,7 @@ def verdict(summary: TraceSummary) -> Iterator[str]:
     yield _states_sentence(summary, device)
     advice = [*_state_advice(summary, device)]
     fusable = [*_fusable_sentence(summary)]
-    # The larger loss comes first.
+    # Advice about the larger of the two times comes first.
     if _fusable_time(summary) > device.window - device.computing:
         yield from (*fusable, *advice)
     else:
@@ -229,7 +233,7 @@ def _largest_cause(summary: TraceSummary) -> Cause:
 
 
 def _states_sentence(summary: TraceSummary, device: DeviceTimeline) -> str:
-    """Return a sentence with the share of each device state; the share of computing comes last."""
+    """Return a sentence with the share of time in each device state. Computing comes last."""
     number = len(summary.devices)
     gpus = "the GPU's" if number == 1 else f"the {number} GPUs'"
     of_whole = f" of {gpus} {nanoseconds(device.window)}"
@@ -253,9 +257,9 @@ _LOSSES = {
 
 
 def _losses(device: DeviceTimeline) -> list[tuple[str, int]]:
-    """Return the states in which the device does not compute, and their times.
+    """Return the device states except computing, with their times. The longest time comes first.
 
-    They are sorted by time in descending order. States below `_SMALL` of the window are left out.
+    States that take less than `_SMALL` of the analyzed time are left out.
     """
     losses = []
     for state in _LOSSES:
@@ -458,7 +462,7 @@ class TraceTable:
 
     Attributes:
         heading: The table's title.
-        total: Number of all rows, if the table lists only some of them.
+        total: Number of all rows, also of rows that are not listed; `None` if all rows are listed.
         names: First cell of each row.
         columns: For each column heading, the cells of the column, in the order of `names`.
         notes: Lines below the table.
@@ -471,7 +475,7 @@ class TraceTable:
     notes: list[str] = field(default_factory=list)
 
     def add(self, name: str, cells: dict[str, str]) -> None:
-        """Append a row. `cells` must have a text for each column heading of the table."""
+        """Append a row. `cells` has a text for each column heading of the table."""
         self.names.append(name)
         for heading, cell in cells.items():
             self.columns.setdefault(heading, []).append(cell)
@@ -516,7 +520,7 @@ def _host_tables(summary: TraceSummary, top: int) -> Iterator[TraceTable]:
 
 
 def _timeline(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
-    """Return the table of device states, with columns for each device and for their sum."""
+    """Return the table of device states, with a column for each device and one for their sum."""
     timelines = {}
     if len(summary.devices) > 1:
         timelines["all devices"] = device

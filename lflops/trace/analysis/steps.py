@@ -1,4 +1,7 @@
-"""Find the profiler's steps, and the states of the devices in each step."""
+"""Find the profiler's steps in a trace, and the time in each device state during each step.
+
+At each moment, a device computes, only communicates, only copies, or is idle.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -13,9 +16,9 @@ from lflops.trace.device_states import DeviceTimeline, states, timeline, total
 from lflops.trace.recorded import DeviceEvent, RecordedTrace, extent
 
 AHEAD_SHARE = 0.05
-"""Share of a step by which the device must lag behind the host for device times to be used.
+"""Steps are timed on the device if it lags behind the host by more than this share of a step.
 
-`StepTimes` describes these device times.
+See `StepTimes` for the start and end of a step on the device.
 """
 
 
@@ -23,14 +26,15 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     """One step of the profiler.
 
     A step lasts from its start on the host to the start of the next step. If the host runs ahead of
-    the device, device times are used instead: from the first work that the step launched to the
-    first work of the next step.
+    the device, `duration` and `device` are for a time on the device instead: from the first work
+    that the step launched to the first work of the next step.
 
     Attributes:
         start: Start of the step on the host.
         end: End of the step on the host.
         duration: Nanoseconds of the step, measured on the device if the host runs ahead.
-        device: States of all devices together during the step, or `None` without a device.
+        device: Time in each device state, such as computing, summed over all devices; `None`
+            without a device.
     """
 
     name: str
@@ -53,7 +57,7 @@ class _StepSpan(NamedTuple):
 def steps(
     trace: RecordedTrace, host: HostWalk, work: Sequence[DeviceEvent]
 ) -> tuple[StepTimes, ...]:
-    """Return the steps in order, with the states of all devices in each step.
+    """Return the steps in order, with the time in each device state.
 
     Args:
         trace: The trace.
@@ -97,7 +101,7 @@ def steps(
 def _device_states(
     by_device: Mapping[int, Sequence[DeviceEvent]], start: int, end: int
 ) -> DeviceTimeline | None:
-    """Return the states of all devices together, or `None` if there is no device."""
+    """Return the time in each device state, summed over all devices; `None` without a device."""
     if not by_device:
         return None
     timelines = []
@@ -107,7 +111,7 @@ def _device_states(
 
 
 def device_timelines(steps: Iterable[StepTimes]) -> list[DeviceTimeline]:
-    """Return the states of the devices in each step, leaving out steps without a device."""
+    """Return the time in each device state for each step, without steps that have no device."""
     return [step.device for step in steps if step.device is not None]
 
 
@@ -125,7 +129,7 @@ def _runs_ahead(
 
 
 def _on_device(launched: Sequence[Sequence[DeviceEvent]]) -> list[tuple[int, int]]:
-    """Return the start and end of each step on the device."""
+    """Return the start and end of each step on the device, from the work that it launched."""
     begins = []
     for of_step in launched:
         begin, _ = extent(of_step)
@@ -147,7 +151,7 @@ def _launched_work(
 
 
 def _step_spans(trace: RecordedTrace) -> list[_StepSpan]:
-    """Return the spans of the steps, sorted by start.
+    """Return the name, start and end of each step, sorted by start.
 
     In a merged trace, several processes have a step with the same name. They count as one step.
     """

@@ -74,10 +74,10 @@ from lflops.trace.recorded import (
 class LeftOut(Struct, frozen=True, kw_only=True):
     """Device work that is left out because it was launched before the recording began.
 
-    It ended before the window, which begins with the first work that has a known launch.
+    It ended before the analyzed time, which begins with the first work whose launch was recorded.
 
     Attributes:
-        calls: Number of pieces of work.
+        calls: Number of kernels, copies and fills.
         device: Total time of this work in nanoseconds.
     """
 
@@ -86,7 +86,13 @@ class LeftOut(Struct, frozen=True, kw_only=True):
 
 
 class DeviceSummary(Struct, frozen=True, kw_only=True):
-    """One device of the trace."""
+    """The analysis of one device of the trace.
+
+    Attributes:
+        timeline: Time in each state, such as computing.
+        idle: Nanoseconds of idle time by cause.
+        queue: Depth of the launch queue; `None` if no launch was recorded.
+    """
 
     device: int
     name: str | None
@@ -106,17 +112,18 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
         recorded: Time from the start of the first event to the end of the last event on the host.
         before_device: Time until the first device work, measured from the start of the first step
             or, if there are no steps, from the start of the recording; `None` without a device.
-        device: States of all devices together, or `None` without a device.
-        idle: Idle time of all devices by cause.
+        device: Time in each device state, such as computing, summed over all devices; `None`
+            without a device.
+        idle: Idle time by cause, summed over all devices.
         step: Median and quartiles of the step times, or `None` without a step.
-        shapes: Counted operators, summed by name and inputs.
+        shapes: Operators with known FLOPs, summed by name and inputs.
         hardware: The chip, if known. Rates are compared with its peaks.
         left_out: Device work that is left out, because it was launched before the recording began.
         has_stack: Whether Python frames were recorded, which slows the host.
         negative: Number of events with a negative duration, which is treated as 0.
         unread: Number of events of unknown categories, by category.
-        unlaunched: Number of device events without a launch in the trace. No operator includes
-            them.
+        unlaunched: Number of kernels, copies and fills whose launch the trace does not show. Their
+            time belongs to no operator.
         damaged: Number of events left out because they cannot be read.
         damage: Error of the first damaged event.
     """
@@ -265,7 +272,10 @@ def _is_counted(call: OperatorCall) -> bool:
 
 
 class _Window(NamedTuple):
-    """The device work to analyze. It starts with the first work that has a known launch."""
+    """The analyzed time of a trace, and the device work in it.
+
+    It begins with the first work whose launch is recorded.
+    """
 
     start: int
     end: int
@@ -336,7 +346,7 @@ def _time_before_device(
 
 
 def _chip(trace: RecordedTrace) -> Hardware | None:
-    """Return the chip of the devices with work.
+    """Return the chip of the devices that ran work.
 
     Returns `None` if the devices have different names, or if the table of chips lacks the name.
     """

@@ -1,4 +1,4 @@
-"""Draw traces on a terminal: a trace, several ranks, a roofline, and a comparison of traces."""
+"""Draw analyzed traces on a terminal: one trace, several ranks, a roofline or a comparison."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -29,14 +29,14 @@ from lflops.trace.analysis.summary import TraceSummary
 
 _NAME_WIDTH = 28
 _OVER_ROOFLINE = 1.05
-"""Share of the roofline above which an operator needs a note that explains its high speed."""
+"""If an operator is above this share of the roofline, a note explains its high speed."""
 
 _LISTED = 3
 """Maximum number of operators that the headline of a comparison names."""
 _SMALL = 0.01
-"""Share of the step below which the headline of a comparison leaves out a change."""
+"""The headline of a comparison leaves out changes below this share of the step."""
 _TIMES = 9
-"""Multiple of the old value above which an increase is shown as a factor such as ×12.
+"""If a value grows by more than this multiple, the change is shown as a factor such as ×12.
 
 Other changes are shown as a percentage.
 """
@@ -45,7 +45,7 @@ _MarginRow = tuple[str, RenderableType]
 
 
 def render_trace(summary: TraceSummary, *, top: int) -> RenderableType:
-    """Render one trace; tables have at most `top` rows."""
+    """Render the analysis of one trace. Tables have at most `top` rows."""
     parts = _sentences(verdict(summary))
     parts += ["", margin(facts(summary))]
     for table in tables(summary, top):
@@ -57,7 +57,7 @@ def render_trace(summary: TraceSummary, *, top: int) -> RenderableType:
 
 
 def _sentences(sentences: Iterable[str]) -> list[RenderableType]:
-    """Render the first sentence in bold, and all other sentences below it."""
+    """Render the first sentence in bold, and the other sentences below it."""
     first, *others = sentences
     return [text(first, "bold"), *map(text, others)]
 

@@ -1,4 +1,4 @@
-"""Compute the MFU and HFU of a trace from its counted operators."""
+"""Compute the MFU and HFU of a trace from the operators with known FLOPs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,9 +18,9 @@ class TraceUtilization(Struct, frozen=True, kw_only=True):
     """MFU and HFU of a trace, and the values from which they are computed; `None` if unknown.
 
     Attributes:
-        seconds: Time of all steps, or of the window if there is no step, times the number of
-            devices.
-        steps: Number of steps; 0 if the window is used.
+        seconds: Time of all steps, or of the analyzed time if there is no step, times the
+            number of devices.
+        steps: Number of steps; 0 if there is no step.
         macs: Multiply-accumulates that were launched in this time, without recomputation.
         mfu: 2 × `macs`, divided by `seconds` and by the peak of `precision`.
         hfu: Like `mfu`, but including the MACs that activation checkpointing and fused attention
@@ -46,17 +46,17 @@ class TraceUtilization(Struct, frozen=True, kw_only=True):
 def trace_utilization(
     host: HostWalk, steps: Sequence[StepTimes], window: int, devices: int, chip: Hardware | None
 ) -> TraceUtilization | None:
-    """Return the utilization of the steps, or of the window if there is no step.
+    """Return the utilization in the steps, or in the analyzed time if there is no step.
 
     Args:
-        host: Host calls with the counted operators.
+        host: The operator calls with known FLOPs.
         steps: The profiler's steps.
-        window: Length of the window in nanoseconds.
+        window: Length of the analyzed time in nanoseconds.
         devices: Number of devices.
         chip: The chip with the peaks, if known.
 
     Returns:
-        The utilization, or `None` if no matmul was counted.
+        The utilization, or `None` if no matmul has known FLOPs.
     """
     macs: Counter[str | None] = Counter()
     executed: Counter[str | None] = Counter()
@@ -107,7 +107,7 @@ def _executed_share(
 ) -> float | None:
     """Return the time that the executed MACs would need at peak rate, divided by `seconds`.
 
-    Each precision has its own peak.
+    Each precision has its own peak. If one of the peaks is unknown, the result is `None`.
     """
     needed = []
     for dtype, macs in executed.items():
