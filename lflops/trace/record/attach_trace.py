@@ -1,8 +1,9 @@
 """Add the results of the traced steps to a profile.
 
-The profile comes from a counting step, and has the collectives but not their times. The traced
-steps have the kernels and their times. Both record the module and phase that launched a collective.
-So collectives and kernels are matched by module and phase.
+The profile comes from a counting step, in which lflops counts every operator. It has the
+collectives but not their times. The traced steps, which torch.profiler recorded, have the kernels
+and their times. Both record the module and phase that launched a collective. So collectives and
+kernels are matched by module and phase.
 """
 
 from collections import Counter
@@ -20,11 +21,11 @@ _ROOT_BACKWARD = ModulePhase("", "backward")
 _OTHER = ModulePhase("", "other")
 """Module and phase to which a traced step assigns work after the last backward node.
 
-A counting step assigns the same work to backward of the root module.
+A counting step assigns the same work to the root module in backward.
 """
 
 _SENT_AND_RECEIVED = frozenset({"all_to_all", "send", "recv", "gather", "scatter"})
-"""Collectives that NCCL may run as kernels that send and receive."""
+"""Collectives that NCCL can run as kernels that send and receive."""
 
 _Place = tuple[ModulePhase, str]
 """The module and phase that launched collectives, and the kind of their kernels.
@@ -34,7 +35,7 @@ The kind is, for example, `all_reduce`. A trace has one total for all kernels wi
 
 
 def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str]) -> Profile:
-    """Return the profile with operators, communication and device times of modules.
+    """Return the profile with operators, communication times and device times of modules.
 
     Args:
         profile: The profile of a counting step.
@@ -65,11 +66,11 @@ def _with_times(
     """Return the collectives with their times.
 
     If two collectives were launched by the same module in the same phase and use the same kind of
-    kernel, their kernels cannot be distinguished, so their times are unknown.
+    kernel, their kernels cannot be distinguished, so their times are `None`.
 
     Args:
         rows: The collectives.
-        seconds: For each place in the trace (see `_Place`), the total and the exposed time.
+        seconds: Total and exposed time of the kernels of each module, phase and kind.
     """
     places = _places_in_trace(rows, seconds)
     number_of_rows: Counter[_Place] = Counter()
@@ -96,7 +97,10 @@ def _with_times(
 def _places_in_trace(
     rows: Sequence[Communication], seconds: Mapping[_Place, tuple[float, float]]
 ) -> list[set[_Place]]:
-    """Return, for each collective, the places (see `_Place`) to which its kernels may belong."""
+    """Return, for each collective, the places where the trace can show its kernels.
+
+    A place is a module, a phase and a kind of kernel (see `_Place`).
+    """
     places: list[set[_Place]] = []
     counted: set[_Place] = set()
     number_of_kind: Counter[str] = Counter()
@@ -120,6 +124,6 @@ def _places_in_trace(
 
 
 def _kernel_kinds(collective: str) -> set[str]:
-    """Return the kinds of kernels as which a collective may appear in the trace."""
+    """Return the kinds of kernels that a trace can show for a collective."""
     kind = collective_kind(collective)
     return {kind, "send_recv"} if kind in _SENT_AND_RECEIVED else {kind}

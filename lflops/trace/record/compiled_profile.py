@@ -1,8 +1,8 @@
 """Divide the time of compiled modules among the modules inside them.
 
-Hooks do not run inside compiled code, so module-timing steps only measure the compiled module as a
-whole. Traced steps show how its time is divided among the modules inside. These shares are applied
-to the time in unprofiled steps.
+Hooks do not run inside compiled code, so module-timing steps, in which hooks time the modules, only
+measure the compiled module as a whole. Traced steps, which torch.profiler records, show how its
+time is divided among the modules inside. These shares are applied to the time in unprofiled steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ def _median_batch(
 ) -> int:
     """Return the index of the batch in which a module's compiled code took its median time.
 
-    The shares of this batch are used instead of means, because interruptions distort means.
+    The caller uses the shares of this batch and not means, because interruptions distort means.
     """
     times = []
     for number, batch in enumerate(batches):
@@ -84,7 +84,7 @@ def _median_batch(
 
 
 class _Modules:
-    """The modules of a profile while times are moved between them.
+    """Moves times between the modules of a profile.
 
     Attributes:
         works: The modules and phases whose times have changed, with their new times.
@@ -162,7 +162,7 @@ class _Modules:
 
 
 def _plus(time: TimingStats | None, other: TimingStats, share: float) -> TimingStats:
-    """Return the statistics of a time after a share of another time has been added.
+    """Return the statistics of a time to which `share` of another time is added.
 
     The median and both quartiles are added, because both times come from the same steps.
     """

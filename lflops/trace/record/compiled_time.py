@@ -81,10 +81,10 @@ class KernelCall(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphKernels:
-    """A compiled graph.
+    """The kernel calls of a compiled graph, and its modules.
 
     Attributes:
-        modules: Name and class of each module with nodes in the graph.
+        modules: Name and class of each module with nodes in the graph. A node is an operator.
         calls: Kernel calls in the order of the generated code.
     """
 
@@ -126,14 +126,14 @@ class GraphKernels:
 
 
 UNKNOWN = GraphKernels(modules=(), calls=())
-"""Stands for a graph without a record, for example because it was compiled before recording."""
+"""A graph without a record, for example because it was compiled before recording began."""
 
 
 def _shares(nodes: Sequence[Sequence[Any]]) -> tuple[Share, ...]:
-    """Return the share of a kernel's time for each module whose nodes the kernel computes.
+    """Return how a kernel's time is divided among the modules whose nodes it computes.
 
-    The shares are proportional to the bytes that the nodes move or, if these are unknown, to the
-    number of nodes.
+    A node is an operator of the graph. The shares are proportional to the bytes that the nodes move
+    or, if these are unknown, to the number of nodes.
     """
     sizes = [moved for _, moved, _ in nodes]
     has_bytes = None not in sizes and any(sizes)
@@ -151,12 +151,12 @@ def _shares(nodes: Sequence[Sequence[Any]]) -> tuple[Share, ...]:
 def _bytes_of_calls(
     nodes: Mapping[str, frozenset[str]], kernels: Sequence[tuple[int | None, Sequence[str], bool]]
 ) -> dict[str, int]:
-    """Return the bytes that each call reads and writes; calls without known bytes are left out.
+    """Return the bytes that each kernel call reads and writes, without calls with unknown bytes.
 
     Inductor's scheduler reports the bytes of its kernels, and one call may run several of them.
 
     Args:
-        nodes: For each call, the names of its nodes.
+        nodes: For each call, the names of its nodes, the operators of the graph.
         kernels: For each kernel of the scheduler, its bytes, the names of its nodes, and whether it
             is a library kernel.
     """
@@ -181,9 +181,12 @@ def _call_of_kernel(
     """Find the call in the generated code that runs a kernel of Inductor's scheduler.
 
     The call and the kernel are compared by their nodes, the operators of the graph that they
-    compute. A call with exactly the kernel's nodes fits best. Next, for library kernels only, comes
-    a call that lacks some of the nodes, because its list of nodes may lack views. Last comes a call
-    with additional nodes, because one call may run several kernels.
+    compute. There are three cases, in order of preference:
+
+    * The call has exactly the kernel's nodes.
+    * For library kernels only: The call lacks some of the nodes, because its list of nodes may lack
+      views.
+    * The call has additional nodes, because one call may run several kernels.
     """
     equal = []
     smaller = []
@@ -203,7 +206,7 @@ def _call_of_kernel(
 
 
 def _event(name: str) -> str:
-    """Return the name under which Kineto records a kernel, from its name in the generated code."""
+    """Return the name that Kineto records for a kernel with this name in the generated code."""
     parts = name.removeprefix("torch.ops.").split(".")
     if parts[0] == "extern_kernels":
         return f"aten::{parts[1]}"
@@ -211,7 +214,7 @@ def _event(name: str) -> str:
 
 
 class CompileTracking:
-    """Records the contents of every graph that is compiled between `start` and `stop`.
+    """Records the nodes and kernels of every graph that is compiled between `start` and `stop`.
 
     These records are needed to divide the time of compiled code among modules.
 
@@ -265,7 +268,7 @@ class CompileTracking:
 
 
 def recorded_graphs(keys: Iterable[str]) -> dict[str, GraphKernels]:
-    """Return the graphs with the given keys, leaving out graphs without a record."""
+    """Return the graphs with the given keys, without graphs whose compilation was not recorded."""
     try:
         from lflops.torch_private.inductor import compiled_graphs
     except CountError:
@@ -280,7 +283,9 @@ def recorded_graphs(keys: Iterable[str]) -> dict[str, GraphKernels]:
 
 @dataclass(slots=True)
 class RegionEvent:
-    """A kernel or operator that a region calls directly, as the trace records it on the host.
+    """A kernel or operator that a region called directly, as the trace records it on the host.
+
+    A region is one run of a compiled graph.
 
     Attributes:
         start: Start in nanoseconds since 1970.
@@ -327,7 +332,7 @@ to which the time belongs, and the phase of its work.
 
 @dataclass(kw_only=True)
 class CompiledTimes:
-    """Times of all compiled regions.
+    """Times of all compiled regions. A region is one run of a compiled graph.
 
     Attributes:
         code: For the profile: how many graphs and regions ran, and times summed over all batches.
@@ -362,8 +367,8 @@ class _Kernel:
 Rows = Callable[[GraphKernels, str], Sequence[str | None]]
 """Function that finds the names in the profile for the modules of a graph.
 
-It is called with the graph and the name of the module that runs it. A name is `None` if it is
-unknown.
+It is called with the graph and the name of the module that runs the graph. A name is `None` if it
+is unknown.
 """
 
 
@@ -374,10 +379,10 @@ def divided_among_modules(
     *,
     device: bool,
 ) -> CompiledTimes:
-    """Divide the time of compiled regions among modules.
+    """Divide the time of compiled regions among modules. A region is one run of a compiled graph.
 
-    `device_times` contains the time of a region as time of the module that ran it. This function
-    moves this time to the modules inside the graph.
+    In `device_times`, the whole time of a region belongs to the module that ran it. This function
+    moves the time to the modules inside the graph.
 
     Args:
         regions: The compiled regions.
@@ -407,7 +412,10 @@ def times_of(
     batches: int,
     device: bool,
 ) -> CompiledTimes:
-    """Divide the time of compiled regions among modules, using the records of their graphs."""
+    """Divide the time of compiled regions among modules, using the records of their graphs.
+
+    A region is one run of a compiled graph.
+    """
     sums = _Sums(batches)
     keys: set[str] = set()
     for region in regions:
@@ -563,12 +571,12 @@ def _matched(
 ) -> list[KernelCall | None]:
     """Return, for each event, the call that it belongs to, or `None` if that is unknown.
 
-    The n-th event with a name belongs to the n-th call with the same name. If there are more or
-    fewer events than calls with a name, the result is `None` for all events with that name.
+    Among the events and calls with the same name, the n-th event belongs to the n-th call. If their
+    numbers differ, the result is `None` for all events with that name.
 
     Args:
         names: The names of the events.
-        calls: The calls.
+        calls: The calls of kernels in the generated code.
         field: Which of a call's two names to compare: the name in the generated code, or the name
             that Kineto records.
     """
@@ -588,12 +596,13 @@ def _time_shares(
 ) -> Mapping[tuple[str | None, str], float]:
     """Return the share of a kernel call's time that belongs to each module and phase.
 
-    The nodes that a call computes may belong to several modules. The module is `None` if it is
-    unknown. Code of the compiled function itself belongs to the module that runs the graph.
+    A call computes nodes (operators) of the graph, which may belong to several modules. The module
+    is `None` if it is unknown. Code of the compiled function itself belongs to the module that runs
+    the graph.
 
-    The phase is the one in which the graph runs, with one exception: nodes of forward in a backward
-    graph count as recompute. A forward graph may contain nodes of backward, which the compiler
-    computes early to save memory. They count as forward.
+    The phase is the phase in which the graph runs, with one exception: nodes of forward in a
+    backward graph count as recompute. A forward graph may contain nodes of backward, which the
+    compiler computes early to save memory. They count as forward.
 
     Args:
         call: The kernel call; `None` if it is unknown.

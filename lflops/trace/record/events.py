@@ -2,8 +2,8 @@
 
 Operators call other operators, so the events of a thread are nested. Device work belongs to the
 operator that launched it, even if the work runs later, and to the module that ran the operator.
-Calls are summed by the name of the operator, as in torch's `key_averages()`. This table also
-contains calls of the device's runtime, such as `cudaLaunchKernel`. `trace/analysis/host_walk.py` is
+Calls are summed by the name of the operator, as in torch's `key_averages()`. The sums also contain
+calls of the device's runtime, such as `cudaLaunchKernel`. `trace/analysis/host_walk.py` is
 different: it reads a trace file, and sums operators by name and inputs.
 
 An event's key is a number that connects events: it is stored in the event of an operator, and in
@@ -48,9 +48,9 @@ REGION = "## Call CompiledFxGraph "
 LAUNCHES = "c10d::"
 """Prefix of the names of operators that launch collectives."""
 MAX_TABLE_ROWS = 20
-"""Maximum number of operators that the table lists by device self time.
+"""Maximum number of operators that a profile lists by device self time.
 
-It also lists as many operators by host self time.
+It also lists at most as many operators by host self time.
 """
 
 _WORK: dict[str, Literal["copy", "fill"]] = {"Memcpy": "copy", "Memset": "fill"}
@@ -71,7 +71,7 @@ NO_OPERATORS = frozenset(
 """Names of events that are not operators. torch's table leaves out the same events."""
 
 _RawEvent = tuple[str, int, int, int, int, int, bool, bool, bool, int, int]
-"""Fields of an event, in the order that `recorded` documents."""
+"""Fields of an event, in the order that the docstring of `recorded` lists."""
 
 
 def read(raw: Sequence[Any], *, device: bool, stack: bool) -> RecordedTrace:
@@ -186,7 +186,7 @@ def recorded(events: Iterable[_RawEvent]) -> RecordedTrace:
 
 
 class Communicated(NamedTuple):
-    """The time of a collective.
+    """The time of one collective.
 
     Attributes:
         kind: Kind of the collective, for example `all_reduce`.
@@ -216,7 +216,10 @@ class _Times(SliceTimes):
 
 @dataclass(slots=True)
 class _Open(RegionEvent):
-    """An event that the walk has entered but not left, because it may contain the next events."""
+    """An event that has begun and not ended at the current position in the thread's events.
+
+    The next events can be inside it.
+    """
 
     times: _Times = field(kw_only=True)
     children: int = 0
@@ -225,7 +228,7 @@ class _Open(RegionEvent):
 
 @dataclass(kw_only=True)
 class AttributedTrace:
-    """Kineto's events, attributed to modules by the module log.
+    """Kineto's events, attributed to the modules that ran at the same time.
 
     Attributes:
         device: For each batch, the device time in nanoseconds, keyed by the module and phase that
@@ -259,11 +262,12 @@ def join(
 
     Args:
         trace: Kineto's events.
-        logs: The module log of each thread, keyed by Python's number of the thread.
+        logs: For each thread, the log of the times at which modules run. The key is Python's number
+            of the thread.
         home: Python's number of the training thread.
         tree: The modules.
-        communicated: Collectives that ran on the device, keyed by the key of the operator that
-            launched them.
+        communicated: Collectives that ran on the device. The key is `OperatorCall.external` of the
+            operator that launched them.
         on_host: Collectives that ran on the host, keyed by the start time of the operator that
             launched them.
     """
@@ -310,9 +314,9 @@ def join(
 
 
 def _python_numbers(trace: RecordedTrace) -> dict[int, int]:
-    """Return Python's number of each thread with a log, keyed by Kineto's number.
+    """Return Python's number of each thread with a module log, keyed by Kineto's number.
 
-    The training thread may be missing.
+    The training thread is missing, because it records no `THREAD` event.
     """
     numbers = {}
     for span in trace.spans:
@@ -327,7 +331,10 @@ def steps_of(trace: RecordedTrace) -> list[Span]:
 
 
 class _StepIntervals:
-    """The intervals of the recorded steps. Other work, such as validation, may lie between them."""
+    """The intervals of the recorded steps.
+
+    The steps need not touch each other: for example, validation can run between two steps.
+    """
 
     def __init__(self, steps: Sequence[Span]) -> None:
         """Store the boundaries of `steps`, which must be in order."""
@@ -373,12 +380,12 @@ class _Walk:
         communicated: Mapping[int, Sequence[Communicated]],
         on_host: Mapping[int, Communicated],
     ) -> None:
-        """Prepare a walk.
+        """Prepare to attribute events.
 
         Args:
             steps: The recorded steps.
-            work: Device work by the key of the operator that launched it.
-            communicated: Collectives on the device by the key of the operator that launched them.
+            work: Device work. The key is `OperatorCall.external` of the operator that launched it.
+            communicated: Collectives on the device, with the same keys.
             on_host: Collectives on the host by the start time of the operator that launched them.
         """
         self.found = AttributedTrace(device=[{} for _ in range(steps.number)], batch_at=steps.index)
@@ -395,7 +402,7 @@ class _Walk:
         self._doubles: list[tuple[_Open, _Open]] = []
 
     def count(self, item: HostItem) -> _Times:
-        """Add a call to the totals of its name, and return these totals."""
+        """Add a call to the totals of all calls with its name, and return these totals."""
         table = self._spans if isinstance(item, Span) else self._operators
         times = table.get(item.name)
         if times is None:
@@ -411,7 +418,10 @@ class _Walk:
         return times
 
     def walk_thread(self, items: Iterable[HostItem], replay: Replay) -> None:
-        """Assign the events of one thread to modules, while the thread's module log is replayed."""
+        """Assign the events of one thread to modules.
+
+        `replay` provides the module that runs at the time of each event.
+        """
         opened: list[_Open] = []
         running = replay.module_phase
         step = 0

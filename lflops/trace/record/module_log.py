@@ -36,11 +36,11 @@ THREAD = "lflops: thread "
 """Prefix of the name of an event that is recorded once on each thread.
 
 Kineto and Python number threads differently. The name of this event ends with Python's number, so
-it shows which log belongs to which thread of Kineto.
+it shows which Kineto thread a log belongs to.
 """
 
 SCOPE = "part:"
-"""Prefix of the event that marks the entry into a scope. The scope's name follows."""
+"""Prefix of a log entry for the beginning of a scope. The scope's name follows."""
 
 OPTIMIZER = "step of"
 CLOSURE = "closure"
@@ -50,7 +50,8 @@ STEP = "step"
 LogEntry = tuple[int, int, int, str | nn.Module]
 """One entry of the log: the time, the number of the next autograd node, a key, and the event.
 
-The time is in nanoseconds since 1970. The event is one of these:
+The time is in nanoseconds since 1970. The entries for the beginning and the end of a module, scope,
+optimizer step or closure have the same key. The event is one of these:
 
 * a module, which is entered
 * `SCOPE` and the name of a scope, which is entered
@@ -113,7 +114,7 @@ class ModuleLog:
             self._write(id(module), LEAVE)
 
     def enter_scope(self, key: int, name: str) -> None:
-        """Log the beginning of a scope. `Replay` determines its full name."""
+        """Log the beginning of a scope. `Replay` determines the scope's full name."""
         self._write(key, SCOPE + name)
 
     def leave_scope(self, key: int) -> None:
@@ -159,9 +160,9 @@ class _Run:
 
 
 NODE = 0
-"""Key of all frames of autograd nodes.
+"""Key of all autograd nodes while they run.
 
-The keys of other frames are the ids of Python objects, and no object has the id 0.
+The keys of running modules and scopes are the ids of Python objects, and no object has the id 0.
 """
 
 
@@ -190,7 +191,7 @@ class _ReplayFrame(Frame):
 class Replay:
     """Replays the module log of one thread, to find out which module and phase ran at each time.
 
-    The log is read in chronological order.
+    The log, which `ModuleLog` records, is read in chronological order.
 
     Attributes:
         module_phase: The module and phase that are running at the current time of the replay.
@@ -206,7 +207,7 @@ class Replay:
         segments: Mapping[int, AutogradSegments],
         own: AutogradSegments,
     ) -> None:
-        """Prepare to replay.
+        """Prepare to replay a log.
 
         Args:
             tree: The names of the modules.
@@ -215,7 +216,7 @@ class Replay:
             segments: For each thread, the modules that built its autograd nodes. The key is
                 Kineto's number of the thread. The training thread must be replayed first, because
                 other threads run the backward nodes that it built.
-            own: The segments of this thread, which the replay fills.
+            own: The value for this thread in `segments`. The replay fills it.
         """
         self._tree = tree
         self._entries = entries
@@ -277,7 +278,7 @@ class Replay:
         self._update()
 
     def on_device(self, nanoseconds: int) -> None:
-        """Add an operator's device time to all running modules, scopes, steps and nodes."""
+        """Add an operator's device time to all modules, scopes, steps and nodes that run now."""
         for frame in self._frames:
             frame.device += nanoseconds
         top = self._top

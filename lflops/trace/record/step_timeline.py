@@ -1,7 +1,8 @@
 """Compute the timelines of traced steps, the device states, and the times of collectives.
 
-A timeline has lanes, the horizontal tracks on which module calls, operators and kernels are drawn.
-`trace/device_states.py` defines the states of a device.
+A timeline shows the calls of modules, the operators and the kernels of a step. They are drawn on
+lanes, its horizontal tracks. A device state is, for example, computing or idle;
+`trace/device_states.py` defines the states.
 """
 
 import bisect
@@ -101,7 +102,7 @@ def _timeline(
     calls: Iterable[Call],
     marks: Sequence[PhaseMark],
 ) -> StepTimeline:
-    """Return the timeline of a step. `operators` must be sorted by start."""
+    """Return the timeline of one step. `operators` must be sorted by start."""
     lanes = _lanes(_calls_by_thread(step, calls))
     lanes[0] += _phases(step, marks)
     slices: list[ModuleSlice] = []
@@ -122,7 +123,7 @@ def _timeline(
 
 
 def _calls_by_thread(step: _Step, calls: Iterable[Call]) -> dict[int, list[SelfTime]]:
-    """Return the calls that begin in a step, by thread.
+    """Return the calls of modules and scopes that begin in a step, by thread.
 
     Thread 0 is the training thread. It is included even if it has no calls.
     """
@@ -136,7 +137,7 @@ def _calls_by_thread(step: _Step, calls: Iterable[Call]) -> dict[int, list[SelfT
 
 
 def _phases(step: _Step, marks: Sequence[PhaseMark]) -> list[SelfTime]:
-    """Return the phases of a step."""
+    """Return the phases of a step, such as forward. Their module name is empty."""
     found = []
     for (start, phase), (end, _) in pairwise([*marks, (step.end, "")]):
         if phase not in _NO_PHASE and step.begin < end and start < step.end:
@@ -158,7 +159,7 @@ def _works(
         found: Operators or kernels.
         field: Field with the thread of an operator, or with the stream of a kernel.
         begin: Start of the step.
-        lanes: Lanes that are already assigned to threads or streams. More are added here.
+        lanes: Lanes that are already assigned to threads or streams. The function adds more.
     """
     for each in found:
         lane = lanes.setdefault(getattr(each, field), len(lanes))
@@ -166,7 +167,7 @@ def _works(
 
 
 def _lanes(by_thread: Mapping[int, Sequence[SelfTime]]) -> list[list[SelfTime]]:
-    """Arrange the calls in lanes.
+    """Arrange the calls of modules in lanes, and return the calls in each lane.
 
     Threads that never run at the same time share a lane, for example the threads of forward and
     backward.
@@ -196,15 +197,18 @@ def _steps(trace: RecordedTrace, ends: Sequence[bool]) -> Iterator[_Step]:
 
 
 def _self_times(calls: Iterable[SelfTime]) -> list[SelfTime]:
-    """Return the intervals in which each call was the innermost running call, sorted by start."""
+    """Return the intervals in which each call was the innermost running call, sorted by start.
+
+    There is one value for each interval.
+    """
     running: list[SelfTime] = []
     # For each running call, the intervals in which other calls were inside it.
     inside: list[Intervals] = []
     found: list[tuple[SelfTime, Intervals]] = []
     for call in outer_first(calls, running):
         del inside[len(running) :]
-        # Add the interval to all calls around this call: a series of backward nodes is one call,
-        # which may end after the call around it.
+        # Add the interval to all calls around this call, not only to the innermost. A series of
+        # backward nodes is one call, which can end after the call around it.
         for others in inside:
             others.append((call.start, call.end))
         running.append(call)
@@ -245,7 +249,10 @@ Nodes call operators, but are not operators themselves.
 
 
 def _states(work: Sequence[DeviceEvent]) -> Timeline | None:
-    """Return the states from the first to the last device work; `None` if there is no work."""
+    """Return when the device computes, communicates and copies; `None` if there is no work.
+
+    The result is for the time from the first to the last device work.
+    """
     if not work:
         return None
     begin, end = extent(work)
@@ -255,8 +262,8 @@ def _states(work: Sequence[DeviceEvent]) -> Timeline | None:
 def device_seconds(work: Sequence[DeviceEvent]) -> dict[str, float]:
     """Return how long the device was in each state, between the first and the last device work.
 
-    The keys are the fields of `DeviceTimeline`, and the values are in seconds. The result is empty
-    if there is no work.
+    The keys are the fields of `DeviceTimeline`, for example `idle`, and the values are in seconds.
+    The result is empty if there is no work.
     """
     found = _states(work)
     if found is None:
@@ -268,7 +275,7 @@ def device_seconds(work: Sequence[DeviceEvent]) -> dict[str, float]:
 def communication(work: Sequence[DeviceEvent]) -> dict[int, list[Communicated]]:
     """Return the times of all collectives on the device.
 
-    The times are keyed by `DeviceEvent.external`, the key of the operator that launched the
+    The keys are `DeviceEvent.external`, a number that identifies the operator that launched the
     collective.
     """
     device = _states(work)
@@ -286,12 +293,12 @@ def communication(work: Sequence[DeviceEvent]) -> dict[int, list[Communicated]]:
 def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
     """Return the times of the collectives that ran on the host, for example with Gloo.
 
-    The times are keyed by the start time of the operator that launched the collective. A collective
-    is exposed while no operator computes.
+    The keys are the start times of the operators that launched the collectives. A collective is
+    exposed while no operator computes.
 
     The events do not show which operator launched a collective. But collectives run in the order in
-    which they are launched, so each collective is assigned to the next launch of the same kind.
-    This is the wrong launch if the recording missed the right one.
+    which they are launched, so each collective is assigned to the next launch of the same kind. If
+    the recording missed this launch, the collective is assigned to a wrong one.
     """
     collectives = [each for each in trace.on_host() if each.name.startswith(ON_HOST)]
     if not collectives:
@@ -335,11 +342,16 @@ def _computing_on_host(trace: RecordedTrace) -> Intervals:
 
 
 def _launch_of(ran: HostItem, launches: Sequence[OperatorCall]) -> OperatorCall:
-    """Return the operator that launched a collective, from the launches that are not yet assigned.
+    """Return the operator that launched a collective.
 
-    It is the first launch of the same kind before the collective ran or, if there is none, the
-    first launch. For an all-reduce, the launch of a reduce-scatter is accepted as well, because
-    Gloo runs a reduce-scatter as an all-reduce.
+    Args:
+        ran: The collective.
+        launches: The launches that are not yet assigned to a collective, in order.
+
+    Returns:
+        The first launch of the same kind before the collective ran or, if there is none, the first
+        launch. For an all-reduce, the launch of a reduce-scatter is accepted as well, because Gloo
+        runs a reduce-scatter as an all-reduce.
     """
     kind = collective_kind(ran.name)
     kinds = {kind, "reduce_scatter"} if kind == "all_reduce" else {kind}

@@ -70,9 +70,9 @@ Refusal = Literal[
 
 
 UNANNOTATED: set[Path] = set()
-"""Traces that Kineto has written and that no process annotates yet.
+"""Traces that Kineto has written, but that no process annotates yet.
 
-If Python exits now, they are removed.
+If Python exits, they are removed.
 """
 
 
@@ -80,8 +80,8 @@ If Python exits now, they are removed.
 class Recording:
     """Results of the traced steps.
 
-    `kernels` and `communication` are totals divided by the number of steps. They are empty if the
-    recording ends in the middle of a step, because the totals then include an incomplete step.
+    `kernels` and `communication` are averages per step. They are empty if the recording ends in the
+    middle of a step, because the averages would then include an incomplete step.
 
     Attributes:
         raw: Path of the raw trace that Kineto wrote. Trace readers ignore this file name. `None` if
@@ -122,7 +122,7 @@ class Tracer:
     Its methods must be called on the training thread.
 
     Attributes:
-        refusal: Reason why there is no recording or no file, or `None`.
+        refusal: Reason why there is no recording or no file; `None` while there is no problem.
         error: Error that kept the trace file from being written, or `None`.
     """
 
@@ -186,7 +186,8 @@ class Tracer:
 
         Otherwise, the first recorded step would take longer.
 
-        Returns whether recording is possible; if not, `refusal` has the reason.
+        Returns:
+            Whether recording is possible. If not, `refusal` has the reason.
         """
         if not self._is_free():
             return False
@@ -200,7 +201,8 @@ class Tracer:
     def begin(self, *, batch: bool = True) -> bool:
         """Start recording, and begin the first batch if `batch` is true.
 
-        Returns whether the recording started; if not, `refusal` has the reason.
+        Returns:
+            Whether the recording started. If not, `refusal` has the reason.
         """
         if not self._is_free():
             return False
@@ -295,10 +297,7 @@ class Tracer:
             return self._read(raw, unfinished, path)
 
     def abandon(self) -> None:
-        """Stop, and discard the recording.
-
-        A second call does nothing.
-        """
+        """Stop, and discard the recording. A second call does nothing."""
         call_each([self._hooks.close, partial(self._end_step, whole=None), self._stop_recording])
 
     def leave_to_parent(self) -> None:
@@ -308,7 +307,7 @@ class Tracer:
         self._profile = None
 
     def _is_free(self) -> bool:
-        """Return whether a recording may start; if not, set `refusal`."""
+        """Return whether a recording can start now; if not, set `refusal`."""
         try:
             if self.refusal is None and other_profiler_runs():
                 self.refusal = "own_trace" if self._recording else "other_profiler"
@@ -337,7 +336,7 @@ class Tracer:
         return recorder
 
     def _give_way(self) -> None:
-        """Stop because another profiler is being prepared."""
+        """Stop recording, because another profiler is being prepared."""
         recorder = self._profile
         self._profile = None
         if recorder is None:
@@ -426,7 +425,10 @@ def _kernel_seconds(
 def _communication_seconds(
     found: AttributedTrace, steps: int
 ) -> dict[tuple[ModulePhase, str], tuple[float, float]]:
-    """Return the total and exposed seconds of collectives per step."""
+    """Return the total and exposed seconds of collectives per step.
+
+    The keys are the module and phase that launched the collectives, and the kind of collective.
+    """
     if not steps:
         return {}
     seconds = {}
@@ -468,9 +470,9 @@ def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
 def _is_over(begun: torch.profiler.profile) -> bool:
     """Return whether a profiler was stopped during a warm-up or a recording.
 
-    torch 2.8 and 2.11 have no flag for this, so it is deduced: the profiler is still in one of
-    these phases of its schedule, but already has results. If a profiler was stopped while it
-    waited, the result is wrongly false, because it looks the same as a profiler that still waits.
+    torch 2.8 and 2.11 have no flag for this. So a profiler counts as stopped if its schedule is in
+    one of these phases, but it already has results. If a profiler was stopped while its schedule
+    waited, the result is wrongly false, because it looks like a profiler that still waits.
     """
     action = begun.current_action.name
     is_in_cycle = action in {"WARMUP", "RECORD", "RECORD_AND_SAVE"} and not begun.acc_events
@@ -520,9 +522,9 @@ def remove_raw(path: Path) -> None:
 def _stats_of_steps(
     batches: Iterable[Mapping[ModulePhase, float]], ends: Sequence[bool]
 ) -> dict[ModulePhase, TimingStats]:
-    """Compute each module's inclusive time per step from its self times, and return statistics.
+    """Return statistics of each module's inclusive time per step, in seconds.
 
-    The statistics are in seconds.
+    The inclusive times are computed from self times.
 
     Args:
         batches: For each batch, the self time of each module and phase in nanoseconds. Batches
