@@ -30,7 +30,7 @@ PROCESS = "lflops modules"
 """Name of the process under which a trace viewer shows the modules."""
 
 PROCESS_ID = 10_000_000
-"""Id of the process `PROCESS` in the trace. It is larger than any process id on Linux."""
+"""Id that the process `PROCESS` has in the trace. It is larger than any process id on Linux."""
 
 MODULE = "lflops_module"
 """Category of the slices that lflops adds for modules."""
@@ -39,13 +39,13 @@ MEMORY = b'"[memory]"'
 """Name of the events that record allocated memory."""
 
 TRACKS: tuple[Phase, ...] = ("forward", "recompute", "backward")
-"""Phases of module calls. In the trace viewer, each thread has a track for each of these phases."""
+"""Phases of module calls. In a trace viewer, each thread has one track for each phase."""
 
 Thread = TypeVar("Thread")
 
 
 class RecordedCalls(Struct, frozen=True, kw_only=True):
-    """The calls of modules and scopes while a trace was recorded.
+    """The calls of modules and scopes during the recording of a trace.
 
     Attributes:
         batches: Number of recorded batches.
@@ -142,11 +142,12 @@ def _track(thread: int, phase: Phase) -> int:
 def threads_of_tracks(
     slices: Iterable[tuple[int, int]], nodes: Mapping[int, Thread]
 ) -> dict[int, Thread]:
-    """Find out which thread each track of backward slices belongs to.
+    """Return the thread to which each track of backward slices belongs.
 
-    lflops numbers the tracks itself, so the number of a track does not show the thread. But each
-    backward slice begins at the same time as a backward node, whose thread is known. A track
-    belongs to the thread on which most of these nodes run.
+    A slice shows when a module ran. lflops numbers the tracks itself, so the number of a track does
+    not show the thread. But each backward slice begins at the same time as a backward node, whose
+    thread is known. A track belongs to the thread on which most of these nodes run. A track without
+    such nodes is left out.
 
     Args:
         slices: Track and start time of each slice.
@@ -165,7 +166,7 @@ def threads_of_tracks(
 def _slices(
     recorded: RecordedCalls, base: int, profile: Profile | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the slices of modules, and the points of the FLOP/s curve."""
+    """Yield an event for each call of a module or scope, and the points of the FLOP/s curve."""
     modules = {} if profile is None else profile.modules
     work = _Work(recorded, profile)
     curve: list[tuple[int, float]] = []
@@ -211,7 +212,7 @@ class _Work:
     """Computes the MACs and FLOP/s of each call from the work of its module in a profile.
 
     All calls of a module are assumed to do the same work. In backward, a recorded call is only a
-    part of a module's backward, so its MACs are unknown, and its FLOP/s are the average of the
+    part of a module's backward work, so its MACs are unknown, and its FLOP/s are the average of the
     module. With a device, FLOP/s are based on device time, because the host only launches the work.
     """
 

@@ -1,6 +1,7 @@
 """Annotate a recorded trace in a separate process without torch, so that training continues.
 
-The arguments of the process are `TRACE CALLS INTO [PROFILE]`, which are all paths.
+An annotated trace also shows the modules and their FLOP/s. The arguments of the process are `TRACE
+CALLS INTO [PROFILE]`, which are all paths.
 """
 
 import contextlib
@@ -25,13 +26,13 @@ from lflops.trace.convert import convert_for_tb_profiler, is_wanted
 from lflops.trace.files import LARGEST_RAW, LeftOut
 
 FAILED = 1
-"""Exit status if the trace is not annotated."""
+"""Exit status of the background process if the trace is not annotated."""
 
 NO_COPY = 2
-"""Exit status if only the copy for torch-tb-profiler is missing."""
+"""Exit status of the background process if only the copy for torch-tb-profiler is missing."""
 
 PARTLY = 3
-"""Exit status if unreadable events were left out."""
+"""Exit status of the background process if unreadable events were left out."""
 
 LONGEST = 60.0
 """Maximum number of seconds that the end of a training run waits for an annotated trace."""
@@ -62,7 +63,7 @@ _MISSING = {NO_COPY: "a copy for torch-tb-profiler", PARTLY: "what cannot be rea
 
 
 class AnnotationProcess:
-    """A process that annotates a trace. It continues even if the training process ends first.
+    """A process that adds modules to a trace. It continues if the training process ends first.
 
     Attributes:
         into: Path of the annotated trace.
@@ -161,8 +162,8 @@ def search_path() -> list[str]:
     """Return the import path of the background process.
 
     It is the import path of this process without the current folder and the folder of the training
-    script, because other people may put files into these folders during the run. But if one of
-    these folders contains a package that the background process needs, the folder is kept.
+    script, because other people may put files into these folders during the run. But a folder that
+    contains a package that the background process needs is kept.
     """
     left_out: set[Path] = set()
     with contextlib.suppress(OSError):
@@ -183,10 +184,10 @@ def search_path() -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Annotate a trace, and copy it for torch-tb-profiler if that is installed.
+    """Add modules to a trace, and copy the trace for torch-tb-profiler if that is installed.
 
-    If annotation fails, the trace is compressed without annotations. The input trace and the file
-    of calls are removed.
+    If adding modules fails, the trace is compressed without them. The input trace and the file of
+    calls are removed.
 
     Returns:
         The exit status: 0, `FAILED`, `NO_COPY` or `PARTLY`. The reason is written to stderr.

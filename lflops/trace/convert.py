@@ -28,9 +28,9 @@ from lflops.trace.files import DAMAGE, LeftOut, as_trace, write_head, written_wh
 from lflops.trace.recorded import NODE, STEP, ZERO, extent, outer_first, span
 
 MARKS = (b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function")
-"""Strings that find the events of modules, steps and backward nodes without decoding all events.
+"""Strings that every event of a module, a step or a backward node contains.
 
-Every such event contains one of these strings. Other events may contain them as well.
+So these events are found without decoding all events. Other events can contain the strings as well.
 """
 
 LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
@@ -76,8 +76,8 @@ Thread = tuple[Any, Any]
 class _Call(NamedTuple):
     """A call of a module, or a whole backward pass.
 
-    A backward pass has an empty phase. It contains all calls in backward until the next step or the
-    next call in forward.
+    A backward pass has an empty phase. It lasts from the first to the last call in backward before
+    the next step or the next call in forward.
     """
 
     start: int
@@ -114,17 +114,17 @@ class _Event(Struct):
 
     @property
     def track(self) -> int:
-        """For a call of a module: the thread, by the number that lflops gives to threads."""
+        """Number that lflops gives to the thread, if the event is a call of a module."""
         return int(self.tid) // len(TRACKS)
 
 
 def is_wanted() -> bool:
-    """Return whether torch-tb-profiler is installed, so that a copy is useful."""
+    """Return whether torch-tb-profiler is installed, so that a copy for it is useful."""
     return importlib.util.find_spec("torch_tb_profiler") is not None
 
 
 def place(trace: Path) -> Path:
-    """Return the path of the copy of a trace.
+    """Return the path of the copy for torch-tb-profiler.
 
     The copies of all traces in a folder are in one folder, so that torch-tb-profiler reads them as
     one run. The name of this folder sorts before the names of the folders with traces.
@@ -203,7 +203,7 @@ def _readable(stream: TraceStream[Raw], left_out: LeftOut) -> Iterator[Raw]:
 
 
 def _relabelled(raw: Raw) -> dict[str, Any]:
-    """Return an event with the name, category and times that it has in the copy."""
+    """Return an event with the name, category and times that the copy has."""
     event: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
     category = event.get("cat")
     name = event.get("name") or ""
@@ -222,7 +222,7 @@ def _relabelled(raw: Raw) -> dict[str, Any]:
 
 
 def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
-    """Yield the calls of modules in the form of Python calls, the outer calls first.
+    """Yield each call of a module as an event of a Python call. The outer calls come first.
 
     torch-tb-profiler identifies a module by a number. Calls with the same name inside the same
     module get the same number, so they are in the same row of its table.

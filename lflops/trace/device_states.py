@@ -16,7 +16,7 @@ from lflops.profile.series import sums
 from lflops.trace.recorded import DeviceEvent
 
 DEVICE_STATES = ("computing", "exposed_communication", "exposed_copies", "idle")
-"""The states of a device, by their fields in `DeviceTimeline`."""
+"""The names of the four states of a device. `DeviceTimeline` has a field for each of them."""
 
 
 class DeviceTimeline(Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class Timeline(NamedTuple):
 
 
 def communicates(work: DeviceEvent) -> bool:
-    """Return whether a piece of device work is the kernel of a collective."""
+    """Return whether device work is the kernel of a collective."""
     return work.kind == "kernel" and (
         work.collective is not None or is_collective_kernel(work.name)
     )
@@ -101,7 +101,7 @@ def states(work: Sequence[DeviceEvent], start: int, end: int) -> Timeline:
 
 
 def timeline(found: Timeline) -> DeviceTimeline:
-    """Return the time that the device spends in each state."""
+    """Return the time that the device spends in each state, such as computing or idle."""
     window = [(found.start, found.end)]
     computing, exposed_communication, exposed_copies, idle = shares(
         window, found.computing, found.communicating, found.copying
@@ -124,5 +124,5 @@ def idle_stretches(found: Timeline) -> Intervals:
 
 
 def total(timelines: Iterable[DeviceTimeline]) -> DeviceTimeline:
-    """Return the sum of several timelines."""
+    """Return the sums of the times of several devices or steps."""
     return DeviceTimeline(**sums(list(timelines), *DeviceTimeline.__struct_fields__))

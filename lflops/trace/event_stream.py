@@ -2,7 +2,7 @@
 
 A Chrome trace is one JSON object that contains all events in one array. The text of the file is
 read in pieces. Each piece is cut after its last complete event, and the events before the cut are
-decoded as an array of their own. So only one piece of the text is in memory at a time.
+decoded as a separate array. So only one piece of the text is in memory at a time.
 """
 
 import re
@@ -29,13 +29,13 @@ _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 """Text that separates two events. The same text may also occur inside an event."""
 _TRAILING = "JSON is malformed: trailing characters"
-"""Message of msgspec's error if text follows a complete JSON value."""
+"""Message of the error that msgspec raises if text follows a complete JSON value."""
 _TAIL = 1 << 16
 """Number of bytes at the end of the text that are searched for a border between two events."""
 _CUTS = 8
-"""Maximum number of places to try as a border between two events, starting with the last place.
+"""Maximum number of positions that are tried as a border between two events, the last one first.
 
-A place that looks like a border may lie inside an event, so decoding may fail there.
+A position that looks like a border may lie inside an event, so decoding may fail there.
 """
 
 _Event = TypeVar("_Event")
@@ -53,7 +53,10 @@ class _Device(Struct, frozen=True):
 
 
 class Header(Struct, frozen=True):
-    """The fields of a trace except its events. They may come before or after the events."""
+    """The content of a trace file except its events.
+
+    In the file, the fields can be before or after the events.
+    """
 
     base: int = msgspec.field(default=0, name="baseTimeNanoseconds")
     distributed: _Distributed | None = msgspec.field(default=None, name="distributedInfo")
@@ -213,9 +216,9 @@ class TraceStream(Generic[_Event]):
         return found
 
     def _leading_events(self, text: bytes) -> tuple[list[_Event], bytes] | None:
-        """Return the complete events at the beginning of a text, and the rest.
+        """Return the complete events at the beginning of a text, and the rest of the text.
 
-        Returns `None` if none of the possible borders separates two events.
+        Returns `None` if no border between two events is found.
         """
         borders = _BETWEEN.finditer(text, max(len(text) - _TAIL, 0))
         cuts = [match.start() + 1 for match in borders]

@@ -24,10 +24,10 @@ Kineto, which is written in C++, writes them for a division by 0.
 """
 
 DAMAGE = (msgspec.MsgspecError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors that may occur when a damaged event is read."""
+"""Errors that can occur when a damaged event is read."""
 
 LARGEST_RAW = 1 << 33
-"""Maximum size in bytes of a trace that is not annotated yet."""
+"""Maximum size in bytes of a trace to which lflops has not yet added modules."""
 
 
 class LeftOut:

@@ -1,6 +1,6 @@
 """Define the contents of a recorded trace: device work, host calls and named spans.
 
-All times are integers in nanoseconds. A slice is anything with a start and an end.
+All times are integers in nanoseconds. Anything with a start and an end is called a slice.
 
 A trace file has microseconds as decimal text. This text is never converted to a float, because
 floats are not precise enough: Kineto counts time from the start of a quarter of the year, and after
@@ -19,13 +19,13 @@ from msgspec import Raw, Struct
 from lflops.intervals import Intervals, joined
 
 STEP = "ProfilerStep#"
-"""Prefix of the names of the profiler's steps."""
+"""Prefix of the names of events that record the steps of the profiler."""
 NODE = "autograd::engine::evaluate_function: "
-"""Prefix of the names of backward nodes."""
+"""Prefix of the names of events that record backward nodes (nodes of autograd)."""
 
 
 class Collective(Struct, frozen=True, gc=False):
-    """The message of a collective, as the trace records it.
+    """The message that a collective sends, as the trace records it.
 
     Attributes:
         in_elements: Number of elements of the input, or `None` if unknown.
@@ -44,12 +44,12 @@ class Collective(Struct, frozen=True, gc=False):
 
 
 class DeviceEvent(Struct, gc=False):
-    """A kernel, copy or fill on a device.
+    """A kernel, copy or fill on a device, also called device work.
 
     Attributes:
-        correlation: Number that the work shares with the runtime call that launched it.
-        external: Number that the work shares with the operator that launched it; 0 if the trace
-            does not record this number.
+        correlation: Number that the device work shares with the runtime call that launched it.
+        external: Number that the device work shares with the operator that launched it; 0 if the
+            trace does not record this number.
     """
 
     kind: Literal["kernel", "copy", "fill"]
@@ -124,12 +124,12 @@ class OperatorCall(Struct, gc=False):
 
 
 class Span(Struct, gc=False):
-    """A named span on a thread.
+    """A step, scope or module on a thread, from its start to its end.
 
     Attributes:
-        kind: What the span is: a step of the profiler, a scope of `record_function`, a call of a
-            module in the Python stack (recorded by `with_stack`), or a call of a module that lflops
-            added to the trace (`slice`).
+        kind: `step` is a step of the profiler. `scope` is a scope of `record_function`. `module` is
+            a call of a module in the Python stack (recorded by `with_stack`). `slice` is a call of
+            a module that lflops added to the trace.
         phase: Phase of the module, if the kind is `slice`.
         collective: The message, if the span is the scope of a collective and the trace records it.
         external: Number that the span shares with the device work that it launched. It is set only
@@ -154,7 +154,7 @@ class Span(Struct, gc=False):
 
 
 HostItem = Span | OperatorCall | RuntimeCall
-"""Anything that a trace records on the host."""
+"""Anything with a start and an end that a trace records on the host."""
 
 
 class MemoryPeak(Struct, frozen=True):
@@ -204,9 +204,9 @@ class RecordedTrace(Struct, kw_only=True):
         return [span for span in self.spans if span.kind == "step"]
 
     def on_host(self) -> Iterator[HostItem]:
-        """Iterate over everything on the host.
+        """Yield everything that the trace records on the host.
 
-        Spans come first, then operators, then runtime calls. So if two items have the same start
+        Spans come first, then operators, then runtime calls. So if two of these have the same start
         and end, the outer one comes before the inner one.
         """
         return chain(self.spans, self.operators, self.runtime)
@@ -222,8 +222,8 @@ _LARGEST = Decimal(10) ** 18
 def span(ts: Raw, dur: Raw = ZERO) -> tuple[int, int]:
     """Return start and end in nanoseconds from the JSON text of an event's `ts` and `dur`.
 
-    The start and the end are rounded to whole nanoseconds, not the duration. So an event that is
-    inside another event stays inside it.
+    The start and the end are rounded to whole nanoseconds, not the duration. So if an event is
+    inside another event, it stays inside that event.
 
     Raises:
         ValueError: A text is not a number of microseconds.
@@ -304,10 +304,11 @@ Sliced = TypeVar("Sliced", bound=Slice)
 
 @dataclass(slots=True)
 class SliceTimes:
-    """Totals of all slices with the same name. Times are in nanoseconds.
+    """Totals of all slices with the same name, such as all calls of an operator.
 
-    Device times are the times of the device work that was launched inside the slices. Fields with
-    the prefix `self_` leave out the time of inner slices; the other fields include it.
+    Times are in nanoseconds. Device times are the times of the device work that was launched inside
+    the slices. Fields with the prefix `self_` leave out the time of inner slices; the other fields
+    include it.
     """
 
     name: str
@@ -321,12 +322,12 @@ class SliceTimes:
 def outer_first(
     slices: Iterable[Sliced], opened: list[Opened], *, may_cross: bool = True
 ) -> Iterator[Sliced]:
-    """Iterate over a thread's slices in order of start, outer slices before inner slices.
+    """Yield the slices of a thread in order of start, outer slices before inner slices.
 
     Args:
         slices: Slices of one thread.
-        opened: Stack of the slices around the current slice. This function removes slices that have
-            ended. The caller appends each slice that may contain the next slices.
+        opened: Stack of the slices around the slice that is yielded. This function removes slices
+            that have ended. The caller appends each slice that can contain the next slices.
         may_cross: Whether a slice that begins inside another slice, but ends later than the other
             slice, counts as inside the other slice.
     """

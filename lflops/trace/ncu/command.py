@@ -1,4 +1,7 @@
-"""`lflops roofline --ncu` and `--ncu-command`: show the kernels that Nsight Compute counted."""
+"""Define `--ncu` and `--ncu-command` of `lflops roofline`, which use Nsight Compute.
+
+`--ncu` shows the kernels in a log. `--ncu-command` prints the command that writes such a log.
+"""
 
 import math
 import shlex
@@ -108,7 +111,7 @@ def render_ncu(measured: Measured, *, top: int) -> RenderableType:
 
 
 def _columns(kernels: Sequence[Kernel]) -> dict[str, list[str]]:
-    """Return the columns of the table. Columns without any value are left out."""
+    """Return the columns of the table. Some columns are left out if no kernel has a value."""
     columns: dict[str, list[str]] = {}
 
     def add(heading: str, cell: Callable[[Kernel], str]) -> None:

@@ -1,4 +1,4 @@
-"""Read the kernels that Nsight Compute counted: FLOPs, bytes, time and position on the roofline.
+"""Read the kernels that Nsight Compute counted: FLOPs, bytes, time and share of the roofline.
 
 FLOPs are 2 x fused multiply-adds + additions + multiplications + operations of tensor cores. DRAM
 bytes are 32 x sectors.
@@ -19,10 +19,10 @@ SECTOR_BYTES = 32
 
 
 class _TensorCores(Struct, array_like=True):
-    """The metrics of tensor cores for a dtype.
+    """The metrics that count operations of tensor cores in one dtype.
 
     Attributes:
-        since: The first compute capability that has the dtype.
+        since: The first compute capability that supports the dtype.
         total: Metric of all operations.
         parts: Metrics that add up to the total.
     """
@@ -89,14 +89,17 @@ def _known_metrics() -> frozenset[str]:
 
 
 _KNOWN = _known_metrics()
-"""The metrics that lflops reads from a log: `METRICS`, and alternatives for the same bytes."""
+"""The metrics that lflops reads from a log.
+
+These are `METRICS`, and other metrics that count the same bytes.
+"""
 
 
 class Traffic(Struct, frozen=True, kw_only=True):
-    """The traffic of one memory level.
+    """The bytes that kernels moved at one memory level, such as DRAM or L2.
 
     Attributes:
-        bytes: Bytes; `None` if unknown.
+        bytes: Number of bytes; `None` if unknown.
         intensity: FLOPs per byte; `None` if unknown.
     """
 
@@ -105,18 +108,18 @@ class Traffic(Struct, frozen=True, kw_only=True):
 
 
 class Kernel(Struct, frozen=True, kw_only=True):
-    """The launches of one kernel in one module, or of all kernels.
+    """Totals of all launches of one kernel in one module, or of all launches of all kernels.
 
     Attributes:
         name: The name in the log; empty for all kernels.
         module: Module of the innermost NVTX range that has a module's name; `None` if unknown.
         launches: Number of launches.
         flops: FLOPs, including operations of int8; `None` if the FLOPs of a dtype are unknown.
-        flops_by_dtype: FLOPs by dtype, with the names in `hardware.DTYPES`. The FLOPs are `None` if
-            the chip supports the dtype but the log has no value.
-        levels: Traffic of `dram`, `l2` and `l1`, if it was requested.
+        flops_by_dtype: FLOPs by dtype, with the names in `hardware.DTYPES`. A value is `None` if
+            the chip supports the dtype but the log has no FLOPs.
+        levels: Traffic of `dram`, `l2` and `l1`. Levels with unknown traffic are left out.
         seconds: Time of the launches; `None` if it was not requested.
-        flops_per_second: The achieved FLOP/s.
+        flops_per_second: The achieved FLOP/s; `None` if unknown.
         roof_seconds: Minimum time on the chip according to the roofline; `None` if unknown.
         bound: Resource that determines `roof_seconds`; `None` if unknown.
         share: `roof_seconds` divided by `seconds`; `None` if unknown.
@@ -136,10 +139,10 @@ class Kernel(Struct, frozen=True, kw_only=True):
 
 
 class Measured(Struct, frozen=True, kw_only=True):
-    """The kernels of a log.
+    """The kernels in a log of Nsight Compute.
 
     Attributes:
-        total: All kernels together.
+        total: Totals of all kernels together.
         kernels: The kernels, sorted by time, or by FLOPs if no times are known; largest first.
     """
 
@@ -175,7 +178,7 @@ def read(
     modules: Collection[str] = (),
     chip: Hardware | None = None,
 ) -> Measured:
-    """Return the kernels of a log.
+    """Return the kernels in a log of Nsight Compute.
 
     Args:
         log: The text that Nsight Compute wrote.
@@ -266,7 +269,8 @@ def _flops_by_dtype(launches: Iterable[Launch]) -> dict[str, float | None]:
 def _operations(launch: Launch) -> Iterator[tuple[str, float | None]]:
     """Yield a dtype and a number of FLOPs for each requested metric that counts operations.
 
-    Dtypes that the tensor cores of the chip do not support are left out.
+    The FLOPs are `None` if the log has no value. Dtypes that the tensor cores of the chip do not
+    support are left out.
     """
     for name, value in launch.metrics.items():
         if name in _SCALAR_OPERATIONS:
@@ -280,12 +284,11 @@ def _operations(launch: Launch) -> Iterator[tuple[str, float | None]]:
 def _tensor_core_operations(
     launch: Launch, dtype: str, tensor_cores: _TensorCores
 ) -> Iterator[tuple[str, float | None]]:
-    """Yield a dtype and the number of its operations on tensor cores.
+    """Yield a dtype and the number of its operations on tensor cores in one launch.
 
-    If the metric of the total is unknown, the metrics of the parts are added up. The number is
-    `None` if both are unknown.
-
-    Yields nothing if neither the total nor the parts were requested.
+    If the metric of the total is unknown, the metrics of its parts are added up. The number is
+    `None` if both are unknown. If neither the total nor the parts were requested, nothing is
+    yielded.
     """
     is_requested = False
     for names in ((tensor_cores.total,), tensor_cores.parts):
@@ -302,7 +305,7 @@ def _tensor_core_operations(
 def _bytes(level: str, launches: Iterable[Launch]) -> float | None:
     """Return the bytes that all launches moved at a memory level.
 
-    Returns `None` if a launch has neither the number of sectors nor the number of bytes.
+    Returns `None` if the log has neither the sectors nor the bytes of a launch.
     """
     metrics = _LEVELS[level]
     sizes: list[float | None] = []

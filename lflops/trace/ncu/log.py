@@ -1,4 +1,7 @@
-"""Read the log of Nsight Compute: CSV with a line per metric or per launch, or readable text."""
+"""Read the log of Nsight Compute into a list of kernel launches.
+
+The log can be readable text, or CSV with one line for each metric or for each launch.
+"""
 
 import csv
 import math
@@ -35,9 +38,9 @@ class Launch(NamedTuple):
 
     Attributes:
         name: The name of the kernel.
-        ranges: The names of the NVTX ranges around it, the innermost last.
+        ranges: The names of the NVTX ranges around the launch, the innermost last.
         capability: The compute capability of the chip; infinite if unknown.
-        metrics: The requested metrics; `None` if Nsight Compute has no value.
+        metrics: Value of each requested metric; `None` if Nsight Compute has no value.
     """
 
     name: str
@@ -47,7 +50,7 @@ class Launch(NamedTuple):
 
 
 def launches_in(log: str) -> list[Launch]:
-    """Return the launches in a log. Only CSV has NVTX ranges."""
+    """Return the kernel launches in a log. Only launches in a CSV log have NVTX ranges."""
     lines = log.splitlines()
     for start, line in enumerate(lines):
         if line.startswith('"') and '"Kernel Name"' in line:
@@ -68,7 +71,7 @@ def _launches_in_csv(lines: Sequence[str]) -> list[Launch]:
 
 
 def _by_metric(rows: Iterable[Mapping[str, str]]) -> list[Launch]:
-    """Return the launches of a CSV with a line per metric."""
+    """Return the launches in a CSV that has one line for each metric of a launch."""
     launches: dict[tuple[str | None, str | None], Launch] = {}
     for row in rows:
         key = (row.get("Process ID"), row.get("ID"))
@@ -80,9 +83,9 @@ def _by_metric(rows: Iterable[Mapping[str, str]]) -> list[Launch]:
 
 
 def _by_kernel(rows: Sequence[Mapping[str, str]]) -> list[Launch]:
-    """Return the launches of a CSV with a line per launch, as `--page raw` writes it.
+    """Return the launches in a CSV that has one line for each launch, as `--page raw` writes it.
 
-    The first line may contain the units.
+    The first line after the heading can contain the units.
     """
     units: Mapping[str, str] = {}
     if rows and not rows[0].get("ID"):
@@ -107,7 +110,7 @@ def _launch(row: Mapping[str, str]) -> Launch:
 
 
 def _launches_in_text(lines: Iterable[str]) -> list[Launch]:
-    """Return the launches that a text log lists.
+    """Return the launches in a text log.
 
     The metrics of a launch are indented below the launch's heading. A line has the name of a
     metric, sometimes a unit, and a value.
@@ -127,7 +130,7 @@ def _launches_in_text(lines: Iterable[str]) -> list[Launch]:
 
 
 def _is_metric(name: str) -> bool:
-    """Return whether a text may be the name of a metric, such as `dram__bytes_read.sum`."""
+    """Return whether a text looks like the name of a metric, such as `dram__bytes_read.sum`."""
     before, separator, after = name.partition("__")
     return bool(separator and after and _METRIC.fullmatch(before))
 
@@ -137,9 +140,10 @@ def _capability(text: str) -> float:
 
 
 def _number(value: str, unit: str) -> float | None:
-    """Return a number in seconds, bytes or counts; `None` if Nsight Compute has no value.
+    """Return a value in seconds, bytes or counts; `None` if Nsight Compute has no value.
 
-    A comma either groups digits, or is a decimal comma.
+    A comma in `value` groups digits if three digits follow each comma. Otherwise, it is a decimal
+    comma.
     """
     is_grouped = _GROUPED_DIGITS.fullmatch(value) is not None
     digits = value.replace(",", "" if is_grouped else ".")
