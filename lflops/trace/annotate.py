@@ -33,7 +33,7 @@ PROCESS_ID = 10_000_000
 """Id that the process `PROCESS` has in the trace. It is larger than any process id on Linux."""
 
 MODULE = "lflops_module"
-"""Category of the slices that lflops adds for modules."""
+"""Category of the events that lflops adds for calls of modules."""
 
 MEMORY = b'"[memory]"'
 """Name of the events that record allocated memory."""
@@ -81,7 +81,7 @@ def annotate(
         recorded: The recorded calls.
         into: The new file, which appears only when it is complete.
         profile: Profile with the work of the modules. Without a profile, or if the profile does not
-            contain a module, the module's slices have no FLOP/s.
+            contain a module, the calls of the module have no FLOP/s.
 
     Returns:
         The damaged events, which the memory curves leave out.
@@ -118,7 +118,7 @@ def pack(trace: Path, into: Path) -> None:
 
 
 def _names(calls: Iterable[Call]) -> Iterator[dict[str, Any]]:
-    """Yield the events that name the process and its tracks."""
+    """Yield the events that name the process of the modules and its tracks."""
     yield metadata_event("process_name", PROCESS_ID, name=PROCESS)
     yield metadata_event("process_sort_index", PROCESS_ID, sort_index=-1)
     tracks = {}

@@ -145,7 +145,7 @@ class TraceStream(Generic[_Event]):
         while piece := self._read_piece(file, _PIECE):
             text += piece
             start = text.lstrip()
-            # A trace may also be a list of events without a header.
+            # A trace can also be a list of events without a header.
             if start.startswith(b"["):
                 return b"", start[1:]
             for match in _EVENTS.finditer(text):
@@ -234,7 +234,7 @@ class TraceStream(Generic[_Event]):
 def _is_header(head: bytes) -> bool:
     """Return whether a text that ends with `"traceEvents": ` is really the start of a trace.
 
-    It is not if `"traceEvents"` occurs inside a string or inside another object.
+    The result is false if `"traceEvents"` occurs inside a string or inside another object.
     """
     try:
         msgspec.json.decode(head + b"[]}", type=Header)

@@ -61,11 +61,12 @@ class CollectiveTimes(Struct, frozen=True, kw_only=True):
 
     Attributes:
         group: The ranks, or the group's name if the ranks are unknown; empty if both are unknown.
-        exposed: Time of the collectives in which the device computed nothing. Time in which several
-            of them run counts once.
+        exposed: Time in which the device runs at least one of these collectives, but computes
+            nothing.
         bytes: Total size of all messages.
         algorithmic_bytes_per_second: `bytes` divided by the time.
-        bus_bytes_per_second: `algorithmic_bytes_per_second`, converted to the rate on a link.
+        bus_bytes_per_second: `algorithmic_bytes_per_second`, converted to a rate that is comparable
+            to the bandwidth of a link.
     """
 
     kind: str
@@ -193,12 +194,13 @@ class CollectiveSkew(Struct, frozen=True, kw_only=True):
 
 
 class RankSkew(Struct, frozen=True, kw_only=True):
-    """How long ranks wait for each other in all collectives together.
-
-    `transfer`, `waiting` and `last` are sums of the same fields in `collectives`.
+    """How long ranks wait for each other in all collectives together. Times are in nanoseconds.
 
     Attributes:
-        collectives: The waiting times for each kind of collective and process group.
+        collectives: The values for each kind of collective and process group.
+        transfer: Time of the shortest kernel of each call, summed over all calls.
+        waiting: For each rank, the total time that it waited for the last rank.
+        last: For each rank, the number of calls at which it arrived last.
         unmatched: Number of calls that only one rank recorded.
     """
 

@@ -1,4 +1,8 @@
-"""Compare two traces: steps, device states such as idle, idle time by cause, operators, kernels."""
+"""Compare the times of two traces, and check the second trace against limits.
+
+The times are those of steps, device states such as idle, causes of idle time, operators and
+kernels.
+"""
 
 from msgspec import Struct
 
@@ -119,7 +123,7 @@ class _Times:
 def _timeline(summary: TraceSummary, *, per_step: bool) -> DeviceTimeline | None:
     """Return how long the device was in each state, such as computing or idle; `None` if unknown.
 
-    If `per_step` is true, the times are summed over all steps. Otherwise, they are for the whole
+    If `per_step` is true, the times are sums over all steps. Otherwise, they are for the whole
     trace.
     """
     if not per_step:

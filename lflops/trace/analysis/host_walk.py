@@ -85,7 +85,7 @@ class Launch(NamedTuple):
     Attributes:
         call: The call of the device's runtime that launched the work.
         operator: The innermost operator around `call`.
-        counted: The operator around `call` whose FLOPs are counted.
+        counted: The operator around `call` for which FLOPs are counted.
         collective: The collective around `call`.
     """
 
@@ -99,7 +99,7 @@ NOT_RECORDED = Launch()
 
 
 class CountedCall(NamedTuple):
-    """A call of an operator whose FLOPs are counted.
+    """An operator call whose FLOPs are counted.
 
     Attributes:
         start: Start of the call in nanoseconds.
@@ -119,7 +119,7 @@ class HostWalk:
     Attributes:
         operators: Totals of operators, keyed by name and inputs.
         spans: Totals of modules and scopes, keyed by kind, name and phase.
-        launches: Launches, keyed by `DeviceEvent.correlation`.
+        launches: The launch of each kernel, copy and fill, keyed by `DeviceEvent.correlation`.
         counted: The operator calls whose FLOPs are counted.
         by_external: Launches for which only the operator is known, because the trace does not
             contain the runtime call; keyed by `DeviceEvent.external`.
@@ -175,7 +175,7 @@ class _Open:
     is_counted: bool = False
 
     def inherit(self, around: "_Open") -> None:
-        """Copy the values of the enclosing item that also apply to the items inside it."""
+        """Copy the values of the enclosing item `around` that also apply to this item."""
         self.operator = around.operator
         self.operator_end = around.operator_end
         self.is_within_counted = around.is_within_counted
@@ -427,7 +427,7 @@ class _Walker:
             self._module_of[call.sequence] = inside.module
 
     def _enter_backward(self, node: OperatorCall, inside: _Open) -> None:
-        """Attribute a backward node to the module that created it in forward, if that is known."""
+        """Attribute a backward node to the module that created it in forward, if this is known."""
         module = self._module_of.get(node.sequence)
         if module is not None:
             inside.span = self._span_sums("module", module, "backward")
@@ -436,7 +436,7 @@ class _Walker:
             inside.is_backward = True
 
     def _find_node(self, call: OperatorCall, inside: _Open, *, is_node: bool) -> None:
-        """Set `inside.node` and `inside.again`, which `_Open` describes."""
+        """Set the fields `node` and `again` of `inside`, which `_Open` describes."""
         if inside.node is None or inside.node.end <= call.start:
             inside.node = call if is_node else None
             inside.again = None

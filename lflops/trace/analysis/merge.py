@@ -24,7 +24,7 @@ MERGED = "merged.trace.json.gz"
 """Name of the merged file. When lflops looks for the traces of ranks, it ignores this name."""
 
 _TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-"""Collectives that end at almost the same time on all ranks, because each rank needs all others."""
+"""Collectives that end at almost the same time on all ranks: each rank waits for all others."""
 
 _SMALLEST_NUMBERS = {
     "correlation": 1,
@@ -49,7 +49,7 @@ class Clock(Struct, frozen=True, kw_only=True):
         moved: Nanoseconds added to the rank's times, or `None` if the rank shares no collective
             with the ranks that are already aligned.
         collectives: Number of collectives that the rank shares with the ranks that are already
-            aligned. Each of them would need a slightly different shift; `moved` is the median.
+            aligned. Each collective needs a slightly different shift; `moved` is the median.
     """
 
     rank: int | None
@@ -105,9 +105,9 @@ def merge(folder: Path, into: Path | None = None) -> MergedTraces:
     """Merge the traces in a folder, which cover the same steps, into one compressed file.
 
     The ranks are aligned one after another. The clock of each rank is shifted so that the
-    collectives that it shares with the ranks that are already aligned end at the same time. If it
-    shares no collective with these ranks, its clock is not shifted, and may differ by milliseconds
-    from the clocks of other machines.
+    collectives that it shares with the ranks that are already aligned end at the same time. If a
+    rank shares no collective with these ranks, its clock is not shifted, and can differ by
+    milliseconds from the clocks of other machines.
 
     Args:
         folder: Folder with the traces.
@@ -148,7 +148,7 @@ def merge(folder: Path, into: Path | None = None) -> MergedTraces:
 
 
 def _sources(folder: Path) -> list[_Source]:
-    """Return the traces of a folder sorted by rank, traces of unknown rank last."""
+    """Return the traces of a folder, sorted by rank. Traces of unknown rank come last."""
     sources = []
     for path in traces_in(folder):
         stream = TraceStream(path, Raw)

@@ -226,8 +226,8 @@ class _Reader:
         self._inputs: dict[Inputs, Inputs] = {}
         # Events that have begun but not ended yet, by process and thread.
         self._begun: dict[tuple[Any, Any], list[_Event]] = {}
-        # Events without a category that might be work of an Ascend device, by process. A later event
-        # shows whether the process is such a device. Other events without a category are only
+        # Events without a category that might be work of an Ascend device, by process. A later
+        # event shows whether the process is such a device. Other events without a category are only
         # counted.
         self._without_category: dict[int | str | None, list[DeviceEvent]] = {}
         self._number_uncategorised = 0

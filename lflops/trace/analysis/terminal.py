@@ -131,7 +131,7 @@ def _rooflines(summary: TraceSummary, rows: Iterable[ShapeTimes]) -> Iterator[_M
 
 
 def trace_headline(diff: TraceDiff) -> Iterator[str]:
-    """Yield sentences about how the time of a step or window has changed.
+    """Yield sentences that say how the time of a step, or of the whole trace, has changed.
 
     They also name the device states and the operators whose times have changed most.
     """

@@ -20,7 +20,7 @@ class TraceUtilization(Struct, frozen=True, kw_only=True):
     Attributes:
         seconds: Time of all steps, or of the analyzed time if there is no step, times the
             number of devices.
-        steps: Number of steps; 0 if there is no step.
+        steps: Number of these steps; 0 if `seconds` is the analyzed time.
         macs: Multiply-accumulates that were launched in this time, without recomputation.
         mfu: 2 × `macs`, divided by `seconds` and by the peak of `precision`.
         hfu: Like `mfu`, but including the MACs that activation checkpointing and fused attention

@@ -115,7 +115,7 @@ def _places_in_trace(
         if ModulePhase(row.module, row.phase) == _ROOT_BACKWARD:
             of_row.update({(_OTHER, kind) for kind in kinds} - counted)
         # If only one collective has this kind, all kernels of the kind belong to it, even if the
-        # trace shows a launch a little before or after its module.
+        # trace shows a launch a little before or after the collective's module.
         for place in seconds:
             kind = place[1]
             if kinds == {kind} and number_of_kind[kind] == 1:

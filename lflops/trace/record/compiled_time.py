@@ -52,8 +52,8 @@ class Share(NamedTuple):
     Attributes:
         module: Index of the module in the graph's list of modules; -1 for code of the compiled
             function itself.
-        is_of_forward: Whether the module's nodes in the kernel belong to forward. In a backward
-            graph, such nodes are recomputed.
+        is_of_forward: Whether the module's nodes (operators) in the kernel belong to forward. In a
+            backward graph, such nodes are recomputed.
         share: The share, proportional to the bytes that the nodes move. The shares of a kernel add
             up to 1.
     """
@@ -325,8 +325,8 @@ class Region:
 _Times = dict[ModulePhase, dict[ModulePhase, float]]
 """How the time of each compiled module is divided, in nanoseconds.
 
-The first key is the compiled module that ran and its phase. The second key is the module inside it
-to which the time belongs, and the phase of its work.
+The outer key is the compiled module that ran, and its phase. The inner key is the module inside the
+compiled module to which the time belongs, and the phase of this work.
 """
 
 

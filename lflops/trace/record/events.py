@@ -350,7 +350,8 @@ class _StepIntervals:
     def inside(self, items: Iterable[HostItem]) -> Iterator[HostItem]:
         """Yield the items that begin in a step.
 
-        Consecutive items are usually in the same step, so that step is checked first.
+        Consecutive items are usually in the same step, so the step of the previous item is checked
+        first.
         """
         begin, end = 0, 0
         for item in items:
@@ -491,8 +492,8 @@ class _Walk:
     def result(self) -> AttributedTrace:
         """Return the results of all threads.
 
-        If an operator calls only one operator, and the called operator has the same name, the two
-        count as one call. torch's table does the same.
+        If an operator calls exactly one operator, and both have the same name, the two calls count
+        as one. torch's table does the same.
         """
         for outer, inner in self._doubles:
             if outer.children == 1:

@@ -276,7 +276,7 @@ class Tracer:
             during it. `refusal` and `error` show why there is no recording or no trace file.
         """
         call_each([self._hooks.close, partial(self._end_step, whole=whole)])
-        # Reading creates several objects for each event.
+        # Reading creates several objects for each event, so garbage collection would run often.
         with gc_paused():
             recorder = self._stop_recording()
             if recorder is None:
@@ -318,8 +318,8 @@ class Tracer:
 
     def _start(self) -> None:
         # Without `acc_events`, torch 2.11 warns that events of several cycles are lost, although
-        # there is only one cycle. It is turned off afterwards, because otherwise torch converts all
-        # events as soon as it stops.
+        # there is only one cycle. The option is turned off afterwards, because otherwise torch
+        # converts all events as soon as it stops.
         self._profile = profile(activities=self._activities, acc_events=True, **self._options)
         self._recording.add(self)
         self._profile.prepare_trace()
