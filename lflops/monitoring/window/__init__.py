@@ -1,4 +1,5 @@
-"""The steps of one window of the schedule, and the live metrics between windows.
+"""Profile the steps of one window, and compute live metrics of all steps.
 
-A step is either unprofiled, or it is a counting, module-timing or traced step.
+A window is a few consecutive steps that lflops profiles. In an unprofiled step, lflops only reads a
+clock. In the other steps, it counts operators, times modules, or traces with torch.profiler.
 """

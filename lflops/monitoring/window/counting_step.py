@@ -1,4 +1,4 @@
-"""Count the MACs and FLOPs of a step. Steps with the same shapes are counted only once."""
+"""Count the MACs and FLOPs of a step. If several steps have the same shapes, count only one."""
 
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
@@ -28,7 +28,7 @@ from lflops.torch_private.dispatch_modes import can_stay_compiled
 from lflops.torch_private.modules import compilations, graph_breaks
 from lflops.torch_private.self_check import check
 
-# Smallest share of padding in a batch for which a note is added.
+# Smallest share of padding in a batch for which the profile gets a note.
 PADDED = 0.3
 
 # attention operators that read the lengths of sequences from a mask
@@ -36,9 +36,10 @@ MASKED = frozenset({"flex_attention", "flex_attention_backward"})
 
 
 def depends_on_lengths(counted: Profile) -> bool:
-    """Return whether the work depends on more than the shapes of the inputs.
+    """Return whether the MACs of the counted step depend on more than the shapes of its inputs.
 
-    For example, the work of attention over packed sequences depends on their lengths.
+    For example, if one row of a batch contains several sequences, the MACs of attention depend on
+    the lengths of these sequences.
     """
     for op_count in counted.op_counts:
         if op_count.phase not in {"forward", "backward"} or not op_count.macs:
@@ -61,9 +62,11 @@ def _reads_lengths(operator: str) -> bool:
 
 
 class StepCounter:
-    """Counts steps of one stage. Steps with the same shapes share the profile of the first one.
+    """Counts the operators in steps of one stage, such as training.
 
-    Creating it raises an error if a setting does not fit the model.
+    Only the first step with the same shapes is counted. The later ones get its profile.
+
+    The constructor raises an error if a setting does not fit the model.
     """
 
     def __init__(
@@ -86,10 +89,10 @@ class StepCounter:
         self._empty: Profile | None = None
 
     def can_count(self) -> bool:
-        """Return whether a step can be counted while it runs.
+        """Return whether operators can be counted while a step runs.
 
-        This is false if the model is compiled and torch would run it without compilation while
-        operators are counted, as some versions of torch do.
+        This is false if code is compiled, and this version of torch runs compiled code uncompiled
+        while operators are counted.
         """
         if can_stay_compiled():
             return True
@@ -97,17 +100,17 @@ class StepCounter:
         return not is_compiled and not compilations()
 
     def key(self, batch: Any) -> Hashable:
-        """Return the shapes of a step's first batch, which are the key of the step's profile.
+        """Return the shapes of a step's first batch, as a key for `known`.
 
-        Steps with the same key are assumed to do the same work. Returns `None` if the batch is not
-        known when the step begins.
+        Steps with the same key are assumed to do the same work. Returns `None` if the shapes cannot
+        be read, or if the batch is not known when the step begins.
         """
         if self._stage.fetches_itself:
             return None
         return self._reader.shapes(batch)
 
     def known(self, key: Hashable) -> Profile | None:
-        """Return the profile of an earlier step with the same shapes, or `None`."""
+        """Return the profile of an earlier step with this key; `None` if no such step is stored."""
         if key is None:
             return None
         return self._counted.get(key)
@@ -119,7 +122,7 @@ class StepCounter:
         return padding_of(self._reader.read(batch))
 
     def counting_of(self, batch: Any) -> Counting:
-        """Return a `Counting` context for one batch, without entering it."""
+        """Return a context manager that counts one batch, without entering it."""
         return Counting(
             {"": self._root},
             ignore=self._settings.ignore_modules,
@@ -131,9 +134,10 @@ class StepCounter:
     def step_profile(
         self, batches: list[Profile], key: Hashable, padding: BatchPadding | None
     ) -> Profile:
-        """Add up the batches of a step, and keep the result for steps with the same `key`.
+        """Return the sum of the profiles of a step's batches.
 
-        A training step without backward is not kept, because the loop skipped its batch.
+        The sum is stored for later steps with the same `key`, with two exceptions: the work depends
+        on more than shapes, or a training step has no backward because the loop skipped its batch.
         """
         counted = self.with_facts(sum_of_batches(batches))
         if self._stage.learns:
@@ -148,9 +152,9 @@ class StepCounter:
         return counted
 
     def with_facts(self, profile: Profile) -> Profile:
-        """Fill in the properties of this run, such as its strategy, in a counted profile.
+        """Return a counted profile with the properties of this run, such as its strategy.
 
-        If the loop reports a precision, it replaces the precision that was found by counting.
+        If the loop reports a precision, this precision replaces the counted one.
         """
         training = self._training
         stage = self._stage
@@ -167,9 +171,9 @@ class StepCounter:
         return replace(profile, run=self._topology.of(run))
 
     def uncounted_profile(self) -> Profile:
-        """Return the profile that is used if no step was counted.
+        """Return the profile to use if no step was counted.
 
-        It is the user's profile if there is one, and otherwise a profile without operators.
+        It is the profile that the user passed as `count`, or else a profile without operators.
         """
         if isinstance(self._settings.count, Profile):
             return self.with_facts(self._settings.count)
@@ -199,13 +203,13 @@ class StepCounter:
             yield Note(code="graph_breaks", subject="", values={"places": breaks})
 
     def _is_training(self) -> bool:
-        # the mode of the submodules counts, because a Trainer switches the root to training mode
+        # Only submodules are checked, because a Trainer switches the root to training mode.
         root, *below = self._root.modules()
         return any(module.training for module in below or [root])
 
 
 class CountingMode(StepMode):
-    """Counts the batches of a step, unless a step with the same shapes was counted before."""
+    """Counts the operators of a step, unless a step with the same shapes was counted before."""
 
     touches_step = True
 

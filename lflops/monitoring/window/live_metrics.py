@@ -21,7 +21,8 @@ class _StepSample(NamedTuple):
 class LiveMetrics:
     """Calculates the points of the loggers' curves from unprofiled steps.
 
-    A point has the average metrics, such as step time and MFU, of the steps since the last point.
+    In an unprofiled step, lflops only reads a clock. A point has the average metrics, such as step
+    time and MFU, of the steps since the last point.
 
     Args:
         seconds: Returns the duration of a step in seconds.
@@ -37,9 +38,10 @@ class LiveMetrics:
         self._token_inputs: tuple[str, ...] = ()
 
     def set_work(self, shapes: Hashable, counted: Profile) -> None:
-        """Store the MACs of a counted batch, and the peak of the chip.
+        """Store the MACs of a counted batch, and the peak FLOP/s of the chip.
 
-        Later batches with the same shapes are assumed to have the same MACs.
+        Later batches with the same shapes are assumed to have the same MACs. If the MACs depend on
+        more than shapes, they are not stored.
         """
         self._peak = peak_of(counted.run.dtype, counted.run.hardware)
         self._token_inputs = counted.run.tokens_from
@@ -61,13 +63,15 @@ class LiveMetrics:
             self._steps.append(_StepSample(seconds, step.samples, tokens, step.shapes))
 
     def point(self, shares: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Return the metrics since the last point. Unknown metrics are left out.
+        """Return the average metrics of the steps since the last call.
+
+        Unknown metrics are left out.
 
         Args:
-            shares: Samples and tokens of all ranks, as multiples of the samples and tokens of this
-                rank. For example, `{"samples": 4.0}` means that all ranks together have 4 times as
-                many samples. If a value is missing, all ranks are assumed to have batches of the
-                same size.
+            shares: For samples and for tokens, the number on all ranks divided by the number on
+                this rank. For example, `{"samples": 4.0}` means that all ranks together have 4
+                times as many samples as this rank. If a value is missing, all ranks are assumed to
+                have batches of the same size.
         """
         steps = self._steps
         self._steps = []
@@ -86,7 +90,7 @@ class LiveMetrics:
         return point | self._utilization(steps)
 
     def _utilization(self, steps: list[_StepSample]) -> dict[str, float]:
-        """Return FLOP/s and MFU over the steps whose MACs are known from a counted batch."""
+        """Return the FLOP/s and MFU of the steps in which the MACs of all batches are known."""
         macs = 0
         seconds = 0.0
         counted = 0

@@ -1,4 +1,4 @@
-"""Time modules in a step: timestamps divide forward and backward between the modules."""
+"""Time the modules in one step: timestamps divide forward and backward among the modules."""
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -21,7 +21,7 @@ from lflops.timing.module_hooks import ModuleTimer
 from lflops.timing.module_times import PassTimes, Stamp
 from lflops.timing.step_phases import OTHER, MarkedPhases, PhaseMarks
 
-# phases that have no slice in the timeline; modules inside them may have slices
+# Phases that are not drawn in the timeline. The modules that run in these phases are drawn.
 _WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})
 
 
@@ -31,9 +31,11 @@ class ModuleTimingStep:
     In Lightning, the root module is the LightningModule, and `training_step` is its forward.
 
     Attributes:
-        cpu_lost: Seconds in which other processes had the CPU while this process was ready to run.
-            It is `None` before `stop`, and if the system does not report it.
-        hook_seconds: The seconds of each hook of the loop that ran in this step.
+        cpu_lost: Seconds in which threads of this process were ready to run but other processes had
+            the CPU, summed over the threads. It is `None` before `stop`, and if the system does not
+            report it.
+        hook_seconds: The seconds that each hook of the training loop took in this step, such as a
+            callback's `on_train_batch_end`.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class ModuleTimingStep:
         self._stage = stage
         self._clock = clock
         # On a busy machine, module times exclude the time in which other threads use this thread's
-        # core. With several ranks they include it, because it may make a rank late.
+        # core. With several ranks they include it, because it can make a rank late.
         uncontended = UncontendedClock()
         leaves_out = is_alone and isinstance(clock, HostClock) and uncontended.is_needed
         self._uncontended_clock = uncontended if leaves_out else None
@@ -53,7 +55,7 @@ class ModuleTimingStep:
             self._uncontended_phases = MarkedPhases(self._uncontended_clock)
         self._marked: PhaseMarks | None = None
         self._phases: list[str] = []
-        # whether a pass is being timed
+        # whether a forward pass, with the backward pass after it, is being timed
         self._begun = False
         self._cpu: CpuWatch | None = None
         self.cpu_lost: float | None = None
@@ -80,10 +82,10 @@ class ModuleTimingStep:
             self._cpu = None
 
     def fetching(self, begin: bytes | None) -> tuple[float | None, float | None]:
-        """Return how long the training thread ran and waited for a core while data was fetched.
+        """Return how long the training thread ran and waited for a core until data was fetched.
 
         Args:
-            begin: Scheduler counters at the start of the step.
+            begin: The thread's scheduler counters at the start of the step, as in `ThreadSchedule`.
 
         Returns:
             The seconds that the thread ran on a core, and the seconds that it waited for a core.
@@ -94,15 +96,14 @@ class ModuleTimingStep:
     def uncontended_phases(
         self, step: PhaseMarks, fetching: float, waited: float | None
     ) -> dict[str, float]:
-        """Return the seconds of each phase, without the time in which another thread had the core.
+        """Return the seconds of each phase, without the training thread's waits for a core.
 
-        Empty if the time of other threads was not measured.
+        The result is empty if these waits were not measured.
 
         Args:
             step: The timestamps of the step's phases.
-            fetching: Seconds of the data phase, including the time of other threads.
-            waited: Seconds of the whole step in which another thread had the core; `None` if
-                unknown.
+            fetching: Seconds of the phase `data`, including the waits for a core.
+            waited: Seconds that the thread waited for a core in the whole step; `None` if unknown.
         """
         if (
             self._uncontended_clock is None
@@ -114,8 +115,8 @@ class ModuleTimingStep:
         first = self._marked[0][0]
         last = self._marked[2]
         # A step begins with the callbacks that run after the previous step, and with fetching the
-        # batch. The hooks are installed later, so waiting time that they did not measure is part of
-        # this beginning.
+        # batch. The hooks are installed after that, so all waits that they did not measure were at
+        # the beginning of the step.
         before_hooks = self._clock.seconds(step[0][0], first.before)
         waited_before_hooks = max(waited - self._uncontended_clock.waited(first, last), 0.0)
         begin = max(before_hooks - waited_before_hooks, 0.0)
@@ -125,9 +126,10 @@ class ModuleTimingStep:
         return {**phases, "data": data, "other": other}
 
     def pass_times(self) -> dict[str, PassTimes]:
-        """Return the times of modules in forward and backward, summed over the batches of the step.
+        """Return the times of modules in each part of the step: `forward` and `backward`.
 
-        Call this after the device has reached all timestamps.
+        They are sums over the batches of the step. Call this after the device has reached all
+        timestamps.
         """
         sums: dict[str, PassTimes] = {}
         for stamps in self._passes:
@@ -165,15 +167,15 @@ class ModuleTimingStep:
     def _nanoseconds(self, start: Any, mark: Any) -> int:
         """Return the nanoseconds from the start of the step to a timestamp.
 
-        The timestamp may be from the step's clock or from the clock without contention.
+        The timestamp is from the step's clock or from the `UncontendedClock`.
         """
         moment = mark.before if isinstance(mark, UncontendedMark) else mark
         return max(round(1e9 * self._clock.seconds(start, moment)), 0)
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
-        """Start to time modules if the phase is forward or backward; stop in other phases.
+        """Begin a phase. Modules are timed in forward and backward, but not in other phases.
 
-        In backward, `given` begins with the loss, from which backward starts.
+        For backward, the first element of `given` is the loss.
         """
         within_forward = "forward" in self._phases
         self._phases.append(phase)
@@ -191,7 +193,7 @@ class ModuleTimingStep:
                 self._timer.begin_backward(given[:1])
 
     def leave(self) -> None:
-        """End a phase: continue with the enclosing phase."""
+        """End the innermost phase, and time modules again if the enclosing phase is forward."""
         self.drop()
         if self._begun:
             self._timer.set_aside()
@@ -199,7 +201,7 @@ class ModuleTimingStep:
                 self._timer.resume_forward()
 
     def drop(self) -> None:
-        """End a phase because of an exception, without taking a timestamp."""
+        """End the innermost phase because of an exception, without taking a timestamp."""
         if self._phases:
             self._phases.pop()
 

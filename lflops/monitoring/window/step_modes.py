@@ -5,8 +5,8 @@
     traced           torch.profiler records the step           `TracedMode` in traced_steps.py
     module-timing    hooks take timestamps on every module     `ModuleTimingMode`
 
-A session has one current mode, which changes only between two steps. All modes of a window are made
-when the window opens.
+A session, which monitors one stage, has one current mode. The mode changes only between two steps.
+All modes of a window (a few consecutive steps that lflops profiles) are created when it opens.
 """
 
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ from lflops.timing.clock import Clock
 
 
 class EndedStep(NamedTuple):
-    """How a step that has ended was profiled.
+    """Describes how a step that has ended was profiled.
 
     Attributes:
-        kind: The way in which the step was profiled, such as `counting`. It may be `unprofiled` in
+        kind: The way in which the step was profiled, such as `counting`. It can be `unprofiled` in
             any mode, for example if a step in the counting mode did not have to be counted.
         module_timing: The timestamps of the module hooks, or `None` if there were no hooks.
     """
@@ -35,11 +35,11 @@ class EndedStep(NamedTuple):
 
 
 class StepMode:
-    """Installs and removes what is needed to profile steps in one way, such as counting them.
+    """Profiles steps in one way, for example by counting operators or by timing modules.
 
-    This base class is the mode of unprofiled steps, in which nothing is installed.
+    This base class is the mode of unprofiled steps, in which lflops only reads a clock.
 
-    The session calls the methods in this order:
+    The session of a stage, such as training, calls the methods in this order:
 
         prepare                           the window of the mode opens
         begin_step                        between two steps, before each step in this mode
@@ -48,12 +48,13 @@ class StepMode:
             end_step                      the last batch of the step is over
         leave                             between two steps, if the next step has another mode
 
-    `abandon`, `pause`, `finish` and `remove` may be called at any point in between. After
+    The session can call `abandon`, `pause`, `finish` and `remove` at any point in between. After
     `abandon`, the step begins again with `begin_batch`.
 
     Attributes:
         touches_step: Whether a step in this mode takes longer than without lflops.
-        works_between_steps: Whether `begin_step` and `leave` take time that belongs to no step.
+        works_between_steps: Whether `begin_step` and `leave` are slow. If so, their time is not
+            included in any step.
     """
 
     touches_step = False
@@ -66,27 +67,27 @@ class StepMode:
         """Prepare the next step before its first batch is fetched."""
 
     def begin_batch(self, batch: Any, *, begins_step: bool) -> None:
-        """Install the instrumentation of a batch. `begins_step` is set for a step's first batch."""
+        """Install the hooks for a batch. `begins_step` is true for the first batch of a step."""
 
     def end_batch(self) -> Profile | None:
-        """Remove the instrumentation of a batch. Return the batch's profile if it was counted."""
+        """Remove the hooks for a batch. Return its profile, or `None` if it was not counted."""
         return None
 
     def continue_step(self) -> None:
-        """Continue with the next batch of the same step."""
+        """Prepare the next batch of the same step, between two batches."""
 
     def end_step(self) -> EndedStep:
-        """Remove the instrumentation of the step."""
+        """Remove the hooks for the step, and return how the step was profiled."""
         return EndedStep("unprofiled")
 
     def leave(self) -> None:
         """Pass the collected data to the window, because the next step has another mode."""
 
     def abandon(self) -> None:
-        """Discard the current step, because a batch was abandoned and training continues."""
+        """Discard the current step, because a batch did not end and yet training continues."""
 
     def pause(self) -> None:
-        """Keep the data collected so far, because the stage ends but may begin again."""
+        """Keep the data collected so far, because the stage ends but can begin again later."""
 
     def finish(self, error: BaseException | None) -> None:
         """Pass the collected data to the window, because the run ends normally or after `error`."""
@@ -96,10 +97,11 @@ class StepMode:
 
 
 class ModuleTimingMode(StepMode):
-    """Takes timestamps of all modules from the first batch of a step to its end.
+    """Times all modules from the first batch of a step to the end of the step.
 
-    The hooks of the loop are timed from before the first module-timing step to after the last one,
-    because some of them run between two steps.
+    The hooks of the training loop, such as methods of callbacks, are timed as well. Some of them
+    run between two steps, so they are timed from before the first module-timing step of a window
+    until after the last one.
     """
 
     touches_step = True

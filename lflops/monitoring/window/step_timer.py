@@ -1,6 +1,7 @@
 """Time the steps of a run, and mark the steps whose time is not typical.
 
-This code runs in every training step. Work that can be done later is done when a step is read.
+Most steps take the fast path, on which only a clock is read. This code runs in every training step,
+so work that can wait is done later, when the times of a step are read.
 """
 
 from collections import Counter, deque
@@ -26,15 +27,16 @@ from lflops.torch_private.modules import Compilations, compilations, remove_hook
 
 # number of steps at the start of a stage that are marked as warm-up
 WARMUP_STEPS = 2
-# Number of distinct shapes after which a step is no longer marked for having a new shape.
+# Number of distinct batch shapes after which a new shape no longer marks its step as not typical.
 MANY_SHAPES = 16
-# Number of consecutive steps after which an event in each of them, such as a checkpoint, is part of
-# a typical step. From then on, it is no longer a mark.
+# If an event, such as a checkpoint, happens in this many consecutive steps, it is part of a typical
+# step. From then on, it no longer marks a step as not typical.
 USUAL_AFTER = 4
 # maximum number of shapes to store, because new shapes in every batch must not fill the memory
 MOST_SHAPES = 1000
 
-# maximum number of steps on the fast path before it is flushed, and of steps that are not read yet
+# Maximum number of consecutive steps on the fast path, and maximum number of ended steps whose
+# times are not read yet.
 MAX_PENDING_STEPS = 200
 
 # In every `CPU_ROUND` steps on the fast path, the process's CPU time is measured for `CPU_READ`
@@ -44,7 +46,10 @@ CPU_READ = 3
 
 
 class BatchUnits(NamedTuple):
-    """The shapes, samples and tokens of a batch. All are `None` if the shapes are unknown."""
+    """The shapes of a batch, its number of samples and its number of tokens.
+
+    A value that is unknown is `None`.
+    """
 
     shapes: Hashable
     samples: int | None
@@ -52,18 +57,19 @@ class BatchUnits(NamedTuple):
 
 
 class FastPathSteps:
-    """The steps on the fast path since the last step on the slow path.
+    """Records the steps on the fast path since the last step on the slow path.
 
-    Almost every training step takes the fast path: every step that has one batch of known shapes
-    and no work at its end. The fast path uses as few objects as possible, and the `TimedStep`
-    values are created later. The reason is that a training step evicts this code and its objects
-    from the processor's caches. Loading them again takes longer than running the code.
+    A step takes the fast path if it has one batch, with shapes that occurred before, and if lflops
+    has no work to do at its end. Almost every training step is such a step. The fast path uses as
+    few objects as possible, and `TimedStep` objects are created later: a training step evicts this
+    code and its objects from the processor's caches, and loading them again takes longer than
+    running the code.
 
     Attributes:
         limit: Maximum length of `steps`. Only `StepTimer.allow_fast_path` sets it.
         in_batch: Whether a batch has begun and not ended.
-        known: The shapes, samples and tokens of batches, keyed by shapes.
-        steps: The batch of each step.
+        known: The shapes, samples and tokens of earlier batches, keyed by shapes.
+        steps: The shapes, samples and tokens of each step's batch.
         cpu: The CPU time of the process at the end of some steps. The key n belongs to the n-th
             step in `steps`, counted from 1.
         reads_cpu: Whether CPU times are read at all.
@@ -73,7 +79,7 @@ class FastPathSteps:
     """
 
     def __init__(self, phases: LoggedPhases, schedule: ThreadSchedule | None = None) -> None:
-        """Start without any steps. `phases` are the stage's phases on the host clock."""
+        """Start without any steps. `phases` measures the stage's phases on the host clock."""
         self.limit = 0
         self.in_batch = False
         self.known: dict[Hashable, BatchUnits] = {}
@@ -85,7 +91,10 @@ class FastPathSteps:
         self._phases = phases
 
     def note(self, shapes: Hashable) -> bool:
-        """End a step on the fast path if its shapes are known. Returns whether it has ended."""
+        """End a step on the fast path if its shapes are in `known`.
+
+        Returns whether the step was ended.
+        """
         known = self.known.get(shapes)
         if known is None:
             return False
@@ -120,12 +129,13 @@ class TimedStep(NamedTuple):
         times_phases: Whether the phases were recorded; if not, only the total time is known.
         device_marks: The timestamps of the phases on the clock of the training device.
         shapes: The shapes of each batch.
-        cpu: The CPU time of the process at the start and the end of the step, or `None`.
+        cpu: The CPU time of the process at the start and the end of the step; `None` if it was not
+            read.
         thread: The scheduler counters of the training thread at the start and at the end of the
             step. They show how long the thread has run and waited for a core so far.
         host_marks: The timestamps of the phases on the host clock, if the device has another clock.
-        kind: The instrumentation of the step.
-        module_timing: The timestamps of module hooks, in a module-timing step.
+        kind: How the step was profiled, such as `counting`.
+        module_timing: The timestamps of module hooks; `None` if it is not a module-timing step.
         is_complete: Whether every batch ran to its end.
         marks: The reasons why the step is not typical, such as `warmup` or `recompiled`.
     """
@@ -147,13 +157,13 @@ class TimedStep(NamedTuple):
 
     @property
     def is_unprofiled(self) -> bool:
-        """Return whether the step is complete, not instrumented and not disturbed."""
+        """Return whether lflops only read a clock, and the step is complete and typical."""
         return self.is_complete and is_unprofiled(self.kind, self.marks)
 
     def tokens_in(self, token_inputs: Sequence[str]) -> int | None:
-        """Return the number of tokens in the step.
+        """Return the number of tokens in the step, or `None` if it is unknown.
 
-        If the batches did not report their tokens, they are counted from the shapes of
+        If `tokens` is `None`, the number is computed from the shapes of the inputs with the names
         `token_inputs`.
         """
         if self.tokens is not None or not token_inputs:
@@ -162,14 +172,15 @@ class TimedStep(NamedTuple):
 
 
 class StepTimer:
-    """Turns the batches and phases of a stage into timed steps.
+    """Turns the batches and phases of a stage, such as training, into timed steps.
 
     Args:
-        host_phases: The phases on the host clock.
-        device_phases: The phases on the clock of the training device, if it is not the host clock.
+        host_phases: Measures the phases on the host clock.
+        device_phases: Measures the phases on the clock of the training device. `None` if this is
+            the host clock.
         units: The user's function that returns the samples and tokens of a batch, or `None`.
         logged_step: The last step so far on the loggers' x-axis.
-        updating: The phases that every step has if it updates the model.
+        updating: The phases that a step has if it updates the model, such as `optimizer`.
         scaled: Whether gradients are scaled, so that the optimizer may skip a step.
         on_ranks: Whether steps are compared with the steps of other ranks. If so, every step
             measures how long the training thread ran and waited for a core.
@@ -177,11 +188,11 @@ class StepTimer:
             if it is unknown.
 
     Attributes:
-        batches: The batches of the current step that have ended.
+        batches: The shapes, samples and tokens of each batch of the current step that has ended.
         fast_path: The steps on the fast path since the last step on the slow path.
         times_phases: Whether the phases are recorded.
         samples_from: How the number of samples of the last batch was determined.
-        token_inputs: The names of the inputs that hold the tokens, as found by counting.
+        token_inputs: The names of the inputs that hold the tokens; empty if unknown.
     """
 
     def __init__(
@@ -207,7 +218,7 @@ class StepTimer:
         self._reader = BatchReader()
         self._new_shapes = 0
         self._has_unknown_shapes = False
-        # the number of ended steps, except for steps that are still on the fast path
+        # the number of ended steps, without the steps that `fast_path` still holds
         self._ended = 0
         self._logged_step = logged_step
         self._phases: StepPhases = host_phases if device_phases is None else device_phases
@@ -216,12 +227,12 @@ class StepTimer:
         self._units = units
         self._updating = updating
         self._marks: dict[str, None] = {"warmup": None}
-        # the number of consecutive steps, up to the last step, with each of `EVENTS`
+        # for each of `EVENTS`, the number of consecutive steps with it, up to the last step
         self._repeated: Counter[str] = Counter()
         self._pending: deque[TimedStep] = deque(maxlen=MAX_PENDING_STEPS)
         self._cpu: struct_rusage | None = None
         self._thread: bytes | None = None
-        # true if a batch of the current step was abandoned
+        # true if a batch of the current step has not run to its end
         self._is_torn = False
         self._scaled = scaled
         self._updated = False
@@ -232,7 +243,7 @@ class StepTimer:
         self.resume()
 
     def install(self, guard: Guard) -> None:
-        """Listen until `close` for events that change how a step is marked.
+        """Start to receive the events that change how a step is marked, until `close` is called.
 
         The events are compilations and, if an optimizer may skip steps, optimizer steps.
         """
@@ -254,19 +265,20 @@ class StepTimer:
         return self._logged_step + len(self.fast_path.steps)
 
     def leave_phases(self) -> None:
-        """Record only the total time of steps from now on."""
+        """From now on, record only the total time of each step."""
         self.times_phases = False
         self.fast_path.reads_cpu = False
 
     def mark_phases(self) -> None:
-        """Take timestamps of the phases in the current step, even if they are expensive.
+        """Take timestamps of the phases in the current step.
 
-        Without this call, most steps have no such timestamps if they are expensive on this device.
+        If timestamps are expensive on the device, they are taken only in a few steps without this
+        call.
         """
         self._phases.is_marked = True
 
     def close(self) -> None:
-        """Remove every hook for good."""
+        """Remove every hook permanently."""
         self._is_closed = True
         self._hooks.close()
         self._schedule.close()
@@ -275,7 +287,7 @@ class StepTimer:
         self._updated = True
 
     def _drop_usual_events(self) -> None:
-        """Drop the marks of events that happened in each of the last steps."""
+        """Remove the marks of events that happened in each of the last `USUAL_AFTER` steps."""
         for event in EVENTS:
             if event not in self._marks:
                 self._repeated[event] = 0
@@ -285,12 +297,16 @@ class StepTimer:
                 del self._marks[event]
 
     def mark(self, mark: str) -> None:
-        """Mark the current step as not typical, for example because validation ran in it."""
+        """Mark the current step as not typical. `mark` is the reason, such as `validation`."""
         self._marks[mark] = None
         self.allow_fast_path(0)
 
     def allow_fast_path(self, steps: float) -> None:
-        """Let up to `steps` steps take the fast path from now on, if nothing else prevents it."""
+        """Let at most the next `steps` steps take the fast path.
+
+        No step takes it if the current step is marked, or if this timer's settings need the slow
+        path in every step, for example because phases are timed on the device.
+        """
         needs_slow_path = (
             self._marks
             or self._is_on_device
@@ -310,6 +326,8 @@ class StepTimer:
     def _flush(self, logged_step: int, steps: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
         """Convert the batches of the fast path to timed steps, all with the given marks.
 
+        `steps` has the timestamps of each of these steps.
+
         The fast path assumes that each batch is a step. If the loggers have counted fewer or more
         steps than batches, the assumption was wrong, and the steps are marked as incomplete.
         """
@@ -317,7 +335,7 @@ class StepTimer:
         self.allow_fast_path(0)
         taken, usage, threads = self.fast_path.take()
         if taken:
-            # Steps on the fast path have no marks, so no event happened in the last step.
+            # Steps on the fast path have no marks, so none of `EVENTS` happened in the last step.
             self._repeated.clear()
         for number, (batch, device_marks) in enumerate(zip(taken, steps, strict=True), 1):
             step = self._ended_step(
@@ -335,8 +353,8 @@ class StepTimer:
     ) -> TimedStep:
         """Create the `TimedStep` of the step that has ended, and prepare for the next step.
 
-        `usage` and `thread` are the CPU time of the process and the times of the training thread at
-        the end of the step.
+        `usage` is the CPU time of the process at the end of the step, and `thread` has the
+        scheduler counters of the training thread at the same moment.
         """
         cpu_before = self._cpu
         thread_before = self._thread
@@ -369,7 +387,10 @@ class StepTimer:
         return ()
 
     def drop_batches(self) -> None:
-        """Drop the batches of the current step without timing it, because a batch was abandoned."""
+        """Drop the batches of the current step, because one of them did not run to its end.
+
+        The step is then marked as incomplete.
+        """
         self._is_torn = True
         self.batches = []
         self.allow_fast_path(0)
@@ -388,7 +409,10 @@ class StepTimer:
         return shapes
 
     def _given_units(self, units: BatchUnits, batch: Any) -> BatchUnits:
-        """Return `units` with the samples and tokens that the user's function returns, if any."""
+        """Return `units` with the samples and tokens that the user's function returns.
+
+        A number that the function does not return stays unchanged.
+        """
         given = units_of(monitor_name(), self._units, (batch,), {})
         samples = given.get("samples_per_step", units.samples)
         tokens = given.get("tokens_per_step", units.tokens)
@@ -478,11 +502,11 @@ class StepTimer:
             yield self._pending.popleft()
 
     def seconds(self, step: TimedStep) -> float:
-        """Return the total time of a step."""
+        """Return the total time of a step in seconds."""
         return self._phases.total(step.device_marks)
 
     def step(self, timed: TimedStep) -> Step:
-        """Read the times of a step. The time of a counting step is left out."""
+        """Read the times of a step. A counting step gets no duration and no phases."""
         phases = self._phases.seconds(timed.device_marks) if timed.times_phases else {}
         step = Step(
             index=timed.logged_step,
@@ -519,7 +543,8 @@ class StepTimer:
     def _with_thread_times(self, step: Step, timed: TimedStep, fetching: float) -> Step:
         """Add to a step how long the training thread ran and waited for a core.
 
-        The times are added only to module-timing steps, and to steps that ranks compare.
+        The times are added only to module-timing steps, and to all steps of a run with several
+        ranks.
         """
         hooks = timed.module_timing
         if hooks is None and self.fast_path.schedule is None:

@@ -1,4 +1,4 @@
-"""Trace steps of one rank, and annotate their traces in the background."""
+"""Trace steps with torch.profiler, and add the FLOPs of modules to the traces in the background."""
 
 import platform
 from collections.abc import Callable
@@ -51,11 +51,11 @@ class TracedMode(StepMode):
     traced step.
 
     Args:
-        tracer: Records on this rank, or `None` if only other ranks record.
+        tracer: Records on this rank; `None` if only other ranks record.
         folder: The folder for raw traces.
         notes: If there is no trace, a note with the reason is added here. All windows of a stage
             share this list, so there is only one such note.
-        mark: Marks the current step as disturbed.
+        mark: Marks the current step as not typical, for a reason such as `background`.
     """
 
     touches_step = True
@@ -132,7 +132,7 @@ class TracedMode(StepMode):
             raise
 
     def _end(self, *, keep: bool) -> None:
-        """End a recording early. What was recorded is kept if `keep` is true."""
+        """End a recording early. If `keep` is true, the batches recorded so far are kept."""
         tracer = self._tracer
         if tracer is None:
             return
@@ -168,7 +168,7 @@ class TracedMode(StepMode):
 
 
 class TraceAnnotations:
-    """Annotates the traces of one stage with the FLOPs of modules.
+    """Adds the FLOPs of modules to the traces of one stage, such as training.
 
     Each trace is annotated in a separate process, so that training continues.
     """
@@ -204,9 +204,9 @@ class TraceAnnotations:
         UNANNOTATED.discard(raw)
 
     def were_running(self) -> bool:
-        """Return whether any process has been running since the last call.
+        """Return whether any annotation process was running since the last call.
 
-        Processes that have ended are removed, and a failure is reported.
+        Processes that have ended are removed. If one has failed, a warning is issued.
         """
         were_running = bool(self._processes)
         for process in tuple(self._processes):

@@ -1,4 +1,7 @@
-"""Collect one window of the schedule: its counts, its timed steps, and its profile."""
+"""Collect the steps of one window, and make its profile.
+
+A window is a few consecutive steps that lflops profiles. The user's schedule defines when it opens.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,8 +27,8 @@ from lflops.trace.record.tracer import Recording
 WANTED = 5
 
 # The schedule sets the number of module-timing steps in a window. If a module seems slow but these
-# steps are too few to decide, modules are timed in further steps: first until there are
-# `TIMING_STEPS` such steps, then in `MORE_TIMING_STEPS` steps at a time, up to `MOST_TIMING_STEPS`.
+# steps are too few to be sure, modules are timed in further steps: first until `TIMING_STEPS` steps
+# are timed, then in `MORE_TIMING_STEPS` steps at a time, until `MOST_TIMING_STEPS` are timed.
 TIMING_STEPS = 8
 MORE_TIMING_STEPS = 4
 MOST_TIMING_STEPS = 16
@@ -33,29 +36,31 @@ MOST_TIMING_STEPS = 16
 # Maximum number of further steps that are counted if the counted step ran no backward.
 MOST_EXTRA_COUNTS = 3
 
-# Maximum number of steps after its end in which a window collects missing steps.
+# Maximum number of steps after the end of a window in which it collects missing steps.
 PATIENCE = 20
-# Maximum number of steps before its warm-up that a window keeps: the last ones.
+# Maximum number of steps that a window keeps from the time before its warm-up: the last steps.
 LONGEST_WAIT = 100
 
-# Maximum number of the loop's hooks that have times in a profile.
+# Maximum number of hooks of the training loop whose times are in a profile: the slowest hooks.
 MOST_HOOKS = 5
 
-# Smallest time between backward and the optimizer that counts as work on gradients, as a share of
-# the step and in seconds. Shorter times are other work.
+# The time between backward and the optimizer counts as work on gradients if it is at least this
+# share of the step and at least this many seconds.
 CLIP_SHARE = 0.05
 CLIP_SECONDS = 2e-4
 
 
 RequestedMode = Literal["count", "module_timing"]
-"""A mode in which a window may request further steps.
+"""What lflops does in a further step that a window requests: count operators or time modules.
 
-The schedule uses the same names for the modes of steps.
+The schedule uses the same names.
 """
 
 
 class Window:
-    """Collects the steps of a window of the schedule.
+    """Collects the steps of one window, and makes the window's profile.
+
+    A window is a few consecutive steps that lflops profiles.
 
     Args:
         number: The number of the window, from 0.
@@ -64,8 +69,8 @@ class Window:
 
     Attributes:
         opened: Whether the window's warm-up has begun.
-        counted: The counted profile, with the properties of the run; `None` before the counting
-            step. It is from this step, or from an earlier step with the same shapes.
+        counted: The profile of the counting step, without times; `None` before this step. If an
+            earlier step had the same shapes, it is the profile of that step.
         recording: The recording of the window's traced steps, if there is one.
     """
 
@@ -84,13 +89,13 @@ class Window:
         # the number of the last step that was passed to `add`
         self._last = -1
         self._steps_after_end = 0
-        # the modes of the further steps that were requested, keyed by the number of the step
+        # the mode of each further step that was requested, keyed by the number of the step
         self._requested: dict[int, RequestedMode] = {}
 
     def end(self, ordinal: int, logged_step: int) -> None:
         """End the window before step `ordinal`.
 
-        Its last step has the number `logged_step` on the loggers' x-axis.
+        `logged_step` is the number of the window's last step on the loggers' x-axis.
         """
         self._last_logged_step = logged_step
         self._end = ordinal
@@ -120,27 +125,28 @@ class Window:
     def may_count_again(self) -> bool:
         """Return whether the window may request another counting step.
 
-        It may, if the counted step ran no backward. The loop then skipped the batch, for example
-        because `training_step` returned `None`.
+        The window needs another one if the counted step ran no backward. The loop then skipped the
+        batch, for example because `training_step` returned `None`. The number of further counting
+        steps is limited.
         """
         return list(self._requested.values()).count("count") < MOST_EXTRA_COUNTS
 
     def request(self, steps: range, mode: RequestedMode) -> None:
-        """Request that further steps, given by their numbers, run in this mode."""
+        """Request that the steps with these numbers run in this mode."""
         self._requested |= dict.fromkeys(steps, mode)
 
     def requested_mode(self, ordinal: int) -> RequestedMode | None:
-        """Return the mode that was requested for a step; `None` if the step was not requested."""
+        """Return the mode that this window has requested for a step, or `None`."""
         return self._requested.get(ordinal)
 
     def add(self, step: TimedStep) -> None:
         """Add a step if it belongs to the window.
 
-        After the end of the window, only these steps belong to it: counting steps and module-timing
-        steps that it has requested, and unprofiled steps if it still has too few. An incomplete
-        step is left out, unless it is the counting step.
+        After the end of the window, only these steps belong to it: steps that it has requested, and
+        unprofiled steps if it still has too few. An incomplete step is left out, unless it is the
+        counting step.
         """
-        # the previous window requested the steps of this kind that run while this window waits
+        # While this window waits for its warm-up, such steps were requested by the previous window.
         is_requested = step.module_timing is not None or step.kind == "counting"
         is_of_earlier_window = is_requested and not self.opened
         if step.ordinal < self.begin or is_of_earlier_window:
@@ -195,13 +201,13 @@ class Window:
         Args:
             counted: The counted profile, to which the times of the window are added.
             logged_step: The last step on the loggers' x-axis, used if the window has not ended.
-            notes: Further notes.
+            notes: Notes that are added to the notes of `counted`.
             read: Reads the times of a step.
             clock: The clock of the steps.
             failed: Whether an error ended the run.
 
         Returns:
-            The profile, and the self times of modules in each of its module-timing steps.
+            The profile, and for each module-timing step the self seconds of each module and phase.
         """
         steps = _with_clip([read(step) for step in (*self._wait_steps, *self._steps)])
         all_notes = [*counted.notes, *notes]
@@ -235,7 +241,10 @@ class Window:
         return attach_module_times(profile, pass_times, hook_overhead(clock), kernels)
 
     def _hook_seconds(self) -> dict[str, float]:
-        """Return the mean seconds of the slowest hooks of the loop in a module-timing step."""
+        """Return the slowest hooks of the training loop, such as methods of callbacks.
+
+        For each of these hooks, the value is its mean seconds per module-timing step.
+        """
         timed = [step.module_timing for step in self._steps if step.module_timing is not None]
         totals = summed(chain.from_iterable(step.hook_seconds.items() for step in timed))
         slowest = sorted(totals, key=totals.__getitem__, reverse=True)
@@ -246,7 +255,10 @@ class Window:
         return means
 
     def _timelines(self, clock: Clock) -> tuple[StepTimeline, ...]:
-        """Return the timelines of module-timing steps; empty if the trace already has timelines."""
+        """Return the timelines of module-timing steps.
+
+        The result is empty if the trace already has timelines.
+        """
         if self.recording is not None and self.recording.timelines:
             return ()
         timed = [step for step in self._steps if step.module_timing is not None]
@@ -282,10 +294,10 @@ def _usual_step(steps: Sequence[Step]) -> Step | None:
 
 
 def _with_clip(steps: list[Step]) -> list[Step]:
-    """Replace the phase between backward and the optimizer by a named phase.
+    """Rename the phase between backward and the optimizer in all steps.
 
-    It is named `clip` (work on gradients) if it is long in most unprofiled steps, and `other`
-    otherwise.
+    The new name is `clip` (work on gradients) if the phase is long in most unprofiled steps, and
+    `other` if not.
     """
     timed = [step for step in steps if step.is_unprofiled and step.phases and step.seconds]
     long = sum(_has_long_clip(step) for step in timed)
