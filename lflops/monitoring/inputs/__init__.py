@@ -1,5 +1,5 @@
-"""The inputs of a session.
+"""Define the inputs of a session, which monitors one stage of a training run.
 
-They are the description of the training run, the settings of the monitor, and the phases of the
+The inputs are the description of the run, the settings of the monitor, and the phases of the
 training loop.
 """

@@ -1,4 +1,8 @@
-"""The phases of a training run: integrations report them, and listeners receive them."""
+"""Track the phases of a training run, such as forward and backward.
+
+An integration, such as the one for Lightning, reports when a phase begins or ends. The phase is
+added to a log, and listeners are called.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,9 +19,9 @@ from lflops.torch_private.autograd import after_backward
 
 
 class Listener(Protocol):
-    """Receives phases immediately when they begin and end.
+    """An object that is called immediately when a phase, such as forward, begins or ends.
 
-    Code that does not need them immediately reads the phase log instead.
+    Code that can wait reads the phase log later instead.
     """
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
@@ -46,21 +50,22 @@ _Listeners = tuple[_GuardedListener, ...]
 
 
 class Phases:
-    """The running phases of a training run, innermost last.
+    """Tracks which phases of a training run, such as forward, are running.
 
-    An integration begins and ends phases. Each beginning and each end is appended to the log. A
-    listener that has received the beginning of a phase also receives the end of the phase.
+    An integration calls this object when a phase begins or ends. Each beginning and each end is
+    appended to the log. A listener that was called when a phase began is also called when the phase
+    ends.
 
     Attributes:
-        awaits_others: Whether `hook_wait` installs hooks. It is true if backward may end with a
+        awaits_others: Whether `hook_wait` installs hooks. It is true if backward can end with a
             wait for other ranks, and only a hook can detect when this wait begins. An integration
             that detects the beginning in another way calls `wait` itself.
         guard: The error guard of the run; a placeholder until a run begins.
         log: The log of all phases.
-        running: The running phases, each with its listeners. Only this class and its subclasses
-            change it.
-        deferred: A queue of calls that the training thread records and the ledger's thread makes
-            later.
+        running: The running phases, each with its listeners; the innermost phase is the last. Only
+            this class and its subclasses change the list.
+        deferred: A queue of function calls that the training thread records. The thread of the
+            ledger (the run's time account) makes these calls later.
     """
 
     awaits_others = False
@@ -77,7 +82,7 @@ class Phases:
     def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
         """From now on, call a listener when phases of a stage begin and end.
 
-        Returns a function that removes the listener. Calling this function again does nothing.
+        Returns a function that removes the listener. A second call of this function does nothing.
         """
         # Integrations already enter phases inside the run's guard, so no second guard is needed.
         if guard == self.guard.guard:
@@ -147,7 +152,10 @@ class Phases:
         return result
 
     def leave_guarded(self, depth: int, *, failed: bool = False) -> None:
-        """End all phases that are nested deeper than `depth`, inside the error guard."""
+        """End the innermost phases until only `depth` phases run.
+
+        The error guard handles the errors of this method.
+        """
         running = self.running
         log = self.log
         try:
@@ -163,9 +171,9 @@ class Phases:
                 raise
 
     def leave(self, depth: int, *, failed: bool = False) -> None:
-        """End all phases that are nested deeper than `depth`.
+        """End the innermost phases until only `depth` phases run.
 
-        If `failed` is true, an exception ends the phases.
+        `failed` is true if an exception ends the phases.
         """
         log = self.log
         running = self.running
@@ -178,10 +186,10 @@ class Phases:
             self._goes_on()
 
     def hook_wait(self, *losses: Any) -> None:
-        """Install a hook that calls `wait` when all backward nodes of the first loss have run.
+        """Install a hook that calls `wait` when all autograd nodes of the first loss have run.
 
         At this moment, backward begins to wait until the gradients of all ranks are synchronized.
-        Does nothing if `awaits_others` is false, or if the first loss has no `grad_fn`.
+        This method does nothing if `awaits_others` is false, or if the first loss has no `grad_fn`.
         """
         node = None
         if losses:
@@ -210,7 +218,10 @@ class Phases:
                 each.wait()
 
     def leave_last(self, phase: str, *_: object) -> None:
-        """End the innermost phase with this name and everything inside it, if it is running."""
+        """End the innermost running phase with this name, and all phases inside it.
+
+        If no phase with this name is running, this method does nothing.
+        """
         for depth in range(len(self.running) - 1, -1, -1):
             if self.running[depth][0] == phase:
                 self.leave(depth)
@@ -251,10 +262,10 @@ class Within:
 
 
 class OutsideModules:
-    """Listener that determines the phase of operators outside modules.
+    """A listener that determines to which phase an operator outside all modules belongs.
 
-    Whenever this phase changes, the listener calls `tell` with it. The phase is `forward` within
-    `training_step` and similar methods, and `other` elsewhere.
+    This phase is `forward` within `training_step` and similar methods, and `other` elsewhere. The
+    listener passes it to `tell` whenever a phase of the training loop begins or ends.
     """
 
     def __init__(self, tell: Callable[[Phase], None]) -> None:

@@ -98,7 +98,7 @@ class Settings:
         check_logical("", self.logical)
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield the name of each argument, whether its value is valid, and the valid values."""
+        """For each argument, yield its name, whether its value is valid, and the valid values."""
         given: dict[str, Any] = vars(self)
         for name in (
             "trace",
@@ -148,12 +148,13 @@ class Settings:
         yield "trace_ranks", are_ranks, "'zero', 'all', or a list of ranks"
 
     def try_folder(self) -> None:
-        """Check that files can be written to `dirpath`, or to its nearest parent that exists.
+        """Check that files can be written to `dirpath`.
 
-        The check leaves no files behind. The main process calls this method before the run.
+        If the folder does not exist yet, its nearest existing parent is checked. The check leaves
+        no files behind. The main process calls this method before the run.
 
         Raises:
-            CountError: No file can be written there.
+            CountError: No file can be written to the folder.
         """
         if self.dirpath is None:
             return
@@ -170,7 +171,7 @@ class Settings:
 
     @property
     def looks_inside_compiled(self) -> bool:
-        """Return whether the time in compiled code is divided over modules."""
+        """Return whether the time in compiled code is divided among modules."""
         return self.compiled == "modules"
 
     def traces_on(self, rank: int) -> bool:
@@ -184,8 +185,8 @@ def takes(
 ) -> Callable[[Callable[[Owner, Settings], None]], Callable[Concatenate[Owner, P], None]]:
     """Decorate an `__init__(self, settings)` so that callers pass the arguments of `Settings`.
 
-    The decorated `__init__` creates the `Settings` from them. This way, the names, types and
-    defaults of the arguments are defined only in `Settings`.
+    The decorated `__init__` creates a `Settings` object from these arguments. So their names, types
+    and defaults are defined only in `Settings`.
     """
 
     def around(init: Callable[[Owner, Settings], None]) -> Callable[Concatenate[Owner, P], None]:
@@ -246,13 +247,16 @@ def settings_of(line: str) -> dict[str, Any]:
 
 
 OBJECTS = {"schedule", "units", "topology", "logical"}
-"""Arguments with values that cannot be written as text."""
+"""The arguments whose values cannot be written as text."""
 
 SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 
 
 def _reader_of(default: Any) -> tuple[str, Callable[[str], Any]]:
-    """Return a description of the valid values, and a function that parses a value."""
+    """Return a description of an argument's valid values, and a function that parses one value.
+
+    Both depend only on the type of the argument's default.
+    """
     if isinstance(default, bool):
         return "true or false", lambda text: SWITCHES[text.lower()]
     if isinstance(default, int):

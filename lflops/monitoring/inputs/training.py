@@ -18,36 +18,35 @@ STAGES = ("train", "validate", "test", "predict")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Training:
-    """A run of a training loop.
+    """Describes a run of a training loop.
 
     Attributes:
         loop: The object that runs the loop. It is used only as a key for data that must be kept as
             long as this object exists.
-        model: The module that defines the names in the profile.
+        model: The model. The profile uses the names that modules have in it.
         root: The module that holds all parameters. It differs from `model` if a wrapper keeps some
             parameters outside the model.
         device: The device of the model.
         rank: The rank of this process.
         world_size: The number of processes.
-        node: The machine of this process.
+        node: The number of the machine on which this process runs, as text.
         is_main: Whether this process writes files and logs.
         monitor: The name of the monitor that the user has created, such as `lflops.monitor`.
         strategy: The name of the strategy that distributes the run.
         mesh: The device mesh, if there is one.
         sampler: The arguments `num_replicas` and `rank` of the sampler, if the loop has a sampler
             that divides batches over ranks.
-        precision: The precision, as named by the loop.
+        precision: The precision, as named by the loop; `None` if the loop does not name it.
         is_compiled: Whether the loop runs a compiled function instead of `model`.
         scales_gradients: Whether a gradient scaler is used, which may make an optimizer skip a
             step.
         looks_for_unused: Whether DistributedDataParallel searches for parameters without gradients
             in each step.
         loggers: Objects with `log_metrics(values, step=...)`.
-        log_every: Number of steps between two points of the curves; 0 for no curves.
+        log_every: Number of steps between two points of the loggers' curves; 0 for no curves.
         logged_step: Returns the step on the loggers' x-axis, which increases by one with each step.
-        knows_step: Returns whether `logged_step` continues from its last value when the run is
-            resumed from a checkpoint in another process. In a plain loop, `logged_step` starts at
-            0 again.
+        knows_step: Returns whether `logged_step` continues from its last value when another process
+            resumes the run from a checkpoint. In a plain loop, `logged_step` starts at 0 again.
         log: Logs a message on the main process.
     """
 
@@ -75,16 +74,18 @@ class Training:
 
 
 class HookTimes(Protocol):
-    """Times the hooks of a loop that run outside all phases, between `start` and `stop`.
+    """Measures the time of a loop's hooks, such as methods of callbacks, from `start` to `stop`.
+
+    Hooks that run within a phase, such as forward, are left out.
 
     Attributes:
-        seconds: The seconds of each hook so far, by class and method.
+        seconds: Total seconds of each hook so far. The key has the names of its class and method.
     """
 
     seconds: Mapping[str, float]
 
     def start(self) -> None:
-        """Begin to time hooks. Does nothing if they are being timed."""
+        """Begin to time hooks. Does nothing if they are already being timed."""
 
     def stop(self) -> None:
         """Stop timing hooks. Can be called repeatedly."""
@@ -92,14 +93,14 @@ class HookTimes(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stage:
-    """A stage of a training run: training itself, or a stage that updates no parameters.
+    """Describes a stage of a training run, such as training or validation.
 
     Attributes:
         name: One of `STAGES`.
-        learns: Whether batches are followed by backward and an optimizer.
+        learns: Whether the stage runs backward and an optimizer after its batches.
         log: The phase log of the loop, which has the phases of all stages.
-        listen: Calls a listener for the phases of the stage. Returns a function that removes the
-            listener.
+        listen: Function that registers a listener. From then on, the listener is called when a
+            phase of the stage begins or ends. Returns a function that removes the listener.
         accumulation: Returns the number of batches over which gradients are currently accumulated.
         ends_step: Returns whether the batch that is ending completes a step.
         batches_left: The number of batches that are still to come; infinity if it is unknown.

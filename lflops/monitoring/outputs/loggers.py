@@ -1,5 +1,7 @@
 """Log a window's results to the loggers of a training run: curves, text, tables and figures.
 
+A window is a few consecutive steps that lflops profiles.
+
 A loop without a framework's logger passes a torch `SummaryWriter` or a Weights & Biases run, which
 is wrapped in a logger. All TensorBoard data goes through the logger's writer, because TensorBoard
 reads only one file per folder.
@@ -78,9 +80,10 @@ COLUMNS = (
 
 
 class Output(Protocol):
-    """Writes windows to one kind of logger.
+    """Writes the results of windows to one kind of logger, such as TensorBoard or MLflow.
 
-    Curves are not included, because they are logged in the same way for all kinds.
+    A window is a few consecutive steps that lflops profiles. Curves are not included, because they
+    are logged in the same way for all kinds of loggers.
 
     Attributes:
         name: The name of the product, for warnings.
@@ -101,11 +104,11 @@ class Output(Protocol):
     def window(
         self, analysis: Analysis, text: str, step: int, files: Sequence[Path]
     ) -> Callable[[], None]:
-        """Prepare to log a closed window. This may be called in any thread.
+        """Prepare to log a closed window. Any thread may call this method.
 
         Args:
-            analysis: The window.
-            text: The first screen of the window's report as Markdown.
+            analysis: The analysis of the window's profile.
+            text: The summary of the window as Markdown.
             step: The step on the logger's x-axis.
             files: The files of the window that were written.
 
@@ -114,14 +117,14 @@ class Output(Protocol):
         """
 
     def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:
-        """Log the end of the run, with the last window of each stage and the traces."""
+        """Log the end of the run: the profile of each stage's last window, and the traces."""
 
     def where(self) -> str:
         """Describe where the outputs can be seen, for example "in MLflow, run 12"."""
 
 
 class TensorBoardOutput(Output):
-    """Output to a logger with a `SummaryWriter` as its experiment."""
+    """Writes to a logger whose `experiment` is a `SummaryWriter`."""
 
     name = "TensorBoard"
     _laid_out = False
@@ -133,9 +136,9 @@ class TensorBoardOutput(Output):
         step: int,
         files: Sequence[Path],  # noqa: ARG002
     ) -> Callable[[], None]:
-        """Prepare the text of the window and the data of the LFLOPS tab.
+        """Prepare the text of the window and the data for TensorBoard's LFLOPS tab.
 
-        The first window also logs `LAYOUT`.
+        With the first window, `LAYOUT` is logged too.
         """
         # imported here, because runs without a TensorBoard logger may not have tensorboard
         from lflops.tensorboard.events import summary_of
@@ -160,9 +163,9 @@ class TensorBoardOutput(Output):
     def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002
         """Write the run's hyperparameters, the number of parameters, and the MACs of a step.
 
-        If the logger has a hyperparameter with the same name, the logger's value is written. The
-        list of columns that TensorBoard can show is not written, because TensorBoard applies the
-        first such list to all runs.
+        If the logger has a hyperparameter with the same name, the logger's value is written. No
+        list of the table's columns is written, because TensorBoard applies the first such list to
+        all runs.
         """
         from torch.utils.tensorboard.summary import hparams
 
@@ -182,7 +185,7 @@ class TensorBoardOutput(Output):
 
 
 class WandbOutput(Output):
-    """Output to a logger with a Weights & Biases run as its experiment."""
+    """Writes to a logger whose `experiment` is a Weights & Biases run."""
 
     name = "Weights & Biases"
 
@@ -242,7 +245,7 @@ class WandbOutput(Output):
 
 
 class MLflowOutput(Output):
-    """Output to a logger with a `run_id`, and with an MLflow client as its experiment.
+    """Writes to a logger that has a `run_id`, and whose `experiment` is an MLflow client.
 
     `root` is the folder of the artifacts.
     """
@@ -296,7 +299,10 @@ OUTPUTS: dict[str, Callable[[Any, str], Output]] = {
     "RunLogger": WandbOutput,
     "MLFlowLogger": MLflowOutput,
 }
-"""The outputs, keyed by the name of a logger's class or of one of its base classes."""
+"""For each class of loggers, the class that writes to it.
+
+The key is the name of the logger's class or of one of its base classes.
+"""
 
 
 def figures_of(analysis: Analysis) -> list[Any]:
@@ -308,7 +314,7 @@ def figures_of(analysis: Analysis) -> list[Any]:
 
 
 def markdown_of(analysis: Analysis) -> str:
-    """Return the first screen of a window as Markdown."""
+    """Return the summary of a window, the first screen of its report, as Markdown."""
     return "\n".join(first_screen_markdown(first_screen(window_summary(analysis), None)))
 
 
@@ -345,7 +351,7 @@ def _table_row(name: str, module: ModuleProfile) -> list[Any]:
 def totals(profile: Profile) -> dict[str, float]:
     """Return the number of parameters, and the MACs of each phase of a step in units of 10⁹.
 
-    Loggers show these values in their tables of runs. Empty if nothing was counted.
+    Loggers show these values in their tables of runs. The result is empty if nothing was counted.
     """
     if not profile.is_counted:
         return {}
@@ -391,8 +397,8 @@ class RunLogger:
 
     def __init__(self, run: Any) -> None:
         self.experiment = run
-        # Not `run.dir` itself: Weights & Biases uploads every file in it, and the artifacts already
-        # contain the files of lflops.
+        # `run.dir` itself is not used, because Weights & Biases uploads every file in it, and the
+        # artifacts already contain the files of lflops.
         self.log_dir = str(Path(run.dir).parent)
         run.define_metric("lflops_step", hidden=True)
         for name in ("lflops/*", "lflops_modules/*"):
@@ -457,9 +463,9 @@ def scalars(analysis: Analysis) -> dict[str, float]:
 
 
 MOST_ROWS_AT_END = 5_000
-"""Size at which an HTML page is not written again when the run ends, because this takes seconds.
+"""Number of modules and operators from which a page counts as large.
 
-The size of a page is the number of its modules and operators.
+A large HTML page is not written again when the run ends, because this takes seconds.
 """
 
 
@@ -497,8 +503,8 @@ class Reporters:
         # for each stage, the name patterns of the modules that have curves; repeated modules share
         # a pattern, and so they share a curve
         self._busiest: dict[str, tuple[str, ...]] = {}
-        # for each stage, the points of these curves with their steps, until there are enough
-        # windows
+        # for each stage, the points of these curves that wait until there are enough windows, each
+        # with its step
         self._held_back: defaultdict[str, deque[tuple[dict[tuple[str, str], float], int]]] = (
             defaultdict(deque)
         )
@@ -511,7 +517,7 @@ class Reporters:
         self._last_page: Path | None = None
         # metrics that have had a value other than 0
         self._begun: set[tuple[str, ...]] = set()
-        # stages and metrics that have a curve over all steps
+        # the pairs of a stage and a metric that `point` has logged
         self._on_curves: set[tuple[str, str]] = set()
 
     def _outputs_of(self, loggers: Iterable[Any]) -> list[Output]:
@@ -581,9 +587,10 @@ class Reporters:
                     _log_metrics(logger, values, step)
 
     def prepare(self, analysis: Analysis, path: Path | None, step: int) -> PreparedWindow:
-        """Write the HTML page next to a window's file, and prepare the outputs of all loggers.
+        """Write a window's HTML page and text file, and prepare its outputs for all loggers.
 
-        Any thread may call this.
+        `path` is the file of the window's profile, next to which the page is written. It is `None`
+        if no files are written. Any thread may call this method.
         """
         settings = self._settings
         stage = analysis.profile.run.stage
@@ -616,7 +623,7 @@ class Reporters:
         return PreparedWindow(text, files, logs)
 
     def save_page(self, analysis: Analysis, path: Path) -> list[Path]:
-        """Write the HTML page next to a window's file if the setting `html` is on.
+        """Write the HTML page of a window next to its file `path`, if the setting `html` is on.
 
         Returns the written files.
         """
@@ -631,10 +638,10 @@ class Reporters:
         return written
 
     def save_run_page(self, profiles: Sequence[Profile], ledger: Ledger) -> None:
-        """Write the last HTML page again, now with all windows of its stage and the whole ledger.
+        """Write the last HTML page again when the run ends.
 
-        The page of a large model is not written again, because this takes seconds. It keeps its
-        earlier ledger.
+        Then it has all windows of its stage, and the whole ledger (the run's time account). The
+        page of a large model is not written again, because this takes seconds.
         """
         if self._last_page is None or not profiles:
             return
@@ -684,7 +691,10 @@ class Reporters:
         return found
 
     def _detailed_text(self, analysis: Analysis) -> str:
-        """Return the text for `detailed` and `output_file`, as DeepSpeed's profiler formats it."""
+        """Return a window's text for `detailed` and `output_file`.
+
+        It has the format of DeepSpeed's profiler.
+        """
         settings = self._settings
         for summary in offered("summary", "the summary"):
             text = summary(
@@ -717,8 +727,8 @@ def log_run(
 ) -> None:
     """Log a summary of the whole run.
 
-    If the run had no window and lost no time, this is one line, which names the folder. Nothing is
-    logged for a run without steps.
+    If the run had no window, and lost neither much time nor much memory, the summary is one line
+    that names the folder. In this case, nothing is logged without a folder or without steps.
     """
     if window is None and not has_losses(ledger):
         if paths is not None and ledger.steps:
@@ -743,8 +753,13 @@ def module_scalars(
 ) -> dict[tuple[str, str], float]:
     """Return the self times and TFLOP/s of modules, keyed by metric and name pattern.
 
-    Repeated modules have one pattern, such as `layers.*.mlp`, and their times are added up. `names`
-    has the patterns to return. Unknown metrics are left out.
+    Repeated modules have one pattern, such as `layers.*.mlp`, and their times are added up. Unknown
+    metrics are left out.
+
+    Args:
+        profile: The profile with the times of modules.
+        patterns: The pattern of each module.
+        names: The patterns to return.
     """
     modules_of: dict[str, list[ModuleProfile]] = {pattern: [] for pattern in names}
     for name, module in profile.modules.items():

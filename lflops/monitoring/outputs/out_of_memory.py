@@ -29,7 +29,10 @@ from lflops.torch_private.cuda_memory import (
 from lflops.torch_private.self_check import check_cuda_memory
 
 RECORDED = 100_000
-"""Maximum number of allocations and frees in the history. A few steps of a large model fit."""
+"""Maximum number of allocations and frees in the allocator's history.
+
+This is enough for a few steps of a large model.
+"""
 
 MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
 """Texts in the message of a `RuntimeError` that show that memory ran out."""
@@ -48,8 +51,9 @@ class OutOfMemory(Struct, frozen=True, kw_only=True):
         step: The last step on the loggers' x-axis.
         module: The innermost running module; `None` outside modules, such as in an optimizer step.
         phase: The running phase, or `None` if unknown.
-        counted: Bytes by category at the peak of the last counted step.
-        counted_modules: Bytes by module at that peak, for the modules that held the most.
+        counted: Bytes of each category of tensors, such as `gradients`, at the memory peak of the
+            last counted step. Empty if no step was counted.
+        counted_modules: Bytes of each module at that peak, for the modules with the most bytes.
         explained: The explanation of the allocator's snapshot; `None` without CUDA.
     """
 
@@ -63,7 +67,10 @@ class OutOfMemory(Struct, frozen=True, kw_only=True):
 
 
 class MemoryHistory:
-    """Records the allocator's history during one run, unless the user is already recording it."""
+    """Records the history of the CUDA allocator during one run.
+
+    If the user is already recording it, this class does nothing.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -94,9 +101,9 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
 def write_report(
     error: BaseException, training: Training, profile: Profile | None, folder: Path
 ) -> Path:
-    """Write the report as text and JSON.
+    """Write the report as text and JSON, and return the path of the text file.
 
-    `profile` has the memory of the last counted step. Returns the path of the text file.
+    `profile` has the memory of the last counted step. It is `None` if no step was counted.
     """
     report = _report(error, training, profile)
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +146,7 @@ def _report(error: BaseException, training: Training, profile: Profile | None) -
 
 
 def _explained(device: torch.device) -> Any:
-    """Return the explanation of the allocator's snapshot, or `None` without CUDA."""
+    """Return an explanation of the allocator's snapshot, or `None` without CUDA."""
     if device.type != "cuda":
         return None
     total = torch.cuda.mem_get_info(device)[1]

@@ -1,4 +1,4 @@
-"""Choose the paths of a monitor's files."""
+"""Choose the paths of a monitor's files, and reserve a folder for each run."""
 
 import contextlib
 import itertools
@@ -23,9 +23,10 @@ _WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()
 """The text files that each loop has written. More text of the same loop is appended to them."""
 
 _CLAIMED: WeakKeyDictionary[Any, dict[Path, str]] = WeakKeyDictionary()
-"""For each loop, the folders that it has claimed, and the part of each folder that it uses.
+"""For each loop, the folders that it has claimed.
 
-`claim` explains the parts.
+The value of a folder is the part that the loop uses: "" for the folder itself, or the name of a
+subfolder (see `claim`).
 """
 
 _MARKER = ".lflops-is-writing"
@@ -35,7 +36,7 @@ The file is removed when the run ends. From then on, the run's files show that t
 The marker contains the id of the process, so that the marker of a killed run can be ignored.
 """
 
-# a folder with such files belongs to another run
+# If a folder has such files, it belongs to another run.
 _FILES = ("*.profile.json", "*.rank*.json")
 
 
@@ -98,9 +99,9 @@ def _has_files(folder: Path) -> bool:
 
 
 def release(folder: Path, loop: object) -> None:
-    """Remove the marker from the part of a folder that a loop has claimed.
+    """Remove the marker from the folder or subfolder that `claim` has reserved for a loop.
 
-    If this part is empty, it is removed too.
+    If nothing is left in this folder or subfolder, it is removed too.
     """
     part = _CLAIMED.get(loop, {}).get(folder)
     if part is not None:
@@ -111,9 +112,9 @@ def release(folder: Path, loop: object) -> None:
 
 
 def append_text(path: Path, text: str, loop: object) -> None:
-    """Append to a text file, and create the folders above it.
+    """Append to a text file of one loop, and create the folders above it.
 
-    A file that this loop has not written before is replaced.
+    If the file exists but this loop has not written it, it is replaced.
     """
     written = _WRITTEN.setdefault(loop, set())
     absolute = path.absolute()
@@ -133,8 +134,8 @@ class OutputPaths(NamedTuple):
     Attributes:
         profiles: The folder for profiles.
         traces: The folder for traces, with a subfolder for each window.
-        monitor: The number of the monitor among the Trainer's monitors, from 1. File names begin
-            with this number, unless it is 1.
+        monitor: The number of the monitor among the loop's monitors, from 1. File names begin with
+            this number, unless it is 1.
     """
 
     profiles: Path
