@@ -1,6 +1,7 @@
 """Monitor one training run, for all integrations.
 
-`inputs/training.py` defines the two values that an integration creates from its loop. `session.py`
-follows one stage, step by step. `window_publisher.py` publishes the windows that a session closes.
+An integration connects lflops to one kind of loop, such as Lightning. It describes its loop by the
+two classes in `inputs/training.py`. `session.py` follows one stage, such as training, step by step.
+`window_publisher.py` publishes windows (a few consecutive steps each) that a session has profiled.
 No code here depends on Lightning, Hugging Face or another kind of loop.
 """

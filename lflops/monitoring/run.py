@@ -1,6 +1,7 @@
-"""Monitor one run: a session for each stage, the ledger, and windows on request.
+"""Monitor one run: create a session for each stage, keep the ledger, and open requested windows.
 
-Everything that a training loop calls goes through the run's error guard.
+The ledger is the time account of the whole run. A window is a few consecutive steps that lflops
+profiles. All calls from a training loop go through the run's error guard.
 """
 
 import itertools
@@ -43,17 +44,20 @@ from lflops.trace.record.compiled_time import CompileTracking
 
 
 class RunLedger:
-    """Records in the ledger how one run spends its time, from its set-up to its end.
+    """Keeps the ledger of one run, from the run's set-up to its end.
+
+    The ledger is the run's time account: every second belongs to a category, such as validation.
 
     Attributes:
         ends_step: Returns whether the batch that is ending completes a training step. Before
             training has begun, it returns `False`.
         logged_step: Returns the step on the loggers' x-axis.
         counters: Reads the counters of the training thread at the end of a step.
-        requests: The requests for windows.
+        requests: The user's requests for windows.
         listen_again: Registers the callback for compilations again, if torch has removed it.
         end_step: Records the end of a step.
-        curves: Returns metrics of the whole run, for each point of the loggers' curves.
+        curves: Returns the ledger's values for the loggers' curves, such as the number of slow
+            steps so far.
     """
 
     def __init__(self, phases: Phases, rank: int, ranks: int, requests: WindowRequests) -> None:
@@ -98,11 +102,11 @@ class RunLedger:
             self._log.append((self._log.clock(), PAST, "compilation", int(seconds * 1e9)))
         cleanup.add(self._compilations.stop)
         self._compilations.listen(guard.guard)
-        # `cleanup` calls this first, while everything above still runs
+        # This is added last, so `cleanup` calls it first, while everything above still runs.
         cleanup.add(self._deferred.stop)
 
     def begin(self, category: str) -> None:
-        """Assign time to this category from now on, until `end(category)`."""
+        """Assign the time from now until `end(category)` to this category."""
         self._log.append((self._log.clock(), BEGIN, category, None))
 
     def end(self, category: str) -> None:
@@ -114,14 +118,14 @@ class RunLedger:
         self._log.append((self._log.clock(), REST, category, None))
 
     def move(self, nanoseconds: int, phase: str, category: str) -> None:
-        """Move the last nanoseconds of a phase to a category of the ledger.
+        """Move the last `nanoseconds` of a phase to a category of the ledger.
 
-        This time no longer counts as part of the phase.
+        This time then no longer counts as part of the phase.
         """
         self._log.append((self._log.clock(), MOVE, (phase, category), nanoseconds))
 
     def begin_training(self, training: Training, stage: Stage) -> None:
-        """Record the steps of this stage in the ledger."""
+        """From now on, record the steps of this training stage in the ledger."""
         self.ends_step = stage.ends_step
         self.logged_step = training.logged_step
         self._writer.knows_step = training.knows_step
@@ -139,7 +143,7 @@ class RunLedger:
         self.ends_step = bool
         self.logged_step = int
         self._writer.stop(ended)
-        # keep only the result, because the function refers to the loop
+        # keep only the result of `knows_step`, because the function itself refers to the loop
         self._writer.knows_step = partial(bool, self._writer.knows_step())
         error = self._writer.error
         self._writer.error = None
@@ -153,7 +157,7 @@ class RunLedger:
 
     @property
     def account(self) -> Ledger:
-        """The ledger until now, or until the run ended."""
+        """The ledger so far, or the whole ledger if the run has ended."""
         return self._writer.ledger()
 
     def _allocator_retries(self) -> int:
@@ -167,21 +171,20 @@ class RunLedger:
 OPEN: "WeakSet[MonitoredRun]" = WeakSet()
 
 _RUNS = itertools.count()
-"""Counts the runs on several ranks. The number of a run is part of its keys in the store.
+"""Numbers the runs that have several ranks. A run's keys in the ranks' store contain its number.
 
-Several runs may use the same process group and its store, one after another. The number keeps their
-keys apart.
+Several runs can use the same store one after another. With the number, their keys differ.
 """
 
 
 class MonitoredRun:
-    """One run, from its set-up to its end.
+    """Monitors one run, from its set-up to its end.
 
     Attributes:
         begun: The number of runs that this process has begun.
-        sessions: The session of each stage, or `None` before the stage begins and after the session
-            is over.
-        profiles: The last 32 closed windows, on the main process.
+        sessions: For each stage, the session that monitors it; `None` before the stage begins, and
+            after the session has nothing left to do.
+        profiles: The profiles of the last 32 closed windows. Empty if this is not the main process.
         log_dir: The run's folder, or `None`.
         store: A store that all ranks can reach. `None` if there is no store or only one rank.
         guard: The error guard for all calls from the training loop.
@@ -220,7 +223,7 @@ class MonitoredRun:
     def keep_ledger(self, phases: Phases, rank: int, ranks: int, *, is_kept: bool) -> None:
         """Start to accept requests for windows and, if `is_kept` is true, to keep a ledger.
 
-        The ledger's file is in the run's folder.
+        The ledger is written to a file in the run's folder.
         """
         self._log = phases.log
         paths = OutputPaths.of(self.log_dir, self._settings.dirpath, 1)
@@ -235,11 +238,11 @@ class MonitoredRun:
         return session is None or session.can_open
 
     def request_window(self) -> None:
-        """Request a window.
+        """Request a window: a few consecutive steps that lflops profiles.
 
-        It opens on all ranks after the same step, as soon as all ranks can open it.
+        The window opens on all ranks after the same step, as soon as all ranks can open it.
 
-        Any thread and a signal handler may call this.
+        Any thread and a signal handler may call this method.
         """
         if self.store is not None and self._ledger is None:
             warn(
@@ -251,9 +254,9 @@ class MonitoredRun:
 
     @property
     def lone_ledger(self) -> RunLedger | None:
-        """The ledger, if a step only has to be recorded in the ledger; otherwise `None`.
+        """The ledger, if the end of a step only has to be recorded in it; otherwise `None`.
 
-        More has to be done if there is a session, if a session may still begin, or if a window is
+        More work is needed if there is a session, if a session may still begin, or if a window is
         requested.
         """
         if self._failed or self._requests is None or self._requests.due is not None:
@@ -270,7 +273,7 @@ class MonitoredRun:
         return self._ledger.account
 
     def enters(self, category: str) -> None:
-        """Assign time to this category until `leaves(category)` is called."""
+        """Assign time to this category of the ledger until `leaves(category)` is called."""
         if self._ledger is not None and not self._failed:
             with self.guard:
                 self._ledger.begin(category)
@@ -288,7 +291,7 @@ class MonitoredRun:
                 self._ledger.move(nanoseconds, phase, category)
 
     def epoch_ends(self) -> None:
-        """Assign the time until the next batch is requested to `between_epochs`."""
+        """Assign the time until the next batch is requested to the category `between_epochs`."""
         if self._ledger is not None and not self._failed:
             with self.guard:
                 self._ledger.rest("between_epochs")
@@ -411,8 +414,8 @@ class MonitoredRun:
     def batch_begins(self, name: str, batch: Any) -> None:
         """Begin a batch of a stage."""
         if self._failed:
-            # a counting mode that ended within a backward pass may still be on torch's stack of
-            # modes
+            # A dispatch mode that counts operators may still be on torch's stack of modes, if
+            # counting ended within a backward pass.
             sweep_modes()
         session = self.sessions[name]
         if session is None:
@@ -433,7 +436,7 @@ class MonitoredRun:
                 raise
 
     def batch_ends(self, name: str, batch: Any) -> None:
-        """End a batch of a stage, and open a requested window if it is due."""
+        """End a batch of a stage. If a requested window is due, open it."""
         session = self.sessions[name]
         ledger = None if self._failed else self._ledger
         if session is not None or ledger is not None:
@@ -469,10 +472,10 @@ class MonitoredRun:
             self.leaves("lflops")
 
     def _session_is_over(self, name: str, session: Session) -> Session | None:
-        """Drop a session that has nothing left to do. `name` is its stage.
+        """Drop the session of the stage `name`, because it has nothing left to do.
 
-        For the training stage, returns `None`, because a requested window then needs a new session.
-        For any other stage, returns `session`.
+        Returns the session that `_open_window` can use. It is `None` for the training stage,
+        because a requested window then needs a new session.
         """
         self.sessions[name] = None
         if name != "train":
@@ -481,7 +484,7 @@ class MonitoredRun:
         return None
 
     def _open_window(self, requests: WindowRequests, session: Session | None, due: int) -> None:
-        """Open a requested window if step `due` has been reached.
+        """Open a requested window if step `due` has ended.
 
         If the schedule is waiting for its next window, that window opens early. After the end of
         the schedule, an extra window opens. While another window is open, the request waits.
@@ -498,7 +501,7 @@ class MonitoredRun:
                 f"on rank {training.rank}, the requested window opens after step {done}, not after "
                 f"step {due} as on the other ranks, because the request arrived too late"
             )
-        # from now on, the end of any step may open the window
+        # from now on, the window may open at the end of any step
         requests.due = 0
         if self._training is None:
             # no window was scheduled
@@ -529,7 +532,10 @@ class MonitoredRun:
         session.begin()
 
     def guarded(self, name: str, action: Callable[[Session], None]) -> None:
-        """Call `action` with a stage's session inside the error guard, if there is a session."""
+        """Call `action` with the session of the stage `name`, if there is one.
+
+        The error guard handles errors of this call.
+        """
         session = self.sessions[name]
         if session is None:
             return
@@ -539,7 +545,7 @@ class MonitoredRun:
             self.sessions[name] = None
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the run, normally or after an error. Report its open windows and its ledger."""
+        """End the run, normally or after `error`, and report its open windows and its ledger."""
         training = self._training
         if training is None and self._read_training is not None and not self._failed:
             with self.guard:
@@ -609,10 +615,10 @@ class MonitoredRun:
             warn(f"{monitor_name()}: the memory report failed: {type(mistake).__name__}: {mistake}")
 
     def fail(self, error: BaseException) -> None:
-        """Remove everything that was installed, after lflops has failed or was interrupted.
+        """Remove everything that was installed, because lflops has failed or was interrupted.
 
-        After a failure, warn once and stop monitoring. After an interrupt, `close` can still be
-        called.
+        After a failure, monitoring stops. The failure becomes one warning, or is raised if the
+        setting `on_error` requires it. After an interrupt, `close` can still be called.
         """
         failed_before = self._failed
         self._failed = True
@@ -672,6 +678,6 @@ def _leave_to_parent() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)
 
-# used before a run is set up; like an interrupted run, it does nothing
+# Stands for the run before one is set up. Like an interrupted run, it does nothing.
 NO_RUN = MonitoredRun(Settings(hardware=None))
 NO_RUN.fail(KeyboardInterrupt())

@@ -1,8 +1,9 @@
-"""Monitor one stage of a run.
+"""Monitor one stage of a run, such as training.
 
-A session follows the schedule: it opens and closes windows, and chooses the mode in which each step
-runs, for example counting or module timing. Most steps need no work at their end and take a fast
-path, on which only the clock is read. All other steps take the slow path.
+A session follows the user's schedule: it opens and closes windows (a few consecutive steps that
+lflops profiles), and chooses the mode in which each step runs, for example counting or module
+timing. Most steps need no work at their end and take a fast path, on which only a clock is read.
+All other steps take the slow path.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -44,13 +45,13 @@ from lflops.timing.step_phases import LoggedPhases, MarkedPhases
 from lflops.trace.record.attach_trace import with_trace
 from lflops.trace.record.tracer import Recording, Tracer
 
-# Without curves, ranks share their unprofiled steps about every `SHARE_EVERY` steps. With curves,
-# they share about once per point, but not more often than every `SHARE_LEAST` steps, because the
-# step after sharing is disturbed on rank 0.
+# Ranks send the times of their unprofiled steps to rank 0 about every `SHARE_EVERY` steps. If
+# loggers draw curves, ranks send them about once per point of a curve, but at most every
+# `SHARE_LEAST` steps, because the next step on rank 0 is then not typical.
 SHARE_EVERY = 50
 SHARE_LEAST = 9
-# Seconds that the recording of an event may take. If it takes longer, phases are marked in only one
-# of `PHASES_EVERY` steps. An NVIDIA GPU takes about 6 µs.
+# If recording a timing event takes more than this many seconds, phases are timed in only one of
+# `PHASES_EVERY` steps. An NVIDIA GPU takes about 6 µs.
 EXPENSIVE_EVENT = 30e-6
 PHASES_EVERY = 8
 
@@ -93,7 +94,8 @@ class Session:
         # The windows that are not reported yet. The last one is the current window of the schedule,
         # unless the schedule is over. Earlier windows have ended, but still miss some steps.
         self._windows = [Window(number, 0)]
-        # The current mode, and the modes of the last opened window by phase of the schedule.
+        # The mode of the current step. The modes of the window that opened last, keyed by the phase
+        # of the schedule, are in `_modes`.
         self.mode = UNPROFILED
         self._modes: dict[str, StepMode] = {}
         self._trace_notes: list[Note] = []
@@ -107,8 +109,7 @@ class Session:
         self.fast_path = self._step_timer.fast_path
         self._live_metrics = self._new_live_metrics()
         self._listening = CleanupStack()
-        # The unprofiled steps that are not shared with other ranks yet; `None` if there are no
-        # other ranks.
+        # The unprofiled steps that are not sent to rank 0 yet; `None` if no ranks are compared.
         shares_steps = stage.learns and results.compares_ranks
         self._unshared: list[TimedStep] | None = [] if shares_steps else None
         # measures how long the training thread waits for a core in these steps
@@ -232,7 +233,7 @@ class Session:
     def batch_begins(self, batch: Any) -> None:
         """Begin a batch in the mode of its step.
 
-        A batch on the fast path does not call this method, unless the previous batch did not end.
+        For a batch on the fast path, this method is called only if the previous batch did not end.
         """
         if self.fast_path.in_batch:
             self._abandon_step()
@@ -268,19 +269,19 @@ class Session:
         self._step_timer.allow_fast_path(self._steps_until_due() if is_one_batch else 0)
 
     def _abandon_step(self) -> None:
-        """Discard the current step, because a batch was abandoned and training continues."""
+        """Discard the current step, because a batch did not end and yet training continues."""
         self.mode.abandon()
         self._step_timer.drop_batches()
 
     def mark(self, mark: str) -> None:
-        """Mark the current step as disturbed, so that it is not treated as a typical step."""
+        """Mark the current step as not typical. `mark` is the reason, such as `validation`."""
         self._step_timer.mark(mark)
 
     @property
     def next_window(self) -> int | None:
-        """The number of the next requested window, once all scheduled windows are reported.
+        """The number that the next requested window gets.
 
-        `None` before that.
+        It is `None` until all scheduled windows have been reported.
         """
         if self._windows or self._is_annotating or self._results.pending:
             return None
@@ -386,7 +387,7 @@ class Session:
             self._step_timer.resume()
 
     def _move_cursor(self) -> bool:
-        """Move to the next step of the schedule, and end or begin windows there.
+        """Move the schedule to the current step. End or open a window if the schedule requires it.
 
         Returns whether a window has opened.
         """
@@ -442,7 +443,7 @@ class Session:
         """Log that a window opens."""
         learns = self._stage.learns
         logged_step = self._step_timer.logged_step
-        # the step number in the units of the schedule
+        # the step number in batches, because the schedule counts batches
         batches = self._step_timer.ordinal * (self._stage.accumulation() if learns else 1)
         after = f"{batches} batch{'' if batches == 1 else 'es'}"
         if self._cursor.first:
@@ -453,7 +454,7 @@ class Session:
         )
 
     def _modes_of(self, window: Window) -> dict[str, StepMode]:
-        """Return the modes of a window. The key is the phase of the schedule that uses the mode."""
+        """Return the modes of a window, keyed by the phase of the schedule that uses the mode."""
         training = self._training
         settings = self._settings
         modes: dict[str, StepMode] = {
@@ -507,11 +508,11 @@ class Session:
 
     @property
     def _share_period(self) -> int | None:
-        """Number of steps after which ranks exchange unprofiled steps; `None` if they do not."""
+        """Number of steps after which unprofiled steps are sent to rank 0; `None` for never."""
         if self._unshared is None:
             return None
-        # With exactly this period, the disturbed steps would always be the steps in which the user
-        # logs or saves something.
+        # The period is one step shorter than the period of the curves. With the same period, every
+        # step in which the user logs or saves something would be a step that is not typical.
         period = min(self._training.log_every or SHARE_EVERY, MAX_PENDING_STEPS) - 1
         return max(period, SHARE_LEAST)
 
@@ -539,8 +540,8 @@ class Session:
     def _check_background_work(self) -> bool:
         """Collect traces that have been annotated, and windows that all ranks have reported.
 
-        If such work ran during the current step, the step is marked as disturbed. Returns whether a
-        window was reported.
+        If work in the background ran during the current step, the step is marked as not typical.
+        Returns whether a window was published.
         """
         self._is_annotating = self._annotations.were_running()
         has_reported = self._results.report_ready()
@@ -551,7 +552,7 @@ class Session:
         return has_reported
 
     def _mark_wait_of_ranks(self) -> None:
-        """Mark the step that has just begun as disturbed, if there are several ranks.
+        """Mark the step that has just begun as not typical, if there are several ranks.
 
         In this step, the other ranks wait until this rank has finished its work between steps. If
         one rank marks a step, the step is left out when ranks are compared and merged.
@@ -560,9 +561,9 @@ class Session:
             self._step_timer.mark("background")
 
     def _read_steps(self) -> None:
-        """Read the steps whose times are known without waiting for the device.
+        """Read the steps whose times can be read without waiting for the device.
 
-        They are passed to the windows, to the live metrics, and to the comparison of ranks.
+        The steps are passed to the windows, to the live metrics, and to the comparison of ranks.
         """
         for step in self._step_timer.read():
             if self._phase_waits is not None:
@@ -597,7 +598,8 @@ class Session:
     def _step(self, timed: TimedStep) -> Step:
         """Read the times of a step.
 
-        They include how long the training thread waited for a core in each phase, if this is known.
+        The result includes how long the training thread waited for a core in each phase, if this is
+        known.
         """
         step = self._step_timer.step(timed)
         if self._phase_waits is None:
@@ -605,7 +607,7 @@ class Session:
         return replace(step, waited_by_phase=self._phase_waits.of_step(timed.ordinal))
 
     def _lacks_backward(self, window: Window) -> bool:
-        """Return whether a training step was counted, but its batch was skipped."""
+        """Return whether the counted training step ran no backward, because the loop skipped it."""
         is_counted = self._settings.count is True and self._counter.can_count()
         if not is_counted or not self._stage.learns or window.counted is None:
             return False
@@ -614,9 +616,9 @@ class Session:
     def _extends(self, window: Window) -> bool:
         """Request more steps for a window, if its results would otherwise be incomplete.
 
-        A step is counted again if the counted step ran no backward. More steps are timed by module
-        if a module seems slow but may not be. With several ranks, no steps are requested, because
-        each rank might request a different number. Returns whether steps were requested.
+        Another step is counted if the counted step ran no backward. Modules are timed in more steps
+        if a module seems slow but this is not certain. With several ranks, no steps are requested,
+        because each rank might request a different number. Returns whether steps were requested.
         """
         if self._training.world_size > 1:
             return False
@@ -637,7 +639,10 @@ class Session:
     def _profile(
         self, window: Window, *, failed: bool
     ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
-        """Return a window's profile without its trace, and the self times of its timed modules."""
+        """Return a window's profile without its trace.
+
+        The second result has the self seconds of modules in each module-timing step.
+        """
         counted = window.counted or self._counter.uncounted_profile()
         timer = self._step_timer
         timer.token_inputs = timer.token_inputs or counted.run.tokens_from

@@ -1,4 +1,7 @@
-"""Publish closed windows: merge the windows of all ranks, then save, log and keep them."""
+"""Publish closed windows: merge the profiles of all ranks, then save, log and keep the result.
+
+A window is a few consecutive steps that lflops profiles. Each rank has one profile of each window.
+"""
 
 import contextlib
 import shlex
@@ -35,8 +38,8 @@ Result = TypeVar("Result")
 # the key in the ranks' store under which the main process announces the folder for files
 _FOLDER = "folder"
 
-# Number of modules and operators in a profile from which a background thread creates the page and
-# the outputs of loggers. For smaller profiles, this takes about 50 ms in the training thread.
+# If a profile has at least this many modules and operators, a background thread creates its page
+# and the outputs of loggers. For smaller profiles, the training thread creates them in about 50 ms.
 LARGE = 5_000
 
 # Maximum number of windows of a run that are kept in memory, because a window of a large model
@@ -47,10 +50,14 @@ LONGEST = 30.0
 
 
 def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
-    """Return the samples and tokens of all ranks, as multiples of this rank's.
+    """Return the samples and tokens of all ranks, divided by the samples and tokens of this rank.
 
-    For example, `{"samples": 4.0}` means that all ranks together have 4 times as many samples.
-    Unknown values are left out.
+    For example, `{"samples": 4.0}` means that all ranks together have 4 times as many samples as
+    this rank. Unknown values are left out.
+
+    Args:
+        own: The steps of a window on this rank.
+        merged: The same steps, each with the sums over all ranks.
     """
     own_steps = {(step.index, step.kind): step for step in own}
     totals = {"samples": 0, "tokens": 0}
@@ -75,8 +82,8 @@ def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
 def _ended(profile: Profile, *, cut_short: bool) -> str:
     """Return the last part of a window's log message; empty if the window ended as planned.
 
-    It says that the window ended early, if it was cut short or if a rank failed. It also names the
-    ranks whose reports are missing. Missing reports alone do not mean that the window ended early.
+    The text says whether the window ended early, and names the ranks whose profiles are missing. A
+    window ended early if it was cut short on this rank, or if a rank failed.
     """
     missing = ", ".join(note.subject for note in notes_with("ranks_missing", profile.notes))
     failed = any(rank.status == "failed" for rank in profile.ranks)
@@ -119,16 +126,18 @@ class WindowPublisher:
         store: A store that all ranks can reach, or `None`.
 
     Attributes:
-        profiles: The last windows, each merged from all ranks, on the main process. At most `KEPT`.
-        shares: Samples and tokens of all ranks, as multiples of the samples and tokens of this
-            rank, in the last window of each stage.
-        run_curves: Returns metrics of the whole run, for each point of the loggers' curves.
+        profiles: The profiles of the last windows, at most `KEPT`, each merged from all ranks.
+            Empty if this is not the main process.
+        shares: For each stage, the samples and tokens of all ranks in the last window, divided by
+            the samples and tokens of this rank.
+        run_curves: Returns metrics of the whole run, which are added to each point of the loggers'
+            curves.
         topology: The coordinates of the ranks in each kind of parallelism.
         failures: The outputs that have failed.
         reporters: Writes windows to all outputs. `None` if this is not the main process.
         paths: The paths of files, or `None` if no files are written.
         compares_ranks: Whether the unprofiled steps of all ranks are compared.
-        wants_windows: Whether the windows of this rank are used at all.
+        wants_windows: Whether the windows of this rank are sent, logged or saved at all.
 
     Raises:
         CountError: If the user's description of the ranks is wrong.
@@ -146,7 +155,8 @@ class WindowPublisher:
         self.profiles: list[Profile] = []
         self.shares: dict[str, Mapping[str, float]] = {}
         self.run_curves: Callable[[], dict[str, float]] = dict
-        # the number of windows, the last window by stage, and the traces of all windows
+        # the number of published windows, the last window of each stage, and the traces of all
+        # windows
         self._closed = 0
         self._last: dict[str | None, Profile] = {}
         self._traces: list[Path] = []
@@ -222,8 +232,8 @@ class WindowPublisher:
         """Publish a closed window of this rank.
 
         Args:
-            profile: The window.
-            steps: The self times of modules in each of its module-timing steps.
+            profile: The profile of the window.
+            steps: For each module-timing step, the self seconds of each module and phase.
         """
         run = profile.run
         if self.reporters is not None:
@@ -239,7 +249,7 @@ class WindowPublisher:
                 self._report(merge({self._training.rank: alone}))
 
     def share(self, stage: str, steps: Iterable[Step]) -> None:
-        """Send unprofiled steps of this rank to rank 0, and report ranks that are slow in them."""
+        """Send unprofiled steps of this rank to rank 0. On rank 0, log which ranks are slow."""
         if self._collector is not None:
             self._collector.share(stage, steps)
             self._compare_ranks()
@@ -247,8 +257,8 @@ class WindowPublisher:
     def _compare_ranks(self, *, is_last: bool = False) -> None:
         """Log which ranks make other ranks wait, unless they have been logged before.
 
-        The ranks are compared in the last unprofiled steps of the run, which are more than the
-        unprofiled steps of a window. At the end of the run (`is_last`), this comparison also
+        The ranks are compared over the last unprofiled steps of the run. These are more steps than
+        the unprofiled steps of a window. At the end of the run (`is_last`), this comparison also
         replaces the comparison in the last window of each stage.
         """
         if self._collector is None or self.reporters is None:
@@ -265,8 +275,9 @@ class WindowPublisher:
     ) -> None:
         """Log the slow ranks in `compared` that have not been logged before.
 
-        If a rank is logged, the window's file is saved again if it shows other slow ranks. At the
-        end of the run (`is_last`), the window's profile and page are replaced too.
+        If a rank is logged, and the window's file does not show the same slow ranks, the file is
+        saved again. At the end of the run (`is_last`), the window's profile and page are replaced
+        too.
         """
         compared = self._reported.added_to(compared, window.run.stage)
         profile = replace(window, unprofiled_comparison=compared)
@@ -327,9 +338,9 @@ class WindowPublisher:
         """Write a window's file and the folders above it, unless the last call wrote it already.
 
         Args:
-            profile: The window.
+            profile: The profile of the window.
             path: The file.
-            outlet: The name of the file in the warning if it cannot be written.
+            outlet: How the warning describes the file if it cannot be written.
 
         Returns:
             Whether the file exists.
@@ -349,7 +360,7 @@ class WindowPublisher:
     def _report(self, profile: Profile) -> None:
         """Publish a window: keep its profile, save it, and log it.
 
-        On ranks other than 0, save a window that could not be sent to rank 0.
+        On ranks other than 0, only save the profile, because it could not be sent to rank 0.
         """
         if self.reporters is None:
             self._save_of_rank(profile)
@@ -505,8 +516,8 @@ def in_background(
 ) -> Future[Result]:
     """Call a function in a daemon thread, after all futures in `after` are done.
 
-    The interpreter does not wait for the thread, so a hanging file system does not keep the
-    interpreter from exiting. Files are written atomically, so no file is left half written.
+    The interpreter does not wait for the thread, so it can exit even if the file system hangs.
+    Files are written atomically, so no file is left half written.
     """
     future: Future[Result] = Future()
 

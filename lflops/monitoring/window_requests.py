@@ -1,10 +1,10 @@
-"""Handle requests for windows during a run.
+"""Handle requests for windows during a run. A window is a few consecutive steps to profile.
 
 A request comes from the program, or from a file that `lflops window` writes to the run's folder.
 
 With several ranks, all ranks must open the window after the same step. Each rank proposes the first
-step after which it can open the window, and rank 0 chooses the last of these steps. Each rank has a
-thread with its own connection for this, so no step waits:
+step after which it can open the window, and rank 0 chooses the last of these steps. For this, each
+rank has a thread with its own connection to the ranks' store, so no step waits:
 
     rank 0         receives a request, asks the ranks.......chooses the last of the proposed steps
     other ranks    wait for the store.........propose a step.......................open the window
@@ -37,19 +37,23 @@ ANSWER = 1.0
 """Maximum number of seconds that rank 0 waits for the proposals of other ranks."""
 
 STOP = 2.0
-"""Maximum number of seconds that the end of a run waits for the thread of this module."""
+"""Maximum number of seconds that the end of a run waits for the thread of `WindowRequests`."""
 
 ASKS = "?"
-"""Message with which rank 0 asks for proposals. Other messages are the chosen step, or `ENDS`."""
+"""Message with which rank 0 asks each rank to propose a step.
+
+The other messages of rank 0 are the chosen step and `ENDS`.
+"""
 
 ENDS = ""
-"""Message that ends the thread of a rank, so that it waits for no further message."""
+"""Message that ends the thread of a rank, which then waits for no further message."""
 
 
 class WindowRequests:
     """Receives the requests for windows during one run, and lets all ranks agree on a step.
 
-    Each rank creates one object of this class.
+    A window is a few consecutive steps that lflops profiles. Each rank creates one object of this
+    class.
 
     Args:
         rank: The rank.
@@ -60,10 +64,10 @@ class WindowRequests:
             rank 0 is the last rank to finish a window.
 
     Attributes:
-        due: The number of steps, as counted by the loggers, after which the next window opens.
-            `None` if no window was requested.
-        look_for_request: Checks for a request from the shell. `None` if the thread of this class
-            does this, or if there is no folder.
+        due: The step, as counted by the loggers, after which the requested window opens. 0 means
+            that it opens as soon as possible, and `None` that no window was requested.
+        look_for_request: Checks for the file of a request. `None` if the thread of this class does
+            this, or if there is no folder.
     """
 
     def __init__(
@@ -81,7 +85,8 @@ class WindowRequests:
         self._file = str(folder / REQUEST) if rank == 0 and folder is not None else ""
         self._can_open = can_open
         self._asked = False
-        # the number of the last message of rank 0, or of the message that this rank waits for
+        # on rank 0, the number of its last message; on other ranks, the number of the message for
+        # which the rank waits
         self._message = 0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lflops: requests", daemon=True)
