@@ -1,5 +1,5 @@
-"""Measure the seconds of modules and phases.
+"""Measure the seconds of modules and of the phases of a step.
 
-This folder has clocks, timestamps at module boundaries, the overhead of hooks, and scaling to
-unprofiled steps.
+This folder has clocks, and hooks that take a timestamp whenever a module begins or ends. The
+overhead of the hooks is subtracted, and the rest is scaled to the time of steps without hooks.
 """

@@ -26,10 +26,9 @@ from lflops.files import read
 from lflops.inputs.devices import runtime, with_index
 
 CONTENDED_SHARE = 0.05
-"""Share of a thread's time above which waits for a core require an `UncontendedClock`.
+"""If a thread waits for a core for more than this share of its time, an `UncontendedClock` is used.
 
-It is a share of the time in which the thread runs or is ready to run. An `UncontendedClock` leaves
-out the waits.
+This clock leaves out the waits. The thread's time is the time in which it runs or is ready to run.
 """
 
 
@@ -43,7 +42,7 @@ class Clock(Protocol):
         """Wait until the device has reached every mark so far."""
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two marks. Call `settle` after the last mark first."""
+        """Return the seconds between two marks. Call `settle` before, but after the last mark."""
 
 
 class HostClock:
@@ -66,7 +65,7 @@ class UncontendedMark(NamedTuple):
 
     Attributes:
         before: Time in nanoseconds just before the scheduler counters were read.
-        counted: The scheduler counters of the thread.
+        counted: The scheduler counters of the thread; `None` if the system does not provide them.
         after: Time in nanoseconds just after the scheduler counters were read.
     """
 
@@ -88,8 +87,8 @@ class UncontendedClock:
     def is_needed(self) -> bool:
         """Whether the thread has waited so long for a core that this clock should be used.
 
-        This is the case if the waits are more than `CONTENDED_SHARE` of the time in which it was
-        running or ready to run.
+        This is the case if the waits are more than `CONTENDED_SHARE` of the time in which the
+        thread was running or ready to run.
         """
         between = ThreadSchedule.between(b"0 0", self._schedule.read())
         if between is None:
@@ -119,9 +118,9 @@ class UncontendedClock:
 
     @staticmethod
     def asleep(start: UncontendedMark, end: UncontendedMark) -> float:
-        """Return how long the thread needed no core between two marks, in seconds.
+        """Return the seconds between two marks in which the thread needed no core.
 
-        For example, it slept, or waited for a file or another thread.
+        In this time, it slept, for example, or waited for a file or another thread.
         """
         between = ThreadSchedule.between(start.counted, end.counted)
         if between is None:
@@ -131,7 +130,7 @@ class UncontendedClock:
 
     @staticmethod
     def waited(start: UncontendedMark, end: UncontendedMark) -> float:
-        """Return how long the thread waited for a core between two marks, in seconds."""
+        """Return the seconds between two marks in which the thread waited for a core."""
         between = ThreadSchedule.between(start.counted, end.counted)
         return 0.0 if between is None else between[1]
 
@@ -143,8 +142,8 @@ class StreamMark(NamedTuple):
         event: The event on the current stream.
         stream: The stream that was current at this mark.
         last_stream: The stream that was current at the previous mark.
-        on_last_stream: A second event, recorded on `last_stream` at the same time; `None` if it is
-            the same stream as `stream`.
+        on_last_stream: A second event, recorded on `last_stream` at the same time; `None` if
+            `last_stream` and `stream` are the same.
     """
 
     event: torch.Event
@@ -332,7 +331,7 @@ class CpuWatch:
 class ThreadSchedule:
     """Reads the scheduler counters of the thread that creates the instance.
 
-    They show how long the thread ran on a core, and how long it waited for a core.
+    The counters show how long the thread ran on a core, and how long it waited for a core.
 
     A read takes 2 µs.
     """

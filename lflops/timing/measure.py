@@ -73,7 +73,7 @@ from lflops.torch_private.autograd import NO_BACKWARD, backward_id
 
 @dataclass(frozen=True)
 class Pass:
-    """Describes how to run one pass.
+    """Describes how to run one pass: for example, forward and backward of a model.
 
     Attributes:
         run: Function that runs the pass. It receives a function, which it calls with the name of
@@ -89,7 +89,9 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedPasses:
-    """The results of several passes.
+    """The times of several passes.
+
+    A hooked pass is a pass in which hooks time every module. An unprofiled pass has no hooks.
 
     Attributes:
         steps: The duration of each unprofiled pass and each hooked pass, as a `Step`.
@@ -102,7 +104,9 @@ class TimedPasses:
 
 @dataclass(frozen=True)
 class _Timed:
-    """A finished pass. Its marks are read later, so that no pass has to wait for the device.
+    """A finished pass. Its marks are moments on a clock.
+
+    The marks are read later, so that no pass has to wait for the device.
 
     Attributes:
         parts: Names of the pass's parts.
@@ -126,13 +130,13 @@ class _Timed:
 def time_passes(
     one: Pass, timer: ModuleTimer, clock: Clock, *, warmup: int, repeats: int
 ) -> TimedPasses:
-    """Run `warmup` untimed passes, then `repeats` unprofiled passes and as many hooked passes.
+    """Run `warmup` untimed passes, then time `repeats` passes without hooks and as many with hooks.
 
-    Half of the unprofiled passes run before the hooked passes, and half run after them. So if the
-    machine becomes slower during the measurement, both kinds of passes are affected. The unprofiled
-    passes come first, because code must be compiled without hooks. The first pass after the hooked
-    passes is discarded, because the hooked passes have filled the caches with other data. Marks are
-    read at the end, so that no pass has to wait for the device.
+    Half of the passes without hooks run before the hooked passes, and half run after them. So if
+    the machine becomes slower during the measurement, both kinds of passes are affected. Passes
+    without hooks come first, because code must be compiled without hooks. The first pass after the
+    hooked passes is discarded, because the hooked passes have filled the caches with other data.
+    Times are read at the end, so that no pass has to wait for the device.
     """
     _run_untimed(one, warmup)
     before = [_run(one, clock) for _ in range((repeats + 1) // 2)]
@@ -229,10 +233,10 @@ def measure(
 ) -> Profile:
     """Count one pass, then time further passes.
 
-    Unprofiled passes give the total time, and passes with hooks divide it among the modules.
+    Passes without hooks give the total time, and passes with hooks divide it among the modules.
 
-    Afterwards, the model's gradients, buffers and mode are restored, and so are the random number
-    states.
+    Afterwards, the model's gradients, buffers and training mode are restored, and so are the random
+    number states.
 
     Args:
         model: The model to measure. This argument and `args`, `kwargs`, `backward`, `loss` and
@@ -243,7 +247,7 @@ def measure(
         loss: Function that takes the output and returns a scalar. Default: the sum of the
             floating-point outputs.
         warmup: Number of passes that run first and are discarded.
-        repeats: Number of unprofiled passes, and of hooked passes, that are kept.
+        repeats: Number of passes that are timed without hooks. As many are timed with hooks.
         ignore: Names or classes of modules. Their self work and time are left out of every total.
         hardware: The device's peak rates. `"auto"` looks the device up by name, and `"measure"`
             measures its rates. You can also pass the name of a chip, a TOML file, your own figures,
@@ -301,8 +305,8 @@ def measure_generate(
 
     Generation is divided into prefill, which lasts until the end of the first call of the model
     itself, and decode, which is the rest. The steps of the profile have the times of prefill and
-    decode, and a note has their work. If the model is called only once, there is no decode, and the
-    profile does not divide the generation.
+    decode, and a note has their MACs and FLOPs. If the model is called only once, there is no
+    decode, and the profile does not divide the generation.
     """
     call = ModelCall.of("measure_generate", model, args, kwargs, backward=False, loss=None)
     clock = clock_of(device_of([*model.parameters(), *model.buffers(), *call.inputs()]))
@@ -341,7 +345,7 @@ def measure_generate(
 
 
 def _with_generated(profile: Profile, work_after_calls: list[tuple[int, int]]) -> Profile:
-    """Add a note with the work of prefill and decode, if the model was called more than once.
+    """Add a note with the MACs of prefill and decode, if the model was called more than once.
 
     Args:
         profile: The profile of the generation.
@@ -368,7 +372,7 @@ def _with_generated(profile: Profile, work_after_calls: list[tuple[int, int]]) -
 
 
 OUTSIDE = ModulePhase("", "other")
-"""The place of code outside the model, which runs in neither forward nor backward."""
+"""The module and phase of code outside the model, which runs in neither forward nor backward."""
 
 
 class CountAndTime:
@@ -455,8 +459,8 @@ class _StampingTracker(ModuleTracker):
     of the clock together with the module and phase that run from then on.
 
     Attributes:
-        stamps: Stamps of the home thread and of threads in backward.
-        size: Samples and tokens of the first call of the model itself.
+        stamps: The stamps of the home thread, and of other threads that run backward.
+        size: Samples and tokens of the first call of the model itself; `None` before this call.
         inputs: The inputs of this first call that may contain tokens, each with its name.
     """
 
@@ -470,14 +474,17 @@ class _StampingTracker(ModuleTracker):
         self._backward = NO_BACKWARD
 
     def pause(self, why: str = "") -> None:
-        """Stamp the start of observer code."""
+        """Stamp the start of observer code. `why` is the reason of the stamp."""
         if self._stamps_this_thread():
             self._end_backward()
             self.stamps.append((self._mark(), None, why))
             self._backward = NO_BACKWARD
 
     def resume(self, module_phase: ModulePhase | None = None) -> None:
-        """Stamp the start of model code. Default: the module and phase that are running."""
+        """Stamp the start of model code.
+
+        `module_phase` is the module and phase that run now. Default: as the tracker reports them.
+        """
         if self._stamps_this_thread():
             if module_phase is None:
                 module_phase = ModulePhase(*self.between())
@@ -509,11 +516,10 @@ class _StampingTracker(ModuleTracker):
         self.resume()
 
     def _end_backward(self) -> None:
-        """Assign the time since the last stamp to other code if the backward pass has ended.
+        """Change the last stamp if it names a module in a backward pass that is over by now.
 
-        No hook reports the end of a backward pass, so the last stamp still names a module in
-        backward. If that pass is over by now, the stamp is changed, because the time since the last
-        operator of the pass does not belong to backward.
+        No hook reports the end of a backward pass. So the last stamp still names a module in
+        backward, although the time since the last operator of this pass belongs to other code.
         """
         now = backward_id()
         if self._backward in {NO_BACKWARD, now}:

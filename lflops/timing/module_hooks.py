@@ -6,7 +6,7 @@ hooks before and after every module make the stamps.
 Autograd has no hooks for modules, so backward is timed with hooks on autograd nodes. Wherever
 forward enters or leaves a module, a segment of nodes ends: all nodes that were built since the last
 boundary. Autograd runs the nodes of a thread from the newest to the oldest, so backward runs the
-segments in reverse order. It is enough to hook the node of each segment that runs first:
+segments in reverse order. In each segment, it is enough to hook the node that runs first:
 
     forward     root | q | root | k | root          nodes built in q, in k, and in the root
     backward    root (from its newest node) | k (from k's newest) | q
@@ -14,11 +14,11 @@ segments in reverse order. It is enough to hook the node of each segment that ru
 When backward begins, the timer walks from the loss through the graph, and hooks the newest node of
 each segment that it reaches.
 
-A backward pass may also begin where the timer cannot know it: `autograd.grad` in a module's own
-forward, or a checkpoint that recomputes a graph and runs backward in it. For such passes, the timer
-hooks the `grad_fn` of all tensors that cross the boundary of a module, its inputs and outputs, as
-soon as they cross it. It searches behind the outputs for nodes that are newer than these, such as
-the nodes of a gate that is computed early and used late.
+The timer is not informed about every backward pass. For example, a module's own forward may call
+`autograd.grad`, or a checkpoint may recompute a graph and run backward in it. For such passes, the
+timer hooks the `grad_fn` of a module's inputs and outputs as soon as the module begins or ends. If
+a module has built nodes that are newer than all hooked nodes, the timer searches for them in the
+graph behind the outputs. An example is a gate that is computed early and used late.
 
 A pass with `create_graph=True` builds nodes too. They belong to the module whose segment is running
 in this pass. Work that a checkpoint recomputes in backward is stamped as recompute.
@@ -72,10 +72,14 @@ MOST_NODES = 2000
 """Maximum number of autograd nodes to visit when a module ends, in search of nodes to hook."""
 
 MOST_NODES_OF_LOSS = 200_000
-"""Maximum number of autograd nodes to visit when backward begins."""
+"""Maximum number of autograd nodes to visit when backward begins, in search of nodes to hook."""
 
 _Range = tuple[int, int, str]
-"""A segment: the sequence numbers of its first node and after its last node, and its module."""
+"""A segment: consecutive autograd nodes that one module built.
+
+The values are the sequence number of its first node, the number after its last node, and the name
+of the module.
+"""
 
 _Ranges = list[_Range]
 """Ranges of autograd nodes that have no hook yet."""
@@ -98,12 +102,13 @@ class _TimedFrame(Frame):
 
 
 class _PassStack:
-    """The running frames of forward or of recompute.
+    """The modules and scopes that are running (the frames), in forward or in recompute.
 
     Attributes:
         phase: The phase of the modules: `forward` or `recompute`.
         outside: The outermost frame. It stands for code outside all modules.
-        segment: Sequence number of the first autograd node of the current segment.
+        segment: Sequence number of the first autograd node of the current segment. A segment ends
+            when a module begins or ends.
     """
 
     def __init__(self, phase: Phase, outside: Phase) -> None:
@@ -114,9 +119,10 @@ class _PassStack:
 
 
 class ModuleTimer:
-    """Measures the time of each module in consecutive passes, each from `begin` to `end`.
+    """Measures the time of each module in one pass after another.
 
-    While installed, its hooks record a timestamp whenever another module begins to run.
+    A pass lasts from `begin` to `end`. It consists of forward and, usually, backward. While the
+    timer is installed, its hooks record a timestamp whenever another module begins to run.
     """
 
     def __init__(self, tree: ModuleTree, clock: Clock) -> None:
@@ -135,7 +141,7 @@ class ModuleTimer:
         self._ends_backward = False
         self._forward = _PassStack("forward", "forward")
         self._recompute = _PassStack("recompute", "backward")
-        # the segments of all passes that the home thread has built, in the order of their ends
+        # the segments that the home thread has built in all passes, in the order of their ends
         self._segments: list[_Range] = []
         # the segment that a pass with `create_graph=True` is building, without its end
         self._derivative: tuple[int, str] | None = None
@@ -144,9 +150,10 @@ class ModuleTimer:
         self._guard: Guard = unguarded
 
     def install(self, undo: CleanupStack, guard: Guard = unguarded) -> None:
-        """Install the hooks until `undo` is closed; the calling thread becomes the home thread.
+        """Install the hooks until `undo` is closed.
 
-        Closing `undo` also removes the hooks on autograd nodes.
+        The calling thread becomes the home thread: the thread whose forward is timed. Closing
+        `undo` also removes the hooks on autograd nodes.
         """
         self.home = threading.get_ident()
         self._guard = guard
@@ -177,7 +184,7 @@ class ModuleTimer:
     def begin_backward(self, results: Any) -> None:
         """Begin or resume the part `backward` of the pass.
 
-        `results` are the tensors at which backward starts, for example the loss.
+        `results` are the tensors from which backward starts, for example the loss.
         """
         self._paused = False
         self._end_segment(self._forward, results, self._forward.frames[-1])
@@ -196,9 +203,9 @@ class ModuleTimer:
     def end(self) -> dict[str, list[Stamp]]:
         """End the pass, and return the stamps of each part by the name of the part.
 
-        The hooks on autograd nodes stay: the graph of this pass may be used by a later pass, as a
-        generator's graph is used after a discriminator was trained. Call `settle` of the clock
-        before computing times from the stamps.
+        Call `settle` of the clock before computing times from the stamps. The hooks on autograd
+        nodes stay, because a later pass may use the graph of this pass. For example, the graph of a
+        generator is used after a discriminator was trained.
         """
         self._stamps.append((self._mark(), None, ""))
         parts = self._parts
@@ -288,11 +295,11 @@ class ModuleTimer:
         self._stamps.append((self._mark(), above.module_phase, ""))
 
     def _end_segment(self, stack: _PassStack, crossing: Any, frame: _TimedFrame) -> None:
-        """End the current segment, and hook its nodes that lead to the given tensors.
+        """End the current segment, and hook the nodes in it that created the tensors in `crossing`.
 
-        The tensors cross the boundary of a module. Each of them gets a hook, because backward does
-        not reach the nodes of an output that is not used. Nodes that are newer than all hooked
-        nodes are added to `frame.unhooked`.
+        These tensors are inputs or outputs of a module. The nodes of all of them get hooks, because
+        backward does not reach the node of an output that is not used. If nodes of the segment are
+        newer than all hooked nodes, their range is added to `frame.unhooked`.
         """
         end = next_sequence_number()
         if end == stack.segment:
@@ -336,9 +343,9 @@ class ModuleTimer:
             self._hook(node, unhooked[index][2])
 
     def _hook_reachable(self, results: Any) -> None:
-        """Hook the newest node of each segment that can be reached from the given tensors.
+        """In each segment, hook the newest node that can be reached from the tensors in `results`.
 
-        Backward from these tensors runs this node of the segment first.
+        If backward starts from these tensors, this node of the segment runs first.
         """
         places = _SegmentsByNumber(self._segments)
         newest: dict[_Range, tuple[int, Any]] = {}
@@ -391,7 +398,7 @@ class ModuleTimer:
             self._derivative = None
 
     def _end_segments(self) -> None:
-        """Stamp that the code around backward continues, because the last autograd node has run.
+        """Stamp the code that called backward, because the last autograd node has run.
 
         Autograd now runs its final callbacks, such as DDP's wait for the gradients of all ranks.
         Their time belongs to the root module.
@@ -404,8 +411,8 @@ class ModuleTimer:
     def _resume_around_segments(self) -> None:
         """Stamp the module that runs outside the segments of backward.
 
-        It is the root module in backward. If a module's forward calls `autograd.grad`, it is this
-        module.
+        Usually, this is the root module in the phase `backward`. But if a module's forward calls
+        `autograd.grad`, it is the module that makes this call.
         """
         running = ModulePhase("", "backward")
         self._recompute.outside.module_phase = running
@@ -425,11 +432,11 @@ class ModuleTimer:
 class _SegmentsByNumber:
     """Finds the segment of an autograd node by the sequence number of the node.
 
-    If segments contain each other, as when a module's forward calls `autograd.grad`, the innermost
-    segment has the node.
+    If a module's forward calls `autograd.grad`, one segment can contain another segment. A node
+    then belongs to the innermost segment around it.
 
     Attributes:
-        first: The sequence number of the oldest node of all segments.
+        first: The sequence number of the oldest node in any segment.
     """
 
     def __init__(self, segments: Iterable[_Range]) -> None:
@@ -513,7 +520,7 @@ class Chain:
         leaves = {str(number): Leaf() for number in range(LEAVES)}
 
         class Root(Hooked):
-            """Runs the leaves."""
+            """Calls the leaves one after the other."""
 
             def forward(self, x: Tensor) -> Tensor:
                 for leaf in leaves.values():
@@ -574,9 +581,9 @@ def of_module_calls(
 ) -> tuple[float, float]:
     """Return the hook overhead of one module call, in the called module and in the calling module.
 
-    Both are in seconds. The modules do nothing. So all of their measured time is overhead, except
-    for the time that a pass takes without hooks. `timed` runs a chain with hooks, and returns the
-    times of its modules.
+    Both values are in seconds. The modules do nothing. So all of their measured time is overhead,
+    except for the time that a pass takes without hooks. `timed` runs a chain with hooks, and
+    returns the times of its modules.
     """
     chain = Chain()
     x = torch.ones((), device="cpu", dtype=torch.float32)

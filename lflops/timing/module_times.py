@@ -1,16 +1,16 @@
 """Turn timestamps into seconds per module.
 
-A stamp names the module that begins to run at its mark. The time up to the next stamp is the self
-time of that module.
+A stamp is a mark (a moment on a clock) with the name of the module that runs from then on. The time
+up to the next stamp is part of the self time of this module.
 
     stamp      root   observer   q        observer   root      end
     mark       0      2          3        9          10        12     self: root 4, q 6; observer 2
 
 "Observer" stands for the code of lflops' hooks. It runs between two stamps, so its time is known
-and can be left out. But the time that torch takes to call a hook lies outside these stamps. It is
-called `HookOverhead`, is about the same for every call, and is measured by a trial.
+and can be left out. But the time that torch takes to call a hook lies outside these stamps. This
+time is called `HookOverhead`. It is about the same for every call, and a trial measures it.
 
-The times of unprofiled passes are then divided among modules in two steps:
+Passes without hooks are called unprofiled. Their time is divided among modules in two steps:
 
 1. The hook overhead is subtracted from the times of the hooked passes (passes in which hooks time
    every module). The real overhead is larger than in the trial if caches are cold, and zero if the
@@ -39,10 +39,10 @@ from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 from lflops.timing.clock import Clock, UncontendedClock
 
 Stamp = tuple[Any, ModulePhase | None, str]
-"""A mark of the clock, the module and phase that run after it, and the reason for the stamp.
+"""A mark of the clock, the module and phase that run after this mark, and why the mark was made.
 
-The module and phase are `None` if code of lflops runs. The reason is one of the constants below, or
-empty.
+The module and phase are `None` if lflops code runs after the mark. The reason is one of the
+constants below, or empty.
 """
 
 MODULE_ENTERED = "enters"
@@ -78,16 +78,17 @@ NO_OVERHEAD = HookOverhead()
 
 @dataclass(kw_only=True)
 class PassTimes:
-    """Times and counts of one pass, by module and phase.
+    """Times and counts of a pass, or of a part of it such as `forward`, by module and phase.
 
     Attributes:
         self_seconds: Self time of each module in each phase, in seconds.
         asleep: The part of the self time in which the thread needed no core. Empty if the clock
             does not measure it.
         observer: Total time of lflops' hooks in the pass, in seconds.
-        called: How often each module is called.
-        calls_others: How often each module calls other modules.
-        segments: Number of backward segments of each module; a hook begins each segment.
+        called: Number of times that each module is called.
+        calls_others: Number of times that each module calls other modules.
+        segments: Number of segments of backward in each module. A segment is a series of autograd
+            nodes that one module built, and begins with a hook.
         operators: Number of operators that are counted in each module.
     """
 
@@ -113,9 +114,9 @@ class PassTimes:
         self.operators.update(other.operators)
 
     def overhead(self, key: ModulePhase, each: HookOverhead) -> float:
-        """Return the hook overhead in the self time of a module and phase, in seconds.
+        """Return the seconds of hook overhead in the self time of a module and phase.
 
-        `each` has the overhead of a single call, segment and operator.
+        `each` has the overhead of one call, of one segment and of one operator.
         """
         at_modules = each.inside * self.called[key] + each.outside * self.calls_others[key]
         return at_modules + each.segment * self.segments[key] + each.operator * self.operators[key]
@@ -125,7 +126,7 @@ class PassTimes:
 
 
 def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
-    """Compute times from stamps. The clock must have been settled after the last stamp.
+    """Compute the times of modules from stamps. Before, `settle` of the clock must be called.
 
     The last stamp only ends the time that began at the previous stamp.
     """
@@ -168,11 +169,13 @@ NO_SECONDS: Mapping[Any, float] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledTimes:
-    """Times of modules, scaled so that they add up to an unprofiled pass.
+    """Times of modules, scaled so that they add up to the time of a pass without hooks.
+
+    A hooked pass is a pass in which hooks time every module.
 
     Attributes:
         self_seconds: Statistics of the self time of each module and phase, over the hooked passes.
-        inclusive: The same statistics of the inclusive time.
+        inclusive: The same statistics for the time that includes all modules below the module.
         factors: For each part of a pass, such as `forward`, the factor by which the times of the
             hooked passes were scaled after the overhead was subtracted. If it is close to 1, the
             division of time among modules is reliable.
@@ -191,7 +194,7 @@ class ScaledTimes:
         factors: Mapping[str, float] = NO_SECONDS,
         ignored: Mapping[str, float] = NO_SECONDS,
     ) -> Self:
-        """Compute the statistics from the self times of the modules in each pass."""
+        """Compute the statistics from the self seconds of modules in each pass."""
         self_seconds = timing_stats(steps)
         # The median of a sum is not the sum of medians, but inner modules must add up to the module
         # around them. So inclusive medians are sums of self medians.
@@ -214,19 +217,23 @@ def scale_to_unprofiled(
     *,
     kernels: Mapping[ModulePhase, float] = NO_SECONDS,
 ) -> ScaledTimes:
-    """Subtract hook overhead, and scale the rest so that it adds up to the unprofiled passes.
+    """Scale module times from passes with hooks to the time of passes without hooks.
+
+    First, the hook overhead is subtracted from the times of the modules.
 
     Args:
-        hooked: The times of each part of each hooked pass, by the name of the part. If a gradient
-            is computed in forward, the part `forward` contains time of the phase `backward`.
-        unprofiled: The typical duration of each part of an unprofiled pass, in seconds. A part
-            that is missing here is not scaled.
+        hooked: For each pass with hooks, the times of each part, such as `forward`, by the name of
+            the part. If a gradient is computed in forward, this part contains time of the phase
+            `backward`.
+        unprofiled: The typical seconds of each part in a pass without hooks. A part that is missing
+            in this mapping is not scaled.
         overhead: The hook overhead that a trial measured.
-        ignored: Names of modules that are left out of the result.
+        ignored: Names of modules whose times are returned separately, outside every total.
         means: For each part, the seconds that the times of the modules must add up to. Default:
             `unprofiled`.
-        kernels: For each module and phase, the seconds per step that are not scaled: in kernels
-            that the module itself launches, if a trace measured them, or asleep.
+        kernels: For each module and phase, the seconds per step that are not scaled. This is either
+            the time of the kernels that the module itself launches, as measured in a trace, or the
+            time in which the thread needs no core.
     """
     if means is None:
         means = unprofiled
@@ -268,10 +275,9 @@ def _parts_of(passes: Sequence[Mapping[str, PassTimes]]) -> list[str]:
 def _without_overhead(
     times: PassTimes, overhead: HookOverhead, factor: float, kernels: Mapping[ModulePhase, float]
 ) -> dict[ModulePhase, float]:
-    """Return the self times minus `factor` times the overhead of each module.
+    """Return the self time of each module, minus its overhead multiplied by `factor`.
 
-    No time becomes shorter than the time of the module's kernels, because hooks do not slow down
-    kernels.
+    The result is at least the time of the module's kernels, because hooks do not slow down kernels.
     """
     self_seconds = {}
     for key, least in _in_kernels(times.self_seconds, kernels).items():
@@ -283,7 +289,10 @@ def _without_overhead(
 def _in_kernels(
     self_seconds: Mapping[ModulePhase, float], kernels: Mapping[ModulePhase, float]
 ) -> dict[ModulePhase, float]:
-    """Return the part of each self time in which kernels run: at most the time of the kernels."""
+    """Return the part of each self time in which the module's kernels run.
+
+    It is the time of the kernels, but not more than the self time.
+    """
     in_kernels = {}
     for key, seconds in self_seconds.items():
         in_kernels[key] = min(seconds, kernels.get(key, 0.0))
@@ -299,7 +308,7 @@ def _fit(
     kernels: Mapping[ModulePhase, float],
     seconds: float,
 ) -> None:
-    """Scale the self times so that their total is `seconds`.
+    """Scale the self times so that the sum of their medians is `seconds`.
 
     `self_seconds` contains the times of each pass, and is changed in place.
 
@@ -326,8 +335,8 @@ def _overhead_factor(
 ) -> float:
     """Return the factor by which the overhead must be multiplied before it is subtracted.
 
-    With this factor, the overhead is exactly the time by which a hooked pass is longer than an
-    unprofiled pass. The result is from 0 to `MOST_OVERHEAD`.
+    With this factor, the overhead is exactly the time by which a pass with hooks is longer than a
+    pass without hooks. The result is limited to the range from 0 to `MOST_OVERHEAD`.
     """
     hooked = statistics.median(sum(times.self_seconds.values()) for times in passes)
     expected = statistics.median(times.total_overhead(overhead) for times in passes)
@@ -337,10 +346,10 @@ def _overhead_factor(
 
 
 def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, TimingStats]:
-    """Return statistics of each module and phase over the passes.
+    """Return statistics of the seconds of each module and phase over the passes.
 
     If a module runs only in some passes, such as the discriminator of a GAN, its statistics are
-    multiplied by the share of passes in which it runs. So they are times per pass.
+    multiplied by the share of passes in which it runs. So they are still seconds per pass.
     """
     seconds_by_key: defaultdict[ModulePhase, list[float]] = defaultdict(list)
     for self_seconds in passes:
@@ -370,7 +379,7 @@ def attach_module_times(
 
     Args:
         profile: The profile, with its steps.
-        hooked: For each module-timing step, the times of each part.
+        hooked: For each module-timing step, the times of each part, such as `forward`.
         overhead: The hook overhead that a trial measured.
         kernels: As in `scale_to_unprofiled`.
 
@@ -424,7 +433,7 @@ def attach_module_times(
 
 
 def _asleep(passes: Sequence[Mapping[str, PassTimes]]) -> dict[ModulePhase, float]:
-    """Return the median time in which each module needs no core, over the passes."""
+    """Return the seconds in which each module needs no core, as the median over the passes."""
     totals = []
     for parts in passes:
         asleep: defaultdict[ModulePhase, float] = defaultdict(float)
@@ -444,7 +453,7 @@ def _is_far(part: str, factor: float) -> bool:
 
 
 def ignored_modules(profile: Profile) -> set[str]:
-    """Return the names of the ignored modules.
+    """Return the names of the modules that the user chose to ignore.
 
     Their self work and time are left out of every total.
     """
@@ -454,7 +463,8 @@ def ignored_modules(profile: Profile) -> set[str]:
 def _observer_ratio(hooked: Sequence[Step], unprofiled: Sequence[Step]) -> float | None:
     """Return the duration of a module-timing step relative to an unprofiled step, such as 1.2.
 
-    It is the ratio of two medians. Disturbed module-timing steps are left out.
+    It is the ratio of two medians. Module-timing steps whose duration is not typical, for example
+    because of validation, are left out.
     """
     slow = []
     for step in hooked:
@@ -483,9 +493,9 @@ def _without_core_waits(seconds: float, part: str, hooked: Sequence[Step]) -> fl
 
     Args:
         seconds: The duration of the part in an unprofiled step.
-        part: The name of the part.
-        hooked: The module-timing steps. The result is at most the median duration of the part in
-            these steps without waits.
+        part: The name of the part, such as `forward`.
+        hooked: The module-timing steps. Without waits, the part has a median duration in these
+            steps. The result is at most this duration.
     """
     uncontended_seconds = []
     whole = 0.0

@@ -16,7 +16,8 @@ from lflops.timing.step_phases import OTHER
 # Maximum time in seconds between two changes of phase that share one reading of the counters. A
 # phase often ends where the next one begins, and a reading takes 2 to 4 µs.
 ADJACENT = 20e-6
-# Maximum number of steps that are kept, and of phase changes that belong to no ended step yet.
+# Maximum number of steps whose waits are kept, and maximum number of changes of phase that belong
+# to no ended step yet.
 MOST_STEPS = 1_000
 MOST_CHANGES = 20_000
 
@@ -65,20 +66,20 @@ class PhaseWaits:
         self._record(WAIT)
 
     def end_step(self, number: int, start: Any, end: Any) -> None:
-        """Compute and store how long each phase waited, for the step from `start` to `end`.
+        """Compute how long the thread waited for a core in each phase of the step `number`.
 
-        Steps must arrive in order.
+        `start` and `end` are the marks of the step. The result is stored for `of_step`. Steps must
+        arrive in order.
         """
         self._by_step[number] = self._of_step(start, end)
         if len(self._by_step) > MOST_STEPS:
             del self._by_step[next(iter(self._by_step))]
 
     def of_step(self, number: int) -> Mapping[str, float] | None:
-        """Return how long each phase of a step waited for a core, in seconds.
+        """Return the seconds in which the thread waited for a core in each phase of a step.
 
-        Phases that did not wait are left out.
-
-        Returns `None` if the step is unknown, or if the system has no counters.
+        Phases without such waits are left out. The result is `None` if the step is not stored, or
+        if the system has no scheduler counters.
         """
         return self._by_step.get(number)
 

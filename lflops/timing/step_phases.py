@@ -18,13 +18,13 @@ from lflops.phase_log import STEP_END, WAIT, PhaseLog, innermost, last_phase
 from lflops.timing.clock import Clock
 
 OTHER = "other"
-"""Time outside all phases."""
+"""The name of the time outside all phases."""
 
 SYNC = "sync"
-"""Lightning's internal collectives, in which ranks wait for each other."""
+"""The phase of Lightning's internal collectives, in which ranks wait for each other."""
 
 BETWEEN = "before_optimizer"
-"""Time outside all phases, between the end of backward and the start of the optimizer step."""
+"""The name of the time outside all phases between the end of backward and the optimizer step."""
 
 ORDER = (
     "data",
@@ -38,14 +38,14 @@ ORDER = (
     OTHER,
     SYNC,
 )
-"""The order in which the phases of a training step are listed. Other phases follow."""
+"""The order in which the phases of a step are listed. All phases that are not in it follow."""
 
 
 PhaseMarks = tuple[list[Any], list[str], Any]
-"""The marks of one step: the marks of its phase changes, the new phases, and the mark of its end.
+"""The timestamps (marks) of one step: marks, names of phases, and the mark at the end of the step.
 
-The first mark is the start of the step. At each phase change, another phase becomes the innermost
-phase. The second list has the names of these phases, in the order of the marks. The type is a plain
+The first mark is the start of the step. At each further mark, the innermost phase changes. The list
+of names has, for each mark, the phase that is the innermost from then on. The type is a plain
 tuple, because every step creates one.
 """
 
@@ -81,12 +81,12 @@ class StepPhases:
         raise NotImplementedError
 
     def steps(self) -> list[PhaseMarks]:
-        """Remove and return the steps that have ended."""
+        """Return the marks of the steps that have ended, and remove them from this object."""
         steps, self._marks, self._phases = split_steps(self._marks, self._phases)
         return steps
 
     def end(self) -> PhaseMarks:
-        """End the current step and begin the next step."""
+        """End the current step, begin the next step, and return the marks of the ended step."""
         self.end_step()
         return self.steps()[-1]
 
@@ -111,7 +111,7 @@ class StepPhases:
         return self._clock.seconds(marks[0], end)
 
     def seconds(self, step: PhaseMarks) -> dict[str, float]:
-        """Return the seconds of each phase, which add up to the step."""
+        """Return the seconds of each phase, which add up to the duration of the step."""
         marks, innermost, end = step
         names = _named(innermost)
         ran = set(names)
@@ -123,7 +123,7 @@ class StepPhases:
         return phases
 
     def waiting(self, step: PhaseMarks) -> float | None:
-        """Return how long backward waited for other ranks at its end, or `None` if unknown."""
+        """Return the seconds that backward waited for other ranks at its end; `None` if unknown."""
         marks, innermost, end = step
         if WAIT not in innermost:
             return None
@@ -188,7 +188,7 @@ class LoggedPhases(StepPhases):
             self._step_ended(self.mark())
 
     def steps(self) -> list[PhaseMarks]:
-        """Remove and return the steps that have ended."""
+        """Return the marks of the steps that have ended, and remove them from this object."""
         self.log.deliver()
         return super().steps()
 
@@ -204,7 +204,7 @@ class MarkedPhases(StepPhases):
     """
 
     def __init__(self, clock: Clock, every: int = 1) -> None:
-        """Create the object. Phases are marked only in every n-th step; n is `every`."""
+        """Create the object. If `every` is n, phases are marked only in every n-th step."""
         super().__init__(clock)
         self._every = every
         # steps since the last step with marked phases
@@ -258,7 +258,7 @@ def split_steps(
 ) -> tuple[list[PhaseMarks], list[Any], list[str]]:
     """Split a list of marks into steps. A step ends where the phase is `STEP_END`.
 
-    Returns the complete steps, followed by the marks and the phases of the step that has not ended.
+    Returns a list of the complete steps, then the marks and the phases of the unfinished step.
     """
     steps: list[PhaseMarks] = []
     begin = 0
