@@ -110,7 +110,7 @@ class RunLedger:
         self._log.append((self._log.clock(), BEGIN, category, None))
 
     def end(self, category: str) -> None:
-        """End the innermost category with this name and everything inside it, if it is running."""
+        """Stop assigning time to this category, and to all categories that began inside it."""
         self._log.append((self._log.clock(), END, category, None))
 
     def rest(self, category: str) -> None:
@@ -254,9 +254,9 @@ class MonitoredRun:
 
     @property
     def lone_ledger(self) -> RunLedger | None:
-        """The ledger, if the end of a step only has to be recorded in it; otherwise `None`.
+        """The ledger, if steps need no other work than to be recorded in it; otherwise `None`.
 
-        More work is needed if there is a session, if a session may still begin, or if a window is
+        Steps need more work if there is a session, if a session may still begin, or if a window is
         requested.
         """
         if self._failed or self._requests is None or self._requests.due is not None:
@@ -285,7 +285,7 @@ class MonitoredRun:
                 self._ledger.end(category)
 
     def move_time(self, nanoseconds: int, phase: str, category: str) -> None:
-        """Move the last nanoseconds of a phase of the current step to a category of the ledger."""
+        """Move the last `nanoseconds` of a phase in this step to a category of the ledger."""
         if self._ledger is not None and not self._failed:
             with self.guard:
                 self._ledger.move(nanoseconds, phase, category)
@@ -301,7 +301,7 @@ class MonitoredRun:
 
         From now on, lflops keeps a copy of each graph that torch.compile creates, because compiled
         code is counted from these graphs. With `compiled="modules"`, lflops also records how each
-        graph is compiled, so that the graph's time can be divided over modules.
+        graph is compiled, so that the graph's time can be divided among modules.
 
         Args:
             name: The name of the monitor. It is the same on all ranks, and unique among the
@@ -601,7 +601,7 @@ class MonitoredRun:
                 reporters.save_run_page(self.profiles, account)
 
     def _end_history(self, error: BaseException | None, training: Training | None) -> None:
-        """Write the report of an out-of-memory error. If this fails, it only warns."""
+        """Write a report if memory ran out. A failure to write it only causes a warning."""
         self._history = None
         if error is None or training is None or not ran_out_of_memory(error):
             return

@@ -216,7 +216,7 @@ class Session:
         self.mode.begin_step()
 
     def pause(self) -> None:
-        """Pause the stage. A running recording ends now, but the stage may resume later."""
+        """Pause the stage, which can resume later. If a trace is being recorded, it ends now."""
         self._listening.close()
         self._logged_phases.disconnect()
         for mode in self._modes.values():
@@ -242,7 +242,7 @@ class Session:
         self.mode.begin_batch(batch, begins_step=begins_step)
 
     def batch_ends(self, batch: Any) -> None:
-        """End a batch that is not on the fast path, and the step that may end with it."""
+        """End a batch that is not on the fast path. If it is the last of a step, end the step."""
         counted = self.mode.end_batch()
         shapes = self._step_timer.batch(batch)
         if counted is not None and self._live_metrics is not None:
@@ -407,7 +407,7 @@ class Session:
     def _change_mode(self) -> bool:
         """Change to the mode of the next step.
 
-        Returns whether the change took time, which belongs to no step.
+        Returns whether the change took long. Its time must then not be included in any step.
         """
         last = self.mode
         self.mode = self._next_mode()
@@ -511,8 +511,8 @@ class Session:
         """Number of steps after which unprofiled steps are sent to rank 0; `None` for never."""
         if self._unshared is None:
             return None
-        # The period is one step shorter than the period of the curves. With the same period, every
-        # step in which the user logs or saves something would be a step that is not typical.
+        # The period is one step shorter than the period of the curves. Otherwise, the steps that
+        # are not typical would always be the steps in which the user logs or saves something.
         period = min(self._training.log_every or SHARE_EVERY, MAX_PENDING_STEPS) - 1
         return max(period, SHARE_LEAST)
 

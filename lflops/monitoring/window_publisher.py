@@ -191,7 +191,7 @@ class WindowPublisher:
         if training.is_main:
             self.reporters = Reporters(training, settings, monitor, self.failures)
         paths = OutputPaths.of(log_dir, settings.dirpath, monitor)
-        # the folder that the run actually uses
+        # the folder in which the run has claimed a part
         self._folder = None if paths is None else paths.profiles
         if paths is not None:
             if training.is_main:

@@ -24,7 +24,7 @@ from lflops.monitoring.inputs.messages import warn
 from lflops.ranks.collect.store import poll, wait_for
 
 LISTEN = 0.06
-"""Seconds between two checks for a request on rank 0.
+"""Seconds between two checks of rank 0 for a request.
 
 `LISTEN` and `NOTICE` together are shorter than 100 ms. So a run with steps of 100 ms or longer can
 open a requested window after the next step.

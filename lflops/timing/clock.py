@@ -120,7 +120,7 @@ class UncontendedClock:
     def asleep(start: UncontendedMark, end: UncontendedMark) -> float:
         """Return the seconds between two marks in which the thread needed no core.
 
-        In this time, it slept, for example, or waited for a file or another thread.
+        For example, the thread slept, or waited for a file or for another thread.
         """
         between = ThreadSchedule.between(start.counted, end.counted)
         if between is None:

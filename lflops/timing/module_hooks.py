@@ -560,9 +560,8 @@ def median_overhead(
 ) -> HookOverhead:
     """Run several trials, and return the median of each field; negative medians become 0.
 
-    The training run waits during the trials. So if they take longer than `MOST_SECONDS`, for
-    example on a busy machine, only `FEWEST_TRIALS` of them run. The trials run without the user's
-    dispatch modes and hooks.
+    The training run waits during the trials. So no further trial begins after `MOST_SECONDS`, once
+    `FEWEST_TRIALS` trials have run. The trials run without the user's dispatch modes and hooks.
     """
     tried: list[HookOverhead] = []
     latest = now() + MOST_SECONDS

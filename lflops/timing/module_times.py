@@ -126,7 +126,7 @@ class PassTimes:
 
 
 def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
-    """Compute the times of modules from stamps. Before, `settle` of the clock must be called.
+    """Compute the times of modules from stamps. Call `settle` of the clock first.
 
     The last stamp only ends the time that began at the previous stamp.
     """

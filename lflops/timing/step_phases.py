@@ -38,14 +38,14 @@ ORDER = (
     OTHER,
     SYNC,
 )
-"""The order in which the phases of a step are listed. All phases that are not in it follow."""
+"""The order in which the phases of a step are listed. Phases that are not in this list follow."""
 
 
 PhaseMarks = tuple[list[Any], list[str], Any]
-"""The timestamps (marks) of one step: marks, names of phases, and the mark at the end of the step.
+"""The timestamps (marks) of one step: a list of marks, a list of phases, and the mark at its end.
 
-The first mark is the start of the step. At each further mark, the innermost phase changes. The list
-of names has, for each mark, the phase that is the innermost from then on. The type is a plain
+The first mark is the start of the step. At each further mark, the innermost phase changes. For each
+mark, the list of phases has the phase that is the innermost from then on. The type is a plain
 tuple, because every step creates one.
 """
 

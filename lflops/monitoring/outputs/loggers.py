@@ -163,9 +163,9 @@ class TensorBoardOutput(Output):
     def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002
         """Write the run's hyperparameters, the number of parameters, and the MACs of a step.
 
-        If the logger has a hyperparameter with the same name, the logger's value is written. No
-        list of the table's columns is written, because TensorBoard applies the first such list to
-        all runs.
+        If the logger has a hyperparameter with the same name, the logger's value is written. The
+        list of hyperparameters to show is not written, because TensorBoard applies the first such
+        list to all runs.
         """
         from torch.utils.tensorboard.summary import hparams
 
@@ -587,10 +587,10 @@ class Reporters:
                     _log_metrics(logger, values, step)
 
     def prepare(self, analysis: Analysis, path: Path | None, step: int) -> PreparedWindow:
-        """Write a window's HTML page and text file, and prepare its outputs for all loggers.
+        """Write a window's HTML page and the user's `output_file`, and prepare to log the window.
 
-        `path` is the file of the window's profile, next to which the page is written. It is `None`
-        if no files are written. Any thread may call this method.
+        The page is written next to `path`, the file of the window's profile. `path` is `None` if
+        the run has no folder for files. Any thread may call this method.
         """
         settings = self._settings
         stage = analysis.profile.run.stage
@@ -640,8 +640,8 @@ class Reporters:
     def save_run_page(self, profiles: Sequence[Profile], ledger: Ledger) -> None:
         """Write the last HTML page again when the run ends.
 
-        Then it has all windows of its stage, and the whole ledger (the run's time account). The
-        page of a large model is not written again, because this takes seconds.
+        The new page has all windows of its stage, and the whole ledger (the run's time account).
+        The page of a large model is not written again, because this takes seconds.
         """
         if self._last_page is None or not profiles:
             return
@@ -728,7 +728,7 @@ def log_run(
     """Log a summary of the whole run.
 
     If the run had no window, and lost neither much time nor much memory, the summary is one line
-    that names the folder. In this case, nothing is logged without a folder or without steps.
+    that names the folder. Such a run gets no summary if it has no folder or no steps.
     """
     if window is None and not has_losses(ledger):
         if paths is not None and ledger.steps:

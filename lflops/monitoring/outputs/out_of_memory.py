@@ -77,7 +77,7 @@ class MemoryHistory:
         self._records = False
 
     def start(self) -> None:
-        """Start recording on a CUDA device."""
+        """Start recording, if the device is a CUDA device."""
         if self._device.type != "cuda":
             return
         check_cuda_memory(self._device)

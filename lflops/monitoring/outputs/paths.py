@@ -114,7 +114,7 @@ def release(folder: Path, loop: object) -> None:
 def append_text(path: Path, text: str, loop: object) -> None:
     """Append to a text file of one loop, and create the folders above it.
 
-    If the file exists but this loop has not written it, it is replaced.
+    A file that another loop has written is replaced.
     """
     written = _WRITTEN.setdefault(loop, set())
     absolute = path.absolute()

@@ -64,7 +64,7 @@ def _reads_lengths(operator: str) -> bool:
 class StepCounter:
     """Counts the operators in steps of one stage, such as training.
 
-    Only the first step with the same shapes is counted. The later ones get its profile.
+    If several steps have the same shapes, the first is counted, and the others get its profile.
 
     The constructor raises an error if a setting does not fit the model.
     """
@@ -136,8 +136,8 @@ class StepCounter:
     ) -> Profile:
         """Return the sum of the profiles of a step's batches.
 
-        The sum is stored for later steps with the same `key`, with two exceptions: the work depends
-        on more than shapes, or a training step has no backward because the loop skipped its batch.
+        The sum is stored for later steps with the same `key`. It is not stored if the work depends
+        on more than shapes, or if a training step ran no backward because the loop skipped it.
         """
         counted = self.with_facts(sum_of_batches(batches))
         if self._stage.learns:
@@ -154,7 +154,7 @@ class StepCounter:
     def with_facts(self, profile: Profile) -> Profile:
         """Return a counted profile with the properties of this run, such as its strategy.
 
-        If the loop reports a precision, this precision replaces the counted one.
+        If the loop reports a precision, it replaces the precision that was found by counting.
         """
         training = self._training
         stage = self._stage

@@ -82,7 +82,7 @@ class ModuleTimingStep:
             self._cpu = None
 
     def fetching(self, begin: bytes | None) -> tuple[float | None, float | None]:
-        """Return how long the training thread ran and waited for a core until data was fetched.
+        """Return how long the training thread ran and waited for a core to fetch the step's batch.
 
         Args:
             begin: The thread's scheduler counters at the start of the step, as in `ThreadSchedule`.

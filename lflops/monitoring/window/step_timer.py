@@ -188,7 +188,7 @@ class StepTimer:
             if it is unknown.
 
     Attributes:
-        batches: The shapes, samples and tokens of each batch of the current step that has ended.
+        batches: The shapes, samples and tokens of each batch that has ended in the current step.
         fast_path: The steps on the fast path since the last step on the slow path.
         times_phases: Whether the phases are recorded.
         samples_from: How the number of samples of the last batch was determined.
@@ -270,10 +270,9 @@ class StepTimer:
         self.fast_path.reads_cpu = False
 
     def mark_phases(self) -> None:
-        """Take timestamps of the phases in the current step.
+        """Take timestamps of the phases in the current step, even if they are expensive.
 
-        If timestamps are expensive on the device, they are taken only in a few steps without this
-        call.
+        On a device where timestamps are expensive, other steps usually have none.
         """
         self._phases.is_marked = True
 
