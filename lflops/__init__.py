@@ -9,13 +9,13 @@ from typing import Any
 
 
 def _read_stub() -> dict[str, str]:
-    """Return the module of each public name.
+    """Return the name of the module that contains each public name, keyed by the public name.
 
     The names are read from lines of `__init__.pyi` such as `from lflops.errors import A as A`.
     """
     homes: dict[str, str] = {}
     home = ""
-    # Importing pathlib would take longer than everything else here.
+    # Importing pathlib would take longer than the rest of this module.
     with open(f"{__path__[0]}/__init__.pyi", encoding="utf-8") as stub:  # noqa: PTH123
         for line in stub:
             words = line.split()
@@ -41,13 +41,13 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise missing
-    # A module, such as `lflops.hardware`.
+    # The name is a module, such as `lflops.hardware`.
     if home == __name__:
         return importlib.import_module(f"lflops.{name}")
     try:
         found = getattr(importlib.import_module(home), name)
     except ModuleNotFoundError as error:
-        # The name belongs to an extra that was removed.
+        # The name belongs to an extra (an optional folder of lflops) that was removed.
         if error.name == home.rpartition(".")[0]:
             raise missing from None
         raise

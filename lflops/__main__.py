@@ -1,4 +1,4 @@
-"""`python -m lflops`: the command line."""
+"""Run the command line when Python is started as `python -m lflops`."""
 
 import sys
 

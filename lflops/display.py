@@ -1,4 +1,4 @@
-"""Define values that print as a report, in a terminal and in a notebook."""
+"""Define a base class and a table that print as text and display as HTML in a notebook."""
 
 import importlib
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 class Displayed:
     """Base class of values such as `Profile` that print and display as a report.
 
-    `lflops.report` is imported only when a value is displayed. Its modules import the subclasses of
-    this class, so an import at the top of this file would be circular.
+    `lflops.report` is imported only when a value is displayed. An import at the top of this file
+    would be circular, because the modules of `lflops.report` import the subclasses of this class.
     """
 
     __slots__ = ()
@@ -77,7 +77,7 @@ def _html_row(tag: str, cells: Sequence[str]) -> str:
     parts = []
     for place, cell in enumerate(cells):
         side = "left" if place < NAMES else "right"
-        # Leading spaces show the depth in the tree.
+        # Leading spaces must stay visible: they show the depth of a module in the tree.
         parts.append(f'<{tag} style="text-align:{side};white-space:pre">{escape(cell)}</{tag}>')
     return f"<tr>{''.join(parts)}</tr>"
 

@@ -1,8 +1,8 @@
 """Guard a training run against errors of lflops: the run calls lflops only through this guard.
 
-If lflops fails, it removes everything that it has installed, logs one warning, and training
-continues. After an interrupt such as Ctrl-C, lflops also removes everything, and the interrupt is
-raised.
+If lflops fails, it removes everything that it has installed (such as hooks), logs one warning, and
+training continues. After an interrupt such as Ctrl-C, lflops also removes everything, and the
+interrupt is raised again.
 
     guard = ErrorGuard(fail)
     hook = guard.guard(listener.enter_module)     # a hook that raises no errors
@@ -34,18 +34,18 @@ class ErrorGuard:
     """Handles the errors of lflops in one training run.
 
     Attributes:
-        passes: Function that returns whether an error in this thread must be raised instead of
-            being handled here. This is the case while the thread replays deferred calls, because
-            the code that replays them handles the error.
+        passes: Function that returns true if this guard must raise an error in the current thread
+            instead of handling it. It returns true while the thread makes calls that lflops had
+            postponed, because the code that makes these calls handles their errors.
     """
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
         """Create the guard.
 
         Args:
-            fail: Function that is called with the error. It removes everything that lflops has
-                installed, and may be called more than once. To end the training run, it raises the
-                error.
+            fail: Function that is called with each error. It removes everything that lflops has
+                installed, and must allow a second call. It raises the error if the training run
+                must end.
         """
         self._fail = fail
         # `bool()` returns False: by default, no error passes.
@@ -73,7 +73,7 @@ class ErrorGuard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """End the block. `contains` handles its error, and usually suppresses it."""
+        """End the block. If the block raised an error, let `contains` handle it."""
         return error is not None and self.contains(error)
 
     def contains(self, error: BaseException) -> bool:
@@ -95,16 +95,16 @@ class ErrorGuard:
 
 
 class ExitBy:
-    """A descriptor that makes an `ExitStack`'s `__exit__` the `__exit__` of another class.
+    """A descriptor for `__exit__` that lets an `ExitStack` exit the instances of a class.
 
-    An `__exit__` written in Python could be interrupted by Ctrl-C before its first line, and then
-    nothing would be cleaned up. A `with` statement looks up `__exit__` before its block begins.
-    With this descriptor, it finds the bound `__exit__` of an `ExitStack`, so the stack is closed
-    even if an interrupt arrives when the block ends.
+    Ctrl-C could interrupt an `__exit__` method of the class before its first line, and then nothing
+    would be cleaned up. A `with` statement looks up `__exit__` before its block begins. With this
+    descriptor, it finds the bound `__exit__` of an `ExitStack`, so no other function must run when
+    the block ends.
     """
 
     def __init__(self, stack_of: Callable[[Any], contextlib.ExitStack]) -> None:
-        """Create the descriptor. `stack_of` returns the stack that an instance closes."""
+        """Create the descriptor. `stack_of` returns the `ExitStack` that exits an instance."""
         self._stack_of = stack_of
 
     def __get__(self, instance: Any, owner: type) -> Callable[..., bool | None]:
@@ -121,16 +121,16 @@ class ExitBy:
 class CleanupStack:
     """A stack of functions that remove what lflops has installed, such as hooks and wrappers.
 
-    Each function is added before the hook or wrapper is installed. So if an interrupt arrives
-    between the two actions, the hook is still removed. Therefore, a function must do nothing if it
-    is called a second time, or if its hook was not installed.
+    Add each function before you install its hook or wrapper. So the hook is removed even if an
+    interrupt arrives right after it was installed. Therefore, a function must do nothing if it is
+    called a second time, or if its hook was never installed.
     """
 
     def __init__(self) -> None:
         self._parts: list[Callable[[], object]] = []
 
     def add(self, remove: Callable[..., object], *args: Any) -> None:
-        """Add a function and its arguments, before installing what the function removes."""
+        """Add a function and its arguments, before you install what the function removes."""
         self._parts.append(partial(remove, *args))
 
     def enter(self, context: contextlib.AbstractContextManager[Any]) -> None:
@@ -139,9 +139,9 @@ class CleanupStack:
         context.__enter__()
 
     def close(self) -> None:
-        """Call all functions, the last one first, and then raise the first error.
+        """Call all functions, the last one first. Then raise their first error, if there was one.
 
-        A second call does nothing.
+        An interrupt is raised rather than an error. A second call of `close` does nothing.
         """
         call_each([self._remove_last] * len(self._parts))
 
@@ -151,7 +151,8 @@ class CleanupStack:
     def _ends(self) -> contextlib.ExitStack:
         """Return an `ExitStack` that closes this stack, as the implementation of `__exit__`.
 
-        It calls `close` twice. If an interrupt ends the first call, the second call does the rest.
+        The `ExitStack` calls `close` twice. If an interrupt ends the first call, the second call
+        does the rest.
         """
         ends = contextlib.ExitStack()
         ends.callback(self.close)
@@ -168,12 +169,12 @@ class CleanupStack:
         except Exception:
             self._parts.pop()
             raise
-        # An interrupt skips this line, so the part stays on the stack and is removed again.
+        # An interrupt skips this line, so the function stays on the stack and is called again.
         self._parts.pop()
 
 
 def call_each(functions: Iterable[Callable[[], object]]) -> None:
-    """Call all functions. Then raise an interrupt if there was one, and otherwise the first error.
+    """Call all functions. Then raise the last interrupt or, without an interrupt, the first error.
 
     A function that is interrupted is called a second time.
     """
@@ -196,7 +197,7 @@ _ABSENT = object()
 
 
 class _Wrapper:
-    """An instance attribute that replaces a method of the instance, to run code around each call.
+    """An attribute of one object that replaces a method, to run code around each of its calls.
 
     A call of the wrapper calls `around` with the original method and the arguments of the call. In
     all other respects, such as comparison and pickling, the wrapper behaves like the method.
@@ -223,7 +224,7 @@ class _Wrapper:
 
     @property
     def __wrapped__(self) -> Any:
-        """Return the wrapped method: an earlier instance attribute or the current class method."""
+        """Return the wrapped method: an earlier attribute of the object, or a method of its class."""
         if self._lflops_before is not _ABSENT:
             return self._lflops_before
         owner = self._lflops_owner
@@ -238,7 +239,7 @@ class _Wrapper:
         return self._lflops_bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # This is the value of `__wrapped__`. Calling the property in every step would be slow.
+        # These lines compute `self.__wrapped__`. Reading the property in every step would be slow.
         method = self._lflops_before
         if method is _ABSENT:
             found = getattr(type(self._lflops_owner), self._lflops_name)
@@ -282,15 +283,15 @@ def replace_attribute(undo: CleanupStack, owner: Any, name: str, ours: Any) -> N
 
 
 def _restore(owner: Any, name: str, ours: Any, before: Any) -> None:
-    """End a replacement of an attribute, and restore the value before it.
+    """End the replacement `ours` of an attribute, and restore the value `before`.
 
     lflops may have replaced the attribute several times, and the replacements may end in any order.
-    If a newer replacement is still active, the attribute is only marked as ended, and the newer
-    replacement restores it later. If the restored value is itself a replacement that has already
-    ended, the value before that replacement is restored.
+    If a newer replacement is still active, `ours` is only marked as ended, and `before` is restored
+    when the newer replacement ends. If `before` is itself a replacement that has already ended, the
+    value that it replaced is restored.
     """
-    # The mark contains the replacement to which it belongs. Other code may copy the mark to another
-    # function, for example with `functools.wraps`. The mark has no effect there.
+    # Other code may copy the mark to another function, for example with `functools.wraps`. A copied
+    # mark has no effect, because the mark contains the function to which it belongs.
     ours.lflops_ended = (ours, before)
     while True:
         current = vars(owner).get(name)
@@ -303,15 +304,16 @@ def _restore(owner: Any, name: str, ours: Any, before: Any) -> None:
 def wrap(undo: CleanupStack, owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Wrap a method of one object until `undo` is closed.
 
-    Only an attribute of this instance is set; its class does not change. If other code has put its
-    own wrapper around this wrapper by the time `undo` is closed, this wrapper stays in place, and
-    from then on only calls the method.
+    Only an attribute of this object is set; its class does not change. If other code has put
+    another wrapper around this wrapper by the time `undo` is closed, this wrapper stays in place,
+    but does nothing more than call the method.
 
     Args:
         undo: Stack that removes the wrapper.
         owner: The object.
-        name: The method.
-        around: Function that is called with the method and its arguments.
+        name: The name of the method.
+        around: Function that is called instead of the method. Its arguments are the method and the
+            arguments of the call.
     """
     wrapper = _Wrapper(owner, name, around)
     undo.add(_unwrap, owner, name, wrapper)
@@ -319,10 +321,10 @@ def wrap(undo: CleanupStack, owner: Any, name: str, around: Callable[..., Any]) 
 
 
 def _unwrap(owner: Any, name: str, wrapper: _Wrapper) -> None:
-    """Remove a wrapper, and all wrappers that it wraps and that have already ended.
+    """Remove a wrapper, and the wrappers directly below it that have already ended.
 
-    Several monitors may wrap the same method and end in any order. If a newer wrapper is still
-    active, this wrapper is only marked as ended, and the newer wrapper removes it later.
+    Several wrappers of the same method can end in any order. If a newer wrapper is still active,
+    this wrapper is only marked as ended, and is removed together with the newer wrapper.
     """
     wrapper._lflops_ended = True  # noqa: SLF001
     while True:

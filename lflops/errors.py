@@ -23,7 +23,7 @@ class ScheduleError(LflopsError):
 
 
 class CountError(LflopsError):
-    """A count is impossible, or one of its arguments is invalid.
+    """Operators cannot be counted or measured, or an argument is invalid.
 
     The message names the argument and the accepted values.
     """
@@ -37,7 +37,7 @@ class UnknownTorchError(CountError):
 
 
 class HardwareError(LflopsError):
-    """A chip cannot be described or measured."""
+    """A chip is unknown, its description is invalid, or it cannot be measured."""
 
 
 class MissingPackageError(LflopsError, ImportError):
@@ -49,7 +49,7 @@ class MissingPackageError(LflopsError, ImportError):
 
 @contextmanager
 def needed_by(feature: str) -> Iterator[None]:
-    """Wrap imports that only one feature needs, so that an error names the feature.
+    """Return a context for imports that only one feature needs, so that an error names the feature.
 
     Raises:
         MissingPackageError: A module is not installed.

@@ -1,4 +1,4 @@
-"""List the extras: folders that no training run needs.
+"""List the extras: optional folders of lflops that no training run needs.
 
 No other code of lflops imports an extra. If you remove the folder of an extra and its line here,
 everything else still works.
@@ -26,13 +26,16 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
         "command:show_trace_roofline",
     ),
 }
-"""For each extra, the functions that the rest of lflops calls, as `module:function`."""
+"""The functions of each extra that the rest of lflops calls, as `module:function`.
+
+The keys are the folders of the extras, with dots instead of slashes.
+"""
 
 
 def offered(name: str, feature: str) -> Iterator[Any]:
-    """Import and yield the functions called `name` from all extras.
+    """Import and yield the functions with this name from all extras.
 
-    Errors about missing packages name the `feature`.
+    `feature` is named in the error if a package is missing.
     """
     for folder, entries in EXTRAS.items():
         for entry in entries:
@@ -44,7 +47,7 @@ def offered(name: str, feature: str) -> Iterator[Any]:
 
 
 def needed(name: str, feature: str) -> Any:
-    """Import and return the only function called `name`.
+    """Import and return the function with this name, which only one extra has.
 
     Raises:
         LflopsError: The extra was removed.

@@ -1,7 +1,8 @@
 """Open, read and write files safely, even if other users created the files or share the folders.
 
 Reading never waits for a pipe, and never uses more memory than the caller allows. A file is written
-completely or not at all, and never through a link. No other module of lflops opens files.
+completely or not at all, and never through a link. Other modules use it for all files
+of a run.
 """
 
 import errno
@@ -44,11 +45,11 @@ def open_file(path: str | PathLike[str], *, follow_link: bool = True) -> BinaryI
     Raises:
         OSError: The file cannot be opened, or it is a folder, a pipe or a device.
     """
-    # Opening a device can have an effect, so the kind of the file is checked first.
+    # Opening a device can have an effect, so the type of the file is checked before it is opened.
     _check_regular(Path(path).stat(), path)
     number = os.open(path, _flags("O_RDONLY", "" if follow_link else "O_NOFOLLOW"))
     try:
-        # Another file may have replaced the checked file.
+        # Another file may have replaced the checked file before it was opened.
         _check_regular(os.fstat(number), path)
     except BaseException:
         os.close(number)
@@ -71,7 +72,7 @@ def read(path: str | PathLike[str], most: int = SMALL) -> bytes:
         size = size_of(file)
         if size > most:
             raise _error(errno.EFBIG, f"has {size} bytes; at most {most} are read", path)
-        # Files of the operating system, such as those in `/proc`, have a size of 0.
+        # Files of the operating system, such as the files in `/proc`, report a size of 0.
         return file.read(size or SMALL)
 
 
@@ -121,9 +122,9 @@ class InflatedFile:
 
 
 def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
-    """Write a whole file, which replaces `path` only when it is complete.
+    """Write a new file, and replace the file at `path` when the new file is complete.
 
-    With `lasting`, the function waits until the content is on the disk.
+    If `lasting` is true, the function waits until the content is on the disk.
     """
     with replacing(path) as file:
         file.write(content)
@@ -134,9 +135,9 @@ def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that replaces `path` when it is complete.
+    """Open a new file, which replaces the file at `path` when the context ends without an error.
 
-    If `path` is a link, the link is replaced, and its target does not change. If the replaced file
+    If `path` is a link, the link is replaced, and its target does not change. If the old file
     belongs to this user, other users who could not read the old file cannot read the new file.
 
     Raises:
@@ -183,15 +184,15 @@ def remove_leftovers(folder: Path) -> None:
 def owner_text() -> bytes:
     """Return text that identifies this process.
 
-    It is written to a file that belongs to the process, and `has_ended` reads it.
+    The caller writes the text to a file. Another process can pass it to `has_ended` later.
     """
     return f"{platform.node()} {os.getpid()}".encode()
 
 
 def has_ended(owner: bytes) -> bool:
-    """Return whether the process that an `owner_text` identifies has ended.
+    """Return whether the process that wrote the `owner_text` has ended.
 
-    For a process on another machine, this is unknown, and the result is false.
+    The result is false for a process on another machine, because its state is unknown.
     """
     node, _, process = owner.decode(errors="replace").rpartition(" ")
     return node == platform.node() and process.isdecimal() and not _is_running(process)
@@ -215,9 +216,9 @@ def _is_running(process: str) -> bool:
 
 
 def open_for_append(path: Path, *, new: bool) -> int:
-    """Open a file for appending.
+    """Open a file for appending, and return its descriptor.
 
-    With `new`, the file is created. Otherwise, it must already exist as a regular file.
+    If `new` is true, the file is created. Otherwise, it must already exist as a regular file.
 
     Raises:
         OSError: The file cannot be opened, it is a link, or it already exists although `new` is
@@ -235,10 +236,10 @@ def open_for_append(path: Path, *, new: bool) -> int:
 
 @contextmanager
 def folder_opened(folder: Path) -> Iterator[Path]:
-    """Provide a path to a folder, for code that supports only paths in ASCII.
+    """Yield a path to a folder, for code that supports only ASCII paths.
 
     The path contains only ASCII characters, because it goes through `/proc`. On systems without
-    `/proc`, the real path is provided.
+    `/proc`, the path of the folder itself is yielded.
     """
     number = os.open(folder, os.O_RDONLY)
     try:
@@ -282,9 +283,10 @@ def open_device(path: Path) -> BinaryIO:
 
 
 def _replaced(path: Path) -> os.stat_result | None:
-    """Return the `stat_result` of the file that a new file replaces.
+    """Return the `stat_result` of the file at `path`, which a new file replaces.
 
-    Returns `None` if there is no file, or if it is a link or belongs to another user.
+    Returns `None` if there is no file at `path`, or if the file is a link or belongs to another
+    user.
     """
     with suppress(FileNotFoundError):
         _check_regular(path.stat(), path)
@@ -296,10 +298,10 @@ def _replaced(path: Path) -> os.stat_result | None:
 
 
 def _permissions(path: Path, before: os.stat_result, new: Path) -> int:
-    """Give a new file the group of the file that it replaces, and return the permissions to set.
+    """Give a new file the group of the old file at `path`, and return the permissions to set.
 
-    The group gets no permissions if the new file cannot be given to it, or if the old file has an
-    access control list, which may limit the group.
+    The returned permissions have none for the group if the group of the new file cannot be changed.
+    The same holds if the old file has an access control list, which may limit the group.
     """
     permissions = stat.S_IMODE(before.st_mode) & 0o777
     is_limited = False
@@ -314,7 +316,7 @@ def _permissions(path: Path, before: os.stat_result, new: Path) -> int:
 
 
 def _flags(*names: str) -> int:
-    """Combine flags for `os.open`. Flags that a system does not have are left out."""
+    """Combine flags for `os.open`. Flags that this system does not have are left out."""
     flags = 0
     for name in (*names, "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"):
         flags |= getattr(os, name, 0)

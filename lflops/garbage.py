@@ -1,4 +1,4 @@
-"""Pause Python's garbage collector while many values are created, and search live objects."""
+"""Pause Python's garbage collector while many values are created, and find objects by class."""
 
 import contextlib
 import gc
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 LONGEST = 1.0
-"""Maximum duration of a search in seconds."""
+"""Maximum duration of a search for live objects, in seconds."""
 
 CHUNK = 100_000
 """Number of objects that a search checks before it reads the clock again: about 2 ms of work."""
@@ -18,11 +18,11 @@ class SearchTimeout(Exception):  # noqa: N818 - the caller decides what it means
 
 
 def alive(kinds: Collection[type]) -> Iterator[Any]:
-    """Yield all live objects of exactly these classes.
+    """Yield all live objects that the garbage collector tracks and that have one of these classes.
 
-    The search compares `type(object)`. `isinstance` is not used, because it would also find proxies
-    of such objects. No function is called for each object, because a Python profiler would then
-    record a million calls.
+    Instances of subclasses are left out. `isinstance` is not used, because it would also find
+    proxies of such objects. No function is called for each object, because a Python profiler would
+    then record a million calls.
 
     Raises:
         SearchTimeout: The search took longer than `LONGEST` seconds.
@@ -41,7 +41,7 @@ def gc_paused() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    # Pausing is inside `try`, so that an interrupt right after it leaves the collector enabled.
+    # `disable` is inside `try`, so that an interrupt right after it leaves the collector enabled.
     try:
         gc.disable()
         yield

@@ -1,6 +1,7 @@
 """Combine sets of time intervals.
 
-A set is a sorted list of disjoint intervals, in integer nanoseconds.
+A set is a sorted list of disjoint intervals. An interval is a pair of its start and its end in
+integer nanoseconds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ Intervals = list[Interval]
 
 
 def joined(spans: Iterable[Interval]) -> Intervals:
-    """Return the union of spans, sorted and without overlaps."""
+    """Return the union of intervals, which may overlap and come in any order."""
     intervals: Intervals = []
     for start, end in sorted(spans):
         if not intervals or start > intervals[-1][1]:
@@ -27,7 +28,7 @@ def length(intervals: Iterable[Interval]) -> int:
 def outside(intervals: Iterable[Interval], others: Sequence[Interval]) -> Intervals:
     """Return the parts of `intervals` that `others` does not cover."""
     left: Intervals = []
-    # The index of the first other interval that does not end before the current interval.
+    # The index of the first interval in `others` that does not end before the current interval.
     first = 0
     for start, end in intervals:
         while first < len(others) and others[first][1] <= start:
@@ -46,10 +47,10 @@ def outside(intervals: Iterable[Interval], others: Sequence[Interval]) -> Interv
 
 
 def shares(intervals: Intervals, *others: Intervals) -> list[int]:
-    """Return the total length of the parts of `intervals` that lie inside each of the `others`.
+    """Return how many nanoseconds of `intervals` lie inside each of the sets `others`.
 
-    The last value is the length of the parts that lie in none of them. Time that lies in several
-    of the `others` counts only for the first of them.
+    The result has one more value at its end: the nanoseconds that lie in none of the sets. Time
+    that lies in several sets counts only for the first of these sets.
     """
     found = []
     for each in others:

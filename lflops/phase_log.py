@@ -1,16 +1,17 @@
 """Log the transitions between phases of a training run.
 
-Each transition appends four values to the log. Everything else is computed from the values later,
-by functions that a test can call with a plain list. For example:
+A phase is a part of a step, such as the wait for data or forward. Phases can be nested. Each
+transition appends an event to the log: four values, from which everything else is computed later.
+For example:
 
     moment   event       subject     detail
-    1000     ENTER       "data"      "train"      the phase `data` of a training step begins
+    1000     ENTER       "data"      "train"      the phase `data` of the stage `train` begins
     2500     LEAVE       None        None         the innermost phase ends
     2600     STEP_END    a reader    None         a step ends, as counted by this reader
 
 A moment is an integer number of nanoseconds. The log is a flat list: the four values of an event
-are not packed into a tuple, because thousands of tuples would make Python's garbage collector run.
-The constants below are the events, and their docstrings describe the subject and the detail.
+are not put into a tuple, because thousands of tuples would make Python's garbage collector run. The
+constants below are the events, and their docstrings describe the subject and the detail.
 
 Some events assign time to a category of the ledger, which is the time account of the whole run.
 """
@@ -24,74 +25,75 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 ENTER = "enter"
-"""A phase begins. Subject: its name. Detail: its stage."""
+"""Event: a phase begins. Subject: the name of the phase. Detail: its stage, such as "train"."""
 
 LEAVE = "leave"
-"""The innermost phase ends."""
+"""Event: the innermost phase ends."""
 
 DROP = "drop"
-"""The innermost phase ends because of an exception."""
+"""Event: the innermost phase ends because of an exception."""
 
 WAIT = "wait"
-"""Backward begins to wait for other ranks.
+"""Event: backward begins to wait for other ranks.
 
 DDP does this after the last autograd node has run: it waits until the gradients of all ranks have
 been reduced. The wait is a part of backward.
 """
 
 STEP_END = "step_end"
-"""A step of one reader ends. Subject: that reader. Detail: the number of the step, if any.
+"""Event: a step ends for one reader. Subject: this reader. Detail: the number of the step, if any.
 
 A reader is an object that reads the log, such as the ledger. Readers may count steps differently,
-so each reader ignores the step ends of the others.
+so each reader ignores the step ends of other readers.
 """
 
 COUNTERS = "counters"
-"""The thread's scheduler counters and resource usage, logged just before the end of a step.
+"""Event: counters of the training thread were read, just before a `STEP_END`.
 
-Subject: the scheduler counters. Detail: the resource usage. The first value of this event is not a
-moment, but the time that the thread has run on a core, in nanoseconds.
+Subject: the thread's scheduler counters. Detail: its resource usage. The first value of this event
+is not a moment, but the time that the thread has run on a core, in nanoseconds.
 """
 
 BATCH = "batch"
-"""Properties of the step that is about to end.
+"""Event: the batch of the step is known, just before a `STEP_END`.
 
-Subject: the shapes of the batch, or `None`. Detail: whether lflops counted, timed or traced the
-step.
+Subject: the shapes of the batch, or `None` if they are unknown. Detail: whether lflops counted,
+timed or traced the step.
 """
 
 BEGIN = "begin"
-"""A category of the ledger begins, for example validation. Subject: the name of the category."""
+"""Event: a category of the ledger begins, for example validation. Subject: its name."""
 
 END = "end"
-"""A category ends, and so does everything that began inside it. Subject: the name of the category.
+"""Event: a category of the ledger ends, with everything that began inside it. Subject: its name.
 
-If the category began several times, only the latest begin ends.
+If the category has begun several times, only the part since the latest `BEGIN` ends.
 """
 
 REST = "rest"
-"""From now on, time outside all phases belongs to this category. Subject: the name."""
+"""Event: time outside all phases belongs to this ledger category from now on. Subject: its name."""
 
 PAST = "past"
-"""The time just before this event belongs to a category.
+"""Event: the time just before this event belongs to a category of the ledger.
 
 Subject: the name of the category. Detail: how many nanoseconds belong to it.
 """
 
 MOVE = "move"
-"""Nanoseconds that were logged as a phase belong to a category instead, for example to compilation.
+"""Event: some time of a phase belongs to a ledger category instead, for example to compilation.
 
-Subject: the names of the phase and of the category, as a tuple. Detail: number of nanoseconds.
+Subject: the names of the phase and of the category, as a tuple. Detail: the number of nanoseconds
+that move from the phase to the category.
 """
 
 WIDTH = 4
-"""Number of values per event."""
+"""Number of values of each event in the log."""
 
 RUN = "run"
 """Stage of phases that belong to no step, such as saving a checkpoint."""
 
 MANY = WIDTH * 10_000
-"""Number of values after which the log is delivered, even if no reader has requested it."""
+"""If the log holds more values than this, they are delivered without a request of a reader."""
 
 Event = tuple[int, str, Any, Any]
 
@@ -146,7 +148,7 @@ class PhaseLog:
     def deliver(self) -> None:
         """Pass the events since the last delivery to all readers.
 
-        Any thread may call this method.
+        Any thread can call this method.
         """
         with self._lock:
             events = self.events[:]
@@ -183,8 +185,8 @@ def innermost(
     """Yield the moments at which the innermost phase of a stage changes, or a step ends.
 
     Args:
-        values: Events of the log.
-        stage: The stage.
+        values: The values of events, as a flat list.
+        stage: The stage, such as "train".
         running: The phases that run before the first event, each with its stage. The function
             updates this list to the phases that run after the last event.
         reader: The reader whose step ends are yielded. Step ends of other readers are skipped.
@@ -211,7 +213,7 @@ def innermost(
 
 
 def last_phase(running: Sequence[tuple[str, str]], stage: str) -> str:
-    """Return the innermost running phase of a stage, or "" if no phase runs."""
+    """Return the innermost running phase of a stage, or "" if no phase of the stage runs."""
     for phase, of_stage in reversed(running):
         if of_stage == stage:
             return phase

@@ -1,4 +1,7 @@
-"""Schedule the windows of a run, and fit a schedule to a short run."""
+"""Define in which steps lflops profiles a run, and fit a schedule to a short run.
+
+A window is a few consecutive steps that lflops profiles.
+"""
 
 import math
 from dataclasses import dataclass
@@ -14,11 +17,11 @@ class Schedule:
     """A schedule with the parameters of `torch.profiler.schedule`. Here, a step is one batch.
 
     Attributes:
-        wait: Number of steps before each window, in which only the clock is read.
+        wait: Number of steps before each window. In these steps, lflops only reads a clock.
         warmup: Number of steps at the start of a window. In the last of them, lflops counts all
             operators; the duration of that step is never used.
-        active: Number of steps in which the window records.
-        repeat: Number of windows; 0 repeats windows until the end of the run.
+        active: Number of steps after the warm-up, which lflops times or traces.
+        repeat: Number of windows. If it is 0, windows repeat until the end of the run.
         skip_first: Number of steps before the first wait.
     """
 
@@ -37,9 +40,9 @@ class Schedule:
 
 
 class Position(NamedTuple):
-    """The position of a step in a schedule: its phase, and the number of its window.
+    """The position of a step in a schedule: a phase, and the number of a window.
 
-    A phase is, for example, `wait` or `warmup`. Windows are numbered from 0.
+    Here, a phase is a part of the schedule, such as `wait`. Windows are numbered from 0.
     """
 
     phase: Literal["wait", "warmup", "count", "traced", "module_timing", "over"]
@@ -53,9 +56,10 @@ class Plan:
     With gradient accumulation, an optimizer step consists of several batches.
 
     Attributes:
-        windows: The number of windows, or `None` if they repeat without end.
-        traced: Whether the active steps are traced, and followed by the same number of
-            module-timing steps. If not, the active steps are module-timing steps.
+        windows: The number of windows, or `None` if they repeat until the end of the run.
+        traced: Whether torch.profiler traces the active steps. Then the same number of
+            module-timing steps follow, in which hooks time each module. If false, the active steps
+            are module-timing steps.
     """
 
     skip_first: int
@@ -76,9 +80,10 @@ class Plan:
     ) -> "Plan":
         """Convert a schedule from batches to whole steps, and shorten it to fit the run.
 
-        Partial steps are rounded up. At least one window remains, with its counting step if there
-        is a warm-up. The parts of the schedule are shortened in this order: the skipped steps, the
-        wait, the active steps down to one, the warm-up steps down to one, and the last active step.
+        Partial steps are rounded up. At least one window remains. If the schedule has a warm-up,
+        the step that counts operators also remains. Until one window fits into the run, the parts
+        of the schedule are shortened in this order: the skipped steps, the wait, the active steps
+        down to one, the warm-up steps down to one, and the last active step.
 
         Args:
             schedule: The schedule, in batches.
@@ -115,7 +120,7 @@ class Plan:
         return self.skip_first + self.wait + self.warmup + times * self.active
 
     def waits_until(self, step: int) -> float:
-        """Return the first step at or after `step` that is not a wait, or infinity."""
+        """Return the first step at or after `step` that belongs to a window, or infinity."""
         position = self.place(step)
         if position.phase == "over":
             return math.inf
@@ -125,7 +130,7 @@ class Plan:
     def place(self, step: int) -> Position:
         """Return the position of a step. The steps of the run are numbered from 0.
 
-        The last step of a warm-up is the counting step.
+        The last step of a warm-up is the counting step: lflops counts all its operators.
         """
         window, within = divmod(max(step - self.skip_first, 0), self.length - self.skip_first)
         if self.windows is not None and window >= self.windows:
@@ -143,21 +148,21 @@ class Plan:
 
 
 class ScheduleCursor:
-    """The current position of one stage, such as training, in its plan. Only `go_to` moves it.
+    """The current position of one stage, such as training, in its plan. `go_to` changes it.
 
     Attributes:
-        first: Number of the plan's first window in the run. It is above 0 if the run already had
-            windows before this plan.
-        phase: The phase of the current step.
-        window: The number of the current window.
-        idle_until: The first step at or after the current step that is not a wait; infinity if
-            there is none.
+        first: Number of the plan's first window, counted over the whole run. It is above 0 if the
+            run already had windows before this plan.
+        phase: The phase of the schedule to which the current step belongs, such as `wait`.
+        window: The number of the current window or, during a wait, of the next window.
+        idle_until: The first step at or after the current step that belongs to a window; infinity
+            if there is none.
     """
 
     def __init__(self, plan: Plan, first: int = 0) -> None:
         self.first = first
         self._plan = plan
-        # Number of steps by which windows were brought forward.
+        # Number of steps by which `bring_forward` has moved the remaining windows forward.
         self._ahead = 0
         self.go_to(0)
 
@@ -168,17 +173,21 @@ class ScheduleCursor:
         self.idle_until = self._plan.waits_until(step + self._ahead) - self._ahead
 
     def bring_forward(self, step: int) -> None:
-        """Open the next window at this step if it would open later."""
+        """Let the next window begin at this step, unless it begins earlier."""
         self._ahead += max(int(self.idle_until) - step, 0)
         self.idle_until = min(self.idle_until, step)
 
 
 def _shortened(length: int, excess: int, least: int, times: int = 1) -> tuple[int, int]:
-    """Shorten a part of the schedule to remove excess steps.
+    """Shorten a part of the schedule, because the schedule has too many steps.
 
-    `times` is how often the schedule contains this part.
+    Returns the new length of the part, and the number of excess steps that remain.
 
-    Returns the new length of the part and the excess that remains.
+    Args:
+        length: Number of steps in this part.
+        excess: Number of steps that the schedule has too many.
+        least: Minimum length of this part.
+        times: How often the schedule contains this part.
     """
     cut = min(math.ceil(excess / times), length - least)
     return length - cut, max(excess - times * cut, 0)

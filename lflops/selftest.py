@@ -1,6 +1,7 @@
 """Test lflops on one device, in a few seconds.
 
-Checks which features torch has on the device, and whether times, work and memory are right.
+Checks which features torch has on the device, and whether lflops measures times, work and memory
+correctly.
 """
 
 from collections.abc import Iterator
@@ -26,9 +27,10 @@ TIMES = 9
 
 LEAST_RATIO = 0.5
 MOST_RATIO = 1.25
-"""Maximum accepted value of the measured forward time divided by the host's forward time.
+"""Maximum accepted ratio of two forward times: as lflops measures it, and on the host's clock.
 
-The host waits for the device, so its time includes the launch latency.
+`LEAST_RATIO` is the minimum. The time on the host's clock ends when the host has waited for the
+device, so it includes the launch latency.
 """
 
 COMPARED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
@@ -39,7 +41,7 @@ class Check(Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Name of the check.
-        passed: Whether it passed; `None` if the device does not support it.
+        passed: Whether the check passed; `None` if the device lacks the checked feature.
         found: The result of the measurement, in words.
     """
 
@@ -63,7 +65,7 @@ class SelfTest(Struct, frozen=True, kw_only=True):
 
 
 class Layers(nn.Module):
-    """Three identical layers: one plain, one checkpointed, and one in a nested checkpoint."""
+    """Three identical layers: one normal, one checkpointed, and one in a nested checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +141,7 @@ def _check_support(device: torch.device) -> Iterator[Check]:
 
 
 def _check_forward_time(profile: Profile, model: Layers, x: Tensor) -> Iterator[Check]:
-    """Compare the measured forward time with the host's clock, unless the device is the CPU."""
+    """Compare the measured forward time with the time on the host's clock. Skip this on a CPU."""
     if x.device.type == "cpu":
         return
     measured = min(step.phases["forward"] for step in profile.steps if step.kind == "unprofiled")
@@ -170,7 +172,7 @@ def _check_work(profile: Profile) -> Check:
 
 
 def _check_peak(model: Layers, x: Tensor) -> Check:
-    """Check that the allocator's peak includes the gradients and an activation."""
+    """Check that the allocator's peak memory includes the gradients and an activation."""
     device = x.device
     general_reset = getattr(torch.accelerator, "reset_peak_memory_stats", None)
     reset = getattr(torch.get_device_module(device), "reset_peak_memory_stats", general_reset)

@@ -35,8 +35,8 @@ def size(value: float | None, *, digits: int = 2) -> str:
 def rate(value: float | None, unit: str = "", *, peak: float | None = None) -> str:
     """Format a rate: `177 GFLOP/s`.
 
-    The text has three digits, because a rate comes from a measured time. A rate above `peak` is
-    marked in the same way as in `of_peak`.
+    The text has three digits, because a rate comes from a measured time. If the rate is above
+    `peak`, the text says so, because then the peak is too low or a count is wrong.
     """
     text = _three_digits(_known(value), _with_prefixes(unit))
     is_over = value is not None and peak is not None and value > peak
@@ -90,7 +90,7 @@ def percent(share: float | None, *, digits: int = 1) -> str:
 def of_peak(share: float | None) -> str:
     """Format a share of the peak: `41.5 %`.
 
-    A share above 1 is marked, because it means that the peak is too low or a count is wrong.
+    If the share is above 1, the text says so, because then the peak is too low or a count is wrong.
     """
     text = percent(share)
     return f"{text} (over the peak)" if share is not None and share > 1 else text
