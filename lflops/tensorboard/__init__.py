@@ -1,7 +1,7 @@
 """Show profiles in TensorBoard: `log` writes them, and the LFLOPS tab shows them.
 
-`log` is imported only when it is used. TensorBoard loads the tab from this package, and the tab
-does not need the packages that `log` imports.
+`log` is imported only when it is used, because TensorBoard loads the tab from this package, and the
+tab does not need the packages that `log` imports.
 """
 
 from typing import TYPE_CHECKING, Any

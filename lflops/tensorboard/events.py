@@ -1,4 +1,4 @@
-"""Write a profile as TensorBoard events: a summary for the LFLOPS tab, and figures."""
+"""Write a profile to TensorBoard as data for the LFLOPS tab and as figures."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,17 +19,17 @@ from lflops.report.payload.payload import payload
 from lflops.tensorboard.payload_event import PLUGIN, packed
 
 _RGBA = 4
-"""The color space of images, in TensorBoard's numbering."""
+"""TensorBoard's number for the color space RGBA."""
 
 
 def log(
     writer: Any, profile: Profile, step: int, *, tag: str | None = None, figures: bool = True
 ) -> None:
-    """Write a profile for the LFLOPS tab, and as figures.
+    """Write a profile to TensorBoard: its data for the LFLOPS tab, and figures.
 
-    The figures are the roofline, if the peak is known, and live memory, if it was counted.
-    Everything is written with the given writer, because TensorBoard reads only one file of a folder
-    at a time.
+    The figures are the roofline, if the chip's peak is known, and live memory, if it was counted.
+    Everything is written with `writer`, because TensorBoard reads only one file of a folder at a
+    time.
 
     Args:
         writer: A `torch.utils.tensorboard.SummaryWriter`, such as `TensorBoardLogger.experiment`.
@@ -51,7 +51,7 @@ def summary_of(
 ) -> Any:
     """Return the summary that `log` writes for an analyzed profile.
 
-    Any thread may call this function.
+    Any thread can call this function.
     """
     events = getattr(writer, "file_writer", None)
     if events is None or not hasattr(events, "add_summary"):
@@ -68,7 +68,7 @@ def summary_of(
 
 
 def _payload(analysis: Analysis, tag: str, folder: Path) -> Summary.Value:
-    """Return the data that the LFLOPS tab shows for a window, and its timeline if there is one."""
+    """Return the data of a profile for the LFLOPS tab, including its timeline if it has one."""
     shown = payload(analysis, folder)
     parts = [packed(json.encode(shown))]
     steps = timeline(analysis, shown.memory)

@@ -1,8 +1,9 @@
-"""Store a payload in an event file of TensorBoard, and read it.
+"""Compress and read payloads, which are stored in event files of TensorBoard.
 
-A payload is everything that the LFLOPS tab shows for one window, as compressed JSON. It begins with
-the version of its format and with the head: the few values that the tab shows in its list of
-windows. A window that has a timeline stores it as a second value, after the payload.
+A payload is everything that the LFLOPS tab shows for one window (a few profiled steps), as
+compressed JSON. It begins with the version of its format and with the head: the few values that the
+tab shows in its list of windows. If a window has a timeline, it is stored as a second value after
+the payload.
 """
 
 import json
@@ -23,7 +24,7 @@ LARGEST = 1 << 26
 A payload with 20,000 modules has about a tenth of this size.
 """
 
-# The ends of error messages about a summary.
+# Ends of error messages about a summary (the entry of an event file with a payload).
 _FOREIGN = "is not a summary of lflops"
 _DAMAGED = "is unreadable: it is damaged, or not compressed with deflate"
 _CUT = "is unreadable: its end is missing"
@@ -43,9 +44,9 @@ def packed(payload: bytes) -> bytes:
 
 
 def metadata_problem(content: bytes) -> str:
-    """Return the reason why a summary with the given metadata cannot be read.
+    """Return the reason why a payload cannot be read, according to the metadata of its event.
 
-    The reason is empty if the summary can be read.
+    The result is empty if the payload can be read.
     """
     if not content.isdigit():
         return _FOREIGN
@@ -53,7 +54,7 @@ def metadata_problem(content: bytes) -> str:
 
 
 def unpacked(value: object) -> bytes:
-    """Decompress a value that TensorBoard has stored, and check that it is a payload.
+    """Decompress a value from an event file, and check that it is a payload.
 
     Raises:
         ValueError: The value is not a payload, is damaged, or is too large.
@@ -64,7 +65,7 @@ def unpacked(value: object) -> bytes:
 
 
 def inflated(value: object) -> bytes:
-    """Decompress a payload or a timeline from a value that TensorBoard has stored.
+    """Decompress a value from an event file: a payload or a timeline.
 
     Raises:
         ValueError: The value is damaged, or too large.
@@ -78,9 +79,10 @@ def inflated(value: object) -> bytes:
 
 
 def head(value: object) -> dict[str, Any]:
-    """Return the head of a payload: the values for the list of windows.
+    """Return the head of a compressed payload: the values for the list of windows.
 
     Only the beginning of the payload is decompressed. Fields with an unexpected type are left out.
+    The result is empty if the head is invalid.
 
     Raises:
         ValueError: The value is not a payload, or is damaged.
@@ -103,7 +105,7 @@ def head(value: object) -> dict[str, Any]:
 
 
 def _begin(value: object, most: int) -> tuple[bytes, Any]:
-    """Decompress the beginning of a value: up to `most` bytes. Also return the decompressor."""
+    """Decompress a value up to `most` bytes. Return the bytes and the decompressor."""
     if not isinstance(value, bytes):
         raise ValueError(_FOREIGN)  # noqa: TRY004 - the value is data, not an argument
     inflating = zlib.decompressobj()
@@ -121,7 +123,7 @@ def _check_start(payload: bytes) -> None:
 
 
 def _known(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a head that have the expected type."""
+    """Return the expected fields of a head, without fields of an unexpected type."""
     known: dict[str, Any] = {"partial": given.get("partial") is True}
     for name in _WORDS:
         if isinstance(given.get(name), str):

@@ -1,10 +1,10 @@
-"""Read the list of trace files in a payload (the data of the LFLOPS tab for a window)."""
+"""Read the list of trace files in a payload, the JSON that the LFLOPS tab shows for a window."""
 
 import msgspec
 from msgspec import Raw, Struct
 
 _LONGEST = 1 << 20
-"""Maximum size in bytes of the list of traces, which has a file for each rank."""
+"""Maximum size in bytes of the list of traces, which has one file for each rank."""
 
 
 class _Traces(Struct):
@@ -16,9 +16,10 @@ class _Trace(Struct):
 
 
 def trace_file(payload: bytes, index: int) -> str:
-    """Return the path at an index of the trace list; empty if the entry has no file.
+    """Return the path of the trace file at an index of the payload's list of traces.
 
-    Only the list of traces is decoded, because the rest of a payload may be large.
+    The result is empty if this entry has no path. Only the list is decoded, because the rest of a
+    payload may be large.
 
     Raises:
         LookupError: The list has no such entry.

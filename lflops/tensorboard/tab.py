@@ -1,9 +1,10 @@
-"""Serve the LFLOPS tab: answer the page's requests from event files and trace files.
+"""Serve the LFLOPS tab of TensorBoard with the data in event files and trace files.
 
 TensorBoard imports this module when it starts, and an error of the import would stop TensorBoard.
 So the module imports no third-party package except TensorBoard, and reads data only on a request.
 
-A run, a tag and a step identify a window. TensorBoard calls the stored value of a window a datum.
+A window is a few profiled steps. A run, a tag and a step identify it. Its stored value, which
+TensorBoard calls a datum, contains the payload (the JSON that the tab shows for the window).
 """
 
 import json
@@ -33,11 +34,11 @@ from lflops.tensorboard.payload_event import (
 # URL paths of the page's script (which contains all modules that it imports) and style sheet.
 _ENTRY = "/entry/tensorboard.js"
 _STYLE = "/shell/style.css"
-# Maximum number of steps to read. TensorBoard keeps fewer steps, so all of them are read.
+# Maximum number of steps to read: more than TensorBoard keeps, so all steps are read.
 _ALL = 1_000_000
 # Number of bytes of a trace that are sent at once.
 _CHUNK = 1 << 20
-# A window is logged as two parts: its payload, and its timeline if it has one.
+# Maximum number of parts of a datum: the payload of a window, and its timeline if it has one.
 _PARTS = 2
 _NOT_FOUND = "TensorBoard has no such window"
 _NO_FOLDER = f"{_NOT_FOUND}, or no log directory"
@@ -55,7 +56,7 @@ _Status = tuple[str, dict[str, Any]]
 
 
 class Tab(TBPlugin):  # type: ignore[misc]
-    """The LFLOPS tab, as a dynamic plugin of TensorBoard."""
+    """The LFLOPS tab as a plugin that TensorBoard finds by its entry point."""
 
     plugin_name = PLUGIN
 
@@ -78,16 +79,16 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return {path: partial(_unless_foreign, app) for path, app in apps.items()}
 
     def is_active(self) -> bool:
-        """Return `False`, because TensorBoard itself finds out whether there is data to show."""
+        """Return `False`. TensorBoard itself then finds out whether there is data to show."""
         return False
 
     def frontend_metadata(self) -> Any:
         return FrontendMetadata(es_module_path=_ENTRY, tab_name="LFLOPS")
 
     def _windows(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """Return all windows that can be shown, in chronological order.
+        """Answer with all windows that can be shown, in chronological order.
 
-        For every other window, the answer has the reason why it cannot be shown.
+        For each window that cannot be shown, the answer has the reason.
         """
         windows = []
         problems = []
@@ -111,7 +112,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
     def _logged(self, environ: dict[str, Any]) -> Iterator[tuple[str, str, Any, _Status]]:
         """Yield the run, tag, datum and status of each window.
 
-        If a tag cannot be read, it is yielded once, without a datum.
+        For a tag that cannot be read, yield only one tuple, with `None` instead of a datum.
         """
         experiment = environ.get(experiment_id.WSGI_ENVIRON_KEY, "")
         listed = self._data.list_tensors(
@@ -132,9 +133,9 @@ class Tab(TBPlugin):  # type: ignore[misc]
     def _part(
         self, index: int, inflate: Callable[[Any], bytes], environ: dict[str, Any], start: _Start
     ) -> _Answer:
-        """Return the payload of the requested window, or its timeline.
+        """Answer with the payload of the requested window, or with its timeline.
 
-        `index` is 0 for the payload and 1 for the timeline. `inflate` decompresses it.
+        `index` is 0 for the payload and 1 for the timeline. `inflate` decompresses this part.
         """
         window = self._requested(environ, _parameters(environ))
         if window is None:
@@ -148,10 +149,10 @@ class Tab(TBPlugin):  # type: ignore[misc]
             return _refused(start, _UNREADABLE, f"this window {error}")
 
     def _compare(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """Return the comparison of two windows.
+        """Answer with the comparison of two windows.
 
-        The parameters are `before_run`, `before_tag` and `before_step` for the first window, and
-        `run`, `tag` and `step` for the second.
+        The parameters of the request are `before_run`, `before_tag` and `before_step` for the first
+        window, and `run`, `tag` and `step` for the second window.
         """
         # This loads msgspec, which TensorBoard does not need to start.
         from lflops.report.payload.compare import compared_windows
@@ -175,9 +176,10 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return _json(environ, start, comparison)
 
     def _run(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """Return the data about the whole run to which the requested window belongs.
+        """Answer with the data about the whole run to which the requested window belongs.
 
-        It comes from the window itself, and from the ledger in the run's folder.
+        The data come from the window itself and from the ledger (the run's time account) in the
+        folder of the run.
         """
         # These load msgspec, which TensorBoard does not need to start.
         from lflops.ledger.ledger_file import ENDING
@@ -198,7 +200,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
             return _refused(start, _UNREADABLE, f"this window {error}")
 
     def _trace(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """Return a trace of a window.
+        """Answer with a trace file of the requested window.
 
         The request identifies the trace by its index, never by its path.
         """
@@ -232,7 +234,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
     ) -> tuple[str, Any] | None:
         """Return the name of the requested run, and the datum of the requested tag and step.
 
-        Returns `None` if there is no such datum.
+        Return `None` if there is no such datum.
         """
         for run, datum in self._read(environ, asked.get("run", ""), asked.get("tag", "")):
             if str(datum.step) == asked.get("step"):
@@ -240,7 +242,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return None
 
     def _read(self, environ: dict[str, Any], run: str, tag: str) -> list[tuple[str, Any]]:
-        """Return the data of all steps of a run and tag, as pairs of the run's name and a datum.
+        """Return a pair of the run's name and a datum for each step of a run and a tag.
 
         The list is empty if the tag does not exist.
         """
@@ -259,7 +261,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
 
 
 def _unless_foreign(app: _App, environ: dict[str, Any], start: _Start) -> _Answer:
-    """Answer a request, or refuse it if the browser reports that another site sent the request."""
+    """Let `app` answer a request, but refuse a request that another site sent via the browser."""
     if environ.get("HTTP_SEC_FETCH_SITE", "same-origin") in {"same-origin", "none"}:
         return app(environ, start)
     return _refused(start, _FORBIDDEN, "the request came from another site")
@@ -271,7 +273,7 @@ def _parameters(environ: dict[str, Any]) -> dict[str, str]:
 
 
 def _value(datum: Any, index: int = 0) -> Any:
-    """Return the payload (index 0) or timeline (index 1) of a window; `None` if it is missing."""
+    """Return the compressed payload (index 0) or timeline (index 1) in a datum, or `None`."""
     if index < datum.numpy.size <= _PARTS:
         return datum.numpy.item(index)
     return None
@@ -313,9 +315,9 @@ def _answer(
 def _json(
     environ: dict[str, Any], start: _Start, body: bytes, deflated: bytes | None = None
 ) -> _Answer:
-    """Return JSON, deflated if the browser accepts it.
+    """Answer with JSON, which is compressed with deflate if the browser accepts this encoding.
 
-    `deflated` is the deflated body, if the caller has it.
+    `deflated` is the compressed body, if the caller already has it.
     """
     if "deflate" in environ.get("HTTP_ACCEPT_ENCODING", ""):
         body = packed(body) if deflated is None else deflated
@@ -343,7 +345,7 @@ _NAME = re.compile(r"[\w.-]+\.pt\.trace\.json(?:\.gz)?", re.ASCII)
 
 
 class Opened(NamedTuple):
-    """An open file, its name, and its size in bytes."""
+    """An open trace file with its name and its size in bytes."""
 
     file: BinaryIO
     name: str
@@ -353,19 +355,18 @@ class Opened(NamedTuple):
 def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
     """Open the file at the given index of a payload's list of traces.
 
-    The payload has the path of the file relative to the folder `run`.
+    In the payload, the path of the file is relative to the folder `run`.
 
     Raises:
-        LookupError: The payload names no such trace, or the file does not exist.
-        ValueError: The file is not a trace, or it is outside the log folder, directly or through a
-            link.
+        LookupError: The list has no such trace, or the file does not exist or cannot be read.
+        ValueError: The file is not a trace, or it is outside `logdir`, directly or through a link.
     """
     file = _named(payload, index)
     try:
         path = (run / file).resolve(strict=True)
         inside = path.is_relative_to(logdir.resolve())
     except (OSError, RuntimeError, ValueError):
-        # The file does not exist, its links are circular, or its name is not valid for a path.
+        # The file does not exist, its links are circular, or its path is invalid.
         raise LookupError(
             "the trace does not exist, or is still being written in the background"
         ) from None
