@@ -224,7 +224,7 @@ class _Wrapper:
 
     @property
     def __wrapped__(self) -> Any:
-        """Return the wrapped method: an earlier attribute of the object, or a method of its class."""
+        """Return the wrapped method: an earlier attribute of the object, or its class's method."""
         if self._lflops_before is not _ABSENT:
             return self._lflops_before
         owner = self._lflops_owner

@@ -1,8 +1,8 @@
 """Open, read and write files safely, even if other users created the files or share the folders.
 
 Reading never waits for a pipe, and never uses more memory than the caller allows. A file is written
-completely or not at all, and never through a link. Other modules use it for all files
-of a run.
+completely or not at all, and never through a link. Other modules use this module for all files of a
+run.
 """
 
 import errno

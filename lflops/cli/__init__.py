@@ -1,4 +1,4 @@
 """Define the shell command `lflops`. `main.py` lists the subcommands.
 
-Extras add their own subcommands.
+Extras (optional folders of lflops) add more subcommands.
 """

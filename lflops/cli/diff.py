@@ -16,7 +16,7 @@ from lflops.report.explanation import issue_changes, issue_lines, profile_at
 from lflops.report.terminal.diff import render_diff
 from lflops.trace.files import is_trace
 
-# Error texts for limits that cannot be checked.
+# Error texts for limits that cannot be checked because a value is unknown.
 _UNKNOWN = {
     "unknown_max_regress": "cannot be checked: each run needs at least two unprofiled steps",
     "unknown_min_mfu": (
@@ -126,10 +126,11 @@ def diff(
 
 
 def refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
-    """Raise an error if a limit cannot be checked, for example because the MFU is unknown.
+    """Raise an error if a limit cannot be checked because a value, such as the MFU, is unknown.
 
-    `reasons` has the error text for each limit, under the key `unknown_` and the limit's name, such
-    as `unknown_min_mfu`.
+    A limit that cannot be checked because of noise has a caveat, and raises no error. `reasons`
+    contains the error texts. Its keys are `unknown_` and the name of a limit, such as
+    `unknown_min_mfu`.
     """
     for limit in checked:
         if limit.is_broken is None and limit.caveat is None:
@@ -149,10 +150,10 @@ def _share(option: str, given: str | None) -> float | None:
 
 
 def memory_limit(given: str | None, before: float | None) -> float | None:
-    """Parse the value of `--max-memory` into bytes.
+    """Return the bytes that `given`, the value of `--max-memory`, allows.
 
-    The value is a size such as `24GiB`, or an increase such as `5%` over `before`, the peak bytes
-    of the first run.
+    `given` is a size such as `24GiB`, or an increase such as `5%` over the peak of the first run.
+    `before` is this peak in bytes.
     """
     if given is None:
         return None

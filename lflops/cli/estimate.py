@@ -389,7 +389,11 @@ _CASTS_ARE_KEPT = Note(code="casts_are_kept", subject="", values={})
 
 
 def _check_search(memory: str | None, hardware: str | None, *, policy: bool, batch: bool) -> None:
-    """Raise an error if a search has no memory limit, or if `memory` is passed without a search."""
+    """Check the options of the two searches, `--ac best` and `--batch max`.
+
+    `policy` and `batch` are true if the respective search is requested. Only one search is allowed.
+    It needs a memory limit, and `memory` is not allowed without a search.
+    """
     if policy and batch:
         raise UsageError("--ac best and --batch max both fill the memory: pass one of them")
     if not policy and not batch:
@@ -439,7 +443,7 @@ class Training(NamedTuple):
 
     Attributes:
         tokens: Number of tokens in the whole run.
-        price: Price of a GPU-hour.
+        price: Price of a GPU-hour, or `None` if the user did not pass it.
         tokens_of_a_rank: Number of tokens that one rank processes in a step.
     """
 
@@ -448,7 +452,7 @@ class Training(NamedTuple):
     tokens_of_a_rank: int
 
     def lines(self, predicted: Prediction, ranks: int) -> Iterator[tuple[str, str]]:
-        """Yield lines of a table: the tokens per second, and the days and cost of the run.
+        """Yield a label and a text for the tokens per second, the duration and the cost of the run.
 
         `ranks` is the number of GPUs.
         """
@@ -471,14 +475,15 @@ class Training(NamedTuple):
 
 
 class _Estimate(NamedTuple):
-    """The result of the command.
+    """The result of `lflops estimate`.
 
     Attributes:
         analysis: The analysis of the estimated profile.
-        of_ranks: Memory of each rank under ZeRO, if requested.
-        plan: Checkpointing plan that `--ac best` found.
-        largest: Largest batch that `--batch max` found; 0 if not even one sample fits.
-        predicted: The predicted time of a step, or `None` if it is not predicted.
+        of_ranks: Memory of a rank under each stage of ZeRO. Empty without `--ranks`.
+        plan: Checkpointing plan that `--ac best` found. `None` without this option.
+        largest: Largest batch that `--batch max` found; 0 if not even one sample fits. `None`
+            without this option.
+        predicted: The predicted time of a step, or `None` if it cannot be predicted.
     """
 
     analysis: Analysis
@@ -527,7 +532,7 @@ class _Estimate(NamedTuple):
             typer.echo(self._largest_batch(self.largest))
 
     def _tables(self, training: Training | None) -> Iterator[RenderableType]:
-        """Yield the tables below the table of modules."""
+        """Yield the tables that are printed below the table of modules."""
         analysis = self.analysis
         yield render_memory(analysis)
         if analysis.checkpointed:
@@ -613,8 +618,8 @@ def _check_fsdp_options(
 def _positive(option: str, number: str, wanted: str, given: str | None = None) -> int:
     """Parse a positive whole number from the value of an option.
 
-    If `number` is only a part of the value, `given` is the whole value, for the error text.
-    `wanted` describes what to pass.
+    If `number` is only a part of the value, `given` is the whole value. `given` and `wanted`, a
+    description of valid values, are used in the error text.
     """
     if not number.isdecimal() or not int(number):
         raise UsageError(f"{option} {given or number}: pass {wanted}")
@@ -640,10 +645,11 @@ def bytes_of(size: str) -> float:
 def builder_for(
     target: str, tokens: int | None, *, remote_code: bool
 ) -> Iterator[Callable[[int], Any]]:
-    """Provide a function that builds the target's model and a batch with a given number of samples.
+    """Yield a function that builds the target's model and a batch with a given number of samples.
 
-    If the target is a function, it can import modules in the current folder. If the target is a
-    configuration, transformers downloads nothing. Errors name the target.
+    While the context is open, a target that is a function can import modules in the current folder.
+    For a target that is a configuration, transformers downloads nothing. Errors in the context name
+    the target.
     """
     from lflops.estimation.from_config import is_config, offline
 
@@ -660,8 +666,8 @@ def builder_for(
 def _built(target: str, tokens: int | None, *, remote_code: bool) -> Iterator[Callable[[int], Any]]:
     try:
         build = _builder(target, tokens, remote_code=remote_code)
-        # The objects of torch and transformers stay alive. Without `freeze`, every full garbage
-        # collection would visit all of them.
+        # Without `freeze`, every full garbage collection would visit all objects of torch and
+        # transformers, although they stay alive.
         gc.freeze()
         yield build
     except (LflopsError, UsageError):

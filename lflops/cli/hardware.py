@@ -1,4 +1,4 @@
-"""`lflops hardware`, `roofline` and `selftest`: show chips, their rooflines, and this machine."""
+"""`lflops hardware`, `roofline` and `selftest`: show chips, compare work with them, test lflops."""
 
 from pathlib import Path
 from typing import Annotated

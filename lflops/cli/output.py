@@ -1,6 +1,6 @@
 """Print the output of the commands: tables, lines of text, and JSON.
 
-Tables have the width and colours of the terminal.
+Tables are as wide as the terminal and use its colours.
 """
 
 import os
@@ -18,7 +18,7 @@ from lflops.extras import needed
 from lflops.profile.profile import Profile
 
 WIDTH = 120
-"""Width of output that does not go to a terminal, unless COLUMNS is set."""
+"""Width in characters of output that does not go to a terminal, unless COLUMNS is set."""
 
 BYTES = {
     "B": 1,
@@ -31,7 +31,7 @@ BYTES = {
     "GiB": 1024**3,
     "TiB": 1024**4,
 }
-"""Units of sizes that a user can pass, and the number of bytes in each."""
+"""Units of sizes that a user can pass, and the number of bytes in each unit."""
 
 # The error that typer raises on wrong usage. Typer does not export this base class by name, and the
 # package that defines it depends on the version of typer.
@@ -41,8 +41,8 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 def draw(content: RenderableType) -> None:
     """Print a rich renderable, such as a table.
 
-    The output has the width and colours of the terminal, or is plain text if stdout is not a
-    terminal.
+    The output is as wide as the terminal and uses its colours. If stdout is not a terminal, the
+    output is plain text.
     """
     drawn = BytesIO()
     file = TextIOWrapper(drawn, encoding=sys.stdout.encoding, errors="replace", newline="\n")
@@ -58,7 +58,7 @@ def draw(content: RenderableType) -> None:
 
 
 def save_memory(profile: Profile, figure: Path | None) -> None:
-    """Write a figure of the live memory over a step to a file. If `figure` is `None`, do nothing.
+    """Draw the live memory over a step into the file `figure`. If it is `None`, do nothing.
 
     The suffix of the file determines the format.
     """

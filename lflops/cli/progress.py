@@ -19,12 +19,13 @@ On a terminal, the line is updated in place, every `TERMINAL_SECONDS` seconds.
 
 
 class ProgressLine:
-    """Writes the stage of a command and the elapsed seconds while a context is open.
+    """A context manager that writes the running stage of a command and the elapsed seconds.
 
-    A separate thread writes the line, so that stages without their own progress are shown as well.
+    A stage is a part of the command's work, such as "loading torch". A separate thread writes the
+    line, so that it is updated even during a stage that reports no progress.
 
     Attributes:
-        stage: Name of the running stage of the command.
+        stage: Description of the running stage.
     """
 
     def __init__(
@@ -56,15 +57,15 @@ class ProgressLine:
         self._thread.join()
 
     def operators(self, done: int, _total: int | None) -> None:
-        """Show the number of operators estimated so far."""
+        """Show how many operators have been estimated so far."""
         self.stage = f"estimating, {done:,} operators so far"
 
     def estimates(self, done: int) -> None:
-        """Show the number of estimates made for a plan so far."""
+        """Show how many estimates have been made for a plan so far."""
         self.stage = f"planning, {done:,} estimates so far"
 
     def line(self, seconds: float) -> str:
-        """Return the text of the line after the given number of seconds."""
+        """Return the text of the progress line after the given number of seconds."""
         return f"lflops: {self.stage} ({seconds:.0f} s)"
 
     def _write(self) -> None:

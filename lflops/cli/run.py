@@ -1,4 +1,7 @@
-"""`lflops run`, `ledger` and `window`: run a script with lflops, and read the folder of its run."""
+"""`lflops run`, `ledger` and `window`: run a script with lflops, and use the folder of its run.
+
+The ledger is the time account of the run. A window is a few steps that lflops profiles.
+"""
 
 import os
 import secrets
@@ -70,25 +73,25 @@ def run(
 def _settings(folder: Path | None) -> str | None:
     """Return the value of the environment variable LFLOPS for the script.
 
-    The value has the user's settings and the folder of the ledger. If `folder` is `None`, this is
-    the folder in the user's settings, or a new folder.
+    The value contains the user's settings and the folder of the ledger. If `folder` is `None`, the
+    folder of the ledger is the folder in the user's settings or, without one, a new folder.
 
     Raises:
-        LflopsError: The user's settings are wrong.
+        LflopsError: The user's settings are invalid.
     """
     settings = settings_line()
     if settings:
-        # imported here, because it imports torch
+        # Imported here because it imports torch, which takes seconds.
         from lflops.monitoring.inputs.settings import settings_of
 
-        # A wrong setting is an error here, and not a warning in the middle of the run.
+        # An invalid setting is an error here. In the run, it would only be a warning.
         settings_of(settings)
     if folder is None and settings is not None and "dirpath" in settings:
         return settings
     if folder is None:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = Path("lflops_runs", name)
-    # The path is quoted, because commas separate settings, and spaces around a value are dropped.
+    # The path is quoted because commas separate settings, and spaces around a value are dropped.
     dirpath = f"dirpath={quote(os.fsencode(folder.absolute()))}"
     return f"{settings},{dirpath}" if settings else dirpath
 

@@ -146,7 +146,7 @@ def _check_views(
     memory: bool,
     phase: Phase | None,
 ) -> None:
-    """Raise an error if options of different views are combined."""
+    """Raise an error if options that belong to different tables are combined."""
     is_table = flat or depth != -1 or sort is not None
     if flat and depth != -1:
         raise UsageError(
@@ -313,8 +313,8 @@ def _default_page(files: list[Path]) -> Path:
 def _distinct_names(files: list[Path]) -> list[str]:
     """Return a name for each file: the file name, or the path if two files have the same name.
 
-    If a path is passed twice, a number is added to the second name. For a single file, the list is
-    empty.
+    If a path is passed twice, a number is added to the second name. For a single file, the result
+    is empty.
     """
     if len(files) == 1:
         return []

@@ -1,4 +1,4 @@
-"""`lflops what-if`: predict the step time after a change."""
+"""`lflops what-if`: predict the step time after a change, such as a larger batch."""
 
 from pathlib import Path
 from typing import Annotated

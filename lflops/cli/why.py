@@ -1,4 +1,4 @@
-"""`lflops why`: explain a training run."""
+"""`lflops why`: explain why a training run is slow."""
 
 import sys
 from collections.abc import Sequence
@@ -46,9 +46,10 @@ def why(
 
 
 def _print_lines(rows: Sequence[tuple[str, str]]) -> None:
-    """Print labels and texts, which a terminal shows wrapped at its width.
+    """Print rows of a label and a text.
 
-    Elsewhere, each text is one line, which is easier to search.
+    On a terminal, the texts wrap at its width. Otherwise, each text stays on one line, which is
+    easier to search.
     """
     if sys.stdout.isatty():
         draw(margin((label, prose(text)) for label, text in rows))
