@@ -1,5 +1,5 @@
 """Turn results into text and data for people.
 
-The forms are lines, tables, terminal output, log text, and the payload: the JSON that the HTML page
-draws.
+The results become lines, tables, terminal output, log text, and the payload, which is the JSON that
+the HTML page draws.
 """

@@ -27,13 +27,13 @@ _NAMED = 3
 """Maximum number of modules that are listed by name."""
 
 _SMALL_CHANGE = 0.1
-"""Smallest share by which a step's time must change so that it is never called unchanged.
+"""A change of the step time by at least this share is never called unchanged.
 
 If such a change is within the noise, the report says that it cannot tell whether the step changed.
 """
 
 _MULTIPLE = 2.0
-"""Ratio from which a change is written as a multiple, such as 4.0× instead of +300 %."""
+"""Smallest ratio that is written as a multiple, such as 4.0× instead of +300 %."""
 
 _SAME = "as fast as before"
 
@@ -41,8 +41,9 @@ _SAME = "as fast as before"
 def headline(diff: Diff) -> tuple[str, ...]:
     """Return the comparison as sentences.
 
-    An exact change of the MACs comes first, then the verdict on the step time, then the changes of
-    modules and phases, the largest first.
+    A change of the MACs comes first, unless the batch size explains it. Then come the verdict on the
+    step time, and the changes of modules and phases, the largest first. The last sentences are
+    about work, memory, and added, removed and renamed modules.
     """
     found = causes(diff)
     batch = batch_change(diff)
@@ -75,7 +76,7 @@ def headline(diff: Diff) -> tuple[str, ...]:
 
 
 def _exact_work(diff: Diff, batch: BatchChange | None) -> str:
-    """Describe how the MACs of the step changed, and name the module that causes the whole change.
+    """Describe how the MACs of the step changed. Name the module with the whole change, if any.
 
     Return the empty string if the MACs did not change, or if the batch size explains the change.
     """
@@ -91,9 +92,9 @@ def _exact_work(diff: Diff, batch: BatchChange | None) -> str:
 
 
 def _module_with(diff: Diff, added: float) -> str:
-    """Return the name of the innermost module that contains all added (or removed) MACs.
+    """Return the name of the innermost module whose MACs changed by `added`, the step's change.
 
-    Return the empty string if only the root module contains all of them.
+    Return the empty string if there is no such module below the root.
     """
     found = ""
     for module in diff.modules[1:]:
@@ -106,7 +107,7 @@ def _module_with(diff: Diff, added: float) -> str:
 
 
 def _change_of_all_modules(diff: Diff) -> float:
-    """Estimate the change of the step that is due to a common change of all modules, in seconds.
+    """Estimate by how many seconds the step changed because of a common change of all modules.
 
     In a common change, all modules become slower or faster by about the same ratio, for example
     because the machine is slower.
@@ -117,7 +118,7 @@ def _change_of_all_modules(diff: Diff) -> float:
 
 
 def is_news(diff: Diff) -> bool:
-    """Return whether a time, the work, the memory or the modules changed by more than noise."""
+    """Return whether a time changed by more than noise, or the work, memory or modules changed."""
     if diff.step.verdict in CHANGED or causes(diff) or diff.peak_bytes.differs:
         return True
     if _is_uniform_change(diff):
@@ -279,7 +280,7 @@ def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
 
 
 def _change_of_work(diff: Diff) -> str | None:
-    """Return a sentence about the change of the step's MACs, or else of its FLOPs or bytes moved.
+    """Return a sentence about the first of the step's MACs, FLOPs or bytes moved that changed.
 
     Return `None` if none of these totals changed.
     """
@@ -299,8 +300,8 @@ def _change_of_work(diff: Diff) -> str | None:
 def _names(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
     """Yield sentences with the names of added, removed and renamed modules.
 
-    If the time of an added or removed module is known, `headline` has another sentence about this
-    module, so it is left out here.
+    An added or removed module whose time is known is left out, because `headline` has another
+    sentence about it.
     """
     for kind in ("added", "removed"):
         untimed = []
@@ -338,7 +339,7 @@ def interval(time: Timing) -> str:
 
 
 def signed(ratio: float | None) -> str:
-    """Format a ratio as a change with its sign, such as `+12 %`; a large ratio as `×14`."""
+    """Format a ratio as a change with its sign, such as `+12 %`, or a large ratio as `×14`."""
     if ratio is None:
         return units.UNKNOWN
     if ratio >= 10:

@@ -3,6 +3,9 @@
 `lflops.explain` returns this object, and `lflops why` prints it. It has the same findings as the
 first screen, which is the top of the HTML page. It also has findings from the ledger of the run
 (the time account of the whole run), such as time between steps and occasional slow steps.
+
+A finding is one reason for lost time, and an issue is a finding that should be fixed. A window is a
+few consecutive steps that lflops profiles; its result is one profile.
 """
 
 import os
@@ -53,10 +56,10 @@ MOST_LINES = 6
 """Maximum number of lines about ranks in an explanation."""
 
 MOST_PHASES = 3
-"""Maximum number of phases that are named if there is neither an issue nor a window."""
+"""Maximum number of phases that are named as the longest if there is no issue and no window."""
 
 LEAST_SHARE_OF_PHASE = 0.1
-"""Only phases with at least this share of the step are named."""
+"""Only phases with at least this share of the step are named as the longest."""
 
 MOST_FINDINGS = 6
 MOST_MODULES = 5
@@ -70,13 +73,14 @@ _NO_WINDOW = Verdict(
 class Module(Struct, frozen=True, kw_only=True):
     """One of the modules that take longest.
 
-    Repeated modules, such as the layers of a transformer, are one entry named `layers.*`.
+    Repeated modules, such as the layers of a transformer, are one entry named `layers.*`. The
+    numbers of such an entry are sums over the modules.
 
     Attributes:
         name: The name of the module, or the empty string for the root.
         kind: The class of the module.
-        seconds: Self time in seconds per step.
-        macs: MACs of forward and backward per step.
+        seconds: Self time (without submodules) in seconds per step.
+        macs: MACs of forward and backward per step, without submodules.
     """
 
     name: str
@@ -92,8 +96,9 @@ class Explanation(Struct, Displayed, frozen=True, kw_only=True):
         status: "found" if there is an issue. "nothing found" if there is no issue, and enough
             steady steps were measured to see one. Otherwise "cannot tell".
         said: Sentence with the time of a step and its efficiency.
-        findings: First the issues, and overhead that costs more than every issue, sorted by cost.
-            Then the findings that only show where the other time goes.
+        findings: First the issues, and overhead (time in which the model computes nothing) that
+            costs more than every issue, sorted by cost. Then the findings that only show where the
+            other time goes.
         because: How reliable the numbers are: how many steps were timed, how much they vary, and
             what is unknown.
         unseen: Reason why an issue might exist although none was found, for example that too few
@@ -125,7 +130,7 @@ class Explanation(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def cause(self) -> str | None:
-        """The name of the most expensive issue, or `None` without one."""
+        """The cause of the first issue, or `None` if there is no issue."""
         issue = first_issue(self.findings)
         if issue is None:
             return None
@@ -136,8 +141,8 @@ def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
     """Explain why a run is slow, how much each reason costs, and what to do next.
 
     Args:
-        given: A profile, the ledger of a run, the file of a profile, or the folder of a run. For a
-            folder, its last window and its ledger are read.
+        given: A profile, the ledger of a run, the file of a profile, or the folder of a run. From a
+            folder, the profile of the last window and the ledger are read.
 
     Raises:
         ProfileError: There is no profile or ledger at this path, or it cannot be read.
@@ -192,7 +197,7 @@ def windows_in(folder: Path) -> list[Profile]:
 
 
 def profile_at(path: Path) -> Profile:
-    """Load a profile from its file, or the profile of the last window from a run's folder."""
+    """Load a profile from its file. If `path` is a run's folder, load the last window's profile."""
     if not path.is_dir():
         return load(path)
     window = last_window(path)
@@ -265,10 +270,10 @@ def _issues(run: Analysis) -> dict[tuple[str, str], Finding]:
 
 
 def _would_show(analysis: Analysis, cause: str) -> bool:
-    """Return whether an issue would have been found in a run if the run had it.
+    """Return whether an issue would certainly have been found in a run if the run had it.
 
-    This is certain if enough steady steps were measured to find any issue. It is also certain if
-    the issue is a long phase, and in three quarters of the steps this phase is too short for it.
+    This is true if enough steady steps were measured to find any issue. It is also true if the
+    issue is that a phase takes long, but this phase is short enough in three quarters of the steps.
     """
     if unseen_because(analysis) is None:
         return True
@@ -284,7 +289,7 @@ _CHANGE_LABELS = {"new": "new issue", "still": "issue", "gone": "no longer"}
 
 
 def issue_lines(changes: Sequence[IssueChange]) -> Iterator[tuple[str, str]]:
-    """Yield the label and text of each change for a terminal."""
+    """Yield the label and the text for each change, to be printed in a terminal."""
     for change in changes:
         said = change.finding.sentence
         if change.status == "cannot tell":
@@ -314,7 +319,7 @@ def _explained(
     if unseen is None and was_preempted:
         unseen = PREEMPTED
     because = verdict.confidence
-    # The confidence then ends with "N notes below", but an explanation has no notes.
+    # The confidence ends with "N notes below", but there are no notes below an explanation.
     if verdict.caveats:
         because = f"{because.removesuffix('below')}in lflops show"
     if was_preempted:
@@ -348,9 +353,9 @@ def _explained(
 
 
 def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
-    """Return a sentence saying that the run ran out of memory, and where the newest report is.
+    """Return a sentence saying that the run ran out of memory, and which file describes this.
 
-    Return the empty string if the run did not end because of this.
+    Return the empty string if the run did not end for lack of memory.
     """
     if ledger is None or ledger.starts[-1].ended != "OutOfMemoryError":
         return ""
@@ -382,8 +387,8 @@ def _said(verdict: Verdict, window: WindowSummary | None, ledger: Ledger | None)
 def _longest_phases(ledger: Ledger) -> str:
     """Describe which phases of the step are the longest.
 
-    Return the empty string if no step was timed. Also return it if the longest phase is not a pass
-    of the model, because there are findings about all other phases.
+    Return the empty string if no step was timed, or if the longest phase is neither forward nor
+    backward, because there are findings about all other phases.
     """
     times = times_of(None, ledger)
     if times is None:
@@ -469,7 +474,7 @@ def _seconds_by_group(ledger: Ledger | None) -> dict[str, float] | None:
 def _more(
     path: Path | None, window: Path | None, ledger: Ledger | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield the purpose and the text of each command that shows more."""
+    """Yield the purpose and the command line of each command that shows more."""
     if window is not None:
         file = shlex.quote(os.fspath(window))
         yield "the modules", f"lflops show {file}"
@@ -502,7 +507,7 @@ def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
 
 
 def _track_record(finding: Finding) -> str:
-    """Format how often such findings were right in runs with known issues, in brackets."""
+    """Format in brackets how often such findings were right in runs with known issues."""
     if not finding.track_record:
         return ""
     return f" ({finding.track_record})"

@@ -1,6 +1,7 @@
-"""Write one HTML file that shows a profile, or compares several profiles.
+"""Write one HTML file that shows a profile or a whole run, or compares several profiles.
 
-The file opens from disk and makes no network request.
+The file opens from disk and makes no network request. A window is a few consecutive steps of a run
+that lflops profiles, and each profile is the result of one window.
 """
 
 import base64
@@ -36,7 +37,7 @@ def page(*analyses: Analysis, names: Sequence[str] = (), ledger: Ledger | None =
         analyses: One or several profiles. The last profile is shown first.
         names: The file names of the profiles, if profiles of different runs are compared. Without
             names, all profiles are windows of one run.
-        ledger: The ledger of this run.
+        ledger: The ledger (time account) of this run, or `None` to leave it out.
     """
     data = []
     parts = []
@@ -72,12 +73,12 @@ MOST_WINDOWS = 12
 MOST_ROWS = 20_000
 """Maximum number of modules and operators in one HTML file, summed over its windows.
 
-At least one window is always included, even if it alone has more modules and operators.
+At least one window is always included, even if it has more modules and operators.
 """
 
 
 def rows_of(profile: Profile) -> int:
-    """Return the number of modules and operators on the page of a profile."""
+    """Return how many modules and operators the page of a profile lists."""
     return len(profile.modules) + len(profile.op_counts)
 
 
@@ -108,7 +109,7 @@ def page_of_data(title: str, value: Any, entry: str) -> str:
 
 
 def save(analysis: Analysis, path: Path) -> None:
-    """Write the page of one profile, atomically, and create missing folders.
+    """Write the HTML file of one profile atomically, and create missing folders.
 
     The page includes the ledger of the run if it is in the same folder and can be read.
     """
@@ -122,9 +123,9 @@ def save(analysis: Analysis, path: Path) -> None:
 def write(text: str, path: Path, *, is_named: bool = True) -> None:
     """Write a file atomically, and create missing folders.
 
-    If the user named a device or a pipe, the text is written into it. If the path is a default
-    (`is_named` is false), a pipe at this path is replaced by a file. Another user may have put the
-    pipe there, and writing into a pipe that no process reads from would block.
+    If the user chose the path (`is_named`) and it is a device or a pipe, the text is written into
+    it. If the path is a default, a pipe at this path is replaced by a file. Another user may have
+    created the pipe, and writing into a pipe that no process reads from would block.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if is_named and path.exists() and not path.is_file() and not path.is_dir():

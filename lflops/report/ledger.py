@@ -1,4 +1,7 @@
-"""Format a run's ledger as text."""
+"""Format a run's ledger, its time account, as text.
+
+A start is one process of the run. A run that was resumed has several starts.
+"""
 
 from collections.abc import Iterable, Iterator
 
@@ -16,34 +19,34 @@ from lflops.ledger.account import (
 from lflops.report.text import counted, phase_label
 
 LEAST_SHARE = 0.01
-"""Smallest lost time that is reported, as a share of the run."""
+"""Smallest time of a category that is reported as lost, as a share of the run."""
 
 LEAST_SECONDS = 1.0
-"""Smallest lost time that is reported, in seconds."""
+"""Smallest time of a category that is reported as lost, in seconds."""
 
 SHORT_RUN_SECONDS = 60.0
-"""Duration of a run in seconds below which only slow steps count as lost time.
+"""If a run is shorter than this, time outside training, such as the start-up, is not lost time.
 
-The start-up of the program also takes time, but in a short run this is normal.
+In a short run, it is normal that the start-up takes much of the time.
 """
 
 WAITS = {"training/data", "training/wait"}
 """Ledger categories of the data wait and the communication wait in steps that were not slow."""
 
 LONG_WAIT_SHARE = 0.1
-"""Smallest share of the run from which waits in steps that were not slow count as lost time."""
+"""Waits in steps that were not slow are lost time if they take at least this share of the run."""
 
 LONG_OTHER_SHARE = 0.25
-"""Smallest share of the run from which time outside all phases counts as lost time.
+"""Time outside all phases of the steps is lost time if it takes at least this share of the run.
 
-Time outside all phases may contain useful work, such as the loss or another model.
+Less time may be useful work, such as the loss or another model.
 """
 
 MOST_SLOW_STEPS = 10
 
 
 def has_losses(ledger: Ledger) -> bool:
-    """Return whether the run lost much time, or the memory of its process grew much."""
+    """Return whether the run lost much time, or the memory of its last process keeps growing."""
     is_lost = any(_is_loss(ledger, name, seconds) for name, seconds in ledger.seconds.items())
     return is_lost or memory_growth(ledger) is not None
 
@@ -80,8 +83,8 @@ def other_runs(ledger: Ledger) -> str:
 def ledger_lines(ledger: Ledger) -> Iterator[str]:
     """Yield the lines of the ledger.
 
-    They show the time in each category, each start (process) of the run if there were several, and
-    the most expensive slow steps.
+    They show the time in each category, the starts of the run if there are several, the slow steps
+    with the highest cost, and the growth of the process's memory.
     """
     yield headline(ledger)
     yield ""
@@ -104,9 +107,9 @@ def ledger_lines(ledger: Ledger) -> Iterator[str]:
 
 
 def _parts(ledger: Ledger, group: str) -> Iterator[tuple[str, float]]:
-    """Yield the parts of a ledger category with their seconds, the longest first.
+    """Yield the label and the seconds of each part of a category, the longest part first.
 
-    The parts of the slow steps are their causes. The parts of all other categories are phases.
+    The category of slow steps is divided by cause, and every other category by phase.
     """
     for name, seconds in sorted(ledger.seconds.items(), key=lambda item: -item[1]):
         of_group, _, part = name.partition("/")
@@ -137,7 +140,7 @@ def _slow_lines(steps: Iterable[SlowStep]) -> Iterator[str]:
 
 
 def _steps_of(start: Start) -> str:
-    """Format the numbers of the steps of a start. Steps are numbered from 0."""
+    """Format which steps a start ran. Steps are numbered from 0."""
     if start.last_step <= start.first_step:
         return "no steps"
     return f"steps {start.first_step} to {start.last_step - 1}"

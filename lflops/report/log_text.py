@@ -1,6 +1,7 @@
-"""Format the text that is logged at the end of each window: at most about 40 lines.
+"""Format the text that is logged at the end of each window (a few profiled steps).
 
-It has the verdict, the step, the modules with the most time, memory and ranks.
+The text describes the verdict, the step, the modules with the most time, memory and ranks, in at
+most about 40 lines.
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ _NAME = 60
 _LEAST_NAME = 30
 
 _REMARKS = 3
-"""Maximum number of lines with notes. The same maximum holds for unsupported operators."""
+"""Maximum number of lines with notes, and also of lines with unsupported operators."""
 
 _RANK_LINES = 4
 
@@ -39,12 +40,12 @@ _CHANGES = 2
 _SUBJECT = frozenset({"profiled", "device", "inputs"})
 _MODEL = frozenset({"parameters", "peak live memory"})
 
-# Facts about speed that the log leaves out. `lflops show` prints them.
+# Names of facts about speed that the log leaves out. `lflops show` prints them.
 _LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})
 
 
 def log_text(analysis: Analysis, before: Profile | None = None) -> str:
-    """Format the profile of a window for the log, with the changes since the window `before`."""
+    """Format a profile for the log, with the changes since the previous window's profile `before`."""
     lines = [(label, plain(text)) for label, text in _lines(analysis, before)]
     return labelled(lines, least_width=_MARGIN)
 
@@ -71,7 +72,7 @@ def _lines(analysis: Analysis, before: Profile | None) -> Iterator[tuple[str, st
 
 
 def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Yield the modules that take longest, and one line for all other modules."""
+    """Yield a line for each module that takes longest, and one line for all other modules."""
     modules = analysis.busiest
     if not modules:
         return
@@ -97,7 +98,7 @@ def _time(analysis: Analysis, seconds: float) -> str:
 
 
 def _named(modules: BusyModules) -> str:
-    """Format the name of one or several identical modules, with their number and their class.
+    """Format the name of one or several identical modules, with their number and class.
 
     A long name is shortened at its start.
     """
@@ -112,7 +113,7 @@ def _remarks(analysis: Analysis, report: Report) -> Iterator[tuple[str, str]]:
     """Yield the notes, unsupported operators and lines about ranks, each with its label.
 
     Only the first few notes, operators and lines about ranks are included. If notes or operators
-    are left out, a last line says how many.
+    are left out, their last line says how many.
     """
     room = _RANK_LINES
     for label, facts in groupby(report.remarks, key=lambda fact: fact.label):

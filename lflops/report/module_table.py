@@ -21,12 +21,12 @@ _SHORT: dict[str | None, str] = {None: "total"} | WORDS["short"]
 
 
 class ModuleLine(NamedTuple):
-    """A line of the table.
+    """A line of the table of modules.
 
     Attributes:
-        row: The module. If the line stands for several identical modules, one of them.
-        times: Number of modules that the line stands for. Its numbers are sums over these modules.
-        path: The full name. For identical modules, it has the range of their indices, such as
+        row: The module. If the line stands for several identical modules, one of these modules.
+        times: Number of modules that the line stands for. The table shows sums over these modules.
+        path: The full name. For identical modules, it contains the range of their indices, such as
             `layers.0…11.mlp`.
     """
 
@@ -36,10 +36,10 @@ class ModuleLine(NamedTuple):
 
 
 class ModuleColumn(NamedTuple):
-    """A column of the table.
+    """A column of the table of modules.
 
     Attributes:
-        heading: The heading. It may contain one line break.
+        heading: The heading, which can contain one line break.
         cell: A function that returns the text of the column in a given line.
     """
 
@@ -54,7 +54,7 @@ def module_lines(
 
     Args:
         rows: The root of the module tree or, in a recursive call, the children of one module.
-        times: Number of identical modules that the parent stands for.
+        times: Number of identical modules that the line of the parent stands for.
         above: The path of the parent.
     """
     for row in rows:
@@ -68,8 +68,8 @@ def module_lines(
 def _label(row: ModuleRow) -> str:
     """Format the last part of a module's dotted name.
 
-    For several identical modules, return their range, such as `0…11`. Up to three different names
-    are listed, such as `q, k, v`.
+    For several identical modules, return the range of their indices, such as `0…11`. If their names
+    differ in more than the index, up to three names are listed, such as `q, k, v`.
     """
     if row.repeat is None:
         return row.label
@@ -86,7 +86,7 @@ def _label(row: ModuleRow) -> str:
 
 
 def module_columns(analysis: Analysis, phase: Phase | None) -> list[ModuleColumn]:
-    """Return the columns with the time and the work of a phase, or of all phases for `None`."""
+    """Return the columns with the time and work of a phase. `None` means all phases together."""
     columns: list[ModuleColumn] = []
     if has_times(analysis.profile, phase):
         columns += _time(analysis, phase)
@@ -159,7 +159,7 @@ def _flops(phase: Phase | None) -> ModuleColumn:
 def _rate(analysis: Analysis, phase: Phase | None) -> ModuleColumn:
     """Return the column with the FLOP/s.
 
-    A value above the peak of the chip is marked, because it cannot be right.
+    The text of a value above the peak of the chip says so, because such a value cannot be right.
     """
     ceilings = analysis.roofline.ceilings
     peaks = [ceiling.flops_per_second for ceiling in ceilings if ceiling.is_judged_by]
@@ -216,7 +216,8 @@ def _latex_row(cells: Iterable[str]) -> str:
 def csv_table(analysis: Analysis, rows: Iterable[ModuleRow]) -> str:
     """Format the table as CSV, with exact numbers.
 
-    If a line stands for several identical modules, its counts and seconds are sums over them.
+    If a line stands for several identical modules, its counts and seconds are sums over these
+    modules.
     Unknown values are empty.
     """
     written = io.StringIO()

@@ -1,6 +1,6 @@
-"""Describe the ranks of a run.
+"""Describe the ranks of a run in lines of text.
 
-The text says which ranks reported, which ranks are slow and in which modules, how long ranks wait
+The lines say which ranks reported, which ranks are slow and in which modules, how long ranks wait
 for each other, and how long collectives take.
 """
 
@@ -19,24 +19,23 @@ from lflops.ranks.straggler_search import ENOUGH
 from lflops.report.text import counted, label_first
 
 _WORST = 3
-"""Maximum number of lines about slow ranks. It also limits the lines about waits and collectives.
-"""
+"""Maximum number of slow ranks, of waits and of collectives that get a line each."""
 
 _LISTED = 12
-"""Maximum number of failed, late or missing ranks that are named. The others are only counted.
+"""Maximum number of failed ranks, of late ranks and of missing ranks that are listed.
 
-The maximum applies to each of the three groups separately.
+Further ranks are only counted.
 """
 
 _LONG_WAIT_SHARE = 0.05
-"""Share of the step from which a wait between ranks is long.
+"""A wait for another rank is long if it takes at least this share of the step.
 
 A long wait means that some rank is slow. If there is a long wait but no slow rank was found, the
 report says that it cannot tell which rank is slow.
 """
 
 _SMALLEST_FACTOR = 10.0
-"""Smallest ratio that is printed as a factor (`×12 slower`) instead of a percentage."""
+"""Smallest ratio of times that is printed as a factor (`×12 slower`), not as a percentage."""
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
@@ -70,7 +69,7 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _statuses(listed: Sequence[Rank]) -> Iterator[str]:
-    """Yield how many ranks reported, and which ranks failed, were late or are missing."""
+    """Yield texts: how many ranks reported, and which ranks failed, were late or are missing."""
     fine = sum(rank.status == "ok" for rank in listed)
     yield f"{fine} of {len(listed)} reported"
     for status in ("failed", "late", "missing"):
@@ -86,9 +85,9 @@ def _statuses(listed: Sequence[Rank]) -> Iterator[str]:
 
 
 def _position(rank: Rank) -> str:
-    """Format the position of a rank in the device mesh, and its host, in brackets.
+    """Format the position of a rank in the device mesh and the rank's host, in brackets.
 
-    Both are known even if the rank did not report.
+    Both can be known even if the rank did not report.
     """
     where = coordinates_of(rank)
     if rank.host:
@@ -123,7 +122,7 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _common_host(found: Stragglers, analysis: Analysis) -> str:
-    """Return a text with the host of all slow ranks. It is empty if they run on several hosts."""
+    """Return text that names the host of all slow ranks, or "" if they run on several hosts."""
     hosts = hosts_by_rank(analysis.profile)
     of_slow_ranks = {hosts.get(row.slow_rank, "") for row in found.rows}
     if len(of_slow_ranks) > 1 or "" in of_slow_ranks:
@@ -134,7 +133,8 @@ def _common_host(found: Stragglers, analysis: Analysis) -> str:
 def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
     """Return a sentence about each of the slowest ranks.
 
-    The keys are tuples of the rank, the module, the phase and the cause of the delay.
+    The keys are tuples of the slow rank, the module and the phase in which it is slow, and the
+    cause.
     """
     sentences = {}
     for row in analysis.stragglers.rows[:_WORST]:
@@ -201,7 +201,7 @@ def _slower(ratio: float | None) -> str:
 
 
 def _waiting(wait: RankWait) -> str:
-    """Describe for which rank other ranks wait, where, and how long.
+    """Describe for which rank other ranks wait, in which module and phase, and how long.
 
     For example: `7 ranks wait 50.00 ms a step for rank 1 in the model's own backward`.
     """
@@ -231,8 +231,8 @@ def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
 def _collective(collective: Collective, *, name_group: bool) -> str:
     """Describe a collective: `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, ...`.
 
-    If `name_group` is true, the text also has the name of the process group, to distinguish the
-    collective from a similar collective in another group.
+    If `name_group` is true, the text also names the process group, to distinguish the collective
+    from a similar collective in another group.
     """
     over = ""
     if collective.group_size is not None:
@@ -261,12 +261,13 @@ def _by_rank(
 ) -> Iterator[tuple[str, str]]:
     """Yield the label and text of lines that show how much times differ between ranks.
 
-    A line is about one kind of time. It has the smallest and the largest median of all ranks, and
-    the rank with the largest median.
+    A line is about one time, such as the data wait. It has the smallest and the largest median of
+    all ranks, and the rank with the largest median.
 
     Args:
         listed: The ranks.
-        lines: For each label, a function that returns this kind of time of a rank.
+        lines: A function that returns the statistics of this time for a rank, keyed by the label of
+            the line. The function returns `None` if the rank did not report the time.
     """
     for label, time_of in lines.items():
         known: list[tuple[float, int]] = []

@@ -2,8 +2,8 @@
 
 The terminal, the log, the page and the loggers show these facts, and compute nothing themselves, so
 all of them show the same numbers. The seconds of the step and of its parts are means over the
-unprofiled steps, and all shares are relative to the mean unprofiled step. So in every view, the
-parts add up to the whole step.
+unprofiled steps (steps in which lflops only reads a clock). All shares are relative to the mean
+unprofiled step. So in every output, the parts add up to the whole step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,13 +52,13 @@ _TEXT_OF_UNIT: Mapping[Unit, Callable[[float | None], str]] = {
 }
 
 _LISTED = 12
-"""Maximum number of unsupported operators, or of classes, that are listed by name."""
+"""Maximum number of unsupported operators, and of classes, that are listed by name."""
 
 _UNCALLED = 4
 """Maximum number of names in the list of modules that were never called."""
 
 _LEAST_RECOMPUTED = 0.05
-"""Smallest share that recomputation must add to the MACs of forward and backward to show HFU."""
+"""HFU is shown only if it is larger than MFU by at least this share of MFU."""
 
 _SHORT_NAME = 60
 """Maximum number of characters of a module's name in a list. Longer names are shortened."""
@@ -67,16 +67,16 @@ _LEADING_MODULES = 3
 """Maximum number of modules that are listed for a part of the step."""
 
 _FASTER = 0.9
-"""Fraction of an unprofiled step below which the time of module-timing steps needs a remark.
+"""If module-timing steps take less than this fraction of an unprofiled step, a remark says so.
 
-Timing modules cannot make a step faster, so something else slowed down the unprofiled steps. The
-remark says this.
+In module-timing steps, hooks time each module. This cannot make a step faster, so something else
+slowed down the unprofiled steps.
 """
 
 _SAID_BY_VERDICT = {"not_counted", "time_scaled", "few_unprofiled_steps"}
 """Names of remarks that the confidence line of the verdict already states in other words.
 
-They are not included in the number of notes in that line.
+The number of notes in the confidence line does not include these remarks.
 """
 
 
@@ -92,7 +92,7 @@ class Fact(Struct, frozen=True, kw_only=True):
         text: The formatted value, which is the same in all outputs.
         remark: How the value was obtained, and how much it varies.
         of: The name of the fact that this fact is a part of. Empty if it is not a part.
-        share: The share of the step, if the fact is a time in the step.
+        share: The share of the step. `None` if the fact is not a time within the step.
         is_caveat: Whether the fact makes the figures of the report less reliable.
     """
 
@@ -121,9 +121,9 @@ class Part(Struct, frozen=True, kw_only=True):
         seconds: Mean seconds per unprofiled step.
         share: Share of the step.
         text: The seconds and the share as text.
-        advice: Common ways to shorten the part.
-        modules: The modules with the most time in the part, each with its share of the step.
-            Identical modules are one entry with a name such as `layers.*`.
+        advice: Common ways to shorten the part. Empty for a phase.
+        modules: The names of the modules with the most time in the part, each with this time as a
+            share of the step. Identical modules are one entry with a name such as `layers.*`.
     """
 
     name: str
@@ -161,20 +161,20 @@ class Report(Struct, frozen=True, kw_only=True):
     remarks: tuple[Fact, ...]
 
     def fact(self, name: str) -> Fact | None:
-        """Return the fact with this name, or `None` if there is no such fact."""
+        """Return the fact with this name in `speed`, `model` or `subject`, or `None`."""
         for fact in (*self.speed, *self.model, *self.subject):
             if fact.name == name:
                 return fact
         return None
 
     def value(self, name: str) -> float | None:
-        """Return the numeric value of the fact with this name, or `None` if it is unknown."""
+        """Return the value of `fact(name)`, or `None` if it is unknown or not a number."""
         fact = self.fact(name)
         return None if fact is None else fact.value
 
 
 _MADE: WeakKeyDictionary[Analysis, Report] = WeakKeyDictionary()
-"""The report of each analysis that is still in use, so that it is built only once."""
+"""The report of each analysis that is still in use, so that each report is built only once."""
 
 
 def report_of(analysis: Analysis) -> Report:
@@ -270,7 +270,7 @@ def _several(unit: str) -> str:
 
 
 def _basis_of_step(analysis: Analysis) -> str:
-    """Describe how many steps the mean was computed from, their median and their spread."""
+    """Describe the steps from which the mean was computed: their number, median and spread."""
     times = analysis.step_times
     unit = analysis.evidence.unit
     if times.seconds is None or times.steps == 1:
@@ -290,7 +290,7 @@ def _basis_of_step(analysis: Analysis) -> str:
 
 
 def _phases(times: StepTimes, unit: str) -> Iterator[Fact]:
-    """Yield the time of each phase, and of parts of forward and backward.
+    """Yield the time of each phase, and the times of parts of forward and backward.
 
     The times of the phases add up to the time of the step. The time of a part is included in the
     time of its phase.
@@ -339,15 +339,15 @@ def _reached(analysis: Analysis) -> Iterator[Fact]:
 
 
 def _is_more(hfu: float | None, mfu: float | None) -> bool:
-    """Return whether HFU is so much larger than MFU that it is worth showing.
+    """Return whether HFU is so much larger than MFU that the report shows HFU.
 
-    A small difference does not count, because fused attention always recomputes a little.
+    A small difference is not shown, because fused attention always recomputes a little.
     """
     return hfu is not None and mfu is not None and hfu >= (1 + _LEAST_RECOMPUTED) * mfu
 
 
 def _peak(reached: Utilization, profile: Profile) -> str:
-    """Describe the peak that MFU is relative to. If it is unknown, describe why."""
+    """Describe the peak that MFU is relative to, or the reason why the peak is unknown."""
     run = profile.run
     if reached.hardware is None:
         chips = device_names(profile)
@@ -403,7 +403,7 @@ def _model(analysis: Analysis) -> Iterator[Fact]:
 
 
 def _no_memory_because(analysis: Analysis) -> str:
-    """Describe why the peak of live memory is unknown."""
+    """Describe why the peak of live memory is unknown. Return "" if it is known."""
     if analysis.peak_bytes is not None:
         return ""
     if not analysis.profile.is_counted:
@@ -417,7 +417,7 @@ def _no_memory_because(analysis: Analysis) -> str:
 
 
 def _by_category(profile: Profile) -> str:
-    """List the categories of memory at the peak with their sizes, the largest first."""
+    """List the sizes of the categories of memory at the peak, the largest first."""
     if profile.memory is None:
         return ""
     sizes = profile.memory.by_category
@@ -467,10 +467,10 @@ def _breakdown(analysis: Analysis) -> Iterator[Part]:
 
 
 def _modules_of(analysis: Analysis, breakdown: StepBreakdown, part: str) -> list[tuple[str, float]]:
-    """Return the modules with the most time in a part of the step breakdown.
+    """Return the names of the modules with the most time in a part of the step breakdown.
 
-    Each module comes with its share of the step. The result is empty if module times are
-    unreliable.
+    Each name comes with the module's time in this part, as a share of the step. The result is empty
+    if module times are unreliable.
     """
     if part not in IN_MODULES or are_times_far_off(analysis.profile.notes):
         return []
@@ -522,7 +522,7 @@ def _shapes(run: Run) -> Iterator[str]:
 
 
 def _units_of_batch(profile: Profile) -> str:
-    """Describe how many samples and tokens a step has, and which inputs these numbers come from.
+    """Describe how many samples and tokens a step has, and from which inputs they were counted.
 
     If a number is unknown, describe how to pass it.
     """
@@ -556,7 +556,7 @@ def _input_name(name: str) -> str:
 
 
 def _device(profile: Profile) -> str:
-    """Describe the device that was profiled or, for an estimate, the chip that it is for."""
+    """Describe the profiled device or, for an estimate, the chip that the estimate is for."""
     run = profile.run
     if run.kind != "estimate":
         return f"{' and '.join(device_names(profile))} on {run.host}"
@@ -596,7 +596,7 @@ def _passes(profile: Profile) -> str:
     calls = profile.modules[""].calls
     if run.kind != "count" or calls == 1:
         return WORDS["kinds"][run.kind]
-    # Code can be counted without a call of a root module.
+    # Code can be counted although no root module was called.
     if not calls:
         return "counted"
     return f"counted, sum of {units.count(calls)} forward passes"
@@ -650,7 +650,8 @@ def unsupported_lines(
 def _never_called(analysis: Analysis) -> str:
     """List the modules that were never called.
 
-    Only the outermost of these modules are listed by name. The modules inside them are counted.
+    Only the outermost of these modules are listed by name. For modules inside them, only the number
+    is given.
     Identical modules are one entry, such as `layers.* ×12`.
     """
     uncalled = set(analysis.uncalled)

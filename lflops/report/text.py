@@ -18,9 +18,9 @@ WORDS = msgspec.toml.decode(
 )
 
 OVER = WORDS["over"]
-"""Sentences that explain why a point of the roofline is above its limit, keyed by the reason."""
+"""Sentences that explain why a module or operator is above its roofline limit, by reason."""
 
-# A shortened name that begins with an index or its placeholder, such as `…3.mlp` or `…*.mlp`.
+# A shortened name that begins with an index or a placeholder, such as `…3.mlp` or `…*.mlp`.
 _CUT_BEFORE_NUMBER = re.compile(r"…[*{\d]")
 _PARAMETERS = re.compile(r"\([^()]*(?:\([^()]*\)[^()]*)*\)( const)?$")
 _NOISE = re.compile(
@@ -53,7 +53,7 @@ def labelled(lines: Iterable[tuple[str, str]], least_width: int = 0) -> str:
 
 
 def label_first(label: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each line with the label if it is the first line, and otherwise with an empty label."""
+    """Yield a label and a text for each line: `label` for the first line, then empty labels."""
     for line in lines:
         yield label, line
         label = ""
@@ -76,7 +76,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def plus_minus(spread: float) -> str:
-    """Format the number after `±`: the spread of the steps, as a share of their median."""
+    """Format the number after `±`.
+
+    `spread` is the distance from the median step to the farther quartile, as a share of the median.
+    """
     return units.percent(spread) if spread <= 1 else "more than 100 %"
 
 
@@ -86,7 +89,7 @@ def phase_label(phase: str) -> str:
 
 
 def shortened(name: str, width: int) -> str:
-    """Return a name, without its middle if it is longer than `width`."""
+    """Return a name. If it is longer than `width`, replace its middle with `…`."""
     if len(name) <= width:
         return name
     end = max(width - 1, 0) // 2
@@ -94,10 +97,10 @@ def shortened(name: str, width: int) -> str:
 
 
 def shortened_name(name: str, width: int) -> str:
-    """Return a module's name, without its first parts if it is longer than `width`.
+    """Return a module's name. If it is longer than `width`, replace its first parts with `…`.
 
-    The first parts are left out because the last parts identify a module best. A shortened name
-    does not begin with an index, unless only the index is left.
+    The last parts are kept because they identify a module best. A shortened name does not begin
+    with an index, unless only the index is left.
     """
     parts = name.split(".")
     while len(parts) > 1 and (len(name) > width or _CUT_BEFORE_NUMBER.match(name)):
@@ -135,10 +138,10 @@ def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
 
 
 def saved_by_fusion(phases: Sequence[Fusion]) -> str:
-    """Describe how many bytes fusion saves in compiled code.
+    """Describe how many bytes moved fusion saves in compiled code.
 
-    The comparison is with the bytes that the operators would move if each of them ran separately.
-    The result is empty if the bytes are unknown.
+    Without fusion, each operator would run separately, read its inputs and write its results. The
+    result is empty if the bytes are unknown.
     """
     moved = 0
     fused = 0

@@ -1,6 +1,7 @@
 """Write the verdict, which is the first lines of every report.
 
-It has the step time, the reasons for it, advice, and the confidence in the numbers.
+The verdict has the step time, the reasons for it (the findings), advice, and the confidence in the
+numbers. An issue is a finding that should be fixed.
 """
 
 import math
@@ -23,27 +24,27 @@ from lflops.report.text import counted, joined, plus_minus
 Status = Literal["found", "nothing found", "cannot tell"]
 
 SHOWN_FINDINGS = 3
-"""Number of findings that a report shows. `lflops why` shows more."""
+"""Maximum number of findings that a report shows. `lflops why` shows more."""
 
 ALWAYS_SHOWN = {"peak", "busiest"}
-"""Causes of findings that a report always shows, in addition to the first `SHOWN_FINDINGS`."""
+"""Causes of findings that a report shows even if they are not among the first ones."""
 
 FEWEST_STEPS = 5
 """Minimum number of unprofiled steps to conclude that there is no issue."""
 
 UNSTEADY_SHARE = 0.1
-"""Difference between mean and median above which steps are unsteady, as a share of the median."""
+"""Steps are unsteady if mean and median differ by more than this share of the median."""
 
 VARYING_SHARE = 0.3
-"""Spread from which steps vary too much, as a share of the median.
+"""Steps vary too much if their spread is at least this share of their median.
 
 The spread is the distance from the median to the farther quartile.
 """
 
 BUSY_SHARE = 0.05
-"""Smallest share of CPU time lost to other processes that a report mentions.
+"""Smallest share of CPU time taken by other processes that a report mentions.
 
-It is a share of the CPU time that the profiled process needed.
+The share is relative to the CPU time that the profiled process needed.
 """
 
 CAVEATS = {
@@ -64,16 +65,17 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     Attributes:
         said: Sentence with the time of the step and its efficiency. For an estimate, the least time
-            of a step and whether it fits into memory.
+            of a step and whether the step fits into memory.
         status: "found" if there is an issue. "nothing found" if there is no issue, and enough
             steady steps were measured to see one. Otherwise "cannot tell".
         judgement: Sentence that no issue was found, if the status is "nothing found". Otherwise
             empty.
-        findings: First the issues, and overhead that costs more than every issue, sorted by cost.
-            Then the findings that only show where the other time goes.
+        findings: First the issues, and overhead (time in which the model computes nothing) that
+            costs more than every issue, sorted by cost. Then the findings that only show where the
+            other time goes.
         why: Sentences about the issues, and about overhead that costs more than every issue. If
             there are no issues, sentences about all findings.
-        also: If there are issues, sentences about the other findings.
+        also: If there are issues, sentences about the findings that are not in `why`.
         next: Advice on how to reduce the costs, in the order of the findings.
         caveat: Sentence that says why an issue might exist although none was found. Empty if the
             status is not "cannot tell".
@@ -116,7 +118,7 @@ def judge(said: str, findings: Sequence[Finding], unseen: str | None, confidence
 
     Args:
         said: Sentence with the time of the step and its efficiency.
-        findings: The findings, issues first.
+        findings: The findings in the order of `Verdict.findings`.
         unseen: Reason why an issue might exist although none was found, as `unseen_because` returns
             it. `None` if an issue would have been found.
         confidence: How many steps were timed, how much they vary, and what is unknown.
@@ -154,7 +156,7 @@ def _caveat(status: Status, unseen: str | None) -> str:
 
 
 def _advice(findings: Iterable[Finding], status: Status) -> tuple[str, ...]:
-    """Return advice on issues and on other findings with large costs, in the order of findings."""
+    """Return advice on issues and on other findings with large costs, in the given order."""
     advice: dict[str, None] = {}
     for finding in findings:
         is_large = finding.share is not None and finding.share >= LARGE_SHARE
@@ -192,11 +194,14 @@ DISTURBED_BY = {
     "validation": ("are next to a validation", "validate less often"),
     "checkpoint": ("are next to a checkpoint", "save checkpoints less often"),
 }
-"""A description of each disturbance of steps, and advice on how to avoid it."""
+"""Events that disturb steps. Each has the end of a sentence about the steps, and advice.
+
+A disturbed step is not typical, so its time is not used.
+"""
 
 
 def disturbed_by(profile: Profile) -> str:
-    """Describe the most frequent disturbance of the steps, as text to append to a sentence.
+    """Describe which event disturbed the most steps, as text to append to a sentence.
 
     Return the empty string if no step was disturbed.
     """
@@ -213,7 +218,8 @@ def disturbed_by(profile: Profile) -> str:
 def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
     """Yield the label and text of each line of the verdict.
 
-    If a label has several lines, only the first line has it, and the others have an empty label.
+    If several lines belong to one label, only the first line has the label, and the label of the
+    others is empty.
     """
     first = f"{said.said} {said.judgement}".strip()
     sections: dict[str, Sequence[str]] = {
@@ -233,7 +239,7 @@ def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
 def _speed(analysis: Analysis) -> Iterator[str]:
     """Yield sentences with the time and the efficiency of the step.
 
-    If no step ran, yield the least time of a step, and whether it fits into memory.
+    If no step ran, yield the least time of a step, and whether the step fits into memory.
     """
     times = analysis.step_times
     if times.mean is None:
@@ -242,7 +248,7 @@ def _speed(analysis: Analysis) -> Iterator[str]:
         return
     took = f"A {analysis.evidence.unit} takes {units.duration(times.mean)}"
     mfu = analysis.utilization.mfu
-    # Above 1, the peak is too low, so the share says nothing about the run. A note explains it.
+    # An MFU above 1 means that the peak is too low, so it is not shown. A note explains this.
     if mfu is None or mfu > 1:
         yield f"{took}."
     else:
@@ -269,7 +275,7 @@ def _estimated(analysis: Analysis) -> Iterator[str]:
 
 
 def _confidence(analysis: Analysis, caveats: int) -> Iterator[str]:
-    """Yield how many steps were timed, and what makes the measurement unreliable."""
+    """Yield texts: how many steps were timed, and what makes the measurement unreliable."""
     yield from _steadiness(analysis)
     yield from _reliability_of_modules(analysis)
     profile = analysis.profile
