@@ -2,8 +2,8 @@
 
 The payload is the JSON that the page draws. JavaScript would round large integers, so large counts
 are stored as strings of digits. Unknown values are null. If all rows have the same value in a
-column, this single value is stored instead of a list. So a page with 20,000 modules is small enough
-to be sent by mail.
+column, the column is this single value instead of a list. So a page with 20,000 modules is small
+enough to be sent by mail.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from operator import attrgetter
 VERSION = 4
 """Version of the payload's format.
 
-The payload begins with the version, and the server rejects other versions.
+The payload begins with the version, and the TensorBoard tab rejects other versions.
 """
 
 _EXACT = 2**53
@@ -22,7 +22,7 @@ Columns = dict[str, list[Value] | Value]
 
 
 def column(values: Iterable[Value]) -> list[Value] | Value:
-    """Return the values as a list, or a single value if all rows have the same value."""
+    """Return a column: the list of the values or, if all values are equal, this single value."""
     rows = list(values)
     if rows and rows[0] == rows[-1] and rows.count(rows[0]) == len(rows):
         return exact(rows[0])
@@ -50,7 +50,7 @@ def table(rows: Sequence[object], fields: Iterable[str], *, prefix: str = "") ->
 
 
 def lists(rows: Sequence[object], fields: Iterable[str]) -> Columns:
-    """Return a table with a column for each field of the rows.
+    """Return a table with a column for each of the fields (attributes) of the rows.
 
     Every column is a list, even if all rows have the same value.
     """
@@ -61,5 +61,5 @@ def lists(rows: Sequence[object], fields: Iterable[str]) -> Columns:
 
 
 def exact(value: Value) -> Value:
-    """Return the value, or its digits as text if JavaScript's numbers would round it."""
+    """Return the value, or its digits as text if JavaScript would round the number."""
     return str(value) if type(value) is int and value >= _EXACT else value

@@ -1,6 +1,6 @@
-"""Build the data of a window that a comparison needs, and the results of comparing two windows.
+"""Build the data that the page needs to compare two windows, and the results of a comparison.
 
-The page draws these results.
+A window is a few profiled steps. The page draws the results.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,13 +33,13 @@ _TIME = ("before", "after", "ratio", "per_mac", "low", "high", "lost", "verdict"
 
 
 class ComparedFigures(RunFigures, frozen=True, kw_only=True):
-    """The data of a window that is needed for comparisons and is not in its table of modules.
+    """The data of a window that a comparison needs, except the data in the table of modules.
 
     Attributes:
         times: A table with the same rows as the table of modules. For each phase with times, it has
             the number of calls of a module, and the standard error of the module's time. There are
-            two columns for each of these numbers: one includes submodules, and the other excludes
-            them and has the prefix `self_`. Errors are rounded to four digits to keep the page
+            two columns for each of these numbers: one includes submodules, and the other has the
+            prefix `self_` and excludes them. Errors are rounded to four digits to keep the page
             small.
     """
 
@@ -47,16 +47,17 @@ class ComparedFigures(RunFigures, frozen=True, kw_only=True):
 
 
 class ComparisonShown(Struct, frozen=True, kw_only=True):
-    """The data of a `Diff` that the page draws.
+    """The data of a `Diff`, the comparison of two windows, that the page draws.
 
     Attributes:
-        headline: The verdict on the step, and the other sentences about the changes.
+        headline: The verdict on the step time, and other sentences about the changes.
         is_news: Whether anything changed by more than noise.
-        figures: Numbers about the whole step, before and after, keyed by their names in `Diff`.
+        facts: Circumstances of the runs, such as the chip, that differ. Each has both values.
+        figures: Numbers about the whole step, in the first and in the second window, keyed by name.
         modules: A table with a row for each module. The columns `before`, `after`, `kind` and
             `pattern` identify the module. Columns such as `time.before` describe the time that the
-            page shows. The column `own` is true if this is self time (without submodules). Columns
-            such as `macs.before` have the work without submodules. Columns such as
+            page shows. The column `own` is true if this time is self time (without submodules).
+            Columns such as `macs.before` have the work without submodules. Columns such as
             `forward.seconds.before` have the seconds or MACs of one phase, without submodules if
             `own` is true, and otherwise with submodules.
     """
@@ -80,7 +81,7 @@ ready_for_threads(_Window)
 
 
 def compared_figures(analysis: Analysis) -> ComparedFigures:
-    """Return the data of a window that is needed for comparisons and is not in its module table."""
+    """Return the data of a window that a comparison needs, except the table of modules."""
     figures = run_figures(analysis.profile, analysis.step_times, analysis.utilization.mfu)
     times: Columns = {}
     for name, values in time_columns(analysis.profile).items():
@@ -102,9 +103,9 @@ def compared_pairs(
 ) -> Iterator[tuple[int, int, ComparisonShown]]:
     """Compare profiles in pairs, and yield the comparisons.
 
-    Each item has the position of the first profile in `analyses`, the position of the second
-    profile, and their comparison. Each pair is compared in both directions. If `all_pairs` is
-    false, a profile is only compared with its neighbours and with the last profile.
+    Each item has the index of the first profile in `analyses`, the index of the second profile, and
+    their comparison. Each pair is compared in both directions. If `all_pairs` is false, a profile
+    is only compared with its neighbours and with the last profile.
     """
     runs = [analysis.compared for analysis in analyses]
     last = len(runs) - 1

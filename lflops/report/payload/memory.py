@@ -1,4 +1,4 @@
-"""Build the page's Memory view, with live bytes over a step, and its Timeline view."""
+"""Build the data of the page's Memory view (live bytes over a step) and of its Timeline view."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,8 @@ class LiveMemoryShown(Struct, frozen=True, kw_only=True):
         operators: Number of all operators or events, including those without a point.
         peak_bytes: Live bytes at the peak.
         peak: Index of the peak in `points`. `None` if it is not one of the points.
-        chip: Name of the chip, if its memory is known.
+        chip: Name of the chip. `None` if the memory of the chip is unknown.
+        capacity_bytes: Memory of the chip that a process can use. `None` if unknown.
         points: A table of at most `POINTS` operators or events with their live bytes. It also has a
             column for each category of memory that ever has bytes.
         categories: Names of the columns of categories. The first is drawn at the bottom.
@@ -51,7 +52,7 @@ class LiveMemoryShown(Struct, frozen=True, kw_only=True):
 
 
 def chip_memory(chip: Hardware | None) -> tuple[str, float] | tuple[None, None]:
-    """Return a chip's name and the bytes of memory that a process can use, if they are known."""
+    """Return a chip's name and its bytes that a process can use; two `None` if they are unknown."""
     usable = None if chip is None else usable_bytes(chip)
     if chip is None or usable is None:
         return None, None
@@ -59,7 +60,7 @@ def chip_memory(chip: Hardware | None) -> tuple[str, float] | tuple[None, None]:
 
 
 _HOLDERS = 24
-"""Maximum number of modules that are listed with the bytes that they hold at the peak."""
+"""Maximum number of modules that are listed with the bytes of their tensors at the peak."""
 
 _STACKED = ("parameters", "optimizer_state", "other", "gradients", "activations", "temporary")
 """The categories of memory in the order in which they are stacked, the first at the bottom.
@@ -76,16 +77,16 @@ class MemoryShown(LiveMemoryShown, frozen=True, kw_only=True):
     so it is drawn halfway between this operator and the next one.
 
     Attributes:
-        rank: The rank with the largest peak, which is shown. `None` if no rank reported this peak.
-        modules: Modules that hold bytes at the peak, sorted by bytes, descending. Identical
-            modules, such as the layers of a transformer, are one entry.
+        rank: The shown rank, which has the largest peak. `None` if no rank reported this peak.
+        modules: Modules whose tensors are alive at the peak, with the bytes of these tensors, the
+            most bytes first. Identical modules, such as the layers of a transformer, are one entry.
         more: Number of modules that are left out of `modules`, and their bytes.
         largest: Number of storages in `alive` before storages of identical modules are combined.
         alive: The largest storages that are alive at the peak. The storages of identical modules
             are one entry, and its `pattern` is the name of these modules with `*` for the index,
             such as `layers.*`.
-        savings: Ways to lower the peak. Each has a name, the maximum bytes that it saves, and its
-            cost.
+        savings: Ways to lower the peak. Each has a description, the maximum bytes that it saves,
+            and its cost as text.
     """
 
     source: str
@@ -203,10 +204,13 @@ class RankTimeline(Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: Number of the step. If the step was traced, its number among the traced steps.
+        source: Whether the step was a traced step or a module-timing step.
+        length: Duration of the step.
         names: Names of modules, operators and kernels. To save space, the tables have a column
             `name` with indices into this list.
-        slices: Spans of time in which a module ran.
-        left_out: How many slices, operators and kernels are left out because they are too short.
+        slices: Time ranges in which a module or phase ran.
+        left_out: Number of slices, of operators and of kernels that are left out because they are
+            too short.
     """
 
     rank: int
@@ -226,7 +230,7 @@ class TimelineShown(Struct, frozen=True, kw_only=True):
     Attributes:
         ranks: One or several steps of each rank. The step with the median duration comes first.
         memory_at: Estimated time of each point of the Memory view, in nanoseconds since the first
-            step in `ranks` began. `None` if unknown.
+            step in `ranks` began. `None` if the times are unknown.
     """
 
     ranks: tuple[RankTimeline, ...]
@@ -273,7 +277,9 @@ _UPDATE = ("", "optimizer")
 
 
 class _Anchor(NamedTuple):
-    """An operator of the counting step, and the time when the timed step reached it.
+    """An operator of the counting step, and the time when a timed step reached the operator.
+
+    In the counting step, lflops counts operators and memory.
 
     Attributes:
         number: The number of the operator in the counting step.
@@ -289,9 +295,9 @@ def _memory_at(
 ) -> list[int] | None:
     """Estimate the time of each point of the Memory view, in nanoseconds since a timed step began.
 
-    Memory is counted in a step that is not timed, so the times come from another step. If a module
-    ran equally often in both steps, its starts and ends are known in both and serve as anchors. The
-    operators between two anchors are spaced evenly.
+    Memory is counted in a step that is not timed, so the times come from the timed step `step`. If
+    a module ran equally often in both steps, the beginning and the end of each run are known in
+    both steps and serve as anchors. The operators between two anchors are spaced evenly.
     """
     counted = analysis.profile.memory
     if memory is None or counted is None:
@@ -320,7 +326,7 @@ def _memory_at(
 
 
 def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]:
-    """Yield the starts and ends of modules that ran equally often in both steps.
+    """Yield anchors: where modules that ran equally often in both steps begin and end.
 
     `moments` are the operators of the counting step, and `step` is the timed step.
     """
@@ -369,11 +375,11 @@ def _increasing(anchors: Sequence[_Anchor]) -> Iterator[_Anchor]:
     The other anchors are dropped, because modules may run in a different order in the two steps.
     """
     # A chain is a sequence of anchors that have the same order in both steps. An anchor is stored
-    # by its index. For each length, the anchor that ends a chain of this length at the earliest
-    # time, and that time.
+    # by its index. For each length, `ends` has the anchor that ends a chain of this length at the
+    # earliest time, and `moments` has this time.
     ends: list[int] = []
     moments: list[int] = []
-    # For each anchor, the anchor before it in its chain, or -1 if it is the first.
+    # For each anchor, the previous anchor in its chain, or -1 if the anchor is the first.
     before: list[int] = []
     for number, anchor in enumerate(anchors):
         length = bisect_left(moments, anchor.at)

@@ -1,4 +1,4 @@
-"""Build the page's tables of modules, operators and compiled kernels."""
+"""Build the page's tables of modules, of operators, and of kernels of compiled code."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -37,8 +37,8 @@ _TIMES = ("seconds", "self_seconds", "device_seconds")
 def modules(analysis: Analysis) -> Columns:
     """Build the table of modules, with their work and times in each phase.
 
-    There are two columns for each count: one includes submodules, and the other excludes them and
-    has the prefix `self_`. The column of names is always a list. If two modules have the same
+    There are two columns for each count: one includes submodules, and the other has the prefix
+    `self_` and excludes them. The column of names is always a list. If two modules have the same
     number in the column `identical`, they and all their submodules do the same work.
     """
     profile = analysis.profile
@@ -60,9 +60,9 @@ def modules(analysis: Analysis) -> Columns:
 
 
 def _rank_spreads(profile: Profile) -> dict[str, float]:
-    """Return how much slower the slowest rank is than the median rank, keyed by module.
+    """Return how much slower the slowest rank is than the median rank, keyed by module name.
 
-    The value is a share of the median rank's time, in the phase in which this share is largest.
+    A value is a share of the median rank's time, in the phase in which this share is largest.
     """
     spreads: dict[str, float] = {}
     for stat in profile.rank_stats:
@@ -82,8 +82,8 @@ def _counts(profile: Profile, works: Sequence[Work], phase: str) -> Columns:
     columns: Columns = {}
     for prefix in ("", "self_"):
         for field in _COUNTS:
-            # The root includes all work. If the root has none, no module has any, and a single 0 is
-            # stored instead of a list.
+            # The root includes the work of all modules. If this work is 0, a single 0 is stored
+            # instead of a list.
             has_any = bool(getattr(root, field))
             values = map(attrgetter(prefix + field), works) if has_any else [0]
             columns[f"{phase}.{prefix}{field}"] = column(values)
@@ -110,7 +110,7 @@ def _medians(works: Sequence[Work], field: str) -> list[Value] | Value:
 
 
 KERNELS = 1000
-"""Maximum number of compiled kernels in the table, to limit the size of the page."""
+"""Maximum number of kernels of compiled code in the table, to limit the size of the page."""
 
 _WORK = ("calls", "bytes_moved", "macs", "flops")
 _TRACED = ("self_device_seconds", "device_seconds", "self_host_seconds", "host_seconds")
@@ -151,7 +151,7 @@ class Operators(Struct, frozen=True, kw_only=True):
             batch. If an operator was traced but not counted, its row only has seconds.
         within: The work of each operator in each module. The columns `row` and `module` are always
             lists of indices into `table` and into the table of modules.
-        unsupported: Number of operators that ran, but have no formula.
+        unsupported: Number of operators that ran but have no formula, so their work is not counted.
         kernels: Kernels of compiled code. `None` if none were recorded.
     """
 
@@ -162,9 +162,10 @@ class Operators(Struct, frozen=True, kw_only=True):
 
 
 class _Row(NamedTuple):
-    """A row of the table of operators.
+    """A row of the table of operators. Values that are unknown are `None`.
 
     Attributes:
+        kind: `counted`, `no formula` or `traced` (traced, but not counted).
         times: The seconds from the trace, keyed by the names in `_TRACED`. Empty if the operator
             was not traced, or if the row is about a single phase.
     """
@@ -253,8 +254,7 @@ def _traced_by_name(profile: Profile) -> dict[str, TracedOperator]:
 def _short_name(operator: str) -> str:
     """Return an operator's name without the namespace `aten::`.
 
-    Traces and counts do not agree on whether a name has this namespace, so names are compared
-    without it.
+    Only the names in traces have this namespace, so names are compared without it.
     """
     return operator.removeprefix(_OF_TORCH)
 
@@ -303,7 +303,7 @@ def _module_numbers(profile: Profile) -> Mapping[str, int]:
 def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | None:
     """Return the kernels of compiled code whose modules are known, or `None` if there are none.
 
-    If there are too many, only the kernels with the most time are in the table.
+    If there are too many kernels, only the kernels with the most time are in the table.
     """
     numbers = _module_numbers(profile)
     known = [kernel for kernel in code.kernels if kernel.module in numbers]

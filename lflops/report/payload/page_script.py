@@ -1,7 +1,7 @@
 """Join the JavaScript modules of the page into one script.
 
-A page that is opened from disk cannot load other files. A server can send one file faster than many
-files.
+A page that is opened from disk cannot load other files, and a server can send one file faster than
+many files.
 """
 
 import posixpath
@@ -16,9 +16,10 @@ _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.
 
 
 def page_script(entry: str) -> str:
-    """Join a module of `page/` and all its imports into one module with the same exports.
+    """Join a JavaScript module and all modules that it imports into one module.
 
-    Each module becomes a function with its own scope that returns its exports.
+    `entry` is the path of the module below `page/`, without its suffix. The result has the same
+    exports. In it, each module becomes a function with its own scope that returns its exports.
     """
     script = "".join(_functions(entry, set()))
     exported = _exports(_source(entry))

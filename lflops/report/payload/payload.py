@@ -1,4 +1,7 @@
-"""Build the data of the page: formatted values, and tables that are stored by column."""
+"""Build the data of the page: formatted values, and tables that are stored by column.
+
+A payload is the data of one window (a few profiled steps), and a ledger is a run's time account.
+"""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,13 +43,13 @@ class WindowHeader(Struct, frozen=True, kw_only=True):
     """The data of a window that is shown in lists of windows.
 
     Attributes:
-        step: The step of the training run.
-        when: Numbers of the window and step as text.
+        step: Number of the step of the training run at which the window was profiled.
+        when: The number of the window and the number of the step, as text.
         kind: The stage, such as `train`. If there is no stage, the way in which the profile was
             made.
         figures: Numbers that change from window to window, such as MFU, keyed by their names in the
             report. Unknown numbers are left out.
-        ranges: Lower and upper quartile of some of these numbers, with the same keys.
+        ranges: Lower and upper quartile of some of the numbers in `figures`, with the same keys.
     """
 
     step: int | None
@@ -71,9 +74,10 @@ class RanksShown(Struct, frozen=True, kw_only=True):
         ranks: The ranks with their status (`ok`, `late`, `missing` or `failed`) and median times.
         slowest_first: Numbers of the ranks, the slowest rank first.
         compared: Whether at least one module has times from two ranks.
-        places: The places, the largest differences first. Each has the seconds of the median rank,
-            the extra seconds of the slowest rank, and whether ranks wait for each other there.
-        seconds: The seconds of each rank in each place, in the order of `places`.
+        places: The places with the largest differences between ranks, the largest first. Each has
+            the seconds of the median rank, the extra seconds of the slowest rank, and whether the
+            ranks wait for each other in this place.
+        seconds: For each place in `places`, the seconds of each rank, or `None` if unknown.
     """
 
     said: list[tuple[str, str]]
@@ -90,12 +94,12 @@ class Payload(Struct, frozen=True, kw_only=True):
     A field is `None` if its view has nothing to show.
 
     Attributes:
-        lflops: The version of this format. It is the first field.
-        head: The data that is shown in lists of windows. It is the second field, so that a server
-            can read it without the other fields.
+        lflops: The version of this format.
+        head: The data that is shown in lists of windows. `lflops` and `head` are the first fields,
+            so that a server can read them without the other fields.
         title: Description of the profiled model.
         partial: Whether the training run ended before the window was complete.
-        has_timeline: Whether a step has a timeline, which is stored separately.
+        has_timeline: Whether a step has a timeline. Timelines are stored separately.
         peak_flops_per_second: The peak that MFU is relative to.
         window: The data of the window that the first screen needs.
     """
@@ -140,7 +144,7 @@ def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
 _MADE: WeakKeyDictionary[Analysis, Payload] = WeakKeyDictionary()
 """The payload of each analysis that is still in use.
 
-It is built only once, even if both the TensorBoard tab and the page need it.
+A payload is built only once, even if both the TensorBoard tab and the page need it.
 """
 
 
@@ -257,7 +261,8 @@ class LedgerShown(Struct, frozen=True, kw_only=True):
     """The data of a ledger that the page shows.
 
     Attributes:
-        title: The duration, starts and steps of the run, and the rank that measured them.
+        title: The duration, the number of starts (processes) and the number of steps of the run,
+            and the rank that measured them.
         categories: Labels of the ledger's categories, keyed by name.
         causes: Labels of the causes of slow steps, keyed by name.
     """
@@ -302,7 +307,7 @@ def ledger_shown(ledger: Ledger) -> LedgerShown:
 def _groups(profile: Profile) -> Iterator[StepGroup]:
     """Yield the timed steps of a window, each as a group of one step.
 
-    The counting step is left out, because its time is never used.
+    The step in which operators were counted is left out, because its time is never used.
     """
     for step in profile.steps:
         if step.seconds is None or step.kind == "counting":

@@ -61,12 +61,12 @@ class Roofs(Struct, frozen=True, kw_only=True):
     """The data of the Roofline view.
 
     Attributes:
-        ceilings: The rooflines. The roofline that limits the points comes first.
+        ceilings: The rooflines. Rooflines that limit the points come first.
         why_unknown: Reason why the points have no roofline limit. Empty if they have a limit.
         modules: A point for each module and phase, without the work of submodules.
-        repeats: The same points, but identical modules are combined into one point.
-        operators: A point for each operator, phase and dtype, over all modules. Their times are
-            only known if the step was traced.
+        repeats: The same points, except that identical modules are combined into one point.
+        operators: A point for each operator, phase and dtype, summed over all modules. Times of
+            operators are only known if the step was traced.
         fusion: A sentence about the bytes that compiled code moves. Empty if they are unknown.
     """
 
@@ -142,9 +142,9 @@ def _seconds(item: RooflinePart | Repeats | Point) -> float:
 
 
 def _points(rows: Sequence[_PointRow], number: int) -> Points:
-    """Make a table of the points that are shown.
+    """Make a table of the points in `rows`.
 
-    `number` is the number of all points, including the points that are left out.
+    `number` is the number of all points, including the points that are not in `rows`.
     """
     points = [row.point for row in rows]
     columns = {
