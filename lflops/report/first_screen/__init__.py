@@ -1,1 +1,1 @@
-"""Build the first screen of a run: figures, times, phases, and cards that say what to do next."""
+"""Build the first screen of a run: numbers, times, phases, and cards that say what to do next."""

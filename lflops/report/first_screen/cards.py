@@ -1,4 +1,7 @@
-"""Turn findings into cards. A card is a suggestion for one thing to do next."""
+"""Turn findings into cards. A card is a suggestion for one thing to do next.
+
+A finding is one reason for lost time. An issue is a finding that should be fixed.
+"""
 
 from collections.abc import Sequence
 
@@ -17,8 +20,8 @@ from lflops.report.text import WORDS
 MOST_CARDS = 6
 """Maximum number of cards of a first screen.
 
-The page shows the first `FIRST_CARDS` cards, and the other cards after a click. Texts only have the
-first `FIRST_CARDS` cards.
+The page shows the first `FIRST_CARDS` cards, and the other cards after a click. The terminal and
+the log show only the first `FIRST_CARDS` cards.
 """
 
 
@@ -26,15 +29,15 @@ FIRST_CARDS = 3
 
 
 LEAST_SAVING = 0.01
-"""Smallest share of a step that a finding must save to get a card, if it is not an issue."""
+"""A finding that is not an issue gets a card if its cost is at least this share of a step."""
 
 
 MANY_STEPS = 30
-"""Number of measured steps from which the confidence in a cost is high."""
+"""The confidence in a cost is high if it was measured in at least this many steps."""
 
 
 PROVEN_SHARE = 0.65
-"""Smallest share of similar findings that must be right for high confidence in a finding."""
+"""The confidence in a finding is high if at least this share of similar findings was right."""
 
 
 CAUSES_WITHOUT_CARD = LAST | {"ideal_compute", "no_products", "all_forward", "all_backward"}
@@ -42,10 +45,9 @@ CAUSES_WITHOUT_CARD = LAST | {"ideal_compute", "no_products", "all_forward", "al
 
 
 VIEWS = WORDS["views"]
-"""The view (tab) of the page that shows the evidence of a finding, keyed by the finding's cause.
+"""The view (tab) of the page that shows the data behind a finding, keyed by the finding's cause.
 
-For causes that are not in this mapping, the view is `modules` if the finding names a module, and
-otherwise `run`.
+For all other causes, the view is `modules` if the finding names a module, and otherwise `run`.
 """
 
 
@@ -55,14 +57,15 @@ class Card(Struct, frozen=True, kw_only=True):
     Attributes:
         cause: The name of the finding's rule.
         title: A few words that name the cause of the cost.
-        seconds: Maximum seconds per step that the action saves, or `None` if that is unknown.
-        text: The saving as text, such as `−29.0 ms`; without a sign if this is not an issue.
+        seconds: Maximum seconds per step that the action saves, or `None` if this is unknown.
+        text: The seconds as text, such as `−29.0 ms`. There is no minus sign if the finding is not
+            an issue.
         action: Advice on what to do. Empty if there is no general advice.
         sentence: The finding as a sentence.
-        view: The view of the page that shows the evidence.
-        module: The module that this view shows, if the finding is about a module.
+        view: The view (tab) of the page that shows the data behind the finding.
+        module: The module that this view shows. Empty if the finding is not about a module.
         confidence: Confidence in the finding.
-        is_issue: Whether this is an issue to fix. If not, the card only shows where the time goes.
+        is_issue: Whether the finding is an issue. If not, the card only shows where time goes.
     """
 
     cause: str
@@ -103,14 +106,14 @@ def cards_of(
 
 
 def _steady_steps(ledger: Ledger | None) -> int:
-    """Return the number of unprofiled steps of the run, or 0 if they often waited for a core."""
+    """Return the number of unprofiled steps of the run, or 0 if steps often waited for a core."""
     if ledger is None or preempted_share(ledger) >= PREEMPTED_SHARE:
         return 0
     return sum(group.steps for group in ledger.unprofiled)
 
 
 def _is_of_all_steps(finding: Finding, times: StepTimes | None) -> bool:
-    """Return whether the cost was measured in all unprofiled steps of the run."""
+    """Return whether the cost of a finding was measured in all unprofiled steps of the run."""
     if finding.of == "run" or finding.cause == "data":
         return True
     if times is None or times.steps.source != "run":
@@ -130,7 +133,7 @@ def _card(finding: Finding, confidence: Confidence, ledger: Ledger | None) -> Ca
     seconds = finding.seconds
     saving = "unknown"
     if seconds is not None:
-        # Only an issue can be fixed, so only its time has a minus sign.
+        # Only an issue can be fixed, so only the time of an issue has a minus sign.
         sign = "−" if finding.is_issue else ""
         saving = f"{sign}{units.duration(seconds)}"
     usual_view = "modules" if finding.module else "run"

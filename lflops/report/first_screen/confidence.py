@@ -12,7 +12,7 @@ Level = Literal["high", "medium", "low"]
 
 
 PREEMPTED_SHARE = 0.05
-"""Share of the training time from which waits for a CPU core make the confidence low.
+"""The confidence is low if steps waited for a CPU core for at least this share of training time.
 
 If no issue was found in such a run, the report says that it cannot tell whether anything is wrong.
 """

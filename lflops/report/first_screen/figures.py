@@ -1,4 +1,4 @@
-"""Build the figures of the first screen, such as the step time and MFU, and the time trained."""
+"""Build the numbers of the first screen, such as MFU and the share of time spent on training."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from lflops.report.report import Fact
 from lflops.report.text import counted, joined
 
 MOST_OTHERS = 3
-"""Maximum number of categories to name in the sentence about the share of time spent training."""
+"""Maximum number of categories besides training in the sentence about the time trained."""
 
 
 def figures_of(
@@ -83,7 +83,7 @@ def _time_trained(ledger: Ledger) -> Fact:
 
 
 def _other_groups(ledger: Ledger) -> list[str]:
-    """Return the categories that took time besides training, with their shares, largest first."""
+    """Return the label and share of each category besides training as text, largest first."""
     others = []
     for group, seconds in ledger.by_group().items():
         if group != "training":
@@ -107,7 +107,10 @@ def _of_memory(peak: int, usable: int | None) -> Fact:
 
 
 def trained_share(ledger: Ledger) -> float | None:
-    """Share of the run's time that was spent in training steps that were not slow."""
+    """Return the share of the run's time that was spent in training steps that were not slow.
+
+    Return `None` if the run has no duration.
+    """
     if not ledger.total:
         return None
     return ledger.by_group().get("training", 0.0) / ledger.total
@@ -116,7 +119,7 @@ def trained_share(ledger: Ledger) -> float | None:
 def time_trained_sentence(ledger: Ledger | None) -> str:
     """Return a sentence with the share of the run's time that was spent on training.
 
-    It also names the largest other categories. It is empty if there is no ledger.
+    The sentence also names the largest other categories. It is empty if there is no ledger.
     """
     if ledger is None or not ledger.total:
         return ""

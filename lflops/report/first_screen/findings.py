@@ -1,4 +1,9 @@
-"""Join the findings about a step with the findings about the run, and state costs per mean step."""
+"""Join the findings about a step with the findings about the run.
+
+A finding is one reason for lost time. The findings about a step come from the last window (a few
+profiled steps), and the findings about the run from its ledger (time account). Costs per step become
+shares of the run's mean step.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,8 +28,8 @@ from lflops.report.first_screen.window import WindowSummary
 def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Finding]:
     """Return the findings about a run, from its last window and its ledger.
 
-    If a finding is about a whole phase, its cost is the mean over all unprofiled steps of the run,
-    and not only over the steps of the window.
+    If a finding is about a whole phase, its cost is the mean over all unprofiled steps of the run
+    instead of the steps of the window.
     """
     profile = None
     of_step: Sequence[Finding] = ()
@@ -53,8 +58,8 @@ def _with_run_findings(
 
     Findings whose time is already explained by another finding are dropped.
     """
-    # All steps of the run show the data wait better than the steps of the window. But the window
-    # may know how long other programs delayed its steps, and the ledger does not.
+    # The steps of the run show the data wait better than the few steps of the window. But only the
+    # window can show how long other programs delayed its steps.
     step_issues = _issues(of_step)
     confirmed = step_issues & {"data"}
     run = RunEvidence(
@@ -77,7 +82,7 @@ def _with_run_findings(
     issues = _issues(findings)
     kept = []
     for finding in findings:
-        # The garbage collector runs in no phase.
+        # The time of the garbage collector is also part of `other`, but is only reported once.
         is_collecting = finding.cause == "other" and (finding.seconds or 0.0) <= explained
         is_twice = not finding.is_issue and finding.cause in issues
         if not is_collecting and not is_twice:
@@ -91,7 +96,7 @@ def _issues(findings: Sequence[Finding]) -> frozenset[str]:
 
 
 _PHASES = {"recomputed": "recompute"}
-"""The phase that a finding is about, keyed by the finding's cause.
+"""The name of the phase that a finding is about, keyed by the finding's cause.
 
 For all other findings about a phase, the cause is the name of the phase.
 """
@@ -100,8 +105,8 @@ For all other findings about a phase, the cause is the name of the phase.
 def _usual_share(of_window: Mapping[str, float], of_run: Mapping[str, float]) -> float:
     """Return the factor that converts times of the window to usual times of the run.
 
-    It is less than 1 if the work in the window took longer, for example because of other programs.
-    Without this factor, a cost could exceed the time of its phase.
+    The factor is less than 1 if the phases took longer in the window, for example because of other
+    programs. Without this factor, a cost could exceed the time of its phase.
     """
     in_window = _work(of_window)
     in_run = _work(of_run)
@@ -111,15 +116,15 @@ def _usual_share(of_window: Mapping[str, float], of_run: Mapping[str, float]) ->
 
 
 def _work(phases: Mapping[str, float]) -> float:
-    """Return the seconds of all phases except fetching data and what is in no phase."""
+    """Return the sum of the seconds of all phases except `data` (the data wait) and `other`."""
     return sum(phases.values()) - phases.get("data", 0.0) - phases.get("other", 0.0)
 
 
 def _of_mean_step(finding: Finding, mean: float, ratio: float) -> Finding:
-    """State the cost of a finding about the window as a share of the mean step of the run.
+    """Convert the cost of a finding about the window to a share of the mean step of the run.
 
     The cost and the times of operators are multiplied by `ratio`, the result of `_usual_share`. The
-    cost of a slow rank is a difference between ranks, and is not reduced.
+    cost of a slow rank is not multiplied, because it is a difference between ranks.
     """
     if finding.of != "step" or not finding.seconds:
         return finding
@@ -145,17 +150,17 @@ def _of_all_steps(
     *,
     ratio: float,
 ) -> Finding:
-    """Replace the seconds of a finding about a whole phase with the mean over all unprofiled steps.
+    """Replace the cost of a finding about a whole phase with the mean over all unprofiled steps.
 
-    How often the phase is long is replaced, too. The cost of another finding is only compared with
-    the mean step. `ratio` is the result of `_usual_share`.
+    The text that says how often the phase is long is replaced, too. If the finding is not about a
+    whole phase, return the result of `_of_mean_step`. `ratio` is the result of `_usual_share`.
     """
     phase = _PHASES.get(finding.cause, finding.cause)
     seconds = times.phases.get(phase)
     if seconds is None:
         return _of_mean_step(finding, times.steps.mean, ratio)
     if phase == "other":
-        # A single slow step is a separate finding. It is not a reason why other steps take long.
+        # A single slow step has its own finding. It is not a reason why other steps take long.
         seconds -= _slowest(ledger) / times.steps.number
     share = seconds / times.steps.mean
     cost = _cost(share, seconds)
@@ -172,10 +177,10 @@ def _of_all_steps(
 def _with_rhythm_of_run(
     sentence: str, phase: str, window: WindowSummary | None, ledger: Ledger
 ) -> str:
-    """Replace how often a phase is long in the window by how often it is long in the run.
+    """Replace the text that says how often a phase is long in the window with a text for the run.
 
-    The steps of the window are too few for a rhythm. On a device, the ledger has only the times of
-    the host, and the sentence then has no rhythm.
+    The window has too few steps to show this. If the run uses a GPU or another device, this text is
+    only removed, because the ledger has no device times.
     """
     if window is None:
         return sentence
@@ -186,7 +191,7 @@ def _with_rhythm_of_run(
 
 
 def _rhythm(phase: str, ledger: Ledger) -> str:
-    """Describe the stalls of the run in a phase, such as `: 1.20 s every 3rd step`."""
+    """Describe how long and how often a phase stalls in the run: `: 1.20 s every 3rd step`."""
     stalls = stalls_of(ledger, phase)
     if stalls is None:
         return ""
@@ -198,9 +203,10 @@ def _cost(share: float | None, seconds: float | None) -> str:
 
 
 def _slowest(ledger: Ledger) -> float:
-    """Seconds that the slowest step lost outside all phases, if no other step lost such time.
+    """Return the seconds that the only slow step with unknown cause lost outside all phases.
 
-    If several steps did, this is typical of the run, and the result is 0.
+    If several steps lost such time, it is typical of the run, and the result is 0. The result is
+    also 0 if no step lost such time.
     """
     costs = []
     for step in ledger.slow_steps:
@@ -212,7 +218,7 @@ def _slowest(ledger: Ledger) -> float:
 def _is_whole(finding: Finding, phase_seconds: float | None) -> bool:
     """Return whether the cost of a finding is the whole time of a phase.
 
-    `phase_seconds` is the mean time of this phase in the window, or `None` if it was not timed.
+    `phase_seconds` is the mean time of the phase in the window, or `None` if it was not timed.
     """
     if finding.of != "step" or finding.rank is not None or not finding.seconds:
         return False

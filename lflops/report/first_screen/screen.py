@@ -1,9 +1,11 @@
 """Build the first screen of a run, which is what a user sees first on the page.
 
-The terminal and the log show the same data as text. Its parts are a few figures, the share of time
-that was spent on training, the phases of a step, and cards.
+The terminal and the log show the same data as text. The parts of the first screen are a few
+numbers, the share of time that was spent on training, the phases of a step, and cards (suggestions
+for what to do next).
 
-Modules and work come from the last window. Without a window, only times are known.
+Data about modules and work come from the last window (a few profiled steps). Without a window, only
+the times in the ledger (the run's time account) are known.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +29,7 @@ class FirstScreen(Struct, frozen=True, kw_only=True):
     """The first screen: the most important facts about a run, in the order in which they are read.
 
     Attributes:
-        title: The class of the model, or another description if it is unknown.
+        title: The class of the model, or another description if the class is unknown.
         header: Facts such as steps, duration and chip.
         confidence: Confidence in the figures.
         figures: At most four numbers, such as the step time and MFU, with labels.
@@ -37,7 +39,7 @@ class FirstScreen(Struct, frozen=True, kw_only=True):
         cards: Suggestions for what to do next, the most urgent first.
         nothing: Reason why there is no card. Empty if there are cards.
         phases: The phases of a step with their mean times.
-        hint: Advice on how to make MFU known if the peak of the chip is unknown. Otherwise empty.
+        hint: Advice on how to get MFU if the peak of the chip is unknown. Otherwise empty.
         ranks: All ranks. Empty if the run has only one rank.
     """
 

@@ -1,7 +1,8 @@
 """Compute the step times of the first screen and divide the mean step into phases.
 
-Times and the data wait cover all unprofiled steps of the run and come from its ledger. Without a
-ledger, they come from the unprofiled steps of the window.
+An unprofiled step is a step in which lflops only reads a clock. The times of all unprofiled steps
+of a run come from its ledger (time account). Without a ledger, the times come from the unprofiled
+steps of the window.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from lflops.report.text import counted, phase_label
 
 
 class Steps(Struct, frozen=True, kw_only=True):
-    """The unprofiled steps that all times are computed from.
+    """Statistics of the durations of unprofiled steps.
 
     Attributes:
         number: Number of steps.
@@ -29,7 +30,7 @@ class Steps(Struct, frozen=True, kw_only=True):
         p95: 95th percentile in seconds.
         source: "run" for all unprofiled steps of the run, "window" for the unprofiled steps of the
             window.
-        said: All these values as text.
+        said: The number of steps, the mean and the percentiles as text.
     """
 
     number: int
@@ -50,7 +51,8 @@ class StepTimes(NamedTuple):
 def times_of(window: WindowSummary | None, ledger: Ledger | None) -> StepTimes | None:
     """Return the times of the unprofiled steps of the run.
 
-    Without a ledger, return the times of the unprofiled steps of the window.
+    Without a ledger, return the times of the unprofiled steps of the window. Return `None` if no
+    step was timed.
     """
     if ledger is not None and ledger.unprofiled:
         return _times_of_run(ledger.unprofiled, ledger, window)
@@ -106,10 +108,10 @@ def _times_of_run(
 def _with_divided_other(
     phases: Mapping[str, float], of_window: Mapping[str, float]
 ) -> dict[str, float]:
-    """Divide the phase `other` of the ledger as the window divides it.
+    """Divide the ledger's phase `other` in the same proportions as in the window.
 
-    The ledger has no phases between backward and the optimizer, such as gradient clipping. Their
-    time is part of its phase `other`.
+    The ledger has no phases between backward and the optimizer step, such as gradient clipping. In
+    the ledger, the time of these phases is part of `other`.
     """
     divided = dict(phases)
     parts = {name: took for name, took in of_window.items() if name not in phases}

@@ -15,9 +15,9 @@ _MARKUP = re.compile(r"[\\`*_{}\[\]<>|#]")
 _BARS = "▁▂▃▄▅▆▇█"
 
 _MOST_BARS = 48
-"""Maximum number of bars that show step times.
+"""Maximum number of bars that show the times of the last steps.
 
-Each bar is one of the last steps. In a long run, each bar is the mean of a group of steps.
+Each bar stands for one step or, in a long run, for the mean of several consecutive steps.
 """
 
 _SEPARATOR = " · "
@@ -26,7 +26,7 @@ _SEPARATOR = " · "
 def first_screen_rows(
     screen: FirstScreen, ledger: Ledger | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yield the label and text of each row.
+    """Yield the label and text of each row of the first screen.
 
     A row with an empty label continues the previous row.
     """
@@ -63,7 +63,7 @@ def first_screen_rows(
 
 
 def _last_steps(groups: Sequence[StepGroup]) -> str:
-    """Draw the mean step time of each group of steps as a bar, followed by the number of steps."""
+    """Draw the mean step time of each group as a bar. The number of all steps follows as text."""
     number = 0
     means = []
     for group in groups:
@@ -102,9 +102,10 @@ def _escaped(text: str) -> str:
 
 
 def _card_rows(screen: FirstScreen) -> Iterator[tuple[str, str]]:
-    """Yield a row for each of the first cards: first issues, then where other time goes.
+    """Yield a row for each of the first cards, issues first.
 
-    A row has the cause, the largest possible saving per step, and advice.
+    A row has the cause, the largest possible saving per step (or the cost, if the card is about no
+    issue), and advice.
     """
     if screen.nothing:
         yield "do next", screen.nothing

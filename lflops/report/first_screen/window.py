@@ -1,4 +1,4 @@
-"""Extract what the first screen needs from the profile of a window."""
+"""Extract the data that the first screen needs from the profile of a window (profiled steps)."""
 
 from collections.abc import Iterator, Mapping
 
@@ -21,6 +21,7 @@ class RankShown(Struct, frozen=True, kw_only=True):
     """A rank, which the page draws as a dot.
 
     Attributes:
+        status: `ok`, `late`, `missing` or `failed`.
         lost: Seconds per step that the other ranks wait for this rank.
         said: Text with the facts about this rank.
     """
@@ -32,7 +33,7 @@ class RankShown(Struct, frozen=True, kw_only=True):
 
 
 class WindowSummary(Struct, frozen=True, kw_only=True):
-    """The data of a window that the first screen needs.
+    """The data of a window that the first screen needs. Numbers that are unknown are `None`.
 
     Attributes:
         title: The class of the model.
@@ -42,7 +43,7 @@ class WindowSummary(Struct, frozen=True, kw_only=True):
         recomputed: Share of the backward time in which activations are recomputed.
         flops: FLOPs of matmuls in forward and backward, of one rank in one step.
         peak: Peak FLOP/s that MFU is relative to.
-        hint: Advice on how to make the peak known. Empty if it is not needed.
+        hint: Advice on how to make this peak known. Empty if no advice is needed.
         peak_bytes: The peak of live memory.
         usable_bytes: Memory of the chip that a process can use.
         rates: Throughput in tokens and in samples per second. The first rate is shown only if there
@@ -50,10 +51,10 @@ class WindowSummary(Struct, frozen=True, kw_only=True):
         findings: The findings about the step.
         unseen: Reason why an issue might exist although none was found, for example that too few
             steps were measured. `None` if an issue would have been found.
-        confidence: Texts about the measurement, such as the number of timed steps, and reasons why
-            the figures are less reliable.
+        confidence: Texts about the measurement: the number of timed steps, and reasons why the
+            numbers are less reliable.
         ranks: All ranks. Empty if the run has only one rank.
-        profile: The profile, reduced to its run and its steps.
+        profile: The profile with only the data about its run and its steps.
     """
 
     title: str
@@ -132,7 +133,7 @@ def window_summary(analysis: Analysis) -> WindowSummary:
 
 
 def _hint(analysis: Analysis) -> str:
-    """Describe how to make the peak FLOP/s of the chip known, because MFU needs it.
+    """Describe how to make the peak FLOP/s of the chip known, which MFU needs.
 
     Return the empty string if the peak is known, or if nothing was counted or timed.
     """
