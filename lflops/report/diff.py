@@ -41,8 +41,8 @@ _SAME = "as fast as before"
 def headline(diff: Diff) -> tuple[str, ...]:
     """Return the comparison as sentences.
 
-    A change of the MACs comes first, unless the batch size explains it. Then come the verdict on the
-    step time, and the changes of modules and phases, the largest first. The last sentences are
+    A change of the MACs comes first, unless the batch size explains it. Then come the verdict on
+    the step time, and the changes of modules and phases, the largest first. The last sentences are
     about work, memory, and added, removed and renamed modules.
     """
     found = causes(diff)

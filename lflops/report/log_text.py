@@ -45,7 +45,7 @@ _LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})
 
 
 def log_text(analysis: Analysis, before: Profile | None = None) -> str:
-    """Format a profile for the log, with the changes since the previous window's profile `before`."""
+    """Format a profile for the log, with the changes since an earlier profile of the run."""
     lines = [(label, plain(text)) for label, text in _lines(analysis, before)]
     return labelled(lines, least_width=_MARGIN)
 

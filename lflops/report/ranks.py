@@ -87,7 +87,7 @@ def _statuses(listed: Sequence[Rank]) -> Iterator[str]:
 def _position(rank: Rank) -> str:
     """Format the position of a rank in the device mesh and the rank's host, in brackets.
 
-    Both can be known even if the rank did not report.
+    If the rank did not report, only its position can be known.
     """
     where = coordinates_of(rank)
     if rank.host:

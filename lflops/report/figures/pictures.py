@@ -1,4 +1,4 @@
-"""Draw the roofline and the live memory of a profile, in the same way as on the HTML page.
+"""Draw the roofline and the live memory of a profile as the HTML page does.
 
 Each figure has a separate canvas, so the global state of matplotlib does not change.
 """
@@ -62,7 +62,7 @@ def drawn_on(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 class Picture(NamedTuple):
-    """A figure as a PNG file; its width and height are in pixels."""
+    """A figure as the content of a PNG file. The width and height are in pixels."""
 
     name: str
     width: int
@@ -92,10 +92,10 @@ def _picture(name: str, figure: Figure) -> Picture:
 
 
 _BAND = (1.02, 1.07)
-"""Bottom and top of the coloured band that shows the phases, as fractions of the axes' height."""
+"""Bottom and top of the coloured band with the phases, as fractions of the height of the axes."""
 
 _NARROWEST_LABELLED = 0.08
-"""Smallest width of a phase that has a label, as a share of the width of the axes."""
+"""Smallest width from which a phase has a label, as a share of the width of the axes."""
 
 _TICKS = 6
 
@@ -106,9 +106,9 @@ The x-axis counts operators, so the peak is drawn halfway between this operator 
 """
 
 _LATE = 0.75
-"""Share of the step after which the label of a peak is drawn to its left.
+"""If the peak is after this share of the step, the label of the peak is drawn to its left.
 
-On the right, it would not fit into the figure.
+On its right, the label would not fit into the figure.
 """
 
 
@@ -187,7 +187,7 @@ def _phases(axes: Axes, memory: Memory, operators: Sequence[float]) -> None:
     for phase, moments in groupby(phases):
         start = operators[number]
         number += len(list(moments))
-        # A phase ends where the next one starts.
+        # A phase ends where the next phase starts.
         end = operators[min(number, len(operators) - 1)]
         axes.fill_between(
             [start, end],
@@ -305,11 +305,11 @@ def save_roofline_figure(roofline: LazyRoofline, path: Path, patterns: Mapping[s
 
 
 def roofline_figure(roofline: LazyRoofline, patterns: Mapping[str, str]) -> Figure:
-    """Draw a point for each module, below the rooflines of the chip.
+    """Draw a point for each module in each phase, and the rooflines of the chip.
 
-    A point shows the work of the module without its submodules. The area of a point is proportional
-    to the module's time. If nothing was timed, the points are operators, drawn at the FLOP/s that
-    they can reach at most.
+    A point shows the work of a module without its submodules. Identical modules share a point. The
+    more time a point stands for, the larger it is. If nothing was timed, the points are operators,
+    drawn at the FLOP/s that they can reach at most.
     """
     figure, axes = drawn_on(9, 6)
     timed = []
@@ -352,7 +352,8 @@ def _intensity(point: Point) -> float:
 def _height(point: Point, *, timed: bool) -> float:
     """Return the height of a point in FLOP/s, or 0 if it cannot be drawn.
 
-    This is the measured rate if the point was timed, and otherwise the rate at its roofline limit.
+    The height is the measured rate if the point was timed, and otherwise the rate at the roofline
+    limit of the point.
     """
     if not point.intensity:
         return 0.0
@@ -447,7 +448,7 @@ def _annotate(axes: Axes, point: Point, name: str, aligned: str) -> None:
 def _roofline(axes: Axes, ceiling: Ceiling, intensities: Iterable[float]) -> Line2D:
     """Draw the roofline of one dtype, and return its entry in the legend.
 
-    It extends a factor of ten beyond all points, so that the ridge is usually visible.
+    The roofline extends beyond all points by a factor of ten, so that its ridge is usually visible.
     """
     values = [0.1, 1000.0, *intensities]
     left = min(values) / _DECADE

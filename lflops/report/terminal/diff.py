@@ -15,7 +15,7 @@ from lflops.report.text import phase_label
 _LONG_NAME = 40
 
 _RELATIVE = "relative to all modules"
-"""Heading of the column with the confidence interval of each module's change in time.
+"""Heading of the column with the confidence interval of the change of each module's time.
 
 If all modules became slower or faster by about the same ratio, the column shows the change relative
 to this ratio.
@@ -35,7 +35,7 @@ def render_diff(
         diff: The comparison.
         limits: The limits that the second run was checked against, with the results.
         issues: A label and a sentence about each issue that at least one of the runs has.
-        everything: Whether to list unchanged modules too.
+        everything: Whether to list unchanged modules, too.
     """
     rows: list[tuple[str, RenderableType]] = []
     for fact, (before, after) in diff.facts.items():

@@ -32,7 +32,7 @@ _BLOCKS = 5
 
 
 def render_memory(analysis: Analysis) -> Group:
-    """Draw the memory peak: its bytes by category and by module, and its largest storages."""
+    """Draw the memory at its peak: the bytes by category and module, and the largest storages."""
     memory = analysis.profile.memory
     if memory is None:
         return Group(text("the profile has no memory", "dim"))
@@ -48,7 +48,7 @@ def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableT
     if memory.reserved is not None:
         yield "reserved", prose(_reserved(memory.reserved))
     for saving, _, cost in savings(analysis):
-        # Checkpointing costs time, so it has separate lines.
+        # Checkpointing costs time, so `render_checkpointed` draws separate lines about it.
         if not cost:
             yield "to lower it", prose(saving)
     yield from _categories(memory)
@@ -67,7 +67,7 @@ def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableT
 
 
 def _when(analysis: Analysis, memory: Memory) -> str:
-    """Describe when memory reached its peak: the phase, the operator and the module."""
+    """Describe when memory reached its peak: in which phase, operator and module."""
     at = analysis.peak_moment
     if at is None:
         return ""
@@ -113,7 +113,7 @@ def _reserved(reserved: Reserved) -> str:
 
 
 def memory_fit_lines(fit: MemoryFit) -> Iterable[str]:
-    """Yield two lines: whether the step fits into memory, and the parts of the memory it needs."""
+    """Yield two lines: whether the step fits into memory, and the parts of the needed memory."""
     yield (
         f"{fit.verdict}: {units.size(fit.needed_bytes)} of the {units.size(fit.usable_bytes)} "
         f"that a process has on {fit.chip} "

@@ -35,7 +35,7 @@ def header(analysis: Analysis, *, of_run: bool = False) -> Group:
     """Draw the lines above the table: the verdict, the run, its speed, totals, memory and remarks.
 
     If `of_run` is true, the first screen of the run is shown above these lines. Then the verdict is
-    left out, and the labels of times say that they are about the window.
+    left out, and the labels of times say that the times are about the window.
     """
     report = report_of(analysis)
     blocks: list[RenderableType] = []
@@ -114,12 +114,11 @@ def _totals(analysis: Analysis) -> FittedTable:
 
 
 _GAP = 2
-# Width up to which names are shown in full. Columns are left out to make room for them.
+# Names up to this width are shown in full. Columns are left out to make room for the names.
 _NAME = 36
 # Smallest width of a name, without its indent.
 _LABEL = 8
-# Number of columns, from the first, that are kept as long as names of the smallest width fit next
-# to them.
+# Number of first columns that are kept even if names must be shortened down to `_LABEL` characters.
 _KEPT = 2
 
 
@@ -141,7 +140,7 @@ def render(
             sorted by MACs.
         flat: Whether to draw a flat list. In a flat list, the figures of a module exclude its
             submodules.
-        phase: The phase whose times, work and shares are shown, or `None` for all phases together.
+        phase: The phase to show times, work and shares of, or `None` for all phases together.
         of_run: Whether the first screen of the run is shown above the profile.
 
     Raises:
@@ -261,7 +260,7 @@ class _Modules:
 
 
 def _is_listed(row: ModuleRow) -> bool:
-    """Return whether to list a module.
+    """Return whether the table lists a module.
 
     A flat list leaves out modules that have no parameters and run no operators themselves.
     """
@@ -298,7 +297,7 @@ def _kind(line: ModuleLine) -> str:
 
 
 def _name(line: ModuleLine, indent: int, room: int) -> Text:
-    """Return the text in the column of names: the indented name and, if there is room, the class.
+    """Return the cell with the name of a module: indented, and with the class if there is room.
 
     A long name is shortened.
     """
@@ -312,12 +311,12 @@ def _name(line: ModuleLine, indent: int, room: int) -> Text:
     return name
 
 
-# Number of kernels of compiled code that are shown.
+# Maximum number of kernels of compiled code that are shown.
 _KERNELS = 20
 
 
 def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> RenderableType:
-    """Draw the operators of a phase, or of all phases for `None`, sorted by work.
+    """Draw a table of the operators of a phase, sorted by work. `None` means all phases.
 
     If operators were traced, a second table has their times.
     """
@@ -378,10 +377,10 @@ def _traced(trace: Trace) -> FittedTable:
 
 
 def _compiled(trace: Trace, code: CompiledCode) -> FittedTable:
-    """Draw a table of the kernels of compiled code with the most time.
+    """Draw a table of the kernels of compiled code that take the most time.
 
     All values are means per traced batch. A kernel that is fused from several modules has a row for
-    each of them.
+    each of these modules.
     """
     rows = []
     for kernel in code.kernels[:_KERNELS]:

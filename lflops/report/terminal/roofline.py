@@ -17,15 +17,15 @@ from lflops.report.text import OVER, WORDS, counted, saved_by_fusion, times_mark
 
 _NAME = 26
 _LISTED = 10
-# The signs that the table shows at points above their roofline limit, keyed by the reason.
+# The signs that the table shows for modules and operators above their roofline limit, by reason.
 _SIGNS = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
 
 
 def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
     """Draw the rooflines, and the modules and operators with the largest potential speed-up.
 
-    If nothing was timed, the modules and operators that need the most time at the roofline come
-    first.
+    If nothing was timed, the modules and operators that need the most time at their roofline limit
+    come first.
 
     Args:
         analysis: The analysis of the profile.
@@ -51,7 +51,7 @@ def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
 
 
 def _modules(analysis: Analysis) -> list[tuple[str, Point]]:
-    """Return a name and a point for each module. Identical modules are combined into one point."""
+    """Return a name and a roofline point for each module. Identical modules share one point."""
     named = []
     for repeats in fold_parts(analysis.roofline.modules, analysis.patterns):
         name = plain(repeats.label) or "(model)"
@@ -60,7 +60,7 @@ def _modules(analysis: Analysis) -> list[tuple[str, Point]]:
 
 
 def _operators(points: Iterable[Point]) -> list[tuple[str, Point]]:
-    """Return a name and a point for each operator, the largest potential speed-up first."""
+    """Return a name and a roofline point for each operator, largest potential speed-up first."""
 
     def key(point: Point) -> tuple[float, ...]:
         return (*_most_seconds_first(point), -point.flops, -point.bytes_moved)
@@ -180,7 +180,7 @@ def render_prediction(
 ) -> Group:
     """Draw the predicted time of a step with its interval and its parts.
 
-    If there is no prediction, draw the reason.
+    If there is no prediction, draw the reason for this.
 
     Args:
         predicted: The prediction, or `None`.

@@ -15,13 +15,13 @@ from lflops.profile.module_names import plain
 from lflops.report.text import shortened, shortened_name
 
 MARGIN = 16
-"""Width of the column of labels in the lines above a table."""
+"""Minimum width of the column of labels in the lines above a table."""
 
 _WITH_UNIT = re.compile(
     r"(?<=\d) (?=(?:%|[nµm]?s|[KMGT]?i?B|[kMGTP]?(?:FLOP/s|B/s)?)(?:[^\w%]|$))|(?<=±) "
 )
 _GAP = 2
-# Minimum width to which names are shortened.
+# Names are not shortened to less than this width.
 _SHORTEST = 16
 _LONG_NAME = 40
 _NOTHING = {"0", "0 B", "0 %", units.UNKNOWN}
@@ -33,7 +33,7 @@ def text(content: str, style: str = "") -> Text:
 
 
 def figure(number: str) -> Text:
-    """Return a number as a rich `Text`. It is dimmed if it is 0 or unknown."""
+    """Return a number as a rich `Text`, which is dimmed if the number is 0 or unknown."""
     return text(number, "dim" if number in _NOTHING else "")
 
 
@@ -95,9 +95,9 @@ def prose_rows(
 
 
 class FittedTable:
-    """A table whose first column has names and whose other columns have numbers.
+    """A table with names in the first column and numbers in the other columns.
 
-    On a narrow terminal, columns are left out. Digits are never cut off.
+    On a narrow terminal, whole columns are left out, so that digits are never cut off.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class FittedTable:
             columns: The cells of each column, keyed by its heading. A heading may contain one line
                 break.
             room: Width of the column of names. On a narrow terminal, other columns are left out
-                before this column becomes narrower. By default, the length of the longest name, up
-                to 40 characters.
-            first: Headings of the columns that are left out first. If this is not enough, the other
-                columns are left out, starting with the last one.
+                before this column becomes narrower. By default, the length of the longest name, but
+                at most 40 characters.
+            first: Headings of the columns that are left out first on a narrow terminal. Then the
+                other columns are left out, starting with the last column.
         """
         if room is None:
             longest = max(map(len, names), default=0)
@@ -142,7 +142,7 @@ class FittedTable:
     ) -> Self:
         """Make a table from rows instead of columns.
 
-        Each row consists of its name and of its cells, keyed by the heading of their column.
+        A row is a pair of its name and its cells, which are keyed by the heading of their column.
         """
         names = []
         columns: dict[str, list[str]] = {}
