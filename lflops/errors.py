@@ -11,7 +11,7 @@ class LflopsError(Exception):
 class ProfileError(LflopsError):
     """A profile cannot be read, written or merged.
 
-    The message names the file or the rank, the module and the field.
+    The message names the file or the rank and, where possible, the module and the field.
     """
 
 

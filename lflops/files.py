@@ -300,8 +300,8 @@ def _replaced(path: Path) -> os.stat_result | None:
 def _permissions(path: Path, before: os.stat_result, new: Path) -> int:
     """Give a new file the group of the old file at `path`, and return the permissions to set.
 
-    The returned permissions have none for the group if the group of the new file cannot be changed.
-    The same holds if the old file has an access control list, which may limit the group.
+    The permissions of the group are left out if the group of the new file cannot be changed, or if
+    the old file has an access control list, which may limit the group.
     """
     permissions = stat.S_IMODE(before.st_mode) & 0o777
     is_limited = False

@@ -27,7 +27,7 @@ TIMES = 9
 
 LEAST_RATIO = 0.5
 MOST_RATIO = 1.25
-"""Maximum accepted ratio of two forward times: as lflops measures it, and on the host's clock.
+"""Maximum accepted ratio of the measured forward time to the forward time on the host's clock.
 
 `LEAST_RATIO` is the minimum. The time on the host's clock ends when the host has waited for the
 device, so it includes the launch latency.

@@ -1,8 +1,8 @@
 """Format numbers as text.
 
-This is the only module that rounds numbers. Counts and bytes have two decimals and a prefix; a
-count that needs no prefix stays exact. Times and rates have three digits. An unknown value is shown
-as a dash. 0 is shown as `0`, and no other value is rounded to 0.
+Reports format almost all numbers with this module. Counts and bytes have two decimals and a prefix;
+a count that needs no prefix stays exact. Times and rates have three digits. An unknown value is
+shown as a dash. 0 is shown as `0`, and no other value is rounded to 0.
 """
 
 from decimal import ROUND_HALF_UP, Context, Decimal

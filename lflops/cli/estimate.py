@@ -428,7 +428,7 @@ def _adapter_rank(lora: str | None) -> int | None:
 def _training(
     target: str, tokens: float | None, price: float | None, samples: int, seq: int | None
 ) -> "Training | None":
-    """Return the whole training run, or `None` if the user did not pass its number of tokens.
+    """Return the data of the whole training run, or `None` if its number of tokens is unknown.
 
     `samples` is the number of samples per rank and step, and `seq` is the number of tokens per
     sample.

@@ -1,4 +1,4 @@
-"""`lflops hardware`, `roofline` and `selftest`: show chips, compare work with them, test lflops."""
+"""`lflops hardware`, `roofline` and `selftest`: list chips, show rooflines, and test a device."""
 
 from pathlib import Path
 from typing import Annotated

@@ -90,7 +90,7 @@ class Module(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, Displayed, frozen=True, kw_only=True):
-    """An explanation of why a run is slow, with the evidence. `None` means unknown.
+    """An explanation of why a run is slow, with the measurements. `None` means unknown.
 
     Attributes:
         status: "found" if there is an issue. "nothing found" if there is no issue, and enough

@@ -39,7 +39,7 @@ LONG_WAIT_SHARE = 0.1
 LONG_OTHER_SHARE = 0.25
 """Time outside all phases of the steps is lost time if it takes at least this share of the run.
 
-Less time may be useful work, such as the loss or another model.
+A smaller share may be useful work, such as the loss or another model.
 """
 
 MOST_SLOW_STEPS = 10
@@ -63,7 +63,7 @@ def _is_loss(ledger: Ledger, name: str, seconds: float) -> bool:
 
 
 def headline(ledger: Ledger) -> str:
-    """Describe the run in one line: its duration, starts, steps, and the rank that measured it."""
+    """Describe the run in one line: duration, starts, steps, and the rank that measured them."""
     duration = units.long_duration(ledger.total)
     starts = counted(len(ledger.starts), "start")
     steps = counted(ledger.steps, "step")

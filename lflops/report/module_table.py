@@ -217,8 +217,7 @@ def csv_table(analysis: Analysis, rows: Iterable[ModuleRow]) -> str:
     """Format the table as CSV, with exact numbers.
 
     If a line stands for several identical modules, its counts and seconds are sums over these
-    modules.
-    Unknown values are empty.
+    modules. Unknown values are empty.
     """
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")

@@ -651,8 +651,7 @@ def _never_called(analysis: Analysis) -> str:
     """List the modules that were never called.
 
     Only the outermost of these modules are listed by name. For modules inside them, only the number
-    is given.
-    Identical modules are one entry, such as `layers.* ×12`.
+    is given. Identical modules are one entry, such as `layers.* ×12`.
     """
     uncalled = set(analysis.uncalled)
     top = []

@@ -138,7 +138,7 @@ def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
 
 
 def saved_by_fusion(phases: Sequence[Fusion]) -> str:
-    """Describe how many bytes moved fusion saves in compiled code.
+    """Describe how many fewer bytes compiled code moves because its operators are fused.
 
     Without fusion, each operator would run separately, read its inputs and write its results. The
     result is empty if the bytes are unknown.

@@ -27,7 +27,7 @@ SHOWN_FINDINGS = 3
 """Maximum number of findings that a report shows. `lflops why` shows more."""
 
 ALWAYS_SHOWN = {"peak", "busiest"}
-"""Causes of findings that a report shows even if they are not among the first ones."""
+"""Causes of findings that are shown even if they are not among the first `SHOWN_FINDINGS`."""
 
 FEWEST_STEPS = 5
 """Minimum number of unprofiled steps to conclude that there is no issue."""
@@ -194,7 +194,7 @@ DISTURBED_BY = {
     "validation": ("are next to a validation", "validate less often"),
     "checkpoint": ("are next to a checkpoint", "save checkpoints less often"),
 }
-"""Events that disturb steps. Each has the end of a sentence about the steps, and advice.
+"""Events that disturb steps. For each event: what the disturbed steps do, and advice against it.
 
 A disturbed step is not typical, so its time is not used.
 """

@@ -1,8 +1,8 @@
 """Join the findings about a step with the findings about the run.
 
 A finding is one reason for lost time. The findings about a step come from the last window (a few
-profiled steps), and the findings about the run from its ledger (time account). Costs per step become
-shares of the run's mean step.
+profiled steps), and the findings about the run from its ledger (time account). Costs per step
+become shares of the run's mean step.
 """
 
 import math

@@ -118,7 +118,7 @@ _OF_TORCH = "aten::"
 
 
 class Kernels(Struct, frozen=True, kw_only=True):
-    """The kernels of compiled code. All numbers are means per traced batch.
+    """The kernels of compiled code. Times, bytes and calls are means per traced batch.
 
     Attributes:
         table: The kernels, sorted by time, the longest first. The columns `name`, `module` and
