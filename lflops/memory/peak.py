@@ -1,15 +1,15 @@
-"""Analyze the peak memory of a step: its holders, ways to lower it, and whether it fits on a chip.
+"""Analyze the peak memory of a step: the modules that hold it, and ways to lower it.
 
 The ways to lower the peak include activation checkpointing of each block (a repeated module such as
 `layers.0`).
 
 For DeepSpeed's ZeRO, the peak of one rank is computed from the recorded step of an unsharded model:
 at each operator, the parts of the model that ZeRO shards are divided by the number of ranks, and
-the parts that ZeRO gathers are added. For DDP and FSDP2, this is not necessary, because an estimate
-runs the model with the real wrapper.
+the parts that ZeRO gathers are added. For DDP and FSDP2, this computation is not necessary, because
+an estimate runs the model with the real wrapper.
 
-The memory that a step needs on a chip is the memory of tensors, driver, libraries and allocator.
-The constants in this file are upper bounds for planning. Each constant has a source.
+This module also checks whether a step fits on a chip. A step needs memory for tensors, the driver,
+libraries and the allocator. The constants for the driver and the libraries are upper bounds.
 """
 
 from collections import Counter
@@ -57,7 +57,7 @@ NCCL_BYTES = 1_600_000_000
 """Bytes of one NCCL communicator after an all-reduce (https://github.com/NVIDIA/nccl/issues/864).
 
 The bytes grow with the number of NCCL's channels. Over PCIe, NCCL uses fewer channels. If ranks
-also send to each other directly, it uses more.
+also send to each other directly, NCCL uses more memory.
 """
 
 FRAGMENTATION = 0.05
@@ -67,14 +67,14 @@ This estimate is used only if the allocator was not simulated.
 """
 
 TIGHT = 0.05
-"""Share of the usable memory that must be left if a step is not a tight fit.
+"""A step is a tight fit if less than this share of the usable memory is left.
 
-If less is left, a step with longer sequences, or with another version of a library, may not fit.
+A tight step might not fit with longer sequences, or with another version of a library.
 """
 
 
 class MemoryFit(Struct, frozen=True, kw_only=True):
-    """The memory that a step needs on a chip, and whether the chip has it.
+    """The memory that a step needs on a chip, and whether the chip has enough memory.
 
     Attributes:
         verdict: `fits`; `does not fit`; `tight` if less than 5 % of the usable memory is left; or
@@ -89,7 +89,7 @@ class MemoryFit(Struct, frozen=True, kw_only=True):
         fragmentation_simulated: Whether the allocator was simulated.
         context_bytes: Memory of the driver for this process.
         workspace_bytes: Workspaces of cuBLAS, for the threads of forward and backward.
-        collective_bytes: Memory of NCCL; 0 on one rank.
+        collective_bytes: Memory of NCCL; 0 for a run with one rank.
     """
 
     verdict: Verdict
@@ -195,9 +195,10 @@ def allocator_limit(chip: Hardware | None, *, ranks: int = 1) -> int | None:
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """The memory that a module holds at the peak: the bytes that it allocated or owns.
+    """The memory that a module holds at the peak: its parameters and the tensors that it allocated.
 
-    Repeated modules such as `layers.*.mlp` are merged into one entry.
+    Repeated modules such as `layers.*.mlp` are merged into one entry. It contains the number of
+    modules and the sum of their bytes.
     """
 
     name: str
@@ -212,8 +213,8 @@ class Storages(Struct, frozen=True, kw_only=True):
     `layers.*.mlp` count as one module.
 
     Attributes:
-        module: The module, or the common name of the repeated modules that hold these storages.
-        pattern: The entry of `memory_holders` that contains these modules.
+        module: The module that holds the storages, or the common name of repeated modules.
+        pattern: Name of the entry in the result of `memory_holders` that includes these modules.
         number: Number of storages.
         each_bytes: Bytes of each storage.
     """
@@ -310,7 +311,7 @@ def _is_numbered(name: str) -> bool:
 
 
 class Checkpointed(Struct, frozen=True, kw_only=True):
-    """Activation checkpointing of one block.
+    """The effect of activation checkpointing on one block.
 
     Attributes:
         module: Name of the block.
@@ -413,7 +414,7 @@ def _of_logits(memory: Memory) -> int:
 
     The softmax of the logits, and their casts and gradients, are included.
 
-    The softmax of the loss is recognized by its operator. A tensor counts as the logits, or as a
+    The softmax is recognized by the name of its operator. A tensor counts as the logits, or as a
     cast or gradient of the logits, if it has the size of the softmax, half of this size, or twice
     this size.
     """

@@ -1,4 +1,4 @@
-"""Simulate torch's caching allocator for CUDA, and the memory that it reserves.
+"""Simulate torch's caching allocator for CUDA, to predict how much memory it reserves.
 
 This package does not import torch.
 """

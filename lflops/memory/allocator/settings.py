@@ -12,7 +12,7 @@ from lflops.errors import CountError
 MIB = 2**20
 
 LEAST_SPLIT_MIB = 20
-"""Lower limit of two settings in MiB, as in torch.
+"""Limit in MiB for the values of two settings.
 
 `max_split_size_mb` must be more than this limit. `max_non_split_rounding_mb` must be at least this
 limit.
@@ -43,12 +43,14 @@ IGNORED = {
 class AllocatorSettings(Struct, frozen=True, kw_only=True):
     """Settings of the allocator: how it rounds, splits and releases blocks.
 
+    The allocator reserves segments of device memory, and splits them into blocks for requests.
+
     Attributes:
         expandable_segments: Whether segments grow page by page. Otherwise, one `cudaMalloc`
             allocates a whole segment.
-        max_split_size: Size in bytes from which blocks are never split; `None` for no limit.
-        max_non_split_rounding: Limit on the unused bytes if a free block that is too large to be
-            split is reused for a smaller request. The unused bytes must be below this limit.
+        max_split_size: Blocks of at least this many bytes are never split. `None` for no limit.
+        max_non_split_rounding: If a free block is too large to be split, a smaller request gets it
+            only if fewer bytes than this number stay unused.
         divisions: For each of the `INTERVALS` ranges of sizes, the number of equal parts into which
             the range is divided. Requests are rounded up to the end of a part. With 0 or 1 parts,
             they are rounded up to multiples of 512 bytes.
@@ -137,7 +139,8 @@ def _mebibytes(text: str, name: str, value: str) -> int:
 def _divisions(text: str, name: str, value: str) -> tuple[int, ...]:
     """Parse the number of divisions for all sizes, or a list such as `[256:1,512:2,>:4]`.
 
-    In the list, each size in MiB is followed by the number of divisions for this size.
+    In the list, each size in MiB is followed by the number of divisions for this size. `>` stands
+    for all larger sizes.
     """
     if not value.startswith("["):
         return (_power(text, name, value, value),) * INTERVALS
@@ -172,4 +175,4 @@ _READERS: Mapping[str, tuple[str, Callable[[str, str, str], Any]]] = {
     "garbage_collection_threshold": ("garbage_collection_threshold", _share),
     "per_process_memory_fraction": ("memory_fraction", _share),
 }
-"""The field of `AllocatorSettings` and the parser of each setting, keyed by torch's name for it."""
+"""For each setting of torch, the field of `AllocatorSettings` and the parser of the value."""

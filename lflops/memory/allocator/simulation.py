@@ -106,9 +106,9 @@ class Block:
         return rest
 
     def absorb(self, other: "Block | None") -> None:
-        """Merge a free neighbour into this block.
+        """Merge the neighbour `other` into this block, if `other` is free.
 
-        Nothing is merged if only one of the two blocks is mapped, or if there is no free neighbour.
+        Nothing is merged if only one of the two blocks is mapped.
         """
         if other is None or other.allocated or other.mapped != self.mapped:
             return
@@ -153,7 +153,7 @@ class Pool:
         return self._unmapped, (block.stream, block.address, 0)
 
     def best(self, stream: int, size: int) -> Iterator[Block]:
-        """Yield a stream's free blocks of at least `size` bytes, by size and then by address."""
+        """Yield a stream's free blocks of at least `size` bytes, sorted by size and address."""
         for place in range(bisect_left(self._free, (stream, size, 0)), len(self._free)):
             block_stream, _, address = self._free[place]
             if block_stream != stream:
@@ -179,27 +179,27 @@ LEAST_BLOCK = 512
 """Size of the smallest block in bytes. All block sizes are multiples of it."""
 
 SMALL_REQUEST = MIB
-"""Maximum size in bytes of a request that is packed into a small segment."""
+"""Maximum size in bytes of a small request, which gets a part of a small segment."""
 
 SMALL_SEGMENT = 2 * MIB
-"""Bytes of a segment for small requests."""
+"""Size in bytes of a small segment, which several small requests share."""
 
 LARGE_REQUEST = 10 * MIB
-"""Size in bytes from which a request gets its own segment, in multiples of `LARGE_MULTIPLE`."""
+"""Minimum size in bytes of a request for which a separate segment is reserved."""
 
 LARGE_SEGMENT = 20 * MIB
 """Size in bytes of a segment that several requests share.
 
-It is for requests between `SMALL_REQUEST` and `LARGE_REQUEST`.
+These requests have sizes between `SMALL_REQUEST` and `LARGE_REQUEST`.
 """
 
 LARGE_MULTIPLE = 2 * MIB
-"""Unit in bytes for the size of a segment that one large request gets."""
+"""The size in bytes of a separate segment is rounded up to a multiple of this number."""
 
 ENDLESS = LARGE_SEGMENT << 36
-"""Size of an expandable segment's range of addresses in bytes.
+"""Size in bytes of the range of addresses of an expandable segment.
 
-It is larger than the memory of any device, and a whole number of pages.
+This size is larger than the memory of any device, and a whole number of pages.
 """
 
 
@@ -209,7 +209,8 @@ class Request(NamedTuple):
     Attributes:
         key: Number of the allocation. A free has the number of the allocation that it frees.
         bytes: The requested bytes; `None` for a free.
-        stream: The CUDA stream that uses the memory. Only requests of the same stream reuse it.
+        stream: The CUDA stream that uses the memory. Only requests of the same stream can reuse the
+            memory.
     """
 
     key: int
@@ -221,9 +222,9 @@ class Usage(Struct, frozen=True, kw_only=True):
     """The bytes that are in use at one point in time.
 
     Attributes:
-        requested: Bytes that were requested.
-        allocated: Bytes of blocks in use: `torch.cuda.memory_allocated()`.
-        reserved: Bytes of segments: `torch.cuda.memory_reserved()`.
+        requested: Bytes that were requested for the blocks in use.
+        allocated: Bytes of the blocks in use, as in `torch.cuda.memory_allocated()`.
+        reserved: Bytes of all segments, as in `torch.cuda.memory_reserved()`.
     """
 
     requested: int
@@ -232,12 +233,13 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class Simulated(Struct, frozen=True, kw_only=True):
-    """The result of a sequence of requests.
+    """The result of simulating a sequence of requests.
 
     Attributes:
-        peak: The maximum of each field of `usage`. The maxima may occur at different times.
+        peak: The maxima of the requested, allocated and reserved bytes. They can occur at different
+            times.
         at_reserved_peak: The usage when the most bytes are reserved. If this occurs several times,
-            it is the usage with the most allocated bytes. Reserved minus allocated bytes are the
+            the time with the most allocated bytes counts. Reserved minus allocated bytes are the
             overhead of the allocator.
         end: The usage after the last request.
         retries: Number of times that cached segments were released because the device had no memory
@@ -334,7 +336,7 @@ class Allocator:
             return LEAST_BLOCK
         power = nbytes.bit_length() - 1
         divisions = self._settings.divisions
-        # The first interval ends at 2 MiB; the last interval has no end.
+        # The first range of sizes ends at 2 MiB; the last range has no end.
         interval = min(max(power - 20, 0), len(divisions) - 1)
         parts = divisions[interval]
         if parts > 1 and nbytes > LEAST_BLOCK * parts:
@@ -370,7 +372,10 @@ class Allocator:
         return size < self._unsplit and rest > SMALL_REQUEST
 
     def _reserve(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Reserve memory on the device; return `None` if the device has no memory left."""
+        """Reserve memory on the device, and return a block that is large enough for a request.
+
+        Return `None` if the device has no memory left.
+        """
         segment = _segment_size(size)
         if self._settings.memory_fraction is not None and self.reserved + segment > self._allowed:
             return None
@@ -383,7 +388,7 @@ class Allocator:
         return Block(pool, stream, self._next_address - segment, segment)
 
     def _expand(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Return a block of an expandable segment, after mapping the pages that it needs.
+        """Map pages of an expandable segment for a request, and return them as a block.
 
         The block is at the lowest addresses with enough room. Return `None` if the device has no
         memory left.
@@ -401,10 +406,10 @@ class Allocator:
         return block
 
     def _expandable(self, pool: Pool, size: int, stream: int) -> Block:
-        """Find adjacent free blocks in an expandable segment that together have room for a request.
+        """Return the first of several adjacent free blocks that together have room for a request.
 
-        At least one of these blocks is unmapped. Return the first of them. If there are no such
-        blocks, create a new expandable segment and return its only block.
+        The blocks belong to an expandable segment, and at least one of them is unmapped. If there
+        are no such blocks, create a new expandable segment and return its only block.
         """
         for unmapped in pool.unmapped(stream):
             first = unmapped
@@ -446,8 +451,8 @@ class Allocator:
     def _collect(self) -> None:
         """Release old free segments until the reserved bytes do not exceed the threshold.
 
-        Each round releases the segments that are at least as old as the mean of the remaining
-        segments.
+        Each round releases the segments that are at least as old as the mean age of all segments
+        that are left.
         """
         threshold = int(self._settings.garbage_collection_threshold * self._allowed)
         segments = [block for block in self._large if not block.is_split]
@@ -465,11 +470,11 @@ class Allocator:
         return self._large.searches - block.inserted
 
     def _release_unsplit(self, pool: Pool, size: int, stream: int) -> bool:
-        """Release free blocks that are too large to be split, until there are enough bytes.
+        """Release free blocks that are too large to be split, until a request has enough bytes.
 
         Returns:
-            Whether the released bytes are enough for the request. Always false if there is no limit
-            for splitting.
+            Whether the released bytes are enough for the request. Always false without the setting
+            `max_split_size`.
         """
         if self._settings.max_split_size is None:
             return False
@@ -534,7 +539,7 @@ def simulate(
 ) -> Simulated:
     """Run a sequence of requests on a simulated allocator, until one fails.
 
-    A free is ignored if its key is not allocated.
+    A free is ignored if no allocation with its key is alive.
     """
     allocator = Allocator(settings, limit_bytes)
     blocks: dict[int, Block] = {}

@@ -1,4 +1,4 @@
-"""Explain a snapshot: what is alive at its peak, which code holds it, and why memory ran out.
+"""Explain a memory snapshot: which code holds memory at the peak, and why memory ran out.
 
 Two snapshots can also be compared.
 """
@@ -56,22 +56,22 @@ EVALUATION = (
     "eval_step",
     "valid_step",
 )
-# Smallest share of the live memory that a specific cause must explain to be listed before the
-# general causes. For fragmentation, it is the smallest share of the reserved memory.
+# A specific cause, such as a leak, is listed before the general causes (categories of tensors) if
+# it explains at least this share of the live memory. Fragmentation is a cause only if at least this
+# share of the reserved memory is unused.
 LEAST_SHARE = 0.1
 
 # Causes that are always listed first. After them, the largest cause comes first.
 _FIRST = {"process_limit"}
-# Share of the largest line's bytes below which a line of code is assumed to hold only losses. Such
-# a line does not count as a line of a kept graph. The largest line is the line of code that holds
-# the most bytes.
+# If a line of code holds at most this share of the bytes that the largest line holds, it is assumed
+# to hold only losses. Such a line does not count as a line of a kept graph.
 SMALL_SHARE = 0.01
-# Share of the memory from which a tensor is huge.
+# A tensor is huge if it has at least this share of the memory.
 HUGE_SHARE = 0.2
-# Smallest number of earlier forward passes that are a leak if their results are still alive. If
-# there are only two, the reason may be pipelining, or a graph that was retained by accident.
+# If the results of at least this many earlier forward passes are still alive, they are a leak. With
+# fewer passes, the reason might be pipelining, or a graph that was retained by accident.
 MANY = 3
-# Bytes that torch may request from the device for an allocation that is smaller.
+# Bytes that torch can request from the device for a smaller allocation.
 LARGE_SEGMENT = 20 * 2**20
 # Maximum number of bytes that a process may use outside the allocator, such as CUDA's context,
 # NCCL's buffers and libraries.
@@ -86,7 +86,7 @@ class Cause(Struct, frozen=True, kw_only=True):
         bytes: Bytes that would be free without the cause.
         count: The number of forward passes whose activations are kept, or the number of tensors,
             depending on the kind of cause. 0 if the kind has no count.
-        line: The line of code that allocated most of the bytes; empty if unknown.
+        line: The line of code that allocated the most of these bytes; empty if unknown.
     """
 
     code: CauseCode
@@ -96,7 +96,7 @@ class Cause(Struct, frozen=True, kw_only=True):
 
 
 class _Case(NamedTuple):
-    """The data about the peak from which the causes of high memory usage are found.
+    """The data about the peak that the search for causes of high memory usage needs.
 
     Attributes:
         peak: The live allocations.
@@ -104,7 +104,7 @@ class _Case(NamedTuple):
             separate category, `optimizer_temporary`.
         failed: Bytes of the request that failed; 0 if memory did not run out.
         unused: Reserved bytes that no tensor uses.
-        total: Bytes of the device that the process could have; `None` if unknown.
+        total: Bytes of the device that the process can use; `None` if unknown.
     """
 
     peak: Peak
@@ -121,7 +121,8 @@ def causes_of(
 
     There are specific causes, such as a leak, and general causes: the categories of tensors, such
     as activations. A specific cause comes before the general causes if it explains at least a tenth
-    of the memory and at least the bytes of the failed request. Otherwise, it comes after them.
+    of the memory and at least the bytes of the failed request. Otherwise, it comes after the
+    general causes. A memory limit of the process always comes first.
 
     Args:
         peak: The live allocations.
@@ -226,7 +227,7 @@ def _number_of_passes(held: Iterable[Alive]) -> int:
 
 
 def _calls(stack: Stack) -> Stack:
-    """Return a stack without the frames that may differ from step to step.
+    """Return a stack without the frames that can differ from step to step.
 
     These are the frames of `torch/nn/modules/module.py`: the line of this file that calls a module
     depends on whether the module has hooks, and hooks may exist only in some of the steps.
@@ -324,7 +325,7 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
         failed_bytes: Bytes of the request that failed; `None` if no request failed.
         failed_line: The line of code of the failed request; empty if unknown.
         missing_bytes: Number of additional free bytes that the failed request needed, on the device
-            or within the limit of the process; `None` if unknown.
+            or within the limit of the process; `None` if enough bytes were free, or if unknown.
         requested_bytes: Bytes that were requested for all live allocations.
         reserved_bytes: Bytes in the allocator's segments.
         allowed_bytes: Bytes that the process may reserve; `None` if torch has no limit, or if the
@@ -333,12 +334,12 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
         largest_unused_bytes: Bytes of the largest free block at the end of the recording.
         device_free_bytes: Bytes that the device had left when the request failed; `None` if
             unknown.
-        forward_passes: Number of forward passes before this moment.
-        optimizer_steps: Number of optimizer steps before this moment.
+        forward_passes: Number of forward passes that began before the failure or the peak.
+        optimizer_steps: Number of optimizer steps that ended before the failure or the peak.
         named_share: Share of the requested bytes with a known category or line of code.
-        by_category: Bytes, keyed by category.
-        holders: Bytes of each category and line of code.
-        causes: The causes, the most important cause first.
+        by_category: Requested bytes, keyed by category.
+        holders: Requested bytes of each category and line of code.
+        causes: The causes of high memory usage, the most important cause first.
         settings: Settings of the allocator.
         by_module: Bytes by module; `None` without a profile.
     """
@@ -723,7 +724,7 @@ def _holders_by_line(explained: ExplainedMemory) -> dict[tuple[Category, str], S
 
 
 def compared_lines(diff: MemoryDiff) -> Iterator[str]:
-    """Yield the lines of the report of a comparison: peaks, categories, and lines of code."""
+    """Yield the report that compares two snapshots: peaks, categories, and lines of code."""
     moments = []
     for ran_out in diff.ran_out:
         moments.append("ran out of memory" if ran_out else "peak")

@@ -23,10 +23,10 @@ FREED = ("free_requested", "free")
 """The actions of events in the trace that free an allocation."""
 
 RECOMPUTES = ("recompute_fn", "unpack_hook", "backward")
-"""Functions of `torch.utils.checkpoint` that run in backward."""
+"""Functions of `torch.utils.checkpoint` that recompute activations in backward."""
 
 _RESERVES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-"""Actions that add to the reserved memory (1) or take from it (-1)."""
+"""Actions of events that increase (1) or decrease (-1) the reserved memory."""
 
 Label = TypeVar("Label")
 
@@ -36,7 +36,7 @@ class Alive(NamedTuple):
 
     Attributes:
         bytes: The bytes that were requested.
-        stack: The code that allocated it.
+        stack: The code that made the allocation.
         passes_ago: Number of forward passes that have begun since the allocation; `None` if the
             allocation is older than the trace.
         steps_ago: Number of optimizer steps that have ended since the allocation; `None` if the
@@ -96,7 +96,8 @@ def peak_of(snapshot: Snapshot) -> Peak:
             outlives_step=event.trace_index in lasting,
         )
         alive.append(allocation)
-    # The snapshot has the segments at the end of the trace, so later events are undone.
+    # The snapshot contains the segments at the end of the trace. Therefore the events since the
+    # peak are undone.
     reserved = sum(segment.size for segment in snapshot.segments)
     for entry in snapshot.trace[at:]:
         reserved -= _RESERVES.get(entry.action, 0) * entry.size
@@ -144,8 +145,8 @@ def _active_blocks(snapshot: Snapshot) -> Iterator[Block]:
 def _records_stacks_of_frees(trace: tuple[Entry, ...]) -> bool:
     """Return whether the events of frees have the stack of the code that freed the memory.
 
-    In other traces, these events have the stack of the code that allocated the memory. Only then
-    does the trace show which code made the allocations that are older than the trace.
+    If not, these events have the stack of the code that allocated the memory. The trace then also
+    shows which code made the allocations that are older than the trace.
     """
     made = {entry.address: entry.stack for entry in trace if entry.action == "alloc"}
     for entry in trace:
@@ -179,11 +180,12 @@ def peak_index(snapshot: Snapshot) -> int:
 
 
 def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
-    """Return the indexes of the optimizer's allocations that are still alive after their step.
+    """Return the indexes in the trace of the allocations that are the optimizer's state.
 
-    These allocations are the optimizer's state. If memory runs out during a step, the end of the
-    step is not recorded. An allocation is then assumed to be temporary in two cases: one of torch's
-    optimizers made it, or an allocation with the same stack was freed in the same step.
+    These are allocations of an optimizer that are still alive after the optimizer step that made
+    them. If memory runs out during a step, the end of the step is not recorded. An allocation is
+    then assumed to be temporary in two cases: one of torch's optimizers made it, or an allocation
+    with the same stack was freed in the same step.
     """
     lasting: set[int] = set()
     # Indexes of the allocations of the running step that are alive, keyed by address.
@@ -238,7 +240,7 @@ class AllocationEvent(NamedTuple):
 
 
 def allocation_events(trace: tuple[Entry, ...]) -> list[AllocationEvent]:
-    """Return the allocations and failed requests of a trace, with forward passes and steps counted.
+    """Return the allocations and failed requests of a trace, each with the passes and steps so far.
 
     A trace does not record where passes begin. A forward pass is assumed to begin at the first
     allocation by a module's forward after an allocation by other code, such as backward. An
@@ -270,7 +272,7 @@ def _recomputes(stack: Stack) -> bool:
 
 
 class Change(NamedTuple, Generic[Label]):
-    """A change of live memory: an event that allocates, frees or fails.
+    """The change of the live memory by one event: an allocation, a free or a failed request.
 
     Attributes:
         trace_index: Index of the event in the trace; -1 for an allocation that is older than the
@@ -296,10 +298,10 @@ def changes(
 
     Args:
         snapshot: The snapshot.
-        label_older: A function that returns the label of an older allocation, from its bytes and
-            its stack.
-        label_new: A function that returns the label of an allocation in the trace, from its index
-            and its event.
+        label_older: A function that returns the label of an allocation that is older than the
+            trace. Its arguments are the bytes and the stack of the allocation.
+        label_new: A function that returns the label of an allocation in the trace. Its arguments
+            are the index of the event in the trace, and the event.
     """
     held: dict[int, tuple[Label, int]] = {}
     for address, (nbytes, stack) in alive_before(snapshot, 0).items():
@@ -378,7 +380,7 @@ COPIES = ("deepcopy", "__deepcopy__", "update_parameters")
 """Functions that copy a model."""
 
 EMA = re.compile(r"swa_utils|(?<![a-z])ema(?![a-z])")
-"""Pattern for the names of files with averaged weights. The pattern does not match `schema.py`."""
+"""Pattern for the names of files that average weights, such as `ema.py` but not `schema.py`."""
 
 LIBRARIES = re.compile(
     r"(site|dist)-packages/|/lib(64)?/python\d|/torch/|/torchinductor_|"

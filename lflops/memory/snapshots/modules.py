@@ -1,8 +1,8 @@
 """Find the modules that hold a snapshot's memory.
 
-A snapshot contains no modules, but a profile of the same run lists the module of each operator and
-the bytes that it allocates. Therefore the allocations of a step are matched with the operators of
-the profile, by size and order.
+A snapshot contains no modules, but a profile of the same run lists the module and the allocated
+bytes of each operator. Therefore the allocations of a step are matched with the operators of the
+profile, by size and order.
 """
 
 from collections import Counter
@@ -39,14 +39,14 @@ For example, attention allocates its result, its softmax sums, and two numbers f
 MOST_OPERATORS = 2_000
 """Maximum number of operators of a profile that are matched with allocations.
 
-If a profile has more operators, only the operators that allocate the most are matched. Operators
-that allocate as many bytes as the smallest of them are matched as well.
+If a profile has more operators, only the operators that allocate the most are matched. The maximum
+is exceeded if further operators allocate as many bytes as the smallest of the matched operators.
 """
 
 LEAST_SHARE = 0.5
-"""Smallest share of the step's bytes that must match a profile. With less, the profile is rejected.
+"""A profile is rejected if less than this share of the step's bytes is matched with its operators.
 
-It was then recorded with another model, batch or precision.
+Such a profile was recorded with another model, batch or precision.
 """
 
 EARLIER = "before this step"
@@ -60,9 +60,9 @@ class MemoryByModule(Struct, frozen=True, kw_only=True):
     Attributes:
         matched_share: Share of the bytes of forward and backward that was matched with operators of
             the profile.
-        moments: The live bytes at several points of the step. The outer keys are the phases, with
-            the bytes at the peak of each phase. The last outer key is `out of memory` or `peak`.
-            The inner keys are module and phase, such as `layers.*.mlp, made in forward`. Bytes without a module have
+        moments: The live bytes at several points of the step. Each outer key is a phase, for the
+            peak of this phase. The last outer key is `out of memory` or `peak`. Each inner key is a
+            module and a phase, such as `layers.*.mlp, made in forward`. Bytes without a module have
             the key `EARLIER`, `OPTIMIZER` or `UNMATCHED`.
     """
 
@@ -103,10 +103,11 @@ class _Operator(NamedTuple):
 
 
 def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
-    """Return the memory by module, from a profile of the same run.
+    """Return the memory that each module holds, with the help of a profile of the same run.
 
     Raises:
-        ProfileError: The profile has no memory or does not match, or the snapshot has no step.
+        ProfileError: The profile has no memory or does not match the snapshot, or the snapshot has
+            no forward pass before its peak.
     """
     peak = peak_index(snapshot)
     events = allocation_events(snapshot.trace)
@@ -237,7 +238,9 @@ def _moments(
 
 
 def _operators(timeline: Sequence[Moment]) -> Iterator[_Operator]:
-    """Yield the operators that allocate memory, in the order of the step, except the optimizer's.
+    """Yield the operators that allocate memory, in the order of execution.
+
+    Operators of the optimizer step are left out.
 
     The timeline of a long step contains only some of the operators. An operator is left out if the
     timeline does not contain the next operator, because the bytes that it allocates are unknown.

@@ -114,10 +114,12 @@ def _harmless(most: int) -> re.Pattern[bytes]:
 
 
 def _after_text(content: bytes, place: int, most_memo: int) -> int:
-    """Return the position after a string, or after a memo index that is written as text.
+    """Return the position after the opcode at `place` and its text.
+
+    The text is a string, or a memo index that is written in digits.
 
     Raises:
-        pickle.UnpicklingError: The opcode at `place` has no such text, or the index is too large.
+        pickle.UnpicklingError: The opcode has no such text, or the index is too large.
     """
     opcode = content[place]
     size = _SIZES.get(content[place : place + 1])

@@ -34,9 +34,9 @@ _HOLDERS = 400
 class SnapshotShown(LiveMemoryShown, frozen=True, kw_only=True):
     """The data of the page for a snapshot.
 
-    Each point of the chart is an event of the trace: an allocation, a free or a failed request. The
-    page explains the memory at one point: the request that failed, or the peak. `peak` is the index
-    of this point, or `None` if there is no trace.
+    Each point of the chart is an event of the trace (the list of events that torch recorded): an
+    allocation, a free or a failed request. The page explains the memory at one point: the request
+    that failed, or the peak. `peak` is the index of this point, or `None` if there is no trace.
 
     Attributes:
         title: The title of the page, such as `device 0`.
@@ -178,7 +178,7 @@ class _Holder(Struct):
 
     Attributes:
         category: The category.
-        line: The user's line of code.
+        line: The innermost line of the user's code.
         file: The file of that line.
         stack: The whole stack, with one line for each frame.
         count: Number of these allocations.

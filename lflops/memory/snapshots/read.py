@@ -153,7 +153,7 @@ class Entry(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The memory of one device."""
+    """The memory of one device: its segments now, and the trace of earlier events."""
 
     device: int
     segments: tuple[Segment, ...]
@@ -278,8 +278,8 @@ class _Reader:
     def once(self, value: Any, place: str) -> Mapping[str, Any]:
         """Return the dictionary `value`, and check that it has not been read before.
 
-        It is used for blocks and events. A snapshot that contains the same block or event twice is
-        refused, because a small pickle could then contain any number of them.
+        This check is for blocks and events. A snapshot that contains the same block or event twice
+        is refused, because a small pickle could then contain any number of them.
 
         Args:
             value: The dictionary.
