@@ -1,7 +1,8 @@
 """Change a model before it is estimated, according to the options of `lflops estimate`.
 
 The options can change the dtype, and add autocast, adapters, activation checkpointing, a loss that
-uses less memory, or activation offloading.
+uses less memory, or activation offloading. Some of them apply to blocks: modules in a `ModuleList`
+or `Sequential`, such as `layers.0`.
 """
 
 import contextlib
@@ -82,7 +83,7 @@ class FourBit(nn.Module):
         elements = layer.weight.numel()
         scales = -(-elements // 64)
         scale_dtype = torch.float32
-        # Size of the table of the 16 values that a weight can have.
+        # A table contains the 16 values that a weight can have.
         values = 16
         if kind == "nf4-dq":
             scale_dtype = torch.uint8
@@ -97,9 +98,9 @@ class FourBit(nn.Module):
         self.values = nn.Buffer(torch.empty(values, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply the input by the dequantized weight, which backward dequantizes again.
+        """Multiply the input by the dequantized weight.
 
-        Forward does not keep the dequantized weight.
+        The dequantized weight is not saved for backward. Backward dequantizes the weight again.
         """
         with saved_tensors_hooks(_free, _fetch):
             return linear(x, x.new_empty(self.shape), self.bias)

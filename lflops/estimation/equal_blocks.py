@@ -2,7 +2,8 @@
 
 A sequence has consecutive equal blocks of one container, such as the layers of a transformer.
 Blocks are equal if they have the same classes, parameters and settings. In a folded model, the
-middle blocks of each sequence are removed, so that estimates are faster.
+middle blocks of each sequence are removed, so that estimates are faster. A fold is such a sequence,
+with the number of blocks that stay.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from lflops.torch_private.dispatch_modes import InternalMode, on_stack, without_
 # block may behave differently. With six blocks, the two middle blocks are not next to the first or
 # the last block.
 KEPT = 6
-# Smallest number of equal blocks that is folded.
+# A sequence is folded only if it has at least this many equal blocks.
 WORTHWHILE = 10
 
 
@@ -75,14 +76,14 @@ def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
 
 
 def shorter_folds(folds: Sequence[Fold]) -> Iterator[tuple[Fold, list[Fold]]]:
-    """Yield each fold of `folds`, with a copy of `folds` in which this fold keeps one block less."""
+    """Yield each fold, with a copy of all `folds` in which this fold keeps one block less."""
     for place, fold in enumerate(folds):
         yield fold, [*folds[:place], fold._replace(kept=fold.kept - 1), *folds[place + 1 :]]
 
 
 @contextlib.contextmanager
 def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
-    """Remove the middle blocks of some sequences of equal blocks from a model inside a context.
+    """Remove the middle blocks of the sequences in `folds` from a model inside a context.
 
     The remaining blocks are renumbered without gaps. At the end, all blocks are restored.
     """
@@ -226,10 +227,10 @@ def _comparable(value: Any) -> Any:
 def run_alike(model: nn.Module, call: Callable[[], object], fold: Fold) -> bool:
     """Return whether a model calls its equal blocks once each, in order, and in the same way.
 
-    Two blocks are called in the same way if their inputs have the same shapes and come from the
-    same place, for example from the previous block, and if the same operators run before both
-    calls. To find this, the model runs without gradients. Only the first block of the sequence
-    is computed. All other blocks return results of the same shapes.
+    Two blocks are called in the same way if their inputs have the same shapes and the same origin,
+    for example the previous block, and if the same operators run before both calls. To find out,
+    the model runs without gradients. Only the first block of the sequence is computed. All other
+    blocks return results of the same shapes.
 
     Args:
         model: The model.
@@ -331,7 +332,7 @@ class _Calls(InternalMode):
     def are_alike(self, blocks: int) -> bool:
         """Return whether each block was called once, in order, and in the same way as the others.
 
-        `blocks` is the number of blocks. The inputs of the first block may come from another place,
+        `blocks` is the number of blocks. The inputs of the first block can have another origin,
         because the first block has no previous block.
         """
         if [call.number for call in self._calls] != list(range(blocks)):

@@ -1,4 +1,9 @@
-"""`estimate`: estimate the work and the memory of a step by a run on fake tensors."""
+"""Estimate the work and the memory of a step by running the step on fake tensors.
+
+To save time, a model with a long sequence of equal blocks, such as `layers.0`, runs with only a few
+of these blocks. The results for the whole model are derived from these runs. A `Fold` describes
+the sequence of equal blocks.
+"""
 
 import contextlib
 import dataclasses
@@ -58,10 +63,10 @@ same.
 """
 
 KEPT = (3, 5)
-"""How many of a model's equal blocks an estimate runs, to save time.
+"""Numbers of equal blocks with which an estimate runs a model, to save time.
 
-The estimate first runs three of the blocks. If the results for all blocks cannot be derived from
-three blocks, it runs five.
+The estimate first runs the model with three and with four of its equal blocks. If the results for
+all blocks cannot be derived from these two runs, the model runs with five and with six.
 """
 
 # Number of operators between two reports of progress.
@@ -106,9 +111,10 @@ def estimate(
             parameters and returns an optimizer. The peak includes the optimizer's state.
         grad_scaler: Whether a `torch.amp.GradScaler` scales the loss and unscales the gradients.
             All gradients are assumed to be finite.
-        hardware: The chip to estimate for: a name in the table, a TOML file, or a `Hardware` with
-            your own figures. For a chip in the table, attention uses the kernel that torch chooses
-            on this chip, and optimizers use their `foreach` implementation by default.
+        hardware: The chip to estimate for: a name in lflops' table of chips, a TOML file, or a
+            `Hardware` with your own figures. For a chip in the table, attention uses the kernel
+            that torch chooses on this chip, and optimizers use their `foreach` implementation by
+            default.
         round_to: Round the size of each tensor up to a multiple of this number of bytes. CUDA's
             allocator uses 512.
         allocator: Settings of torch's CUDA allocator, in the syntax of `PYTORCH_ALLOC_CONF`. The
@@ -130,7 +136,7 @@ def estimate(
 
     Raises:
         CountError: An argument is wrong, or some code needs the value of a tensor. The message
-            names the line.
+            contains the line of this code.
         HardwareError: The chip is unknown.
     """
     args = (args,) if isinstance(args, Tensor) else args
@@ -516,7 +522,7 @@ class Estimator:
         return chip_named(self.hardware)
 
     def _steps(self, subject: Subject, fold: Fold | None, setup: "_Setup") -> "_Steps":
-        """Run the steps of a model. If `fold` is passed, first remove most of its equal blocks."""
+        """Run the steps of a model. If `fold` is passed, most of its blocks are left out."""
         with folded(subject.model, [] if fold is None else [fold]):
             subject = self._parallelized(subject)
             with setup.fakes.swapped_into(subject.model):

@@ -223,7 +223,7 @@ def _location(error: Exception) -> str:
     """Describe the module and the line in which an error occurred.
 
     The module is the innermost module that was running. The line is the innermost line outside the
-    code of torch and lflops. The text is empty if there is no such module and no such line.
+    code of torch and lflops. The text is empty if neither is found.
     """
     called: list[nn.Module] = []
     line_of_user = ""
@@ -256,7 +256,7 @@ def _name_in(root: nn.Module, module: nn.Module) -> str:
 HOST = torch.device("cpu")
 """The device of the fake tensors that replace tensors on the meta device.
 
-So code that checks the device of a tensor runs in the same way as for a tensor on the CPU.
+Therefore, code that checks the device of a tensor runs in the same way as for a tensor on the CPU.
 """
 
 
@@ -446,7 +446,8 @@ WIDTHS = 8
 # Multiple to which efficient attention pads the rows of masks, in elements.
 MASK_ROWS = 16
 
-# With these functions, torch's Python functions check whether a mode has to handle the call.
+# With these functions, torch's Python functions check whether a `TorchFunctionMode` has to handle
+# the call.
 _DISPATCHES = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _CALLERS = (
     F.multi_head_attention_forward,
@@ -454,11 +455,12 @@ _CALLERS = (
     torch.autograd.backward,
     torch.autograd.grad,
 )
-"""Functions of torch that may call attention. A mode does not receive this inner call.
+"""Functions of torch that can call attention.
 
-It receives only the call of the outer function, because torch turns the mode off while the mode
-handles this call. To receive the inner call as well, the mode runs a copy of the outer function,
-which `_body` creates. Backward is included because it runs attention again in checkpointed code.
+A `TorchFunctionMode` does not receive this inner call, because torch turns the mode off while the
+mode handles the call of the outer function. To receive the inner call as well, `_AttentionMode`
+runs a copy of the outer function, which `_body` creates. Backward is included because it runs
+attention again in checkpointed code.
 """
 
 
@@ -477,8 +479,8 @@ class Attention(NamedTuple):
     def autocast(self) -> "Attention":
         """Return the call with its tensors cast to the dtype of autocast, if autocast is enabled.
 
-        torch would cast them only after the mode has handled the call. The mode needs the dtype
-        earlier, to choose a kernel.
+        torch would cast them only after `_AttentionMode` has handled the call, but this mode needs
+        the dtype to choose a kernel.
         """
         device = self.query.device.type
         if not torch.is_autocast_enabled(device):
@@ -516,7 +518,7 @@ class Attention(NamedTuple):
         return self._suits_cudnn(family) if kernel == "cudnn_attention" else self._suits_flash()
 
     def run(self, name: str, operator: Any) -> Tensor:
-        """Run a kernel on this call. As in torch, the arguments are padded and converted before."""
+        """Run a kernel on this call. As in torch, the arguments are first converted and padded."""
         mask = self.attn_mask
         if mask is not None and mask.dtype is torch.bool:
             zeros = torch.zeros_like(mask, dtype=self.query.dtype)
@@ -605,7 +607,10 @@ class Attention(NamedTuple):
 
 
 def _with_aligned_rows(mask: Tensor) -> Tensor:
-    """Return a mask whose rows are aligned as efficient attention needs it, padded if necessary."""
+    """Return a mask with the alignment of rows that efficient attention requires.
+
+    The mask is padded if necessary.
+    """
     columns = mask.shape[-1]
     is_aligned = not any(stride % MASK_ROWS for stride in mask.stride()[:-1])
     if is_aligned and mask.stride(-1) == 1:
@@ -620,9 +625,9 @@ def prefers_cudnn(family: str) -> bool:
     the result is the same as for torch's wheel on PyPI.
     """
     # The same rules as in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. torch 2.9 prefers
-    # cuDNN on compute capability 9.0 and 10.0, from cuDNN 9.9. Since torch 2.10, torch prefers
-    # cuDNN also on compute capability 10.3, but only a version later than 9.15.0 (pull requests
-    # 162073, 170800 and 171627).
+    # cuDNN on compute capability 9.0 and 10.0 if its version is at least 9.9. Since torch 2.10,
+    # torch prefers cuDNN also on compute capability 10.3, but only a version later than 9.15.0
+    # (pull requests 162073, 170800 and 171627).
     release = torch.__version__
     if release < "2.9" or os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
         return False

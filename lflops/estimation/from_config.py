@@ -26,7 +26,7 @@ BY_NAME = "hf:"
 
 
 def is_config(target: str) -> bool:
-    """Return whether the argument of a command names a configuration, and not a function."""
+    """Return whether the argument of a command is a configuration, and not a function."""
     return target.startswith(BY_NAME) or target.endswith(".json") or Path(target).is_dir()
 
 
@@ -85,8 +85,9 @@ TOKEN_LABELS = (
 )
 """Endings of the names of transformers classes that need one label per token.
 
-A model that reads only text gets one label per token even if its class is in neither list. For
-most other models, no loss is computed, because losses such as CTC need the values of tensors.
+A model that reads only text gets one label per token even if its class is neither in this list nor
+in `ONE_LABEL`. For most other models, no loss is computed, because losses such as CTC need the
+values of tensors.
 """
 
 AUTO = (

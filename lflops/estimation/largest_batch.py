@@ -19,7 +19,7 @@ from lflops.profile.profile import Profile
 # The largest batch size that is tried. If even this batch fits, the peak does not depend on the
 # batch size.
 MAX_BATCH = 1 << 30
-# A number of bytes that no memory has.
+# More bytes than any memory has.
 LARGEST = 1 << 62
 # Factor between a batch size and the next one to try, as long as the peak does not change.
 FURTHER = 64
@@ -47,8 +47,8 @@ def largest_batch(
             tuple, a single tensor, or a mapping of keyword arguments.
         memory_bytes: The memory in bytes that tensors may use. Workspaces of kernels and
             fragmentation of the allocator need additional memory, so pass less than the memory of
-            your device. By default, the limit comes from the memory of `hardware`: the step must
-            have the verdict `fits`, which includes workspaces and fragmentation.
+            your device. By default, the step must fit into the memory of `hardware` together with
+            workspaces and fragmentation, and at least 5 % of the usable memory must stay free.
         loss: Function that takes the output and returns a scalar. A training step is estimated if
             there is a loss or an optimizer; otherwise, a forward pass is estimated.
         optimizer: Name of an optimizer, or a function that takes a list of parameters and returns
@@ -138,10 +138,10 @@ def search_batch(
 
 
 def empty_room(estimator: Estimator) -> MemoryFit:
-    """Return the memory of the estimator's chip, and the part that is used even without tensors.
+    """Return the memory of the estimator's chip, and the part that a step without tensors needs.
 
-    The driver and libraries use this part. Raises `CountError` if there is no chip, or if its
-    memory is unknown.
+    The driver and libraries use this part. Raises `CountError` if the estimator has no chip, or if
+    the memory of the chip is unknown.
     """
     chip = chip_named(estimator.hardware)
     empty = memory_fit(0, chip, ranks=prod(estimator.mesh.values()))

@@ -141,8 +141,8 @@ def parallelize(
 
     With DDP, gradient buckets are created and the model stays whole. Otherwise, tensor parallelism
     divides the model according to the model's `tp_plan`, and FSDP2 then shards each block and the
-    rest of the model. A model that is already divided is not changed. Nothing is changed either if
-    the mesh has only the dimension `pipeline`.
+    rest of the model. The model stays unchanged if it is already divided, or if the mesh has only
+    the dimension `pipeline`.
 
     Args:
         caller: Name of the public function; error messages begin with it.
@@ -296,7 +296,7 @@ def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:
 
 
 def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
-    """Add the sizes of the mesh, and the names of its kinds of parallelism, to a profile."""
+    """Add the numbers of ranks in the mesh, and the kinds of parallelism, to a profile."""
     if not mesh:
         return profile
     names: list[str] = []
@@ -328,8 +328,8 @@ These are torch's defaults.
 def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Divide parameters into the gradient buckets of DDP.
 
-    The parameters of a bucket have the same dtype. The last parameters come first, because backward
-    computes their gradients first.
+    The parameters of a bucket have the same dtype. The first bucket has the model's last
+    parameters, because backward computes their gradients first.
     """
     full: list[list[nn.Parameter]] = []
     filling: dict[torch.dtype, list[nn.Parameter]] = {}

@@ -1,4 +1,7 @@
-"""Run the optimizer's step in an estimate, with a `GradScaler` if the user asks for one."""
+"""Create the optimizer of an estimate and run its steps, with a `GradScaler` on request.
+
+This module also contains a stand-in for an optimizer with 8-bit state.
+"""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -66,7 +69,7 @@ SCALED_TOGETHER = 256
 """Number of elements of 8-bit state that share one scale in bitsandbytes."""
 
 LEAST_IN_8_BITS = 4096
-"""Minimum number of elements of a parameter whose optimizer state bitsandbytes keeps in 8 bits."""
+"""bitsandbytes uses 8-bit state only for parameters with at least this many elements."""
 
 
 class AdamIn8Bits(Optimizer):
@@ -174,8 +177,8 @@ class Stepper:
     def step(self) -> None:
         """Run the optimizer's step, and free the gradients.
 
-        With `in_backward`, this does nothing, because the steps have already run. With a
-        `GradScaler`, this does the same as the scaler's `step` when all gradients are finite.
+        With `in_backward`, nothing is done, because the steps have already run. A `GradScaler` is
+        used as in a real step in which all gradients are finite.
         """
         if self._in_backward:
             return
@@ -240,8 +243,8 @@ def _change_setting(
 ) -> bool:
     """Change a setting, such as `foreach`, from the value `was` to the value `now`.
 
-    Only parameter groups with the value `was` are changed, and no fused groups. Returns whether any
-    group was changed.
+    Only parameter groups that have the value `was` and are not fused are changed. Returns whether
+    any group was changed.
     """
     has_changed = False
     for optimizer in optimizers:

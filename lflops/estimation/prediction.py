@@ -2,8 +2,8 @@
 
 The prediction assumes:
 
-- On the device, an operator takes the longer of two times, plus the time of a launch: the time of
-  its matmuls at a share of the peak, and the time of its bytes at a share of the bandwidth.
+- On the device, an operator takes the longer of two times: the time of its matmuls at a share of
+  the peak, and the time to move its bytes at a share of the bandwidth. A launch adds to this time.
 - FSDP2 gathers the parameters of a block while the previous block computes, and reduces the
   gradients of a block while the next block computes.
 - DDP reduces buckets of gradients during backward.
@@ -13,7 +13,7 @@ The prediction assumes:
 The shares and other rates are in `prediction.toml`, and are the same for all models. They were
 fitted to published step times of well-tuned training runs, so they do not include a slow data
 loader, logging or a busy host. No rates of hosts were fitted. Therefore a step is not predicted if
-the host's calls may take longer than the device's work. Tensor and expert parallelism, pipelines,
+the host's calls might take longer than the device's work. Tensor and expert parallelism, pipelines,
 compiled code, mixtures of experts, convolutions and fine-tuning with frozen weights are not
 predicted either.
 
@@ -52,8 +52,8 @@ _SCATTERS = "_reduce_scatter_base_"
 _REDUCES = "allreduce_"
 _FITTED_COLLECTIVES = frozenset({_GATHERS, _SCATTERS, _REDUCES})
 _FITTED_DTYPES = ("bf16", "fp16")
-# Smallest value of three shares with which a step is predicted: the MACs in a fitted dtype, the
-# MACs outside convolutions, and the parameters that are trained.
+# A step is predicted only if three shares are at least this large: the share of MACs in a fitted
+# dtype, of MACs outside convolutions, and of parameters that are trained.
 _MOSTLY = 0.95
 # Pattern in the class names of experts and of their routers.
 _EXPERTS = re.compile("experts|moe|router", re.IGNORECASE)
@@ -68,8 +68,8 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
             that were fitted to step times of the other chips.
         product: Share of the peak FLOP/s that matmuls reach.
         attention: Share of the peak FLOP/s that fused attention reaches.
-        network_bytes_per_second: Bandwidth from a device to other hosts, in the reference hosts of
-            the vendor.
+        network_bytes_per_second: Bandwidth from a device to other hosts, for the vendor's reference
+            hosts.
     """
 
     chips: tuple[str, ...]
@@ -80,9 +80,10 @@ class Family(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Widening(Struct, frozen=True, forbid_unknown_fields=True):
-    """Factors that widen the interval of a prediction for a step unlike the published steps.
+    """Factors that widen the interval of a prediction.
 
-    The rates were fitted to the published steps. The two ends of the interval are ratios to the
+    They are for a step that differs from the published steps, to which the rates were fitted. The
+    two ends of the interval are ratios to the
     predicted time, such as 0.8 and 1.25. The factors that apply to a step are multiplied, and both
     ratios are raised to the power of the product. For example, a product of 2 turns 0.8 and 1.25
     into 0.64 and 1.56.
@@ -119,10 +120,10 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True):
         host_seconds: Seconds on the host for each call of an operator. A step in which the host
             takes longer than the device is not predicted.
         low: Lower end of the interval, as a ratio to the predicted time. The interval contains 80 %
-            of the published step times. To find it, each step was predicted with rates that were
-            fitted on the steps of all other models.
+            of the published step times. To find the interval, each step was predicted with rates
+            that were fitted to the steps of all other models.
         high: Upper end of the interval, as a ratio to the predicted time.
-        widening: Factors that widen the interval for a step unlike the published steps.
+        widening: Factors that widen the interval for a step that differs from the published steps.
     """
 
     families: Mapping[str, Family]
@@ -381,7 +382,7 @@ class _Step:
     def _distances(self) -> Iterator[tuple[str, float]]:
         """Yield each difference between this step and the steps to which the rates were fitted.
 
-        A difference is a text, with the factor by which it widens the interval.
+        Each difference is a pair of a text and the factor by which it widens the interval.
         """
         widening = self.rates.widening
         yield "the fitted runs used other code and other versions", widening.source
@@ -470,7 +471,7 @@ class _Step:
 
 
 def _unit_of(module: str, units: set[str]) -> str:
-    """Return the unit that contains a module; empty if no unit contains it."""
+    """Return the module in `units` that contains a module; empty if there is none."""
     for name in ancestry(module):
         if name in units:
             return name

@@ -36,9 +36,9 @@ class NotPeriodicError(Exception):
 
 
 class Copy(NamedTuple):
-    """An element of the larger model's sequence: a copy of an element of the folded model's.
+    """A copy of an element of the folded model's sequence, as an element of the larger model's.
 
-    The sequence may be, for example, the allocations and frees of a step.
+    A sequence contains, for example, the allocations and frees of a step.
 
     Attributes:
         item: The index of the original element in the folded model's sequence.
@@ -83,7 +83,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The results of one step of a folded model.
+    """The results of one step of a folded model or of the whole model.
 
     Attributes:
         profile: The profile of the step.
@@ -166,7 +166,11 @@ class Unrolling:
         return found
 
     def _shifts(self, runs: Sequence["_Run"], place: int) -> Sequence[int]:
-        """Return the shift of each copy of the run at this place, in the order of the copies."""
+        """Return the shifts of the copies of `runs[place]`, in the order of the copies.
+
+        A run is a part of the sequence that belongs to one block. A shift is the number of blocks
+        by which a copy is moved.
+        """
         block = runs[place].block
         if block is None or block < self._repeated:
             return [0]
@@ -365,7 +369,7 @@ class Unrolling:
             raise NotPeriodicError("the requests to the allocator differ")
 
     def _rows(self, rows: Sequence[Row], longer: Sequence[Row]) -> Iterator[Row]:
-        """Return the rows of the unfolded model. A row has the work of one operator in one module.
+        """Yield the rows of the larger model. A row has the work of one operator in one module.
 
         `rows` are from the folded model. `longer` are from a folded model with one more block.
 
@@ -456,7 +460,7 @@ class Unrolling:
 
 
 class _Run(NamedTuple):
-    """Consecutive elements of a sequence that belong to the same block, as indexes."""
+    """The indexes of consecutive elements of a sequence that belong to the same block."""
 
     block: int | None
     items: list[int]
