@@ -114,8 +114,8 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True):
         link: Share of the link and network bandwidth that collectives achieve.
         contention: Slowdown of computation that overlaps with collectives, as a share of the
             collectives' time.
-        lag_seconds: Seconds that each collective waits for its slowest rank, per rank that takes
-            part.
+        lag_seconds: Seconds that a collective waits for its slowest rank, divided by the number of
+            ranks that take part.
         launch_seconds: Seconds on the device for each call of an operator, in addition to its work.
         host_seconds: Seconds on the host for each call of an operator. A step in which the host
             takes longer than the device is not predicted.
@@ -451,7 +451,7 @@ class _Step:
         return call.group_size or self.profile.run.world_size
 
     def _transfer(self, call: Communication) -> float:
-        """Return the seconds in which all calls of a collective send their data.
+        """Return the seconds that all calls of a collective need to send their data.
 
         The data is sent around a ring of ranks, so the slowest connection of the ring determines
         the time.

@@ -537,8 +537,8 @@ def _with_blocks_of_frees(
 ) -> list[Token]:
     """Assign each free to a block, so that each copy of this block repeats the free.
 
-    Usually, the block is the one that was running, because it frees tensors that it or a
-    neighbouring block allocated. The exception is a list with a tensor of each block, which is
+    Usually, this is the block that was running, because a block frees tensors that the same or a
+    neighbouring block allocated. The exception is a list with one tensor of each block, which is
     freed while no block or a distant block runs. Each free of a tensor in this list is assigned to
     the block that allocated the tensor.
 

@@ -1,1 +1,1 @@
-"""Choose settings of a run before it starts, such as its checkpointing, from estimates."""
+"""Choose the mesh, the micro batch or the checkpointing of a training run from estimates."""

@@ -248,9 +248,9 @@ def best_checkpointing(
             checkpointing.
         args: Positional arguments of the model, or a single tensor.
         kwargs: Keyword arguments of the model.
-        memory_bytes: The budget for live tensors in bytes. By default, the budget comes from the
-            memory of `hardware`: it is as large as possible while a step still has the verdict
-            `fits`.
+        memory_bytes: The budget for live tensors in bytes. By default, the budget is the usable
+            memory of `hardware`, minus 5 % of it and minus the memory for workspaces and
+            fragmentation.
         loss: Function that takes the output and returns a scalar, as in `estimate`.
         optimizer: Function that takes a list of parameters and returns an optimizer, as in
             `estimate`.

@@ -4,7 +4,8 @@ A choice is the checkpointing policy of one block. A few estimates are enough to
 for all combinations of choices, because only two choices determine the bytes of a block: the choice
 of the block and the choice of the previous block (either block may keep the tensor between them).
 So the estimates only need to contain each pair of choices for each pair of neighbouring blocks.
-Blocks of the same kind run the same operators, so a result for one of them is valid for all.
+Blocks of the same kind run the same operators, so a result for one of them is valid for all. A unit
+is a group of blocks with overlapping forwards; the group is treated as one block.
 
 The bytes of a block are three numbers: the bytes that it keeps from its forward to its backward,
 the peak in its forward, and the peak in its backward. In this timeline of a step, the `start` of a
@@ -56,7 +57,7 @@ class Reading(Struct, frozen=True, kw_only=True):
             For a block without a backward, this is `None`.
         backward: Peak in the backward of each block, minus the bytes alive before that backward.
         head: Peak between the forward of the last block and the first backward of a block, minus
-            the last number in `starts`. The loss runs there.
+            the last number in `starts`. The loss runs in this part of the step.
         fixed: Peak outside the blocks: before the first block, and after the backward of all
             blocks.
         kinds: The kind of each block, as a number. Blocks of the same kind ran the same operators,
@@ -92,16 +93,16 @@ class Trial(Struct, frozen=True, kw_only=True):
 class Terms(Struct, frozen=True, kw_only=True):
     """The bytes of a block in the situation that a `Key` describes.
 
-    They are relative to the bytes that are alive before the forward of the block or of the next
-    block.
+    Each number is relative to the bytes that are alive before the forward of the block or of the
+    next block.
 
     Attributes:
         grows: Bytes alive at the start of the next block, minus the bytes at the start of this
             block. The block keeps these bytes for its backward.
         forward: Peak in the block's forward, minus the bytes at the start of the block.
         backward: Peak in the block's backward, minus the bytes at the start of the next block. In
-            `Chain.terms`, `Chain.offsets` and `Chain.held_input` are subtracted as well. `None` for
-            a block without a backward.
+            `Chain.terms`, the bytes in `Chain.offsets` and `Chain.held_input` are subtracted as
+            well. `None` for a block without a backward.
     """
 
     grows: int
@@ -122,7 +123,7 @@ class Chain(Struct, frozen=True, kw_only=True):
             block.
         heads: Peak between the forward and the backward of the blocks, minus the bytes after the
             forward of the last block, keyed by the choice of the last block. The output layer and
-            the loss run there.
+            the loss run in this part of the step.
         held_input: Bytes of the first block's input that stay alive after the forward, keyed by the
             choice of the first block. During the forward, a variable of the model may keep this
             input alive. If the first block recomputes, it keeps its input alive until its backward.
@@ -185,10 +186,11 @@ class Chain(Struct, frozen=True, kw_only=True):
 
 
 def units_of(timeline: Sequence[Moment], blocks: Iterable[str]) -> list[tuple[str, ...]]:
-    """Group the blocks that ran into units, in the order of their forward.
+    """Return the blocks that ran, divided into groups called units, in the order of their forward.
 
-    Most units are a single block. Blocks whose forwards overlap form one unit, because the timeline
-    does not show which of them keeps a tensor. All blocks of a unit get the same checkpointing.
+    Most units are a single block. Blocks with overlapping forwards form one unit, because the
+    timeline does not show which of these blocks keeps a tensor. All blocks of a unit get the same
+    checkpointing.
     """
     names = list(blocks)
     spans = _spans(timeline, [(block,) for block in names], ("forward",))
@@ -288,7 +290,7 @@ def keys_of(kinds: Sequence[int], choices: Sequence[str]) -> list[Key]:
 def chain_of(trials: Sequence[Trial]) -> Chain:
     """Combine the results of several estimates with different checkpointing into a chain.
 
-    In the first estimate, no block may recompute.
+    The first estimate must be without recomputation.
     """
     first = trials[0]
     plain = first.reading
@@ -303,8 +305,8 @@ def chain_of(trials: Sequence[Trial]) -> Chain:
         flops={},
         times={},
     )
-    # The bytes of the held input are known only from trials in which a later block recomputes
-    # nothing. These trials come last, so they overwrite the results of other trials.
+    # `held_input` is known only from trials in which a block after the first recomputes nothing.
+    # These trials come last, so they overwrite the results of other trials.
     for trial in sorted(trials, key=lambda trial: "none" in trial.choices[1:]):
         chain.held_input[trial.choices[0]] = held_input_of(trial, plain) or 0
     for trial in trials:
@@ -361,9 +363,9 @@ def key_of(kinds: Sequence[int], index: int, before: str | None, choice: str) ->
 
 
 def unit_numbers(units: Sequence[tuple[str, ...]]) -> Callable[[str], int | None]:
-    """Return a function that takes a module's name and returns the index of its unit.
+    """Return a function that converts a module's name to the index of the module's unit.
 
-    The function returns `None` for a module outside all units.
+    A unit is a group of blocks. The function returns `None` for a module outside all units.
     """
     numbers: dict[str, int] = {}
     for number, unit in enumerate(units):
@@ -382,7 +384,7 @@ def unit_numbers(units: Sequence[tuple[str, ...]]) -> Callable[[str], int | None
 def _spans(
     timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], phases: tuple[Phase, ...]
 ) -> dict[int, tuple[int, int]]:
-    """Return the range of the timeline in which each unit runs in the given phases.
+    """Return the range of the timeline in which each unit (group of blocks) runs in some phases.
 
     The keys are the positions of the units. A range consists of the index of the first operator and
     the index after the last operator. Units without operators in these phases are left out.
@@ -426,7 +428,7 @@ class _State(NamedTuple):
 
 
 def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[str, ...] | None:
-    """Return the cheapest policies of all blocks whose peak is within a budget of bytes.
+    """Return the cheapest combination of policies that keeps the peak within a budget of bytes.
 
     If several combinations of policies are equally cheap, the combination with the fewest changes
     between neighbouring blocks is returned. Returns `None` if no combination is within the budget.
@@ -451,11 +453,11 @@ def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[
 def _ends(
     chain: Chain, choices: Sequence[str], first: str, budget: int, *, free: bool = False
 ) -> list[_State]:
-    """Return combinations of policies for all blocks whose peak is within the budget.
+    """Return the combinations of policies that keep the peak within the budget.
 
-    In all of them, the first block has the policy `first`. A combination is left out if another
-    combination needs fewer bytes and does not cost more. With `free`, the cost of recomputation is
-    treated as 0, so only the bytes matter.
+    In all combinations, the first block has the policy `first`. A combination is left out if
+    another combination needs fewer bytes and does not cost more. With `free`, the cost of
+    recomputation is treated as 0, so only the bytes matter.
     """
     # The candidates for the blocks so far, keyed by the policy of the last block.
     states: dict[str | None, list[_State]] = {None: [_State(chain.base, 0, 0, ())]}

@@ -95,7 +95,7 @@ class BlockTrials:
         self._make = make
         self._blocks: list[str] = []
         self._work: list[int] = []
-        # The first trial, if there are no equal blocks to remove, so that it ran the whole model.
+        # The first estimate, if it ran the whole model because no equal blocks can be removed.
         self._whole: Trial | None = None
         self.made = 0
         self.folds: list[Fold] = []
@@ -155,7 +155,7 @@ class BlockTrials:
             trials.append(self._tried(choices, folds))
             wanted.difference_update(keys_of(kinds, choices))
             last_choices.discard(choices[-1])
-        # For each policy of the first block, at least one trial must show the held input.
+        # For each policy of the first block, at least one trial must show `Chain.held_input`.
         known: set[str] = set()
         for trial in trials:
             if held_input_of(trial, first.reading) is not None:
@@ -203,8 +203,9 @@ class BlockTrials:
     def _first(self, folds: Sequence[Fold] | None) -> Trial:
         """Estimate the model without recomputation, and set `units` to the blocks that ran.
 
-        The blocks of a unit are treated as one block. `folds` are the sequences of equal blocks
-        from which blocks are removed. `None` stands for all sequences that are long enough.
+        A unit is a group of blocks that are treated as one block. `folds` are the sequences of
+        equal blocks from which blocks are removed. `None` stands for all sequences that are long
+        enough.
         """
         steps = self._steps({}, folds)
         last = steps[-1]
@@ -283,7 +284,7 @@ def policies_of(units: Sequence[tuple[str, ...]], choices: Sequence[Policy]) -> 
 def memory_of(profile: Profile) -> Memory:
     """Return the memory in the profile of an estimate.
 
-    The profile of an estimate always has it. This function only excludes `None` for the type
+    The profile of an estimate always has memory. This function only excludes `None` for the type
     checker.
     """
     if profile.memory is None:

@@ -192,10 +192,10 @@ Family = Sequence[Mesh]
 
 # Maximum number of configurations that are checked with an estimate of the whole model.
 CHECKED = 3
-# Smallest share of the shorter interval that must overlap with the other interval if two
-# predictions are a tie.
+# Two predictions are a tie if the overlap of their intervals has at least this share of the shorter
+# interval.
 TIE = 0.8
-# Share of a step below which communication or recomputation is not mentioned.
+# Communication or recomputation is mentioned only if it takes at least this share of a step.
 MINOR = 0.02
 _PIPELINE_NOT_FITTED = "the prediction does not cover communication between pipeline stages"
 
@@ -685,8 +685,9 @@ class _Search:
         sheet = self._sheet(corners, policy, samples, mesh, blocks)
         one = self._sheet(corners, policy, samples, mesh, 1)
         none = self._sheet(corners, policy, samples, mesh, 0)
-        # With full checkpointing, a block keeps only its input, which a stage sends to the next
-        # stage. So its bytes are the difference between the activations of two blocks and of one.
+        # With full checkpointing, a block keeps only its input. The last block of a stage sends a
+        # tensor of the same size to the next stage. The size of this tensor is the difference
+        # between the activations of two blocks and of one block.
         keeps_least = POLICIES[-1] if self._sheets.blocks else POLICIES[0]
         kept_by_one = self._sheet(corners, keeps_least, 1, mesh, 1)["activations"]
         kept_by_two = self._sheet(corners, keeps_least, 1, mesh, 2)["activations"]

@@ -1,15 +1,15 @@
 """Compute a rank's work and memory for any batch, depth and mesh from a few estimates.
 
 A case is a checkpointing policy, a batch and a mesh. A sheet is a table with the work and the
-memory of one rank in one case. FLOPs, bytes and peak memory are linear in the batch, in the number
-of blocks, and in 1 / (number of ranks). So two estimates are enough for each of these: with one and
-two samples; of two models with only a few of their equal blocks; with few and many ranks. The sheet
-of any other case is interpolated or extrapolated from these estimates.
+memory of one rank in one case. FLOPs, bytes and peak memory are linear in three quantities: the
+batch, the number of blocks, and 1 / (number of ranks). Therefore two estimates are enough for each
+quantity: with one and with two samples, with more and with fewer blocks, and with few and with many
+ranks. The sheet of any other case is interpolated or extrapolated from these estimates.
 
-The memory in a sheet is the peak at each place of the step, because the place with the highest peak
-may differ from case to case. The blocks of a model are divided into roles: a role is a sequence of
-consecutive blocks that do the same work. The work is summed over the blocks of a role, so that
-sheets of models with more or fewer blocks can be compared.
+A sheet has the peak memory at each place of the step, because the place with the highest peak can
+differ from case to case. A place is an operator in a certain block, or after a certain block. A
+role is a sequence of consecutive blocks that do the same work. The work in a sheet is summed over
+the blocks of a role, so that sheets of models with more or fewer blocks can be compared.
 """
 
 import contextlib
@@ -59,9 +59,9 @@ NO_BLOCK = Role("", 1)
 class InBlock(NamedTuple):
     """The place of an operator in a block. A sheet has the peak memory at each place.
 
-    Blocks are counted from the start and from the end of their sequence. So two models have the
-    same places near both ends even if one of them has more blocks, and their sheets can be compared
-    there.
+    Each operator has two places: one with the position of its block counted from the start of the
+    sequence, and one with the position counted from the end. So if one of two models has more
+    blocks, their sheets can still be compared near both ends.
 
     Attributes:
         role: The sequence of equal blocks that contains the block.
@@ -98,8 +98,9 @@ BEFORE_BLOCKS = OutsideBlocks(after_blocks=False, role=None, from_first=0, from_
 class OpKey(NamedTuple):
     """The key of a number in a sheet: a count of an operator, summed over the blocks of a role.
 
-    `module` is the name of the operator's module below the block, such as `.mlp` for
-    `layers.3.mlp`. `field` is the name of the count, such as `calls`.
+    A role is a sequence of consecutive blocks that do the same work. `module` is the name of the
+    operator's module below the block, such as `.mlp` for `layers.3.mlp`. `field` is the name of the
+    count, such as `calls`.
     """
 
     role: Role
@@ -113,7 +114,7 @@ class OpKey(NamedTuple):
 class CollectiveKey(NamedTuple):
     """The key of a number in a sheet: the calls or bytes of a collective in the blocks of a role.
 
-    `field` is `calls` or `bytes`.
+    The number is a sum over these blocks. `field` is `calls` or `bytes`.
     """
 
     role: Role
@@ -159,7 +160,7 @@ class Case(NamedTuple):
 
 
 class _DepthLines(NamedTuple):
-    """Sheets of models with more and fewer blocks, to compute what one more block adds.
+    """Sheets of models with more and fewer blocks, to compute the work and memory of one block.
 
     Attributes:
         longer: The sheet of the folded model, which keeps a few blocks of each sequence of equal
@@ -175,7 +176,7 @@ class _DepthLines(NamedTuple):
 def moved(sheet: Sheet, low: Sheet, high: Sheet, share: float) -> Sheet:
     """Return a sheet plus `share` times the difference between the sheets `high` and `low`.
 
-    This is a linear interpolation or extrapolation. Peaks of operators that are not in all three
+    This is a linear interpolation or extrapolation. Numbers for memory that are not in all three
     sheets are left out.
     """
     found: dict[SheetKey, float] = {}
@@ -199,8 +200,8 @@ class WorkSheets:
 
     Attributes:
         blocks: Names of the blocks to which checkpointing can be applied.
-        depth: Number of blocks, if all blocks are equal and there are enough of them to be folded;
-            otherwise 0.
+        depth: Number of blocks, if all blocks are equal and there are enough of them to remove
+            some in estimates; otherwise 0.
         heads: Number of attention heads of each kind, keyed by a description such as `key/value
             heads`.
         has_tensor_plan: Whether the model has a `tp_plan`.
@@ -232,7 +233,7 @@ class WorkSheets:
         self.estimates = 0
 
     def sheet(self, case: Case, depth: int | None = None) -> Sheet:
-        """Return the sheet of the whole model in a case, which has its work and memory.
+        """Return the sheet (the work and memory) of the whole model in a case.
 
         With `depth`, the sheet is for a model with this number of blocks, and has only the memory.
         All blocks of the model must then be equal.
@@ -321,7 +322,7 @@ class WorkSheets:
     def _estimated(self, case: Case, folds: Sequence[Fold] | None) -> Sheet:
         steps: list[Profile] = []
         self._run(case, folds, steps.append)
-        # The first and the last block of a run have separate roles.
+        # The first and the last block of a sequence of equal blocks have separate roles.
         role_of_block: dict[str, Role] = {}
         for fold in self._folds:
             inner = range(fold.first + 1, fold.first + fold.length - 1)
@@ -396,9 +397,10 @@ def _memory_only(sheet: Sheet) -> Sheet:
 
 
 def _values_by_field(sheet: Sheet, kind: type[WorkKey]) -> dict[WorkKey, dict[str, float]]:
-    """Return the values of each operator or collective in a sheet, as a dict by field.
+    """Return the numbers of each operator or collective in a sheet.
 
-    The key of this dict is the key in the sheet, with its `field` set to the empty string.
+    The outer keys are the keys of the sheet, but with an empty `field`. The inner keys are the
+    fields.
     """
     found: dict[WorkKey, dict[str, float]] = {}
     for key, value in sheet.items():
@@ -431,7 +433,7 @@ def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> floa
 
 
 def dimension_of(collective: str) -> str:
-    """Return the dimension of the mesh, such as `data`, whose ranks take part in a collective."""
+    """Return the dimension of the mesh, such as `data`, over which a collective communicates."""
     if collective in ("_allgather_base_", "_reduce_scatter_base_"):
         return "data"
     return "replica" if collective == "allreduce_" else "tensor"
@@ -481,8 +483,8 @@ def _add_memory(
 
     If the sheet already has a peak for the place of the operator, the higher peak is kept. Inside a
     block, the place contains the position of the block among the equal blocks. Outside the blocks,
-    a model with more blocks may run more operators, so the place is described by the block that ran
-    before.
+    a model with more blocks can run more operators, so the place is described by the block that ran
+    before the operator.
     """
 
     def raise_to(key: SheetKey, value: float) -> None:

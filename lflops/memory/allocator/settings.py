@@ -54,9 +54,9 @@ class AllocatorSettings(Struct, frozen=True, kw_only=True):
         divisions: For each of the `INTERVALS` ranges of sizes, the number of equal parts into which
             the range is divided. Requests are rounded up to the end of a part. With 0 or 1 parts,
             they are rounded up to multiples of 512 bytes.
-        garbage_collection_threshold: Share of the allowed memory above which old free segments are
-            released before another segment is reserved. As in torch, the threshold has no effect if
-            `memory_fraction` is `None`.
+        garbage_collection_threshold: If more than this share of the allowed memory is reserved, old
+            free segments are released before another segment is reserved. As in torch, the
+            threshold has no effect if `memory_fraction` is `None`.
         memory_fraction: Share of the device's memory that the process may use; `None` for all.
     """
 
