@@ -123,7 +123,8 @@ def _new_number(number: int, removed: Sequence[int]) -> int:
 def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
     """Map the name of each block in the folded model to the block's name in the whole model.
 
-    `blocks` are the names of all blocks in the whole model.
+    In the folded model, the middle blocks of each sequence in `folds` are removed. `blocks` are the
+    names of all blocks in the whole model.
     """
     removed = _removed(folds)
     names: dict[str, str] = {}

@@ -97,7 +97,8 @@ class StepRecord:
 class Unrolling:
     """Computes the results of a larger model from the results of a folded model.
 
-    The results of one middle block of the folded model are copied for each missing block.
+    In the folded model, some equal blocks are missing. The results of one middle block of the
+    folded model are copied for each missing block.
 
     Args:
         fold: The equal blocks, and the number of them that the folded model keeps.
@@ -149,7 +150,8 @@ class Unrolling:
     def order(self, blocks: Sequence[int | None]) -> list[Copy]:
         """Return the larger model's sequence, as copies of elements of the folded model's sequence.
 
-        In backward, the blocks run in reverse order, and so do the copies of the middle block.
+        The sequence contains, for example, the allocations and frees of a step. In backward, the
+        blocks run in reverse order, and so do the copies of the middle block.
 
         Args:
             blocks: For each element of the folded model's sequence, the number of its block; `None`
@@ -322,8 +324,9 @@ class Unrolling:
     def profile(self, step: StepRecord, longer: Profile) -> Profile:
         """Return the profile of the larger model's step.
 
-        `step` is from the folded model. `longer` is the profile of a folded model with one more
-        block. The difference between the two shows how much each count grows per block.
+        `step` is from the folded model, which has few blocks. `longer` is the profile of a folded
+        model with one more block. The difference between the two shows how much each count grows
+        per block.
 
         Raises:
             NotPeriodicError: The two folded models differ in more than the additional block.
@@ -346,7 +349,8 @@ class Unrolling:
     def check(self, step: StepRecord, longer: StepRecord) -> None:
         """Check that the profile computed from `step` is identical to the real profile in `longer`.
 
-        `step` is from the folded model, and `longer` is from a folded model with one more block.
+        `step` is from the folded model, which has few blocks. `longer` is from a folded model with
+        one more block.
 
         Raises:
             NotPeriodicError: The profiles differ.
@@ -359,8 +363,8 @@ class Unrolling:
     def check_requests(self, log: AllocationLog, longer: AllocationLog) -> None:
         """Check that the requests computed from `log` equal the real requests in `longer`.
 
-        These are requests to the allocator. `log` is from the folded model, and `longer` is from a
-        folded model with one more block.
+        These are requests to the allocator. `log` is from the folded model, which has few blocks.
+        `longer` is from a folded model with one more block.
 
         Raises:
             NotPeriodicError: The requests differ.
@@ -371,7 +375,8 @@ class Unrolling:
     def _rows(self, rows: Sequence[Row], longer: Sequence[Row]) -> Iterator[Row]:
         """Yield the rows of the larger model. A row has the work of one operator in one module.
 
-        `rows` are from the folded model. `longer` are from a folded model with one more block.
+        `rows` are from the folded model, which has few blocks. `longer` are from a folded model
+        with one more block.
 
         Raises:
             NotPeriodicError: The work of a module outside the blocks depends on the number of
@@ -437,8 +442,8 @@ class Unrolling:
     def _extrapolated(self, value: Any, longer: Any) -> Any:
         """Extrapolate all integers in a value linearly to the larger model.
 
-        `value` is from the folded model, and `longer` is the same value in a folded model with one
-        more block. Everything except the integers must be equal in both.
+        `value` is from the folded model, which has few blocks. `longer` is the same value in a
+        folded model with one more block. Everything except the integers must be equal in both.
         """
         if type(value) is not type(longer):
             raise NotPeriodicError(f"{value} and {longer}")

@@ -352,10 +352,11 @@ def held_input_of(trial: Trial, plain: Reading) -> int | None:
 
 
 def key_of(kinds: Sequence[int], index: int, before: str | None, choice: str) -> Key:
-    """Return the key of a block. `index` is its position, and `choice` is its policy.
+    """Return the `Key` of a block: the kinds and policies of the block and of the previous block.
 
-    `kinds` has the kinds of all blocks. `before` is the policy of the previous block. It is ignored
-    for the first block.
+    `kinds` has the kinds of all blocks, and `index` is the position of the block. `choice` is the
+    policy of the block. `before` is the policy of the previous block, and is ignored for the first
+    block.
     """
     if index == 0:
         return Key(None, kinds[0], None, choice)

@@ -34,6 +34,8 @@ from lflops.profile.profile import Memory, OpCount, Profile
 def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -> Chain | None:
     """Extend the chain of a folded model: insert copies of a block directly after the block.
 
+    A chain has the bytes and costs of the blocks for any checkpointing.
+
     Args:
         chain: The chain of the folded model, in which some equal blocks are removed.
         after: Index of the block to copy.
@@ -301,7 +303,7 @@ def _possible_keys(kinds: Sequence[int]) -> set[Key]:
 
 
 def _keys_after(kinds: Sequence[int], index: int, before: Policy) -> set[Key]:
-    """Return the keys that a block can have if the policy of the previous block is `before`."""
+    """Return each `Key` that a block can have if the policy of the previous block is `before`."""
     return {key_of(kinds, index, before, choice) for choice in POLICIES}
 
 

@@ -57,9 +57,10 @@ NO_BLOCK = Role("", 1)
 
 
 class InBlock(NamedTuple):
-    """The place of an operator in a block. A sheet has the peak memory at each place.
+    """The place of an operator in a block.
 
-    Each operator has two places: one with the position of its block counted from the start of the
+    A sheet (a table with the work and the memory of a rank) has the peak memory at each place. Each
+    operator has two places: one with the position of its block counted from the start of the
     sequence, and one with the position counted from the end. So if one of two models has more
     blocks, their sheets can still be compared near both ends.
 
@@ -98,9 +99,9 @@ BEFORE_BLOCKS = OutsideBlocks(after_blocks=False, role=None, from_first=0, from_
 class OpKey(NamedTuple):
     """The key of a number in a sheet: a count of an operator, summed over the blocks of a role.
 
-    A role is a sequence of consecutive blocks that do the same work. `module` is the name of the
-    operator's module below the block, such as `.mlp` for `layers.3.mlp`. `field` is the name of the
-    count, such as `calls`.
+    A sheet is a table with the work and the memory of a rank. A role is a sequence of consecutive
+    blocks that do the same work. `module` is the name of the operator's module below the block,
+    such as `.mlp` for `layers.3.mlp`. `field` is the name of the count, such as `calls`.
     """
 
     role: Role
@@ -114,7 +115,9 @@ class OpKey(NamedTuple):
 class CollectiveKey(NamedTuple):
     """The key of a number in a sheet: the calls or bytes of a collective in the blocks of a role.
 
-    The number is a sum over these blocks. `field` is `calls` or `bytes`.
+    A sheet is a table with the work and the memory of a rank. A role is a sequence of consecutive
+    blocks that do the same work. The number is a sum over these blocks. `field` is `calls` or
+    `bytes`.
     """
 
     role: Role
@@ -126,7 +129,8 @@ class CollectiveKey(NamedTuple):
 class MomentKey(NamedTuple):
     """The key of a number in a sheet: the peak bytes while an operator runs.
 
-    If `with_gradients` is false, the bytes of gradients are not included in the peak.
+    A sheet is a table with the work and the memory of a rank. If `with_gradients` is false, the
+    bytes of gradients are not included in the peak.
     """
 
     place: InBlock | OutsideBlocks
@@ -176,8 +180,8 @@ class _DepthLines(NamedTuple):
 def moved(sheet: Sheet, low: Sheet, high: Sheet, share: float) -> Sheet:
     """Return a sheet plus `share` times the difference between the sheets `high` and `low`.
 
-    This is a linear interpolation or extrapolation. Numbers for memory that are not in all three
-    sheets are left out.
+    A sheet is a table with the work and the memory of a rank. The result is a linear interpolation
+    or extrapolation. Numbers for memory that are not in all three sheets are left out.
     """
     found: dict[SheetKey, float] = {}
     for key in {**sheet, **high, **low}:
@@ -189,6 +193,8 @@ def moved(sheet: Sheet, low: Sheet, high: Sheet, share: float) -> Sheet:
 
 class WorkSheets:
     """Computes the sheets of one model from estimates with only a few of its equal blocks.
+
+    A sheet is a table with the work and the memory of one rank.
 
     The attributes describe the model of the last estimate.
 
@@ -414,11 +420,11 @@ def _per_block(values: Mapping[str, float], role: Role) -> dict[str, int]:
 
 
 def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> float:
-    """Return the peak bytes of a step, or of its phase `phase`, according to a sheet.
+    """Return the peak bytes of a step, or of the phase `phase` of the step.
 
-    If `accumulates` is true, gradients of several micro batches are accumulated. Then the gradients
-    of earlier micro batches stay alive throughout forward and backward, in addition to the new
-    gradient that is added to them.
+    `sheet` is a table with the work and the memory of a rank. If `accumulates` is true, gradients
+    of several micro batches are accumulated. Then the gradients of earlier micro batches stay alive
+    throughout forward and backward, in addition to the new gradient that is added to them.
     """
     held = sheet.get("gradients", 0.0) + sheet.get("new gradient", 0.0)
     peak = 0.0

@@ -38,9 +38,9 @@ class Alive(NamedTuple):
         bytes: The bytes that were requested.
         stack: The code that made the allocation.
         passes_ago: Number of forward passes that have begun since the allocation; `None` if the
-            allocation is older than the trace.
+            allocation was made before the recording.
         steps_ago: Number of optimizer steps that have ended since the allocation; `None` if the
-            allocation is older than the trace.
+            allocation was made before the recording.
         outlives_step: For an allocation of an optimizer, whether it is still alive after the
             optimizer step.
     """
@@ -58,8 +58,8 @@ class Peak(NamedTuple):
     Attributes:
         ran_out: The request that failed; `None` if memory did not run out.
         alive: The live allocations.
-        passes: Number of forward passes in the trace that have begun.
-        steps: Number of optimizer steps in the trace that have ended.
+        passes: Number of forward passes that have begun since the recording started.
+        steps: Number of optimizer steps that have ended since the recording started.
         reserved: Bytes in segments.
     """
 

@@ -109,7 +109,7 @@ Stack = tuple[Frame, ...]
 
 
 class Block(NamedTuple):
-    """A part of a segment.
+    """A part of a segment, which is memory that the allocator reserved.
 
     Attributes:
         address: Address of the first byte.
