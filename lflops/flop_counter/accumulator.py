@@ -1,6 +1,7 @@
-"""Add up the work of operators on all threads, by module and phase.
+"""Add up the work of operators (MACs, FLOPs and bytes) on all threads, by module and phase.
 
-The work of an optimizer's step is added to the module that owns the updated parameter.
+A phase is a part of a step, such as forward or backward. The work of the optimizer's step is added
+to the module that owns the updated parameter.
 """
 
 import threading
@@ -39,7 +40,8 @@ WHOLLY_OPERATORS = frozenset(
 )
 """Operators that do all their work by calling other operators.
 
-If the other operators are counted, no work is missing, so the profile needs no note about it.
+If these other operators are counted, no work is missing. So the profile needs no note about the
+call.
 """
 
 REPEATED_IN_BACKWARD = frozenset({"torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"})
@@ -49,9 +51,9 @@ The results of these matmuls are too large to keep until backward.
 """
 
 STRIDES = object()
-"""Marker that precedes the strides of a non-contiguous tensor in a call's signature.
+"""A marker that `_signature` puts before the strides of a tensor that is not contiguous.
 
-The signature is the key under which the cost of a call is cached, see `_signature`.
+`_signature` returns the key under which the cost of a call is cached.
 """
 
 SHAPED = frozenset((*PLAIN, FakeTensor))
@@ -70,24 +72,24 @@ NUMBERS = frozenset(
         torch.memory_format,
     )
 )
-"""Classes of the arguments, other than tensors, that may be part of a call's signature."""
+"""Classes of arguments, other than tensors, that the key from `_signature` can contain."""
 
 EMBEDDING = "embedding"
-"""The operator that looks up ids in a table."""
+"""The name of the operator that looks up the embeddings of ids in a table."""
 
 MOST_KNOWN_COSTS = 1_000
-"""Maximum number of costs to cache for one operator, one cost for each call signature.
+"""Maximum number of costs that are cached for one operator.
 
-The number is limited because shapes may change in every step of a training run.
+Without a limit, the cache would grow without end if shapes change in every step of a training run.
 """
 
 CallArgs = tuple[Any, Any, Any]
-"""The arguments of a finished call, its keyword arguments, and its result."""
+"""The positional arguments, the keyword arguments and the result of a finished call."""
 
 COUNTED = Kind.COUNTED
 COLLECTIVE = Kind.COLLECTIVE
 UNSUPPORTED = Kind.UNSUPPORTED
-"""This constant and the two above are aliases of members of `Kind`.
+"""`COUNTED`, `COLLECTIVE` and `UNSUPPORTED` are aliases of members of `Kind`.
 
 Attribute access on an enumeration is slow, and this code runs for every operator.
 """
@@ -100,8 +102,8 @@ class ThreadTotals(threading.local):
         totals: The sums, or `None` if the thread has not recorded anything yet.
         sharded_on: The device type of the tensors of the running sharded operator, for example
             `cuda`. `None` if no sharded operator is running.
-        matmuls: The number of calls of each matmul by the running operator, keyed by the matmul's
-            name and shapes. `None` if the running operator does not repeat its matmuls in backward.
+        matmuls: How often the running operator has called each matmul, keyed by the matmul's name
+            and shapes. `None` if the running operator does not repeat its matmuls in backward.
     """
 
     def __init__(self) -> None:
@@ -116,19 +118,20 @@ class CountOptions:
 
     Attributes:
         traffic: Whether to count the bytes that operators move.
-        memory: Whether to follow live memory.
+        memory: Whether to record when the memory of tensors is allocated and freed.
         fake: Whether the counted operators run on fake tensors. If false, an operator on fake
             tensors only infers shapes and is not counted.
         round_to: The size of each tensor is rounded up to a multiple of this number of bytes.
         log: Receives each allocation and each free of memory, in the order in which they happen.
+            `None` if no caller needs the log.
         moments: Maximum number of operators in the memory timeline. In a longer timeline, operators
             are dropped, but the highest and lowest points are kept.
         gradients: The gradient buckets of DDP, which belong to no module. They are part of the live
             memory from the start.
-        scratch: Whether to add the scratch memory of CPU kernels. The scratch memory is unknown if
-            fake tensors represent tensors on another device.
-        survivors: The storages that were still alive after the last step, or `None` if they are not
-            needed.
+        scratch: Whether to add the scratch memory of CPU kernels. Pass false if fake tensors on the
+            CPU represent tensors on another device, because its kernels need other scratch memory.
+        survivors: The storages that were alive at the end of the previous step, or `None` if no
+            caller needs them. After this step, the list contains the storages that are alive then.
         host: Tensors in host memory, which take no device memory.
         records: Each count appends its memory record to this list. `None` if no caller needs the
             records.
@@ -155,7 +158,7 @@ class OperatorAccumulator:
     Attributes:
         scopes: Tracks which module and phase are running.
         guard: Keeps errors in the dispatch modes from reaching the code being counted.
-        memory: The live memory, or `None` if it is not followed.
+        memory: Records allocations and frees, or `None` if they are not recorded.
         fake: Whether the counted operators run on fake tensors.
         scratch: Whether the scratch memory of CPU kernels is added.
         counts_traffic: Whether bytes are counted.
@@ -212,9 +215,10 @@ class OperatorAccumulator:
         return self._local.sharded_on is not None
 
     def infers_shapes(self, args: Any, kwargs: Any) -> bool:
-        """Return whether a call inside a sharded operator only infers shapes, on the meta device.
+        """Return whether DTensor makes this call only to infer the shape of a result.
 
-        DTensor makes such calls in addition to the real ones. They must not be counted.
+        While an operator on sharded tensors runs, DTensor also calls operators on the meta device.
+        These calls must not be counted.
         """
         if self._local.sharded_on in (None, "meta"):
             return False
@@ -261,7 +265,8 @@ class OperatorAccumulator:
     ) -> Any:
         """Run an operator without a formula and count the operators that its kernel calls.
 
-        If none of the called operators does any work, the operator itself is listed as unsupported.
+        `place` is the module and the phase of the operator. If the kernel calls only operators
+        without arithmetic, such as copies, the operator itself is listed as unsupported.
         """
         totals = self._totals()
         thread = self._local
@@ -367,7 +372,7 @@ class OperatorAccumulator:
         if phase == "backward":
             waits.add(ModulePhase("", phase))
 
-    def _add(  # noqa: C901, PLR0912 - a call costs too much here
+    def _add(  # noqa: C901, PLR0912 - helper functions would be slow
         self, totals: Totals, operator: Operator, fqn: str, phase: Phase, call: CallArgs
     ) -> None:
         args, kwargs, out = call
@@ -463,10 +468,10 @@ class OperatorAccumulator:
             self._add(totals, operator, owner, "optimizer", one_call)
 
     def follow_view(self, args: Any) -> None:
-        """Set the module to which the next operators of an optimizer belong, after a view.
+        """Assign the next operators of an optimizer's step to the module of a viewed tensor.
 
         Call this when an optimizer's step creates a view, for example of a parameter. The next
-        operators work on this view, so their work is added to the module of the viewed tensor.
+        operators work on this view.
 
         Args:
             args: The arguments of the operator that creates the view.
@@ -476,11 +481,11 @@ class OperatorAccumulator:
             owners.one(args)
 
     def follow_free_call(self, args: Any) -> None:
-        """Set the module to which the next operators of an optimizer belong, after a free operator.
+        """Assign the next operators of an optimizer's step to the module of a call without cost.
 
         Call this when an operator that costs nothing, such as `zeros_like`, runs in an optimizer's
-        step. If the next operators receive only tensors with an unknown owner, their work is added
-        to the module of this operator's arguments.
+        step. Its module is the module that owns its arguments. The assignment holds for the next
+        operators if they receive only tensors with an unknown owner.
 
         Args:
             args: The arguments of the operator that costs nothing.
@@ -490,15 +495,15 @@ class OperatorAccumulator:
             owners.follow(args)
 
     def owner(self, fqn: str, phase: Phase) -> str:
-        """Return the module that owns the results of the last call.
+        """Return the module that owns the results of the last operator.
 
         In an optimizer's step, this is the module of the updated parameter. In other phases, it is
-        `fqn`.
+        `fqn`, the module that called the operator.
         """
         return fqn if phase != "optimizer" or self._step is None else self._step.last
 
     def owners(self, results: Sequence[Tensor]) -> list[str]:
-        """Return, for each result of an operator on lists of tensors, the module that owns it.
+        """Return the module that owns each result of an operator on lists of tensors.
 
         In an optimizer's step, this is the module of the updated parameter. Otherwise, it is the
         root module (the empty name).
@@ -534,16 +539,16 @@ def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) 
     """Return a key under which the cost of a call is cached. Calls with the same key cost the same.
 
     The key contains the shapes, dtypes and strides of all tensors, and the values of all other
-    arguments. For a tensor that is passed again, the key contains the position at which it was
-    passed first. The key keeps no tensor alive.
+    arguments. If a tensor occurs again, the key contains only its number among the distinct tensors
+    of the call. The key keeps no tensor alive.
 
     Args:
         found: The first elements of the key. This list is extended.
         values: The arguments and results of the call.
-        places: The position of each tensor seen so far among all tensors, keyed by the tensor's id.
+        places: The numbers of the distinct tensors seen so far, keyed by the tensors' ids.
 
     Raises:
-        TypeError: A value has a class that may affect the cost in other ways.
+        TypeError: A value has a class or a layout that may affect the cost in other ways.
     """
     for value in values:
         kind = type(value)
@@ -572,7 +577,8 @@ def _sizes(first: Any, values: Iterable[Any]) -> tuple[Any, ...]:
     """Return a cache key for a call whose cost depends only on the sizes of its tensors in bytes.
 
     The key contains the bytes and dtypes of contiguous tensors. Arguments of the classes in
-    `NUMBERS` are left out. If there is any other argument, `_signature` computes the key instead.
+    `NUMBERS` are left out. If there is any other argument, such as a tensor that is not contiguous,
+    `_signature` computes the key instead.
 
     Args:
         first: The first element of the key.

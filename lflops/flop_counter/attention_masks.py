@@ -5,8 +5,9 @@ each key, so the scores form one square: queries × keys. If several sequences a
 row, the mask separates them, and only one smaller square for each sequence is needed. A causal mask
 or a sliding window does not divide the square, because each token still sees the token before it.
 
-For flex attention, the counted work is the sum of these squares. The executed work is smaller: it
-is the work of the blocks that the kernel does not skip.
+For flex attention, the counted work is the sum of these squares. The executed work includes only
+the blocks that the kernel does not skip. For a dense mask, the kernel computes the whole square. A
+note in the profile reports how many of its scores are needed.
 """
 
 from collections.abc import Iterator
@@ -38,16 +39,16 @@ MOST_READ = 1 << 24
 """Maximum number of elements of a dense mask. The values of a larger mask are not read."""
 
 COUNTS_DIMENSIONS = 3
-"""Number of dimensions of a block mask's tensors that count the blocks in each row of blocks.
+"""Number of dimensions of a block mask's tensors that contain the number of blocks in each row.
 
-Their shape is `[batch, heads, rows of blocks]`. The tensors of a block mask are recognized by their
-number of dimensions.
+The shape of these tensors is `[batch, heads, rows of blocks]`. `_blocks` recognizes the tensors of
+a block mask by their number of dimensions.
 """
 
 INDICES_DIMENSIONS = 4
 """Number of dimensions of a block mask's tensors that contain the column of each block.
 
-Their shape is `[batch, heads, rows of blocks, blocks]`.
+The shape of these tensors is `[batch, heads, rows of blocks, blocks]`.
 """
 
 MOST_EVALUATED = 1 << 26
@@ -58,7 +59,9 @@ If there are more pairs, all queries × keys are counted, which is an upper boun
 
 
 class MaskedScores(NamedTuple):
-    """The number of scores of one attention call whose dense mask separates packed sequences.
+    """The numbers of computed and needed scores in one attention call with a dense mask.
+
+    The mask separates packed sequences.
 
     Attributes:
         computed: The number of scores that the kernel computes: all queries × all keys.
@@ -85,7 +88,7 @@ def scores_within_sequences(first: Tensor, last: Tensor, undivided: int) -> int:
     for begin, end in zip(first.tolist(), last.tolist(), strict=True):
         if end >= 0:
             spans.append((begin, end))
-    # Each group is a number of queries, its first key and its last key.
+    # One group for each sequence: the number of its queries, its first key and its last key.
     groups: list[list[int]] = []
     for begin, end in sorted(spans):
         if groups and begin <= groups[-1][2]:
@@ -100,7 +103,7 @@ def scores_within_sequences(first: Tensor, last: Tensor, undivided: int) -> int:
 
 
 def masked_scores(operator: str, args: Any, kwargs: Any) -> MaskedScores | None:
-    """Return the number of scores of a fused attention call whose mask separates sequences.
+    """Return the numbers of scores in a fused attention call whose mask separates sequences.
 
     Return `None` if the call has no mask, if the values of the mask are unknown, or if the mask
     does not separate sequences.
@@ -123,7 +126,9 @@ def masked_scores(operator: str, args: Any, kwargs: Any) -> MaskedScores | None:
 
 
 def _separated(mask: Tensor, heads: int, keys: int) -> MaskedScores | None:
-    """Return the number of scores under a dense mask, or `None` if it separates no sequences.
+    """Return the numbers of computed and needed scores under a dense mask.
+
+    Return `None` if the mask separates no sequences, or is larger than `MOST_READ`.
 
     Args:
         mask: The values of the mask.
@@ -163,9 +168,9 @@ class _Blocks(NamedTuple):
     mask does not list.
 
     Attributes:
-        counts: The number of blocks that run in each row of blocks. The first tensor counts the
-            blocks that are partly masked. The second tensor, if there is one, counts the blocks in
-            which every query sees every key.
+        counts: One or two tensors with the number of blocks that run in each row of blocks. The
+            first tensor counts the blocks that are partly masked. The second tensor, if there is
+            one, counts the blocks in which every query sees every key.
         indices: The columns of the blocks in `counts`, one tensor for each tensor of `counts`.
         sizes: The number of queries (rows) and of keys (columns) in a block.
         mask: A function that takes the indices of a batch, head, query and key, and returns whether
@@ -197,7 +202,7 @@ def flex_attention_backward(args: Any, kwargs: Any, out: Any) -> Cost:
 
 
 def _blocks(args: Any, kwargs: Any, position: int) -> _Blocks:
-    """Return the block mask of a call, passed at `position` or as the keyword `block_mask`."""
+    """Return the block mask that a call passes at `position` or as the keyword `block_mask`."""
     block_mask = argument(args, kwargs, position, "block_mask")
     buffers = argument(args, kwargs, position + 4, "mask_mod_other_buffers")
     counts: list[Tensor] = []
@@ -293,9 +298,10 @@ def _seen(blocks: _Blocks, at: tuple[int, int], rows: int, columns: int) -> tupl
 
 
 def _places(blocks: _Blocks, at: tuple[int, int]) -> Iterator[tuple[bool, int, int]]:
-    """Yield the blocks that run in one batch and head of the mask, whose indices are `at`.
+    """Yield the blocks that run in one batch and head of the mask.
 
-    For each block, yield whether every query in it sees every key, the block's row, and its column.
+    `at` has the indices of the batch and the head. For each block, yield three values: whether
+    every query of the block sees every key of the block, the row of the block, and its column.
     """
     for kind, (counts, indices) in enumerate(zip(blocks.counts, blocks.indices, strict=True)):
         is_whole = kind == 1

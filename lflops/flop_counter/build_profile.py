@@ -1,7 +1,7 @@
-"""Build a `Profile` from the sums of a count.
+"""Build a `Profile` from the counted work of a step.
 
-The profile lists the work of each module, with its submodules (inclusive work) and without them
-(self work), and notes that explain the numbers.
+The profile lists the work of each module together with its submodules (inclusive work) and without
+its submodules (self work). Notes in the profile explain the numbers.
 """
 
 from collections import Counter, defaultdict
@@ -37,20 +37,21 @@ from lflops.profile.records import PHASES, ModulePhase
 from lflops.profile.series import dtype_of, grouped, sum_known, sums
 
 LONGEST_DETAIL = 200
-"""Maximum number of characters of a module's `extra_repr`."""
+"""Maximum number of characters of a module's `extra_repr` in a profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountedPass:
-    """Everything collected while counting.
+    """Everything that was collected while a step was counted.
 
     Attributes:
-        tree: The modules.
+        tree: The modules of the model.
         calls: The number of calls of each module.
         totals: The counted work by module and phase.
-        memory: The memory timeline, if memory was followed.
-        peaks: For each module, the maximum live bytes while it ran.
-        ignored: The modules that the caller ignores. Their self work is left out of the profile.
+        memory: The memory timeline, or `None` if allocations were not recorded.
+        peaks: For each module, the maximum live bytes while the module ran.
+        ignored: The modules that the caller asked to ignore. Their self work is left out of the
+            profile.
         notes: Additional notes for the profile.
     """
 
@@ -64,10 +65,10 @@ class CountedPass:
 
 
 def build_profile(collected: CountedPass, run: Run, *, tf32: bool) -> Profile:
-    """Build the profile of a count.
+    """Build the profile of a counted step.
 
-    With `tf32`, float32 matmuls are listed with the dtype `tf32` if torch's settings allow TF32.
-    The dtype of the profile is the dtype in which most MACs were computed.
+    If `tf32` is true and torch's settings allow TF32, float32 matmuls are listed with the dtype
+    `tf32`. The dtype of the profile is the dtype in which most MACs were computed.
     """
     totals = collected.totals
     _add_scripted(collected)
@@ -114,9 +115,9 @@ def _communication(collected: CountedPass) -> Iterator[Communication]:
 
 
 def _add_scripted(collected: CountedPass) -> None:
-    """Add operators of TorchScript modules to the unsupported operators.
+    """Add TorchScript operators that bypass torch's dispatcher to the unsupported operators.
 
-    These operators call their kernels directly, so the dispatch mode did not see them.
+    The dispatch mode does not see these operators.
     """
     for fqn, module in _scripted(collected.tree):
         calls = collected.calls[fqn]
@@ -154,7 +155,7 @@ def _scripted(tree: ModuleTree) -> Iterator[tuple[str, nn.Module]]:
 def _modules(
     collected: CountedPass, communication: Iterable[Communication]
 ) -> dict[str, ModuleProfile]:
-    """Build the module profiles, in the order of the tree."""
+    """Build the profile of each module, in the order of the modules in the model."""
     tree = collected.tree
     self_counts = _self_counts(collected, communication)
     inclusive: defaultdict[ModulePhase, Counts] = defaultdict(Counts)
@@ -202,7 +203,7 @@ def _module(
 
     Args:
         fqn: The name of the module.
-        collected: Everything collected while counting.
+        collected: Everything that was collected while the step was counted.
         parameters: The parameters of the module and its submodules.
         owner: The module that owns a shared parameter of this module, if any.
         work: The work of the module, keyed by phase.
@@ -260,10 +261,10 @@ def _detail(module: nn.Module) -> str:
 
 
 def _class_name_without_module(fqn: str, collected: CountedPass) -> str:
-    """Return the class name of an entry of the profile that is not a module of the tree.
+    """Return the class name to list for a name that does not belong to a module of the model.
 
-    A scope that the user named has the class name `scope`. For any other entry, return an empty
-    string: for the root, and for a name such as `decoder` that is only a prefix of module names.
+    A scope that the user named has the class name `scope`. The root, and a name such as `decoder`
+    that is only a prefix of module names, have an empty class name.
     """
     is_parent = any(name.startswith(f"{fqn}.") for name in collected.tree.modules)
     if not fqn or is_parent:
@@ -272,10 +273,10 @@ def _class_name_without_module(fqn: str, collected: CountedPass) -> str:
 
 
 class _Differences(NamedTuple):
-    """The logical MACs minus the counted MACs, by module and phase.
+    """The differences of logical MACs minus counted MACs, by module and phase.
 
-    Logical MACs are the MACs of the whole model, which is sharded over several ranks. A difference
-    is `None` if the logical MACs are unknown.
+    Logical MACs are the MACs of the whole model, which is sharded over several ranks. Counted MACs
+    are the MACs of this rank. A difference is `None` if the logical MACs are unknown.
 
     Attributes:
         inclusive: The difference for each module together with its submodules.

@@ -1,13 +1,14 @@
-"""Record the calls of compiled graphs in a counting step.
+"""Record the calls of compiled graphs (regions) in a counting step.
 
 In a counting step, compiled code still runs compiled. The dispatch mode does not see the operators
 that run in generated kernels, so it cannot count a compiled graph. Instead, each call of a graph is
-recorded here: shapes, dtypes and settings, but no tensors. After the step, `graph_counts.py` uses
-these records to run the graphs again on fake tensors and to count their operators.
+recorded here: the shapes and dtypes of its arguments and torch's settings, but no tensors. After
+the step, `graph_counts.py` uses these records to run the graphs again on fake tensors and to count
+their operators.
 
-The dispatch mode may still see some operators of a graph. They are recorded under a separate name
-below the module that calls the graph. This name consists of the module's name, `MARK`, and the
-index of the call.
+The dispatch mode may still see some operators of a graph. The work of these operators is not added
+to the module that calls the graph, but recorded under a separate name. This name consists of the
+module's name, `MARK`, and the index of the call.
 """
 
 import contextlib
@@ -39,10 +40,10 @@ from lflops.torch_private.tensors import PLAIN, version_of
 if TYPE_CHECKING:
     from lflops.torch_private.dynamo import CapturedGraph, CompiledCode
 
-# The character that begins the separate name of a graph call. No module name contains it.
+# The character before the index in the separate name of a graph call. No module name contains it.
 MARK = "\0"
 SEES_ALL = frozenset({"eager", "aot_eager", "aot_eager_decomp_partition"})
-"""Backends that generate no kernels, so that the dispatch mode sees all of their operators."""
+"""Backends of torch.compile without generated kernels, so the dispatch mode sees all operators."""
 ONE_NODE = "CompiledFunctionBackward"
 """The name of the single autograd node that runs the whole backward of a compiled graph."""
 
@@ -59,7 +60,7 @@ class GivenTensor(NamedTuple):
         is_leaf: Whether the tensor is a leaf.
         values: A host copy of the values if the tensor is small and holds integers or booleans,
             else `None`.
-        owner: The module that owns the tensor if it is a parameter of the tree, else `None`.
+        owner: The module that owns the tensor if it is a parameter of the model, else `None`.
     """
 
     shape: tuple[int, ...]
@@ -78,7 +79,8 @@ class RegionCall:
 
     Attributes:
         graph: The graph, or `None` if it is unknown.
-        scope: The separate name under which the operators seen in the graph are recorded.
+        scope: The separate name of the call, under which the dispatch mode records the operators
+            that it sees in the graph.
         fqn: The module that called the graph.
         phase: The phase in which the graph was called.
         given: The arguments of the call, with a `GivenTensor` for each tensor. `None` if an
@@ -89,9 +91,9 @@ class RegionCall:
         autocast: The autocast dtype of each device type for which autocast was enabled.
         bytes: The bytes of the tensors that the graph received and returned.
         decisions: The decision of each control-flow operator in the graph, in order: 1 or 0 for the
-            branch of a condition, or the number of iterations of a loop. Recorded only for some
-            backends.
-        went_backward: Whether the graph's backward ran.
+            branch of a condition, or the number of iterations of a loop. A decision is recorded
+            only if the dispatch mode sees the operator.
+        went_backward: Whether the backward of the graph ran.
         is_one_node: Whether autograd has a single node for the whole graph. If not, autograd has
             one node for each operator, and the dispatch mode sees all operators of the backward.
     """
@@ -118,7 +120,7 @@ class RegionCall:
 def module_of_region(fqn: str) -> str:
     """Return the module that called a compiled graph, given the separate name of the call.
 
-    If `fqn` is any other name, return it unchanged.
+    If `fqn` is not the separate name of a call, return `fqn`.
     """
     return fqn.partition(MARK)[0].rstrip(".") if MARK in fqn else fqn
 
@@ -126,7 +128,7 @@ def module_of_region(fqn: str) -> str:
 def number_of_region(fqn: str) -> int | None:
     """Return the index of a graph call, given the separate name of the call.
 
-    If `fqn` is any other name, return `None`.
+    If `fqn` is not the separate name of a call, return `None`.
     """
     if MARK not in fqn:
         return None
@@ -170,7 +172,8 @@ class CompiledRegions:
         """Reserve an entry in a graph call's `decisions`, and return the index of the entry.
 
         Call this before a control-flow operator such as `torch.cond` runs, so that nested operators
-        get later entries. Return `None` outside graphs and in backward, where no entry is needed.
+        get later entries. Return `None` in backward, and if `scope` is not the name of a running
+        graph call.
         """
         call = self._open.get(scope)
         if call is None or phase == "backward":
@@ -181,7 +184,7 @@ class CompiledRegions:
     def decided(self, scope: str, place: int | None, decision: int) -> None:
         """Write a control-flow decision to the entry that `decide` reserved.
 
-        Nothing is written if `place`, the result of `decide`, is `None`.
+        `place` is the result of `decide`. If it is `None`, nothing is written.
         """
         call = self._open.get(scope)
         if call is not None and place is not None:
@@ -203,10 +206,10 @@ class CompiledRegions:
     def _begins(
         self, graph: "CapturedGraph | None", args: tuple[Any, ...]
     ) -> tuple[RegionCall, int] | None:
-        """Record the start of a call, and return the call and a sequence number.
+        """Record the start of a graph call, and return the call and a sequence number.
 
-        The number belongs to the next autograd node. When the call ends, it shows which autograd
-        nodes the call has created. Return `None` if the call is not recorded.
+        The sequence number is the number of the next autograd node. The call creates the nodes with
+        this number and higher numbers. Return `None` if the call is not recorded.
         """
         if not self._scopes.follows_this_thread():
             return None
@@ -282,9 +285,9 @@ class CompiledRegions:
         )
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor's values to the host.
+        """Return a host copy of a tensor's values.
 
-        If several graphs receive the tensor, the values are copied only once.
+        If several graphs receive the same tensor, its values are copied only once.
         """
         key = (id(tensor), version_of(tensor))
         known = self._values.get(key)
@@ -316,16 +319,17 @@ class CompiledRegions:
 
 
 class _Replaced:
-    """Wraps all compiled functions of the process while at least one counter is running.
+    """Wraps all compiled functions of the process while there are listeners.
 
-    Each wrapper calls the compiled function and reports the call to all listeners.
+    A listener is the `CompiledRegions` of a running count. Each wrapper calls the compiled function
+    and reports the call to all listeners.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._listeners: list[CompiledRegions] = []
         self._functions: dict[str, tuple[CompiledCode, Any, Any]] = {}
-        # Code is replaced when its compilation ends, before it runs.
+        # When a compilation ends, the new functions are wrapped before they run.
         self._compilations = Compilations(lambda: None, self._replace)
 
     def add(self, listener: CompiledRegions) -> None:
@@ -382,9 +386,9 @@ _REPLACED = _Replaced()
 def _nodes_since(nodes: Iterable[Any], first: int) -> list[Any]:
     """Return the autograd nodes whose sequence number is at least `first`.
 
-    These are the nodes that a call of a compiled graph has created. The search starts at `nodes`
-    and follows the edges that backward follows. It stops at a node that runs the whole backward of
-    a compiled graph (`ONE_NODE`).
+    A call of a compiled graph has created these nodes. The search starts at `nodes` and follows the
+    edges that backward follows. It does not go beyond a node that runs the whole backward of a
+    compiled graph (`ONE_NODE`).
     """
 
     def is_new(node: Any) -> bool:

@@ -65,8 +65,8 @@ def count(
     any pass. For example, a hook that steps an optimizer changes the parameters.
 
     Args:
-        model: The model, in the training or evaluation mode to count. The caller's grad mode and
-            autocast apply.
+        model: The model. It runs in its current mode (training or evaluation), and with the
+            caller's grad mode and autocast.
         args: The positional arguments of the model, or a single tensor.
         kwargs: The keyword arguments of the model.
         backward: Whether to run backward from `loss(output)`.
@@ -123,7 +123,7 @@ def counting(
 
 
 class Counting:
-    """A context manager that counts on this thread, and on other threads that call its modules.
+    """A context manager that counts on this thread, and on other threads that call the modules.
 
     After the `with` block, `profile` is available. If the block raised an exception, the profile is
     partial.
@@ -157,10 +157,10 @@ class Counting:
             ignore: As in `count`.
             logical: As in `count`.
             batch: The positional and keyword arguments of the model, if known.
-            options: What to collect.
+            options: The data to collect in addition to MACs and FLOPs.
             tracker: Creates the tracker of modules and phases.
             counter: Creates the operator counter.
-            eager: Whether compiled code runs eagerly. Do not use it for a step of a training run,
+            eager: Whether compiled code runs eagerly. Pass false for a step of a training run,
                 because eager code draws different random numbers and may need more memory.
             tf32: Whether the chip supports TF32. If `None`, the device is queried.
             guard: Keeps errors in lflops from reaching the training run.
@@ -168,7 +168,7 @@ class Counting:
         check()
         self._tree = ModuleTree(roots)
         self._ignore = _each(ignore)
-        # This raises an error for a wrong name now, and not after the pass.
+        # A wrong name raises an error here, and not only after the pass.
         ignored_modules(self._tree, self._ignore)
         self._logical = logical
         self._batch = batch
@@ -226,13 +226,13 @@ class Counting:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._undo.close()
-        # Several objects are created for each operator, which would trigger many garbage
-        # collections.
+        # The following code creates several objects for each operator, which would trigger many
+        # garbage collections.
         with gc_paused():
             self._label()
             profile = self._assemble(self._resolve(), partial=kind is not None)
         self._profile = profile
-        # The model and the batch may be freed while the profile is used.
+        # Without these references, the model and the batch can be freed before the profile.
         del self._tree
         del self._scopes
         del self._counter
@@ -278,9 +278,10 @@ class Counting:
         self._undo.close()
 
     def _take_derivatives(self) -> None:
-        """Note that the counted code computes derivatives.
+        """Record that the counted code computes derivatives for further use.
 
-        Passes on threads that are not counted are ignored, and so are the passes with which
+        This method is called before `torch.autograd.grad` and before a backward pass with
+        `create_graph`. It ignores passes on threads that are not counted, and passes with which
         torch.compile traces a backward graph.
         """
         if self._scopes.follows_this_thread() and not is_tracing():
@@ -324,7 +325,8 @@ class Counting:
     def _hold(self) -> None:
         """Record the tensors that exist before the count as live memory.
 
-        They are parameters, gradients, buffers and the batch.
+        These are the parameters, gradients and buffers, the batch, and the storages that an earlier
+        step left alive.
         """
         memory = self._counter.memory
         if memory is None:
@@ -340,7 +342,7 @@ class Counting:
         memory.hold_survivors()
 
     def _label(self) -> None:
-        """Set the memory category of gradients and optimizer states, and stop following memory.
+        """Set the memory category of gradients and optimizer states, and stop recording memory.
 
         Gradients can be recognized only after the counted code has run: they are the tensors in
         the attribute `grad` of parameters.
@@ -381,9 +383,9 @@ class Counting:
         return with_logical(profile, self._logical)
 
     def _with_tokens(self, profile: Profile) -> Profile:
-        """Return the profile with the number of tokens per step, if an embedding determines it.
+        """Return the profile with the number of tokens per step, if embeddings show this number.
 
-        If the names of the inputs already determined the number, or if no embedding was called,
+        If the number is already known from the names of the inputs, or if no embedding was called,
         return the profile unchanged.
         """
         if profile.run.tokens_per_step is not None or not self._counter.lookups:

@@ -1,13 +1,13 @@
 """Correct fake tensors whose strides or memory differ from the results of real CPU kernels.
 
 On fake tensors, torch computes the shape and the strides of a result without running the kernel. In
-some cases, the kernel's result has other strides or a larger storage. The strides determine whether
-the next operators copy the result, so wrong strides make the memory peak wrong.
+some cases, the result of the real kernel has other strides or a larger storage. The strides
+determine whether the next operators copy the result, so wrong strides make the memory peak wrong.
 `benchmarks/strides.py` runs every operator on torch's sample inputs, contiguous and non-contiguous,
 and lists the differences. `cpu_kernels.toml` has a correction for each difference.
 
 The functions in `SCRATCH` compute the bytes that a kernel allocates and frees before it returns.
-These bytes belong to no operator's result, but they may cause the memory peak.
+These bytes belong to no result, but they may cause the memory peak.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
 
 
 class Correction(Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of `cpu_kernels.toml`: the correction of the fake results of some operators.
+    """An entry of `cpu_kernels.toml`: how to correct the fake results of some operators.
 
     Attributes:
         operators: The names of ATen operators, separated by spaces. Names that this torch does
@@ -115,10 +115,10 @@ def _elementwise_second_contiguous(result: Tensor, args: Sequence[Any]) -> Tenso
 
 
 def _if_in_mask(rule: Rule) -> Rule:
-    """Return a rule that applies `rule` to the gradient of an input, if it is requested.
+    """Return a rule that applies `rule` to the gradient of an input, if this gradient is requested.
 
-    The operator's output mask is the first list among its arguments. Its first entry shows whether
-    the gradient is requested. If not, the rule returns `None`.
+    The first list among the operator's arguments is the output mask. The first entry of the mask
+    shows whether the gradient is requested. If not, the rule returns `None`.
     """
 
     def masked(result: Tensor, args: Sequence[Any]) -> Tensor | None:
@@ -143,10 +143,9 @@ def _reduced_in_place(result: Tensor, args: Sequence[Any]) -> Tensor:
 
 
 def _workspace(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """Return a tensor of the size of oneDNN's workspace for an LSTM layer.
+    """Return a tensor that is as large as oneDNN's workspace for an LSTM layer.
 
-    torch keeps the workspace for backward if gradients are enabled. Otherwise, the result is
-    returned unchanged.
+    If gradients are enabled, torch keeps the workspace for backward. If not, return `result`.
     """
     if not torch.is_grad_enabled():
         return result
@@ -226,14 +225,14 @@ PAGE = 4096
 """Size of a memory page in bytes."""
 
 ALIASING = 256
-"""Row length in elements that oneDNN avoids. It pads rows with this length, or a multiple of it.
+"""Number of elements in a row for which oneDNN pads the row with one more cache line.
 
-The padding is one cache line. It avoids 4K aliasing: accesses to addresses 4096 bytes apart slow
-each other down.
+Rows whose length is a multiple of this number are padded, too. The padding avoids 4K aliasing:
+accesses to addresses 4096 bytes apart slow each other down.
 """
 
 REGISTRY = 568
-"""Bytes that oneDNN's scratchpad of an LSTM needs for administration, measured with oneDNN 3.
+"""Bytes of administrative data in oneDNN's scratchpad for an LSTM, measured with oneDNN 3.
 
 The scratchpad also contains one page (`PAGE`) for alignment.
 """
@@ -249,10 +248,10 @@ OUT_GRADIENT = 10
 
 
 def leading(elements: int, itemsize: int) -> int:
-    """Return the distance between two rows of a oneDNN matrix, as a number of elements.
+    """Return the distance between consecutive rows of a oneDNN matrix, as a number of elements.
 
-    It is larger than the length of a row (`elements`), because oneDNN pads rows to whole cache
-    lines.
+    The distance may be larger than the length of a row (`elements`), because oneDNN pads rows to
+    whole cache lines.
     """
     rounded = rounded_up(elements, LINE // itemsize)
     return rounded if rounded % ALIASING else rounded + LINE // itemsize
@@ -261,7 +260,7 @@ def leading(elements: int, itemsize: int) -> int:
 def _lstm(args: Sequence[Any]) -> int:
     """Return the scratch bytes of an LSTM layer's forward.
 
-    The scratch memory holds the summed biases, the weights in oneDNN's layout, and the scratchpad.
+    The scratch memory contains the summed biases, the weights in oneDNN's layout, and a scratchpad.
     Only float32 has been measured. For other dtypes, return 0.
     """
     x = args[INPUT]
@@ -302,7 +301,7 @@ SCRATCH: Mapping[str, Callable[[Sequence[Any]], int]] = {
     "mkldnn_rnn_layer": _lstm,
     "mkldnn_rnn_layer_backward": _lstm_backward,
 }
-"""For each operator, a function that takes a call's arguments and returns its scratch bytes.
+"""For each operator, a function that takes a call's arguments and returns the scratch bytes.
 
 The scratch bytes of other kernels are unknown. On a CPU they are small.
 """

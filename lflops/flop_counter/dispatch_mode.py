@@ -1,6 +1,6 @@
 """Define the dispatch mode that receives every operator of a thread.
 
-The mode sits below autograd and above the kernels, and receives each operator once.
+The mode sits between autograd and the kernels, and receives each call of an operator once.
 """
 
 from collections import Counter
@@ -49,18 +49,18 @@ from lflops.torch_private.tensors import (
 FREE = Kind.FREE
 DECOMPOSED = Kind.DECOMPOSED
 UNSUPPORTED = Kind.UNSUPPORTED
-"""This constant and the two above are aliases of members of `Kind`.
+"""`FREE`, `DECOMPOSED` and `UNSUPPORTED` are aliases of members of `Kind`.
 
 Attribute access on an enumeration is slow, and this code runs for every operator.
 """
 
 DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})
-"""Control-flow operators in which tensor values decide which function is called, or how often."""
+"""Control-flow operators in which tensor values decide which function runs and how often."""
 
 CONSTRUCTS = "empty"
-"""The operator name that is recorded for memory allocated by the constructor of a tensor subclass.
+"""The operator name to record for memory that the constructor of a tensor subclass allocates.
 
-No operator allocates this memory.
+In fact, no operator allocates this memory.
 """
 
 ADD = "add"
@@ -100,8 +100,7 @@ class CountingMode(InternalMode):
     Attributes:
         supports_higher_order_operators: Whether torch sends higher-order operators to the mode.
             torch 2.8 does not read this attribute and needs `route_higher_order_operators`.
-        is_off: Whether counting has ended. Torch may keep the mode on the stack for a while after
-            that.
+        is_off: Whether counting has ended. Torch may still keep the mode on the stack for a while.
     """
 
     supports_higher_order_operators = True
@@ -127,7 +126,7 @@ class CountingMode(InternalMode):
         """Let torch.compile compile and run in the same way as without the mode."""
         return True
 
-    def __torch_dispatch__(  # noqa: C901, PLR0911 - a call costs too much here
+    def __torch_dispatch__(  # noqa: C901, PLR0911 - helper functions would be slow
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -141,7 +140,7 @@ class CountingMode(InternalMode):
                     # Shape inference by torch or by the user is not counted.
                     return function(*args, **kwargs)
             elif kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-                # For a wrapper class, the operators on the tensors inside it are counted.
+                # If a class wraps other tensors, the operators on the wrapped tensors are counted.
                 if any(map(is_sharded, types)):
                     return self._run_sharded(function, args, kwargs)
                 return NotImplemented
@@ -193,9 +192,10 @@ class CountingMode(InternalMode):
     def record_function(
         self, operator: Operator, args: Any, kwargs: Any, out: Any, *, again_in_backward: bool
     ) -> None:
-        """Record a call of a package's function that ran on this thread and called no operator.
+        """Record a call of another package's function on this thread.
 
-        If `again_in_backward` is true, a call of the function in backward counts as recomputation.
+        The function calls no operator, so the mode does not receive the call. If
+        `again_in_backward` is true, a call of the function in backward counts as recomputation.
         """
         fqn, phase = self._scopes.current(args)
         if phase == "backward" and again_in_backward:
@@ -259,21 +259,22 @@ class CountingMode(InternalMode):
                 parts[number] = counted(arg, number)
         out = function(*parts, **kwargs)
         if regions is not None:
-            # The second argument is the true branch of a condition, or the body of a loop.
+            # The second argument is the true branch of a condition, or the body of a loop. The
+            # number of its calls is the decision.
             regions.decided(fqn, decision, calls[1])
         return out
 
     def _run_overridden(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on tensors with a `__torch_function__`, without calling that method.
 
-        torch does not call `__torch_function__` below autograd. But an operator that a dispatch
-        mode calls would call it, so it is disabled here.
+        Normally, torch calls `__torch_function__` only before autograd. If a dispatch mode calls an
+        operator, torch would call the method again, so the method is disabled here.
         """
         call = call_without_overrides(function)
         with without_overrides():
             return self._run(operator, call, args, kwargs)
 
-    def _run(  # noqa: C901, PLR0912 - a call costs too much here
+    def _run(  # noqa: C901, PLR0912 - helper functions would be slow
         self, operator: Operator, function: Any, args: Any, kwargs: Any, kernel: Any = None
     ) -> Any:
         """Run an operator and report the call to the counter.

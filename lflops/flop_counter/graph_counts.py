@@ -1,7 +1,7 @@
 """Count the work of compiled graphs after the step.
 
 For each recorded call of a graph, the operators of the graph run again on fake tensors. The work of
-each operator is added to the module that it came from.
+each operator is added to the module that the operator came from.
 
 The graphs are the ones that Dynamo passed to its backend, so no user code runs. Tensors that a
 graph received are replaced by fake tensors of the same shape. Small integer tensors are replaced by
@@ -60,7 +60,7 @@ class UncountableError(Exception):
 def count_graph(
     call: RegionCall, tree: ModuleTree, *, traffic: bool = True
 ) -> tuple[Totals, Counter[str]]:
-    """Return the work of one call of a graph, and the number of calls of each module in it.
+    """Return the work of one graph call, and the number of calls of each module in the graph.
 
     Raises:
         UncountableError: The work cannot be determined.
@@ -121,7 +121,7 @@ def _settings_of(call: RegionCall) -> Iterator[None]:
 
 
 def _stand_ins(call: RegionCall, mode: Any) -> tuple[list[Any], list[Tensor]]:
-    """Return the graph's arguments as fake tensors, and the leaves that need a gradient."""
+    """Return the graph's arguments as fake tensors, and the leaf tensors that need a gradient."""
     passed: list[Any] = []
     leaves: list[Tensor] = []
     with mode:
@@ -160,7 +160,7 @@ def _go_backward(out: Any, leaves: Sequence[Tensor], counter: OperatorCounter) -
 
 
 def _names_of_modules(call: RegionCall, tree: ModuleTree) -> dict[str, str | None]:
-    """Map each module name in the graph to the name in the tree, or to `None` if ambiguous."""
+    """Map each module name in the graph to the name in the model, or to `None` if ambiguous."""
     names: dict[tuple[str, str], None] = {}
     for modules in _stacks(call.graph):
         for _, name, class_name in modules:
@@ -203,8 +203,8 @@ class _GraphRun:
         Args:
             call: The recorded call of the graph that runs again.
             scopes: Tracks the running module.
-            fqns: For each module name in the graph, the module's name in the tree. `None` if the
-                name is ambiguous.
+            fqns: For each module name in the graph, the module's name in the model, or `None` if
+                the name is ambiguous.
         """
         self.calls: Counter[str] = Counter()
         self._base = call.fqn
@@ -336,7 +336,7 @@ def resolve(
         totals: The work that the dispatch mode saw. Operators in a graph are listed under the
             separate name of the graph call.
         regions: The recorded calls of graphs.
-        tree: The modules.
+        tree: The modules of the model.
         traffic: Whether to count bytes.
     """
     outside, inside = _divided(totals)
@@ -392,10 +392,10 @@ def _merge_counted(
 ) -> bool:
     """Add the work of one graph call to the result.
 
-    Normally, this is the work that `count_graph` counted. But if the dispatch mode saw all the
-    operators of the graph and their MACs differ from the counted MACs, add the work that was seen.
+    Normally, this is the work that `count_graph` counted (`counted`). But if the dispatch mode saw
+    all operators of the graph and their MACs differ, it is the work that the mode saw (`seen`).
 
-    Return whether the counted work was added.
+    Return whether `counted` was added.
     """
     if call.phase != "forward":
         counted = _in_phase(counted, call.phase)
@@ -428,9 +428,9 @@ def _in_phase(totals: Totals, of_call: Phase) -> Totals:
 
 
 def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
-    """Split the work of a step into the work outside compiled graphs and the work of each call.
+    """Return the work of a step outside compiled graphs, and the work in each graph call.
 
-    The dict of the work of graph calls is keyed by the index of the call.
+    The second result is keyed by the index of the graph call.
     """
     outside = Totals()
     inside: defaultdict[int, Totals] = defaultdict(Totals)
@@ -446,9 +446,10 @@ def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
 
 
 def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
-    """Return the work that the dispatch mode saw in a graph, as work of the calling module.
+    """Return the work that the dispatch mode saw in a graph, as work of the module that called it.
 
-    If other operators of the graph may have run unseen, the graph is listed as unsupported.
+    If other operators of the graph may have run unseen, the graph is listed as unsupported. Without
+    a `call`, this is not checked.
     """
     moved = seen.moved(lambda fqn, phase: (module_of_region(fqn), phase))
     if call is not None and not call.sees_all:
@@ -461,10 +462,10 @@ def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
 
 
 def _add_recompute(counted: Totals, seen: Totals, fqn: str) -> None:
-    """Add recomputed matmuls of a compiled graph to the counted work.
+    """Add the matmuls that a compiled graph recomputes to the counted work.
 
-    If the dispatch mode saw more MACs in backward than `count_graph` counted, the compiler decided
-    to recompute matmuls. The difference is added as recompute.
+    If the dispatch mode saw more MACs in backward than `count_graph` counted, the compiler has
+    decided to recompute matmuls. The difference is added as recomputation.
     """
     macs = _macs(seen, of_backward=True) - _macs(counted, of_backward=True)
     if macs <= 0:

@@ -1,7 +1,7 @@
 """Run operators on small tensors for real while all other tensors are fake.
 
-Fake tensors have no values. But integers, masks, and small results that depend only on them stay
-real tensors with values, because the model's code may read them.
+Fake tensors have no values, but the model's code may read the values of integers and masks. So
+these tensors are real if they are small, and so are small results that depend only on real tensors.
 """
 
 import os
@@ -97,18 +97,18 @@ class KnownValues(InternalMode):
         """Create the mode.
 
         Args:
-            on_host: Whether CPU kernels would run in the real step. If not, the size of an LSTM's
-                workspace is unknown, and the fake result stays as it is.
+            on_host: Whether the real step would run CPU kernels. If not, the size of an LSTM's
+                workspace is unknown, so the fake result of an LSTM layer is not corrected.
         """
         super().__init__()
         self._on_host = on_host
         route_higher_order_operators(type(self))
         self._receive = receive_operator()
-        # The storages whose values are unknown, keyed by storage key. Torch may use the key of a
-        # freed storage again, so an entry is removed when its storage is freed.
+        # Weak references to the storages whose values are unknown, keyed by storage key. Torch may
+        # use the key of a freed storage again, so an entry is removed when its storage is freed.
         self._stale: dict[int, weakref.ref[Any]] = {}
 
-    def __torch_dispatch__(  # noqa: C901, PLR0911 - a call costs too much here
+    def __torch_dispatch__(  # noqa: C901, PLR0911 - helper functions would be slow
         self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Run an operator for real if its arguments' values are known and its result is small."""
@@ -207,7 +207,7 @@ class KnownValues(InternalMode):
 
 
 def _refuse_missing_cuda(device: Any) -> None:
-    """Raise an error for a missing CUDA device.
+    """Raise an error if `device` is a CUDA device on a machine without CUDA.
 
     A fake tensor on a missing device would crash the process in backward.
     """
@@ -250,10 +250,10 @@ def _validation_result(asked: list[Tensor]) -> bool | None:
     step, such a check normally passes: `torch.nn.init` checks whether a drawn number is out of
     bounds (false), and `torch.distributions` checks whether arguments and samples are valid (true).
 
-    Return `None` if the value is read by any other code.
+    Return `None` if other code reads the value.
 
     Args:
-        asked: The tensors that the check reads.
+        asked: The tensors whose values are read.
     """
     if len(asked) != 1 or asked[0].dtype is not torch.bool:
         return None

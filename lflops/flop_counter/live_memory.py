@@ -1,10 +1,10 @@
 """Record when the memory of tensors (their storages) is allocated and freed.
 
-A storage is alive from the operator that allocates it until it is freed. The sum of the live
-storages after each operator gives the memory timeline of a step.
+A storage is alive from its allocation until it is freed. The total size of the live storages after
+each operator gives the memory timeline of a step.
 
-The allocations and frees of several steps are also logged as requests to the caching allocator of
-CUDA, which lflops simulates.
+The allocations and frees of several steps are also logged as requests to CUDA's caching allocator,
+which lflops simulates.
 """
 
 import weakref
@@ -44,13 +44,13 @@ def on_stream(number: int) -> Iterator[None]:
 
 
 class AllocationLog:
-    """A log of the requests that a run makes to the CUDA allocator, in order.
+    """A log of the requests (allocations and frees) that a run makes to the CUDA allocator.
 
     The log covers several steps. A storage that stays alive from one step to the next is logged
     only once. The log keeps no storage alive.
 
     Attributes:
-        requests: The allocations and frees since the first step.
+        requests: The allocations and frees since the first step, in order.
         modules: The module of each request: the owner of the allocated storage, or the module that
             was running when a storage was freed.
         running_module: The name of the module that is running.
@@ -67,10 +67,11 @@ class AllocationLog:
         self._replaced: tuple[int, int] | None = None
 
     def replaces(self, key: int) -> None:
-        """Announce that the next allocation may replace the storage with this key.
+        """Let the next allocation reuse the memory of the storage with this key.
 
-        If the next request is that allocation, and the storage is freed before a second allocation,
-        the free is logged before the first allocation. The allocator can then reuse the memory.
+        If the next request is an allocation, and the storage is freed before the allocation after
+        it, the free is logged before the first of the two allocations. Then the simulated allocator
+        can reuse the memory.
         """
         self._replaced = (key, len(self.requests))
 
@@ -119,7 +120,7 @@ CATEGORY_OF_RESULTS: dict[Phase, str] = {
 
 
 Survivors = list[tuple[int, weakref.ref[Any], Birth]]
-"""The storages that a step allocated and that were still alive at its end.
+"""The storages that were alive at the end of a step.
 
 Each entry has the storage's key, a weak reference to the storage, and its `Birth`.
 """
@@ -139,9 +140,9 @@ class _Followed(weakref.ref[Any]):
 
 
 class _Replaced(NamedTuple):
-    """A gradient's storage that a sum of gradients may replace.
+    """The storage of a gradient whose memory a sum of gradients may reuse.
 
-    The storage is replaced if it is freed before the next operator runs.
+    The sum reuses the memory if the storage is freed before the next operator runs.
 
     Attributes:
         key: The key of the gradient's storage.
@@ -171,24 +172,24 @@ class LiveMemory:
         survivors: Survivors | None = None,
         host: Iterable[Tensor] = (),
     ) -> None:
-        """Initialize without any storage.
+        """Start an empty record.
 
         Args:
             round_to: The size of each storage is rounded up to a multiple of this number of bytes.
-            log: Receives allocations and frees.
+            log: Receives allocations and frees; `None` if no log is needed.
             moments: Maximum number of operators in the timeline. In a longer timeline, operators
                 are dropped, but the highest and lowest points are kept.
-            survivors: Storages that the last step left alive. `stop` replaces them with the
-                storages that this step leaves alive.
-            host: Tensors in host memory, which are not followed.
+            survivors: The storages that the previous step left alive; `None` if not needed. `stop`
+                replaces the content of this list with the storages that this step leaves alive.
+            host: Tensors in host memory, which are not recorded.
         """
         self.record = MemoryRecord(longest=moments)
         self._round_to = round_to
         self._log = log
         self._survivors = survivors
         self._alive: dict[int, _Followed] = {}
-        # Storages that were freed, until `_record_frees` records them. When a storage is freed, its
-        # weak reference calls `append` of this list with itself. This callback is written in C,
+        # The freed storages that `_record_frees` has not recorded yet. When a storage is freed, its
+        # weak reference appends itself to this list. The callback, `list.append`, is written in C,
         # because Python drops an interrupt that arrives in a callback written in Python.
         self._freed: list[_Followed] = []
         self._append_freed = self._freed.append
@@ -213,7 +214,7 @@ class LiveMemory:
             self._record_allocation(tensor, category, "", fqn, "other")
 
     def hold_survivors(self) -> None:
-        """Record the storages that an earlier step allocated and that are still alive.
+        """Record the storages of an earlier step that are still alive.
 
         An example is the receive buffers of a pipeline schedule.
         """
@@ -235,7 +236,7 @@ class LiveMemory:
             self._log.running_module = fqn
 
     def ran_for(self, owner: str) -> None:
-        """Record which module owns the parameter that the optimizer's last operator updated."""
+        """Record the module that owns the parameter that the optimizer's last operator updated."""
         record = self.record
         record.owners[len(record.moments) - 1] = owner
 
@@ -251,8 +252,8 @@ class LiveMemory:
 
         Under a dispatch mode, autograd behaves differently: it allocates new memory for the sum and
         frees `term` directly afterwards. To record the normal behavior, the free of `term` is moved
-        before the allocation of the sum. If something else keeps `term` alive, autograd would not
-        overwrite `term`, so the sum and `term` are both recorded as alive.
+        before the allocation of the sum. If other code keeps `term` alive, autograd would not
+        overwrite `term` either, so the sum and `term` are both recorded as alive.
         """
         self._record_frees()
         sum_storage, sum_key = storage_key(out)
@@ -270,7 +271,7 @@ class LiveMemory:
             self._replaced = _Replaced(term_key, place)
 
     def scratch(self, operator: str, fqn: str, phase: Phase, nbytes: int) -> None:
-        """Record bytes that a kernel allocated for itself and freed before it returned."""
+        """Record scratch memory that a kernel allocated and freed before the kernel returned."""
         self._record_frees()
         record = self.record
         serial = len(record.births)
@@ -333,7 +334,7 @@ class LiveMemory:
                 self.record.relabelled[alive.serial] = category
 
     def stop(self) -> None:
-        """Stop following storages.
+        """Stop recording allocations and frees.
 
         The storages that are still alive, except the optimizer's state, become the survivors for
         the next step.
@@ -372,9 +373,9 @@ class LiveMemory:
         self._record_birth(storage, key, birth)
 
     def _record_birth(self, storage: Any, key: int, birth: Birth) -> None:
-        """Record that a storage is alive, and follow it until it is freed.
+        """Record the allocation of a storage, and later record its free.
 
-        A storage in host memory is not followed.
+        Nothing is recorded for a storage in host memory.
         """
         if self._on_host:
             is_known = key in self._on_host and self._on_host[key]() is storage
@@ -414,7 +415,7 @@ class LiveMemory:
 
 
 def storage_of(tensor: Tensor) -> tuple[Any, int] | None:
-    """Return the storage and storage key of this rank's part of a tensor.
+    """Return the storage of this rank's part of a tensor, and the key of the storage.
 
     Return `None` if the tensor has no storage.
     """

@@ -1,7 +1,8 @@
 """Record the allocations and frees of a step in order, and compute the memory profile from them.
 
-A birth is the allocation of a storage. A moment is an operator, with the live memory before it. An
-event is one allocation or one free.
+A storage is the memory of one or more tensors. A birth is the allocation of a storage. An event is
+one allocation or one free. A moment is the time at which an operator is about to run. A window is
+the range of events from one moment to the next.
 """
 
 import heapq
@@ -20,7 +21,7 @@ from lflops.profile.records import CATEGORIES, ByCategory, Phase
 from lflops.profile.series import extremes
 
 LARGEST = 50
-"""Maximum number of storages at the peak that a profile lists, starting with the largest."""
+"""Maximum number of storages that a profile lists for the peak. It lists the largest storages."""
 
 LONGEST_TIMELINE = 20_000
 """Default maximum number of operators in a memory timeline."""
@@ -31,7 +32,8 @@ class Birth(Struct, frozen=True, gc=False):
 
     Attributes:
         nbytes: The size of the storage in bytes.
-        category: Category of the storage when it was allocated. The category may change later.
+        category: Category of the storage when it was allocated, for example `activations`. The
+            category may change later.
         operator: The operator that allocated the storage.
         fqn: The module that allocated the storage or owns it.
         phase: The phase in which the storage was allocated.
@@ -49,7 +51,7 @@ class Birth(Struct, frozen=True, gc=False):
 RecordedMoment = tuple[str, str, Phase, int]
 """An operator that is about to run, its module, its phase, and the number of events before it.
 
-It is a plain tuple, which is fast to create, because a moment is created for every operator.
+A moment is created for every operator. It is a plain tuple, because plain tuples are created fast.
 """
 
 
@@ -58,7 +60,7 @@ class Peak(NamedTuple):
 
     Attributes:
         nbytes: The live bytes.
-        events: The number of allocations and frees up to the peak.
+        events: The number of allocations and frees up to and including the peak.
         operator: The index of the operator that reached the peak.
     """
 
@@ -192,9 +194,9 @@ class MemoryRecord:
     def _timeline(self, peak: Peak) -> tuple[list[Moment], dict[str, int]]:
         """Return the memory timeline, and the maximum live bytes of each category.
 
-        The timeline contains at most `longest` operators, and always the operator with the peak.
-        Each entry contains the live bytes by category. A storage whose category changed during the
-        step counts in its final category from the start.
+        The timeline contains at most `longest` operators, including the operator that reached the
+        peak. Each entry contains the live bytes by category. If the category of a storage changed
+        during the step, the storage counts in its final category from the start.
         """
         live = dict.fromkeys(CATEGORIES, 0)
         most = dict(live)
@@ -224,12 +226,12 @@ class MemoryRecord:
         return live_bytes
 
     def _replay(self, events: Iterable[int], live: dict[str, int], most: dict[str, int]) -> int:
-        """Apply allocations and frees to the live bytes, and return the maximum of their total.
+        """Apply allocations and frees to the live bytes, and return the maximum total live bytes.
 
         Args:
-            events: The allocations and frees, as in `events` of the record.
-            live: The live bytes by category. They are updated.
-            most: The maximum live bytes by category. They are updated.
+            events: The allocations and frees, as in the attribute `events`.
+            live: The live bytes by category. This dict is updated.
+            most: The maximum live bytes by category. This dict is updated.
         """
         total = sum(live.values())
         highest = total

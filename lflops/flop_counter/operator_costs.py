@@ -38,14 +38,14 @@ CallCost = Callable[[Any, Any, Any], Cost]
 """A function that computes a cost from the arguments, keyword arguments and result of a call."""
 
 _COSTS: dict[str, CallCost] = {}
-"""The cost functions that receive tensors, keyed by operator."""
+"""The cost functions that receive the tensors themselves, keyed by the operator's name."""
 
 _USERS: dict[str, Formula] = {}
-"""The formulas that users registered, keyed by operator or overload."""
+"""The formulas that users registered, keyed by the name of the operator or of an overload."""
 
 
 def cost_of_call(*operators: str) -> Callable[[CallCost], CallCost]:
-    """Return a decorator that registers a cost function for some operators.
+    """Return a decorator that registers a cost function for the operators with these names.
 
     The cost function receives the tensors of a call, and not only their shapes.
     """
@@ -71,8 +71,8 @@ def register_formula(operator: Any, formula: Formula) -> None:
             multiply-accumulates.
 
     Raises:
-        CountError: An argument has the wrong type, or the operator itself is never counted because
-            torch decomposes it first.
+        CountError: An argument has the wrong type, or torch always decomposes the operator into
+            other operators, so the operator itself is never counted.
     """
     if not callable(formula):  # type: ignore[redundant-expr,unused-ignore]
         raise CountError(
@@ -160,7 +160,7 @@ def values_or_shape(value: Any) -> Any:
 
 
 def bind(function: Formula, operator: OpOverload) -> CallCost:
-    """Return an operator's cost function, which calls a built-in formula with shapes.
+    """Return a cost function for an operator that calls a built-in formula with shapes.
 
     The positional parameters of the formula receive the operator's first arguments, in the same
     order. Each keyword-only parameter of the formula receives the operator's argument with the same
@@ -200,7 +200,8 @@ def bind(function: Formula, operator: OpOverload) -> CallCost:
 def _in_reals(cost: Cost) -> Cost:
     """Convert the cost of an operator on complex numbers to operations on real numbers.
 
-    A complex multiply-accumulate counts as four real ones, and a complex addition as two.
+    A complex multiply-accumulate counts as four real multiply-accumulates. A complex addition
+    counts as two real additions. An operator without multiply-accumulates keeps its cost.
     """
     executed = None
     if cost.executed_macs is not None:

@@ -1,6 +1,7 @@
 """Determine how to count each operator: its kind, its cost function, and properties of its schema.
 
-`classify` determines them once per operator. `known_operators` caches the results for the process.
+A kind is one of five ways to count calls, such as `FREE`. `classify` returns all properties of an
+operator as an `Operator`. `known_operators` caches the results for the process.
 """
 
 from collections.abc import Hashable
@@ -60,8 +61,8 @@ FUSED = "_fused_"
 GATHERS = "fsdp::split_with_sizes_copy"
 """FSDP's operator that writes gathered parameters to their storages.
 
-FSDP resizes these storages itself before the call. No operator shows this allocation, so it is
-recorded when this operator is called.
+FSDP resizes these storages before the call, without an operator. So this allocation is recorded
+when `GATHERS` is called.
 """
 
 WRAPS = "_wrap_tensor_autograd"
@@ -77,7 +78,7 @@ allocation is recorded when such an operator is called.
 CONTROL_FLOW = frozenset(
     {"cond", "while_loop", "while_loop_stack_output", "map_impl", "scan", "associative_scan"}
 )
-"""Operators that call functions: the branches of a condition, or the body of a loop."""
+"""Operators that call functions, such as the branches of a condition or the body of a loop."""
 
 NOTHING = Cost()
 
@@ -104,7 +105,7 @@ class KnownCost(NamedTuple):
     """The cost of one call, cached for later calls with the same shapes and numbers.
 
     Attributes:
-        cost: The cost from the operator's formula.
+        cost: The MACs and FLOPs of the call.
         moved: The least memory traffic in bytes.
         dtype: The dtype under which the call is counted, or `None` if the call has no tensors.
         is_simple: Whether the cost is exact and has neither MACs nor recomputation. If so, it can
@@ -134,10 +135,10 @@ class Operator:
         fills_storage: Whether the operator writes to storages that were resized without an
             operator, as FSDP does.
         allocates: Whether a call may allocate memory for a tensor.
-        synchronizes: Whether ranks only wait for each other in the operator, without transferring
-            anything.
+        synchronizes: Whether the operator makes ranks wait for each other and transfers nothing.
         is_control_flow: Whether the operator calls functions: branches or loop bodies.
-        has_nested_kernel: Whether its kernel for nested tensors calls other operators.
+        has_nested_kernel: Whether the operator has a kernel for nested tensors. Such a kernel calls
+            other operators.
         has_list_argument: Whether an argument is a list of tensors.
         is_view: Whether the operator neither computes nor allocates.
         is_single_kernel: Whether the operator runs as one kernel that calls no other operator.
@@ -147,7 +148,7 @@ class Operator:
             calls can be reused.
         cost_depends_only_on_bytes: Whether the cost of a call with contiguous tensors depends only
             on the sizes of the tensors in bytes, and not on their shapes or on numbers.
-        costs: The costs of earlier calls, keyed by signature.
+        costs: The costs of earlier calls, keyed by the shapes and numbers of the call.
         run: Function that runs the operator. It is faster than calling the operator object, because
             the object's `__call__` is written in Python.
     """
@@ -174,9 +175,9 @@ class Operator:
 
     @classmethod
     def of_function(cls, name: str, cost: CallCost | None) -> "Operator":
-        """Return the operator that stands for a package's function.
+        """Return an `Operator` for a function of another package.
 
-        Without a cost function, its calls are listed as unsupported.
+        If `cost` is `None`, calls of the function are listed as unsupported.
         """
         if cost is None:
             return cls(name=name, table_name=name, kind=Kind.UNSUPPORTED, cost=_nothing)
@@ -248,7 +249,7 @@ def _kind_and_cost(
 
 _KNOWN: dict[int, tuple[Any, Operator]] = {}
 _known_with: tuple[Any, ...] = ()
-"""The formulas that were registered when the dict `_KNOWN` was created."""
+"""The formulas that were registered when the current dict `_KNOWN` was created."""
 
 
 def known_operators() -> dict[int, tuple[Any, Operator]]:
@@ -257,7 +258,7 @@ def known_operators() -> dict[int, tuple[Any, Operator]]:
     Each entry also contains the operator object, which keeps it alive, so that its id stays valid.
     After a formula has been registered, the next call returns a new, empty dict.
     """
-    global _KNOWN, _known_with  # noqa: PLW0603 - modes keep the dict that they began with
+    global _KNOWN, _known_with  # noqa: PLW0603 - a running mode keeps its dict
     formulas = all_formulas()
     if _known_with != formulas:
         _KNOWN = {}

@@ -1,4 +1,7 @@
-"""Find the module to which each operator of an optimizer's step belongs."""
+"""Find the module to which each operator of an optimizer's step belongs.
+
+An operator belongs to the module that owns the parameter that the operator helps to update.
+"""
 
 import weakref
 from collections.abc import Iterator
@@ -15,10 +18,11 @@ from lflops.torch_private.tensors import PLAIN, local_part
 class StepOwners:
     """Finds the module that owns each tensor in one optimizer step.
 
-    Parameters, gradients and optimizer states are recognized, because the optimizer holds them.
-    Intermediate results are not. But an optimizer processes its parameters in order, one by one or
-    as lists. Therefore an unknown tensor belongs to the module of the last known tensor, and an
-    unknown list of tensors belongs to the modules of the last known list of the same length.
+    Parameters, gradients and optimizer states are known tensors: the optimizer holds them, so their
+    owners are registered. Intermediate results are unknown tensors. But an optimizer processes its
+    parameters in order, one by one or as lists. Therefore an unknown tensor belongs to the module
+    of the last known tensor, and an unknown list of tensors belongs to the modules of the last
+    known list of the same length.
 
     Attributes:
         optimizer: The optimizer that makes the step.
@@ -56,8 +60,8 @@ class StepOwners:
     def one(self, args: Any) -> str:
         """Return the module to which an operator with these arguments belongs.
 
-        The first known tensor among the arguments determines the module, which becomes `last`. If
-        no tensor is known, return `last`. For operators on lists of tensors, use `each`.
+        This is the module of the first known tensor among the arguments. It is stored as `last`. If
+        no tensor is known, return the old `last`. For operators on lists of tensors, use `each`.
         """
         for value in args:
             known = self._owners.get(id(value))

@@ -3,8 +3,8 @@
 A function that is written in C++, or that launches a Triton kernel, may call no operator, so the
 dispatch mode does not see it. For a counting step, the functions in `formulas.table.FUNCTIONS` are
 replaced by wrappers that record each call. They are replaced in the modules in which their callers
-look them up, and are restored afterwards. A hook reports all other launches of Triton kernels.
-These kernels have no formula and are listed as unsupported.
+look them up, and are restored afterwards. All other Triton kernels have no formula. A hook reports
+their launches, and they are listed as unsupported.
 """
 
 import contextlib
@@ -25,12 +25,14 @@ from lflops.torch_private.dispatch_modes import open_modes
 
 
 class _Covered(threading.local):
-    """A count, for each thread, of the running package functions that have a formula.
+    """Counts the running package functions that have a formula, separately on each thread.
 
-    Triton kernels that such a function launches are part of its cost, so they are not recorded.
+    The cost of such a function includes the Triton kernels that it launches, so they are not
+    recorded.
 
     Attributes:
-        depth: The number of nested calls of these functions. 0 means that none is running.
+        depth: The number of nested calls of these functions. 0 means that no such function is
+            running.
     """
 
     depth = 0
@@ -78,7 +80,7 @@ def _install() -> None:
         function = attributes.get(last)
         if callable(function):
             wrapped = _wrapper(name, function, entry)
-            # A function is not counted if its attribute cannot be set.
+            # If the attribute cannot be set, the function is not counted.
             with contextlib.suppress(AttributeError, TypeError):
                 replace_attribute(_undo, owner, last, wrapped)
     _watch_triton()
@@ -87,8 +89,8 @@ def _install() -> None:
 def _watchers() -> list[Any]:
     """Return the active counting modes of this thread.
 
-    While an operator with a formula runs, no counting mode is active. Package functions that such
-    an operator calls are therefore not counted a second time.
+    While an operator with a formula runs, no counting mode is active. So package functions that the
+    operator calls are not counted in addition to the operator.
     """
     return [mode for mode in open_modes() if hasattr(mode, "record_function")]
 
@@ -205,13 +207,13 @@ def _watch_triton() -> None:
         _undo.add(_remove_from, before)
         before.add(_launched)
     elif before is None:
-        # A hook that is already set belongs to a profiler.
+        # If a hook were already set, it would belong to a profiler.
         _undo.add(setattr, owner, "launch_enter_hook", None)
         owner.launch_enter_hook = _launched
 
 
 def _remove_from(hooks: Any) -> None:
-    # The hook may have been removed before.
+    # Other code may already have removed the hook.
     with contextlib.suppress(KeyError, ValueError):
         hooks.remove(_launched)
 

@@ -25,10 +25,10 @@ from lflops.torch_private.operators import decompose
 from lflops.torch_private.tensors import PLAIN
 
 GATHER = ("allgather", "gather")
-"""Beginnings of the names, without underscores, of collectives that return complete tensors."""
+"""Prefixes of the names of collectives that return complete tensors, with underscores removed."""
 
 SCATTER = ("reducescatter", "scatter", "alltoall")
-"""Beginnings of the names, without underscores, of collectives that return partial tensors."""
+"""Prefixes of the names of collectives that return partial tensors, with underscores removed."""
 
 
 def is_sharded(kind: type) -> bool:
@@ -108,7 +108,7 @@ class PartialTensors:
             self.add_local_parts(parameter)
 
     def add_local_parts(self, value: Any) -> None:
-        """Find the DTensors in a value, and record whether their local tensors are partial."""
+        """Record for each DTensor in a value whether its local tensor is partial."""
         for tensor in tensors_of((value,)):
             if type(tensor) not in PLAIN and is_sharded(type(tensor)):
                 self.active = True
@@ -176,7 +176,8 @@ class PartialTensors:
 def _is_partial(tensor: Any) -> bool:
     """Return whether this rank has only some elements of a DTensor.
 
-    If a DTensor only waits for a reduction (placement `Partial`), every rank has all elements.
+    A DTensor that only needs a reduction over the ranks (placement `Partial`) has all elements on
+    every rank.
     """
     for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
         if size > 1 and not placement.is_replicate() and not placement.is_partial():

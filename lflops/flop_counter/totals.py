@@ -27,7 +27,7 @@ CollectiveKey = tuple[str, Phase, str, str, "int | None"]
 
 
 class Sums(Struct, gc=False):
-    """Base class of sums over several calls. `add` adds the fields of another object."""
+    """Base class of sums over several calls. `add` adds each field of another object."""
 
     def add(self, other: Self) -> None:
         for name in self.__struct_fields__:
@@ -85,9 +85,9 @@ class Totals:
         failures: The error of each formula that failed, keyed by operator.
         upper_bounds: The number of calls of each operator for which the cost is an upper bound.
         dense_masks: Attention calls whose dense mask separates packed sequences, keyed by operator.
-        counted_inside: For each operator without a formula, the number of calls whose work was
-            counted from the operators that the call itself called.
-        calls_in_hooks: The number of operator calls in communication hooks of DDP.
+        counted_inside: The number of calls of each operator that has no formula, but whose kernel
+            called other operators that were counted instead.
+        calls_in_hooks: The number of operator calls in DDP's communication hooks.
         logical_difference: The MACs of the whole sharded model minus the MACs that this rank
             counted, keyed by module and phase. A difference is negative if several ranks compute
             the same, and `None` if the MACs of the whole model are unknown. A missing entry means
@@ -121,10 +121,10 @@ class Totals:
         counts.bytes_moved += moved
 
     def add_logical(self, local: "Totals", key: ModulePhase, logical: Cost | None) -> None:
-        """Add the difference between the logical and the local MACs of an operator.
+        """Add the logical minus the local MACs of an operator to `logical_difference`.
 
-        The operator runs on sharded tensors. The logical MACs are the MACs of the same operator on
-        the whole tensors. The difference is added to `logical_difference`.
+        The operator runs on sharded tensors. Its local MACs are the MACs on this rank. Its logical
+        MACs are the MACs of the same operator on the whole tensors.
 
         Args:
             local: The work that this rank did for the operator.
@@ -145,10 +145,10 @@ class Totals:
             self.add_difference(place, logical_macs.get(place, 0) - local_macs[place])
 
     def add_unknown_logical(self, fqn: str, phase: Phase, cost: Cost) -> None:
-        """Mark the logical work of a module and phase as unknown, because of one call.
+        """Mark the logical difference of a module and phase as unknown, because of one call.
 
-        `cost` is the cost of the call on this rank. If it includes recomputation, the logical work
-        of the module's recompute phase becomes unknown, too.
+        `cost` is the cost of this call on this rank. If the call includes recomputation, the
+        difference of the phase `recompute` becomes unknown, too.
         """
         self.add_difference(ModulePhase(fqn, phase), None)
         if cost.recompute is not None:

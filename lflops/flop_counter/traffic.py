@@ -76,7 +76,7 @@ GATHERED: dict[str, Callable[[Any], int]] = {
     "nll_loss_forward": _elements_of(1),
     "nll_loss2d_forward": _elements_of(1),
 }
-"""For each gather operator, a function that returns the number of elements that it reads."""
+"""For each gather operator, a function that returns the number of elements that a call reads."""
 
 SCATTERED: dict[str, Callable[[Any], int]] = {
     "index_put_": _index_put_elements,
@@ -92,7 +92,7 @@ SCATTERED: dict[str, Callable[[Any], int]] = {
     "put_": _elements_of(1),
     "embedding_renorm_": _rows_of_first,
 }
-"""For each scatter operator, a function that returns the number of elements that it writes."""
+"""For each scatter operator, a function that returns the number of elements that a call writes."""
 
 ADDS = frozenset(
     ("index_add_", "index_reduce_", "scatter_add_", "scatter_reduce_", "embedding_renorm_")
@@ -102,7 +102,7 @@ ADDS = frozenset(
 ADDS_IF_ASKED = frozenset(("index_put_", "_index_put_impl_", "put_"))
 """Scatter operators that add to the elements only if their argument `accumulate` is true.
 
-It is the fourth positional argument.
+`accumulate` is the fourth positional argument.
 """
 
 LIKE = (
@@ -175,7 +175,7 @@ def bytes_moved(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
 
 def _moved_by_rule(operator: "Operator", name: str, args: Any, kwargs: Any, out: Any) -> int:
     read_args = list(args)
-    # An argument passed by keyword is not at its position.
+    # An argument that is passed by keyword is not in the list.
     if UNREAD[name] < len(read_args):
         del read_args[UNREAD[name]]
     read = _read(operator, read_args, kwargs)
@@ -214,7 +214,7 @@ def _written(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
     returned = tensors_of((out,))
     if returned or not operator.written_arguments:
         return sum(map(size, returned))
-    # A fused optimizer writes gradients only to unscale them.
+    # A fused optimizer writes to the gradients only to unscale them.
     is_fused = operator.table_name.startswith("_fused_")
     writes_gradients = not is_fused or kwargs.get("grad_scale") is not None
     written = []
@@ -292,8 +292,8 @@ def collective_of(name: str, args: Any, kwargs: Any, out: Any) -> Collective:
 def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
     """Return whether a collective in backward is an asynchronous gradient all-reduce, as in DDP.
 
-    Ranks do not wait for it in the module that starts it, but only after all autograd nodes have
-    run.
+    Ranks wait for such a collective only after all autograd nodes have run, and not in the module
+    that starts it.
     """
     if name.rpartition("::")[2] != "allreduce_":
         return False
