@@ -11,9 +11,9 @@ from msgspec import Struct
 
 
 class _Tables(Struct, forbid_unknown_fields=True):
-    """The tables of `conventions.toml`: names of operators, separated by spaces.
+    """The tables of `conventions.toml`. A string has names of operators, separated by spaces.
 
-    In `per_output` and `per_input`, the key is the number of operations per element.
+    In `per_output` and `per_input`, each key is a number of operations per element.
     """
 
     free: str
@@ -39,7 +39,7 @@ MOVES = frozenset(_TABLES.moves.split())
 """Names of operators that move bytes but compute nothing, such as copies."""
 
 PER_OUTPUT = _operations_by_operator(_TABLES.per_output)
-"""Operations per element of the first result, keyed by operator."""
+"""Number of operations per element of an operator's first result, keyed by operator."""
 
 PER_INPUT = _operations_by_operator(_TABLES.per_input)
-"""Operations per element of the first input, keyed by operator."""
+"""Number of operations per element of an operator's first input, keyed by operator."""

@@ -89,13 +89,13 @@ def convolution_backward(
 ) -> Cost:
     """Cost of the requested gradients of a convolution.
 
-    The gradients of the input and of the weight each cost the MACs of forward. The gradient of the
-    bias is a sum.
+    The gradient of the input and the gradient of the weight each cost as many MACs as forward. The
+    gradient of the bias is a sum.
     """
     of_input, of_weight, of_bias = output_mask
     forward = _products(x, weight, grad, transposed=transposed)
     return Cost(forward * (of_input + of_weight), other_flops=prod(grad) * of_bias)
 
 
-# The operator of a convolution on the CPU if no faster operator supports it.
+# On the CPU, torch uses this operator for convolutions that no faster operator supports.
 formula("_slow_conv2d_backward")(adapted(convolution_backward, without="transposed"))

@@ -81,10 +81,10 @@ def _cubic(factor: Fraction | int) -> Formula:
 
 # A Cholesky or LDL factorisation has half of the cost of an LU factorisation.
 formula("linalg_cholesky_ex", "cholesky", "linalg_ldl_factor_ex")(_cubic(_THIRD))
-# An inverse has the cost of an LU factorisation and of solving for n right-hand sides.
+# An inverse costs an LU factorisation, and solving for n right-hand sides with its factors.
 formula("linalg_inv_ex")(_cubic(2))
 formula("cholesky_inverse")(_cubic(2 * _THIRD))
-# Eigenvalues with and without eigenvectors need the Hessenberg form and implicit QR steps.
+# Eigenvalues (with or without eigenvectors) need the Hessenberg form and implicit QR steps.
 formula("linalg_eig")(_cubic(25))
 formula("_linalg_eigvals")(_cubic(10))
 
@@ -100,7 +100,7 @@ def lu(a: Shape) -> Cost:
 
 
 def _two_triangles(a: Shape, solutions: Shape) -> int:
-    """Count the operations of two triangular solves, for a matrix with two triangular factors."""
+    """Count the operations of solving with the two triangular factors of a matrix."""
     n = a[-1]
     return 2 * prod(solutions) * n
 
@@ -166,16 +166,17 @@ def reflections(a: Shape) -> Cost:
 
 @formula("linalg_householder_product")
 def householder_product(a: Shape, tau: Shape) -> Cost:
-    """Cost of computing Q of a QR factorisation from its Householder reflections."""
+    """Cost of computing the factor Q of a QR factorisation from its Householder reflections."""
     m, columns = a[-2:]
     return _per_matrix(a, _columns_of_q(m, columns, reflections=tau[-1]))
 
 
 @formula("ormqr")
 def multiply_by_reflections(a: Shape, tau: Shape, other: Shape, *, left: bool = True) -> Cost:
-    """Cost of Q of a QR factorisation times a matrix, or of the matrix times Q if not `left`.
+    """Cost of multiplying a matrix by the factor Q of a QR factorisation.
 
-    Q is not computed. Its Householder reflections are applied to the matrix one by one.
+    If `left`, the product is Q times the matrix, else the matrix times Q. Q itself is not computed.
+    Its Householder reflections are applied to the matrix one by one.
     """
     # A reflection changes each column of the matrix, or each row if not `left`.
     length, vectors = other[-2:]
@@ -189,7 +190,8 @@ def multiply_by_reflections(a: Shape, tau: Shape, other: Shape, *, left: bool = 
 def least_squares(a: Shape, b: Shape) -> Cost:
     """Cost of solving a least-squares problem by a QR factorisation.
 
-    Its Householder reflections are applied to the right-hand sides, and a triangular solve follows.
+    The Householder reflections of the factorisation are applied to the right-hand sides, and a
+    triangular solve follows.
     """
     m, n = _tall(a)
     has_several_sides = len(b) == len(a)
@@ -213,8 +215,8 @@ def symmetric_eigenvalues(a: Shape, *, compute_v: bool = True) -> Cost:
 def singular_values(a: Shape, *, full_matrices: bool = False, compute_uv: bool = True) -> Cost:
     """Cost of a singular value decomposition, with singular vectors if `compute_uv`.
 
-    The formula is for an algorithm that first computes a QR factorisation. It then reduces R to
-    bidiagonal form, and iterates.
+    The formula is for an algorithm that first computes a QR factorisation, then reduces R to
+    bidiagonal form, and then iterates.
     """
     m, n = _tall(a)
     if not compute_uv:
@@ -249,6 +251,6 @@ def rfft(x: Shape, dim: Sequence[int]) -> Cost:
 def irfft(x: Shape, dim: Sequence[int], *, out: Shape) -> Cost:
     """Cost of a Fourier transform of complex numbers to real numbers.
 
-    The cost is the same as in the other direction.
+    The cost is the same as for real numbers to complex numbers.
     """
     return _fft(out, dim, 2.5)

@@ -6,7 +6,7 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, Values, formula
 
 Lengths = Values | list[int] | Shape
-"""Lengths of sequences: a list, the values of a tensor, or its shape if they are unknown."""
+"""Lengths of sequences: a list, or a tensor's values, or its shape if the values are unknown."""
 
 # Number of operations per element of a logsumexp.
 _LOG_SUM_EXP = 4
@@ -16,8 +16,8 @@ _LOG_SUM_EXP = 4
 CTC_FORWARD = 3 * _LOG_SUM_EXP + 1
 
 # Number of operations per state of the CTC recursion in backward. The recursion from the last step
-# to the first costs as much as forward. In addition, the product of the results of both recursions
-# is added to the logsumexp of the state's label.
+# to the first costs as much as forward. In addition, the product of the two recursions' results is
+# added to the logsumexp of the state's label.
 CTC_BACKWARD = CTC_FORWARD + 2 * _LOG_SUM_EXP + 1
 
 SOFTMAX_BACKWARD = 4
@@ -26,8 +26,8 @@ SOFTMAX_BACKWARD = 4
 def _ctc_states(steps: Lengths, labels: Lengths) -> int:
     """Count the states of the CTC recursion over all time steps and samples.
 
-    At each time step, there is a state for each label, and for a blank before, between or after the
-    labels. These are 2 n + 1 states for n labels.
+    At each time step, there is a state for each label, and for each blank before, between and after
+    the labels. These are 2 n + 1 states for n labels.
     """
     for lengths in (steps, labels):
         if not isinstance(lengths, list | Values):
@@ -79,7 +79,7 @@ def _margin_pairs(x: Shape, target: Values | Shape) -> int:
 
     The labels of a sample end at the first -1. The other classes are the classes that are not
     labels of the sample. If the labels are unknown, the result is the largest possible number of
-    pairs. The number is largest if half of the classes are labels.
+    pairs, which is reached if half of the classes are labels.
     """
     classes = x[-1] if x else 1
     if not isinstance(target, Values):
@@ -123,8 +123,8 @@ def _elements(parameters: Sequence[Shape]) -> int:
 def fused_adam(parameters: Sequence[Shape], *, weight_decay: float, amsgrad: bool) -> Cost:
     """Cost of a fused Adam or AdamW update: at least 10 operations per element.
 
-    They are two running averages (2 + 3), a root, a division, an addition and the update (2).
-    Weight decay and the maximum of AMSGrad need one more operation each.
+    The 10 operations are two running averages (2 + 3), a root, a division, an addition and the
+    update (2). Weight decay and the maximum of AMSGrad need one more operation each.
     """
     operations = 10 + bool(weight_decay) + amsgrad
     return Cost(other_flops=operations * _elements(parameters))

@@ -1,4 +1,4 @@
-"""Formulas for matrix products, distances between all pairs of rows, and products of three tensors.
+"""Formulas for matrix products, distances between rows, and products of three tensors.
 
 In a matrix product, each output element is a dot product over the inner dimension. A bias adds one
 operation per output element.
@@ -36,8 +36,8 @@ def mm(a: Shape, b: Shape) -> int:
 def reduced_mm(a: Shape, b: Shape, reduce: str) -> Cost:
     """Cost of a sparse matrix times a dense matrix, with a choice of reduction.
 
-    `reduce` is the reduction of the products for an element of the result: a sum, a mean, a maximum
-    or a minimum.
+    `reduce` defines how the products for an element of the result are combined: by a sum, a mean, a
+    maximum or a minimum.
     """
     rows = a[0]
     columns = b[-1]
@@ -46,7 +46,7 @@ def reduced_mm(a: Shape, b: Shape, reduce: str) -> Cost:
         return Cost(pairs)
     if reduce == "mean":
         return Cost(pairs, other_flops=rows * columns)
-    # A multiplication and a comparison.
+    # A multiplication and a comparison for each product.
     return Cost(other_flops=2 * pairs)
 
 
@@ -144,7 +144,7 @@ def baddbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
 
 @formula("addbmm", "addbmm_")
 def addbmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """Cost of bias + [n, k] x [k, m], where the matmuls of a batch are summed.
+    """Cost of a bias plus the sum of a batch of matmuls [n, k] x [k, m].
 
     Each element of the result is a dot product over k and over the batch.
     """

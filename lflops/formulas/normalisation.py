@@ -13,10 +13,10 @@ from lflops.formulas.table import Cost, Shape, adapted, formula, per_element
 def _normalised(
     x: Shape, weight: Shape | None, bias: Shape | None, *, operations: int, times: int = 1
 ) -> Cost:
-    """Cost of a normalisation with `operations` per element, plus its weight and bias.
+    """Cost of a normalisation with `operations` per element, and with its weight and bias.
 
-    The weight and the bias, if they exist, cost one more operation per element each. The total is
-    multiplied by `times`, which is 2 for a backward pass.
+    The weight and the bias each cost one more operation per element, unless they are `None`. The
+    total is multiplied by `times`, which is 2 for a backward pass.
     """
     operations += (weight is not None) + (bias is not None)
     return Cost(other_flops=times * operations * prod(x))
@@ -119,8 +119,9 @@ def batch_norm_backward(
 # difference, a square and a sum) of its batch.
 formula("batch_norm_stats")(per_element(4))
 
-# The second part of synchronised batch norm. The statistics of all ranks are combined into one mean
-# and one variance, weighted by the counts. Each of the two costs 3 operations per element.
+# The second part of synchronised batch norm. The means and variances of all ranks are combined into
+# one mean and one variance, weighted by the number of samples. Each combination costs 3 operations
+# per element.
 formula("batch_norm_gather_stats_with_counts")(adapted(per_element(6), "given"))
 
 

@@ -45,7 +45,7 @@ def half_sparse_linear(x: Shape, weight: Shape, *, out: Shape) -> int:
 
 @formula("_sparse_semi_structured_mm")
 def half_sparse_mm(weight: Shape, meta: Shape, x: Shape) -> int:
-    """MACs of [n, k] x [k, m], where only half of the weights are kept, stored as [n, k / 2]."""
+    """MACs of [n, k] x [k, m], where only half of the weights are kept and stored as [n, k / 2]."""
     return prod(weight) * x[-1]
 
 
@@ -130,6 +130,6 @@ def quantized_embedding_bag(weight: object, indices: Shape, *, out: Shape) -> Co
 def integer_result(x: object) -> Cost:
     """Return a cost of 0 operations, because the result has no floating-point numbers.
 
-    The bytes of the operator are counted elsewhere.
+    The bytes that the operator moves are counted separately.
     """
     return Cost()

@@ -1,8 +1,8 @@
 """Formulas for recurrent layers that run as one kernel.
 
-At each time step, each weight matrix is multiplied by a vector; these are the MACs. The other
-operations are an addition for each bias, and the pointwise functions and sums of the gates. They
-are the same as in a layer that runs as many kernels.
+At each time step, each weight matrix is multiplied by a vector. These products are the MACs. The
+other operations are an addition for each bias, and the pointwise functions and sums of the gates.
+A layer that runs as many kernels has the same MACs and other operations.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,9 @@ def recurrent(
         cells: Number of cells: the number of layers times the number of directions.
         mode: Kind of the cells: `RELU`, `TANH`, `LSTM` or `GRU`.
         hidden: Number of hidden units of a cell.
-        passes: Cost as a multiple of the forward pass. It is 1 in forward. In backward, it is 1 for
-            the gradients of the inputs and hidden states, plus 1 for the gradients of the weights.
+        passes: Cost as a multiple of the cost of forward. It is 1 in forward. In backward, it is 1
+            for the gradients of the inputs and hidden states, plus 1 for the gradients of the
+            weights.
     """
     steps = passes * prod(x[:-1])
     matrices = 0
@@ -134,7 +135,7 @@ def _gates_of_a_step(gates: Shape, mode: int) -> Cost:
 def fused_lstm_cell(gates: Shape) -> Cost:
     """Cost of an LSTM cell for one time step, without matmuls and biases.
 
-    These are separate operators. `gates` has the shape [batch, 4 x hidden].
+    The matmuls and biases are separate operators. `gates` has the shape [batch, 4 x hidden].
     """
     return _gates_of_a_step(gates, LSTM)
 
@@ -143,13 +144,14 @@ def fused_lstm_cell(gates: Shape) -> Cost:
 def fused_gru_cell(gates: Shape) -> Cost:
     """Cost of a GRU cell for one time step, without matmuls and biases.
 
-    These are separate operators. `gates` has the shape [batch, 3 x hidden].
+    The matmuls and biases are separate operators. `gates` has the shape [batch, 3 x hidden].
     """
     return _gates_of_a_step(gates, GRU)
 
 
 # Backward costs as much as forward. The operations are counted per element of a tensor [batch,
-# hidden]: the cell state of an LSTM, because its gradients are optional, or the gradient of a GRU.
+# hidden]. For a GRU, this is the gradient. For an LSTM, it is the cell state, because the gradients
+# of an LSTM are optional arguments.
 formula("_thnn_fused_lstm_cell_backward_impl")(
     adapted(per_element(GATE_OPERATIONS[LSTM]), "grad_h grad_c")
 )
@@ -170,7 +172,7 @@ def _quantized(x: Shape, hidden: Shape, *, mode: int, layers: int, bidirectional
     """Cost of a quantized recurrent network, whose weights are packed.
 
     The operator does not receive the shapes of packed weights. They are computed from the shapes of
-    the input and of the hidden state, which is [layers x directions, batch, width].
+    the input and of the hidden state. The hidden state is [layers x directions, batch, width].
     """
     directions = 1 + bidirectional
     width = hidden[-1]

@@ -57,7 +57,7 @@ formula("index_add", "index_add_", "index_reduce", "index_reduce_")(
     adapted(per_element(1), "into dim index")
 )
 
-# One addition per target. In backward, only the score of each target gets a gradient.
+# One addition per target. In backward, only the scores of the targets get a gradient.
 formula("nll_loss_forward", "nll_loss2d_forward")(adapted(per_element(1), "scores"))
 formula("nll_loss_backward", "nll_loss2d_backward")(adapted(per_element(1), "grad scores"))
 
@@ -108,7 +108,7 @@ def grid_sample(x: Shape, grid: Shape, interpolation: int, *, out: Shape) -> Cos
 def grid_sample_backward(
     grad: Shape, x: Shape, grid: Shape, interpolation: int, *, output_mask: tuple[bool, bool]
 ) -> Cost:
-    """Cost of the requested gradients of `grid_sample`: of the image, of the grid, or of both.
+    """Cost of the requested gradients of `grid_sample`: the image's, the grid's, or both.
 
     Each gradient costs as much as the forward pass.
     """
@@ -122,7 +122,7 @@ _NEAREST = 1
 
 
 def _neighbours(grid: Shape, interpolation: int) -> int:
-    """Count the image elements whose weighted sum is the interpolated value at a grid point.
+    """Count the image elements that are summed to get the interpolated value at a grid point.
 
     Linear interpolation uses 2 elements per dimension, and cubic interpolation uses 4. If the
     nearest element is used, there is no sum, so the result is 0.

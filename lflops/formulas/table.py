@@ -43,7 +43,8 @@ class Cost(NamedTuple):
             some because of a mask. `None` if it skips none.
         other_flops: Number of operations that are not multiply-accumulates, counted according to
             `conventions.toml`.
-        recompute: Work of the same call that repeats earlier work, because its result was not kept.
+        recompute: Additional work of the call that repeats earlier work, because the earlier result
+            was not kept. `None` if the call repeats no work.
         is_upper_bound: Whether the count is an upper bound, because the exact count depends on
             unknown values.
     """
@@ -56,14 +57,14 @@ class Cost(NamedTuple):
 
     @classmethod
     def of(cls, result: "int | Cost") -> "Cost":
-        """Convert the result of a formula to a `Cost`. A number is multiply-accumulates."""
+        """Convert the result of a formula to a `Cost`. A number counts multiply-accumulates."""
         if isinstance(result, Cost):
             return result
         return cls(result)
 
     @property
     def macs_left(self) -> int:
-        """Number of multiply-accumulates that the kernel executes and does not skip."""
+        """Number of multiply-accumulates that the kernel executes: all minus the skipped ones."""
         if self.executed_macs is None:
             return self.macs
         return self.executed_macs
@@ -95,8 +96,8 @@ def formula(
     Args:
         operators: Names of operators. A string may have several names, separated by spaces. A name
             without a namespace belongs to ATen.
-        writes_first: Name of one more operator with an additional first argument: the tensor to
-            which the operator writes its result.
+        writes_first: Name of one more operator with the same cost. It has an additional first
+            argument: the tensor to which the operator writes its result.
         reads: Names of integer tensor arguments, separated by spaces. The formula receives their
             `Values`, or their shapes if the values are unknown, for example on the meta device.
     """
@@ -117,12 +118,12 @@ def formula(
 
 
 def adapted(function: Formula, leading: str = "", *, without: str = "") -> Formula:
-    """Adapt a formula to an operator with other arguments.
+    """Return a formula for an operator with the same cost but other arguments.
 
     Args:
-        function: The formula.
-        leading: Names of additional first arguments of the operator, separated by spaces. They are
-            ignored.
+        function: The formula to call.
+        leading: Names of additional first arguments of the operator, separated by spaces. The
+            formula does not receive these arguments.
         without: Names of the formula's keyword arguments that the operator does not have, separated
             by spaces.
     """
@@ -160,9 +161,9 @@ def per_element(operations: int) -> Formula:
 
 
 def load_families() -> None:
-    """Fill the table of formulas, by importing every file of `lflops/formulas/`.
+    """Fill `FORMULAS` and `FUNCTIONS` by importing every file of `lflops/formulas/`.
 
-    Call this function before the table is read.
+    Call this function before you read these tables.
     """
     package = importlib.import_module("lflops.formulas")
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
@@ -170,13 +171,13 @@ def load_families() -> None:
 
 
 class FunctionFormula(NamedTuple):
-    """The formula for a function that a package calls directly, without torch's dispatcher.
+    """The formula for a function that another package calls without torch's dispatcher.
 
     Attributes:
         formula: The formula. It is called like the function, but with shapes instead of tensors,
             and only with as many arguments as it accepts.
-        reads: Names of the tensor arguments whose values the formula reads, as in `formula`; `*`
-            for all integer tensors.
+        reads: Names of the tensor arguments whose values the formula reads, as in the decorator
+            `formula`; `*` for all integer tensors.
         again_in_backward: Whether a call in backward repeats work of forward, so that it counts as
             recomputation.
         tensors_at: Position of an argument that is a list of lists of tensors, for example
@@ -200,12 +201,12 @@ The keys are names such as `package.module:function` or `package.module:Class.me
 def function_formula(
     *functions: str, reads: str = "", again_in_backward: bool = False, tensors_at: int | None = None
 ) -> Callable[[_AnyFormula], _AnyFormula]:
-    """Add the decorated formula for functions of a package, which need not be installed.
+    """Add the decorated formula for functions of a package. The package need not be installed.
 
     While a step is counted, these functions are wrapped to count their calls.
 
     Args:
-        functions: Names of functions, as `package.module:function`. The module is the one in which
+        functions: Names of functions, such as `package.module:function`. Name the module in which
             callers look up the function.
         reads: As in `FunctionFormula`, with names separated by spaces.
         again_in_backward: As in `FunctionFormula`.

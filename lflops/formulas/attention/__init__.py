@@ -1,5 +1,5 @@
 """Formulas for attention that runs as one kernel.
 
-The kernels work on tensors of shape [batch, heads, length, width], on packed sequences of different
-lengths, or run a whole encoder layer.
+Some kernels work on tensors of shape [batch, heads, length, width], and some on packed sequences of
+different lengths. Other kernels run a whole encoder layer.
 """

@@ -43,8 +43,8 @@ class Window(NamedTuple):
     Attributes:
         before: The number of keys that the query sees before its position; `None` for all.
         after: The number of keys that the query sees after its position; `None` for all.
-        from_last: Whether the position of the last query is the position of the last key.
-            Otherwise, the position of the first query is the position of the first key.
+        from_last: Whether the last query and the last key have the same position. Otherwise, the
+            first query and the first key have the same position.
     """
 
     before: int | None = None
@@ -76,14 +76,14 @@ ALL = Window()
 
 
 class Mask(IntEnum):
-    """The numbers with which memory-efficient attention names kinds of masks.
+    """The kinds of masks in memory-efficient attention, with torch's numbers for them.
 
     Attributes:
         NONE: A query sees all keys.
-        FROM_FIRST: A query sees the keys up to its position. The position of the first query is the
-            position of the first key.
-        FROM_LAST: A query sees the keys up to its position. The position of the last query is the
-            position of the last key.
+        FROM_FIRST: A query sees the keys up to its position. The first query and the first key have
+            the same position.
+        FROM_LAST: A query sees the keys up to its position. The last query and the last key have
+            the same position.
     """
 
     NONE = 0
@@ -102,8 +102,8 @@ class Sequences(NamedTuple):
     Attributes:
         queries: The number of queries of each sequence.
         keys: The number of keys of each sequence.
-        known: Whether the lengths are known. If not, these are the possible lengths with the
-            highest cost.
+        known: Whether the lengths are known. If not, `queries` and `keys` are the possible lengths
+            with the highest cost.
     """
 
     queries: Sequence[int]
@@ -132,13 +132,14 @@ class Packing(NamedTuple):
     """A kernel's arguments that describe sequences of different lengths.
 
     Attributes:
-        queries: Offsets at which the sequences begin among the queries, and the end of the last
-            sequence.
-        keys: Offsets at which the sequences begin among the keys, and the end of the last sequence.
+        queries: Offsets at which the sequences begin in the packed queries, and the end of the last
+            sequence; `None` if queries are not packed.
+        keys: Offsets at which the sequences begin in the packed keys, and the end of the last
+            sequence; `None` if keys are not packed.
         longest_query: An upper bound on the number of queries of the longest sequence.
         longest_key: An upper bound on the number of keys of the longest sequence.
         used_keys: The number of keys that each sequence uses; `None` if it uses all keys.
-        pages: Shape of the page table, [sequences, pages], if keys are stored in pages.
+        pages: Shape of the page table, [sequences, pages]; `None` if keys are not stored in pages.
         used_queries: The number of queries that each sequence uses; `None` if it uses all queries.
     """
 
@@ -152,7 +153,7 @@ class Packing(NamedTuple):
 
 
 class _Lengths(NamedTuple):
-    """The lengths of sequences. If not `known`, these are the lengths with the highest cost."""
+    """The lengths of sequences: the real lengths if `known`, else those with the highest cost."""
 
     lengths: Sequence[int]
     known: bool = True
@@ -185,7 +186,7 @@ def _lengths(shape: Shape, offsets: Known, longest: int | None) -> _Lengths:
                 f"a sequence begins before the previous one ends: {tuple(offsets)[:8]}"
             )
         return _Lengths(lengths)
-    # The sum of squares is largest if as many sequences as possible have the largest length.
+    # The number of scores is largest if as many sequences as possible have the largest length.
     tokens = shape[0]
     longest = min(longest or tokens, tokens)
     if not longest:
@@ -267,7 +268,7 @@ def keys_seen(queries: int, keys: int, window: Window) -> int:
 def _pairs_up_to(distance: int, queries: int, keys: int) -> int:
     """Count the pairs of query i and key j where j - i is at most `distance`.
 
-    Each query is paired with one more key than the previous query, up to all keys.
+    Each query has one more such key than the previous query, until a query has all keys.
     """
     return _staircase(distance + queries, keys) - _staircase(distance, keys)
 
@@ -283,7 +284,8 @@ def _staircase(steps: int, top: int) -> int:
 def attention_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
     """Cost of the forward pass of attention.
 
-    It consists of Q x K, the softmax P of the result, and P x V.
+    The forward pass computes Q x K, the softmax P of this product, and P x V. The `width` is the
+    width of a query and of a key, and `value_width` is the width of a value.
     """
     macs_per_score = width + value_width
     return Cost(
@@ -297,8 +299,8 @@ def attention_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
 def attention_backward_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
     """Cost of the backward pass of attention.
 
-    The gradients of V, P, Q and K need one matmul each. P is the softmax of Q x K, and is
-    recomputed in backward.
+    The gradients of V, P, Q and K need one matmul each. P is the softmax of Q x K, which backward
+    computes again. The widths are as in `attention_of_scores`.
     """
     macs_per_score = 2 * (width + value_width)
     recompute = Cost(
@@ -327,15 +329,15 @@ def attention_formula(
     forward_only: str = "",
     backward_only: str = "",
 ) -> Callable[[_ScoresOf], _ScoresOf]:
-    """Register the formulas of fused attention in forward and in backward.
+    """Register the formulas for operators of fused attention in forward and in backward.
 
-    The decorated function counts the scores. Its first arguments are the shapes of queries, keys
-    and values, and the last dimension of each shape is the width. Several names in one string are
-    separated by spaces.
+    The decorated function counts the attention scores of a call. Its first arguments are the shapes
+    of queries, keys and values, and the last dimension of each shape is the width. Several names in
+    one string are separated by spaces.
 
     Args:
         operators: The forward operators, as in `formula`.
-        backward: The operators that compute the gradients.
+        backward: The backward operators, which compute the gradients.
         leading: Names of the arguments that a backward operator receives before the queries.
         writes_first: A forward operator whose first argument is the tensor to which it writes its
             result, as in `formula`.
@@ -368,7 +370,7 @@ def _cost_by_scores(
 
 
 def _causal_window(*, from_last: bool, is_causal: bool) -> Window:
-    """Return the window of a causal mask, or a window with all keys if the mask is not causal."""
+    """Return the window of a causal mask, or a window of all keys if there is no causal mask."""
     return Window.of(None, None, causal=is_causal, from_last=from_last)
 
 
@@ -388,7 +390,7 @@ def _causal_window(*, from_last: bool, is_causal: bool) -> Window:
 def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
     """Count the attention scores of torch's kernels for dense attention, except the flash kernel.
 
-    For a causal mask, the position of the first query is the position of the first key.
+    Under a causal mask, the first query and the first key have the same position.
     """
     return dense(query, key, _causal_window(from_last=False, is_causal=is_causal))
 
@@ -399,7 +401,7 @@ def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: boo
 def scaled_dot_product_flash(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
     """Count the attention scores of torch's flash kernel for dense attention.
 
-    For a causal mask, the position of the last query is the position of the last key.
+    Under a causal mask, the last query and the last key have the same position.
     """
     return dense(query, key, _causal_window(from_last=True, is_causal=is_causal))
 
@@ -415,7 +417,8 @@ def native_attention(
     """
     queries = prod(query[:-1])
     keys = prod(key[:-1])
-    # There are as many outputs as queries, and as many values as keys.
+    # Queries, keys, values and outputs are projected. There are as many outputs as queries, and as
+    # many values as keys.
     projected = 2 * queries + 2 * keys
     scores = dense(_by_head(query, num_head), _by_head(key, num_head))
     attention = attention_of_scores(scores, query[-1] // num_head, value[-1] // num_head)
@@ -478,7 +481,7 @@ def flash(
 ) -> Scores:
     """Count the attention scores of ATen's flash attention.
 
-    A call may have a sliding window, use only some of the keys (`seqused_k`), or store the keys in
+    A call can have a sliding window, use only some of the keys (`seqused_k`), or store the keys in
     pages (`block_table`).
     """
     packing = Packing(cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table)
@@ -547,8 +550,8 @@ def efficient(
 def efficient_window(mask_type: int, window_size: int | None) -> Window:
     """Return the window for the arguments of memory-efficient attention.
 
-    `mask_type` is one of the numbers in `Mask`. `window_size` is the number of keys before a query,
-    including the key at its position.
+    `mask_type` is one of the numbers in `Mask`. `window_size` is the number of keys that a query
+    sees up to its position; `None` or 0 for all keys.
     """
     before = window_size - 1 if window_size else None
     return Mask(mask_type).window(before)

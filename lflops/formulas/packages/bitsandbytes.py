@@ -14,10 +14,9 @@ UPDATES = {
     "lion": 7,
     "ademamix": 15,
 }
-"""Number of operations of an optimizer's update per element, keyed by the optimizer's name.
+"""Number of operations per element of an optimizer's update, keyed by the optimizer's name.
 
-The number is the same as for the optimizer without a fused kernel. Weight decay costs one more
-operation.
+An optimizer without a fused kernel needs as many operations. Weight decay costs one more operation.
 """
 
 
@@ -92,7 +91,7 @@ formula(
     "bitsandbytes::quantize_blockwise",
     "bitsandbytes::int8_vectorwise_quant",
 )(per_element(2))
-# Per element, the maximum of a row and a multiplication by a scale, and the same for columns.
+# Per element, the maximum of a row, the maximum of a column, and a multiplication by each scale.
 formula("bitsandbytes::int8_double_quant")(per_element(4))
 
 
@@ -117,10 +116,10 @@ def update(optimizer_name: str, g: Shape, *, weight_decay: float) -> Cost:
 def eight_bit_update(
     optimizer_name: str, g: Shape, *, state2: Shape | None, weight_decay: float
 ) -> Cost:
-    """Cost of an optimizer's update of one parameter, with state in 8 bits.
+    """Cost of an optimizer's update of one parameter, with an 8-bit state.
 
-    In addition to `optimizer_update_32bit`, each state is dequantized (1 operation per element) and
-    quantized (2 operations).
+    In addition to the operations of `update`, each state tensor is dequantized (1 operation per
+    element) and quantized (2 operations per element).
     """
     states = 1 + (state2 is not None)
     operations = UPDATES[optimizer_name] + bool(weight_decay) + 3 * states

@@ -9,11 +9,11 @@ from math import prod
 from lflops.formulas.table import Cost, Shape, Values, formula, per_element
 
 Offsets = Values | Shape
-"""Positions at which sequences begin: the values of a tensor, or its shape if they are unknown."""
+"""The positions at which sequences begin; the shape of this tensor if its values are unknown."""
 
 
 def _rows(values: Shape, offsets: Offsets, longest: int) -> int:
-    """Count the rows of a jagged tensor that a kernel uses: at most `longest` of each sequence.
+    """Count the rows of a jagged tensor that a kernel uses: at most `longest` per sequence.
 
     If the lengths of the sequences are unknown, the result is the number of all rows.
     """
@@ -58,7 +58,7 @@ def vectors_by_jagged(v: Shape, a: Shape) -> int:
 
 @formula("fbgemm::batched_dense_vec_jagged_2d_mul_backward")
 def vectors_by_jagged_backward(grad: Shape, v: Shape, a: Shape) -> int:
-    """MACs of the gradients of weighted sums of rows: of the weights `v` and of the rows `a`."""
+    """MACs of the gradients of `vectors_by_jagged`: of the weights `v` and of the rows `a`."""
     return 2 * prod(a)
 
 
@@ -104,9 +104,9 @@ def embedding_bags(
 ) -> Cost:
     """Cost of embedding bags over several tables.
 
-    It is one addition per element of the table rows that the indices select. If the tables have
-    different widths, the result is an upper bound, because the number of rows from each table is
-    unknown.
+    The cost is one addition per element of the table rows that the indices select. If the tables
+    have different widths, the result is an upper bound, because it is unknown how many rows belong
+    to each table.
     """
     tables = D_offsets[0] - 1
     same_width = tables * max_D == total_D

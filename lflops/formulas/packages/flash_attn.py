@@ -79,7 +79,7 @@ def with_cache(
     window_size_left: int,
     window_size_right: int,
 ) -> Cost:
-    """Cost of attention of queries to the keys in a cache and to new keys, in flash-attn 2."""
+    """Cost of attention in flash-attn 2, where queries see the keys in a cache and new keys."""
     new_keys = 0 if k is None else k[1]
     packing = Packing(used_keys=_plus(cache_seqlens, new_keys), pages=block_table)
     window = _window(window_size_left, window_size_right, causal=causal)
@@ -120,7 +120,7 @@ def version_3(
 ) -> Scores:
     """Count the attention scores of flash-attn 3, whose operators support all kinds of sequences.
 
-    The sequences may be dense or packed, and keys may be cached or stored in pages. The argument
+    The sequences can be dense or packed, and keys can be cached or stored in pages. The argument
     for a causal mask is `causal` in one forward operator, and `is_causal` in all other operators.
     """
     new_keys = 0

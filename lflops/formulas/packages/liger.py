@@ -28,9 +28,9 @@ def head_and_loss(x: Shape, weight: Shape) -> Cost:
 def head_and_loss_backward(
     grad: Shape, grad_input: Shape, grad_weight: Shape | None, grad_bias: Shape | None = None
 ) -> Cost:
-    """Cost of backward, which multiplies the gradients from forward by the gradient of the loss.
+    """Cost of the backward of `head_and_loss`: one operation per element of the gradients.
 
-    The multiplication costs one operation per element.
+    Forward has computed these gradients. Backward multiplies them by the gradient of the loss.
     """
     elements = 0
     for gradient in (grad_input, grad_weight, grad_bias):

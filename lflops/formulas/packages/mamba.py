@@ -18,10 +18,10 @@ SCAN = 8
 """Number of operations of a selective scan, per state and time step."""
 
 STATES = 6
-"""Number of operations for recomputing the states of a selective scan in backward.
+"""Number of operations for recomputing a selective scan in backward, per state and time step.
 
-It is per state and time step. Forward does not keep the states, so backward repeats all operations
-in `SCAN` except the 2 operations with C.
+Forward does not keep the states, so backward repeats all operations in `SCAN` except the 2
+operations with C.
 """
 
 
@@ -67,7 +67,7 @@ def selective_scan_backward(
 ) -> Cost:
     """Cost of the gradients of a selective scan: twice the cost of forward.
 
-    In addition, the states are recomputed.
+    In addition, backward recomputes the states.
     """
     states = a[-1]
     # The formula does not receive the argument for the softplus. A softplus is assumed if there is
@@ -156,9 +156,9 @@ groups, states], and the step sizes `dt` are [batch, heads, chunks, steps].
 
 
 def _pairs_by_width(x: Shape, dt: Shape) -> int:
-    """Return the MACs of multiplying a [steps, steps] matrix by x, for each chunk and head.
+    """Return the MACs of multiplying [steps, steps] matrices by x, over all chunks and heads.
 
-    The matrix, such as C x B, has one element for each pair of time steps of the chunk.
+    Such a matrix, for example C x B, has one element for each pair of time steps of a chunk.
     """
     steps = dt[-1]
     width = x[-1]
@@ -179,7 +179,7 @@ def pairs_of_a_chunk(a: Shape, b: Shape, chunk_size: int) -> Cost:
 
 @function_formula(f"{SSD}_bmm_chunk_bwd")
 def pairs_of_a_chunk_backward(a: Shape, grad: Shape) -> Cost:
-    """Cost of the gradient of B or of C, which is computed from the gradient of C x B."""
+    """Cost of the gradient of either B or C, computed from the gradient of C x B."""
     states = a[-1]
     return Cost(prod(grad) * states)
 

@@ -1,6 +1,6 @@
 """Formulas for the fused optimizers of apex and DeepSpeed, which update lists of tensors.
 
-The formulas count as many operations as for an update without a fused kernel.
+A fused update counts as many operations as an update without a fused kernel.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from lflops.formulas.losses import sgd_operations
 from lflops.formulas.table import Cost, Shape, function_formula
 
 Arguments = Sequence[Any]
-"""The arguments of a kernel after the lists of tensors."""
+"""The arguments of a kernel that follow the lists of tensors."""
 
 OperationsOf = Callable[[Arguments], int]
 """A function that takes a kernel's arguments and returns its operations per element."""
@@ -65,7 +65,7 @@ KERNELS: dict[str, OperationsOf] = {
     "multi_tensor_scale": _with_decay(1),
     "multi_tensor_axpby": _with_decay(3),
 }
-"""Functions that count a kernel's operations per element, keyed by the beginning of its name."""
+"""Functions that count the operations of kernels per element, keyed by a prefix of their names."""
 
 APPLY = "multi_tensor_apply:MultiTensorApply.__call__"
 

@@ -1,6 +1,6 @@
-"""Formulas for torchao's own operators, such as matmuls with quantized weights and activations.
+"""Formulas for operators of torchao, such as matmuls with quantized weights and activations.
 
-Most of torchao's code runs ATen's operators instead, such as `_scaled_mm` and `_grouped_mm`.
+Most of torchao's code calls operators of ATen instead, such as `_scaled_mm` and `_grouped_mm`.
 """
 
 from math import prod

@@ -21,10 +21,10 @@ TEX = "transformer_engine_torch:"
 
 
 def _sides(x: Shape, *, last_is_inner: bool) -> tuple[int, int]:
-    """Return the outer and the inner length of an operand of a matmul.
+    """Return the lengths of the outer and the inner side of an operand of a matmul.
 
-    The matmul sums over the inner length. The last dimension is one side of the matrix. All other
-    dimensions are merged into the other side.
+    The operand is treated as a matrix: its last dimension is one side, and all other dimensions are
+    merged into the other side. The matmul sums over the inner side.
     """
     leading = prod(x[:-1])
     if last_is_inner:
@@ -83,9 +83,9 @@ def grouped_gemm(
 
 @function_formula(f"{TEX}layernorm_fwd")
 def layer_norm(x: Shape, weight: Shape, bias: Shape | None) -> Cost:
-    """Cost of a layer normalisation, by the convention in `conventions.toml`.
+    """Cost of a layer norm: 5 operations per element, and one more each for weight and bias.
 
-    It is 5 operations per element, plus one each for the weight and the bias.
+    This is the convention in `conventions.toml`.
     """
     operations = 6 + (bias is not None)
     return Cost(other_flops=operations * prod(x))
@@ -98,8 +98,8 @@ _PER_ELEMENT = {
     "rmsnorm_bwd": 8,
     "rmsnorm_bwd_add": 9,
     "gelu relu silu qgelu srelu dgelu drelu dsilu dqgelu dsrelu": 1,
-    # The activation function of one half of the input is multiplied by the other half. These are 2
-    # operations per element of the result, which is half as large as the input.
+    # The activation function of one half of the input is multiplied by the other half. This costs 2
+    # operations per element of the result, and so 1 per element of the input.
     "swiglu geglu reglu qgeglu sreglu": 1,
 }
 for functions, operations in _PER_ELEMENT.items():
@@ -119,8 +119,8 @@ class _AttentionArguments:
 
     Attributes:
         tensors: Shapes of the queries, keys, values, and other tensors.
-        offsets: Offsets of the query sequences and of the key sequences. They are `Values`, or a
-            one-dimensional shape if the values are unknown.
+        offsets: The positions at which the query sequences and the key sequences begin. They are
+            `Values`, or a one-dimensional shape if the values are unknown.
         lengths: The integer arguments. The first two are the lengths of the longest query sequence
             and of the longest key sequence.
         window: Number of keys that a query sees before its position, and after it; -1 for all.

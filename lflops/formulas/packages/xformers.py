@@ -1,8 +1,8 @@
 """Formulas for xformers: flash attention, CUTLASS kernels, and AMD's composable kernels (CK).
 
 The Triton kernels of xformers have no formula, so they are listed as unsupported. Newer releases
-call ATen's memory-efficient attention instead of the CUTLASS kernels. Heads may be divided into
-groups; the shape is then [batch, length, groups, heads, width].
+call ATen's memory-efficient attention instead of the CUTLASS kernels. If heads are divided into
+groups, the shape is [batch, length, groups, heads, width].
 """
 
 from math import prod
@@ -20,7 +20,7 @@ from lflops.formulas.table import Shape
 
 
 def _dense(shape: Shape) -> Shape:
-    """Convert a shape to [batch, length, heads, width], with all dimensions of heads merged."""
+    """Convert a shape to [batch, length, heads, width], with groups and heads merged."""
     batch, length, *heads, width = shape
     return (batch, length, prod(heads), width)
 
@@ -28,7 +28,7 @@ def _dense(shape: Shape) -> Shape:
 def _packed(shape: Shape) -> Shape:
     """Convert the shape of packed sequences to [tokens, heads, width].
 
-    The batch dimension, which has the length 1, is removed. All dimensions of heads are merged.
+    The batch dimension, which has the length 1, is removed. Groups and heads are merged.
     """
     if len(shape) > 3:
         shape = shape[1:]
