@@ -100,8 +100,8 @@ class ThreadTotals(threading.local):
 
     Attributes:
         totals: The sums, or `None` if the thread has not recorded anything yet.
-        sharded_on: The device type of the tensors of the running sharded operator, for example
-            `cuda`. `None` if no sharded operator is running.
+        sharded_on: If an operator on sharded tensors is running, the device type of its tensors,
+            for example `cuda`. Otherwise `None`.
         matmuls: How often the running operator has called each matmul, keyed by the matmul's name
             and shapes. `None` if the running operator does not repeat its matmuls in backward.
     """
@@ -133,8 +133,8 @@ class CountOptions:
         survivors: The storages that were alive at the end of the previous step, or `None` if no
             caller needs them. After this step, the list contains the storages that are alive then.
         host: Tensors in host memory, which take no device memory.
-        records: Each count appends its memory record to this list. `None` if no caller needs the
-            records.
+        records: A list to which the count appends its `MemoryRecord`, or `None` if no caller needs
+            the record.
     """
 
     traffic: bool = True
@@ -164,8 +164,8 @@ class OperatorAccumulator:
         counts_traffic: Whether bytes are counted.
         regions: Records the calls of compiled graphs, or `None` if they are not recorded.
         partial_tensors: The plain tensors that hold one rank's part of a sharded tensor.
-        lookups: The sizes and strides of the tensors of ids that embeddings received. They show
-            which input contains the tokens.
+        lookups: The sizes and strides of the tensors of ids that embeddings received. By these, the
+            input that contains the tokens is found.
     """
 
     def __init__(self, scopes: ModuleTracker, options: CountOptions) -> None:

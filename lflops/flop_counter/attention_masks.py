@@ -7,7 +7,7 @@ or a sliding window does not divide the square, because each token still sees th
 
 For flex attention, the counted work is the sum of these squares. The executed work includes only
 the blocks that the kernel does not skip. For a dense mask, the kernel computes the whole square. A
-note in the profile reports how many of its scores are needed.
+note in the profile reports how many of these scores are needed.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ MASK_AT = {
     "_scaled_dot_product_cudnn_attention": (3, "attn_bias"),
     "_scaled_dot_product_fused_attention_overrideable": (3, "attn_bias"),
 }
-"""Position and name of the mask argument of fused attention operators."""
+"""For each fused attention operator, the position and the name of its mask argument."""
 
 MOST_READ = 1 << 24
 """Maximum number of elements of a dense mask. The values of a larger mask are not read."""

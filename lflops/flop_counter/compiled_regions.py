@@ -83,13 +83,13 @@ class RegionCall:
             that it sees in the graph.
         fqn: The module that called the graph.
         phase: The phase in which the graph was called.
-        given: The arguments of the call, with a `GivenTensor` for each tensor. `None` if an
+        given: The arguments of the call, where a `GivenTensor` replaces each tensor. `None` if an
             argument is a tensor of a class that no fake tensor can represent.
         same: For each argument, the position of the first argument that is the same object. It
             differs from the argument's own position only if an object is passed more than once.
         grad: Whether gradients were enabled.
         autocast: The autocast dtype of each device type for which autocast was enabled.
-        bytes: The bytes of the tensors that the graph received and returned.
+        bytes: The total bytes of the tensors that the graph received and returned.
         decisions: The decision of each control-flow operator in the graph, in order: 1 or 0 for the
             branch of a condition, or the number of iterations of a loop. A decision is recorded
             only if the dispatch mode sees the operator.

@@ -156,10 +156,10 @@ class Counting:
             phase: The phase of work outside all modules until the first module is called.
             ignore: As in `count`.
             logical: As in `count`.
-            batch: The positional and keyword arguments of the model, if known.
+            batch: The positional and keyword arguments of the model; empty if unknown.
             options: The data to collect in addition to MACs and FLOPs.
-            tracker: Creates the tracker of modules and phases.
-            counter: Creates the operator counter.
+            tracker: A function that creates the tracker of the running module and phase.
+            counter: A function that creates the operator counter.
             eager: Whether compiled code runs eagerly. Pass false for a step of a training run,
                 because eager code draws different random numbers and may need more memory.
             tf32: Whether the chip supports TF32. If `None`, the device is queried.
@@ -250,7 +250,7 @@ class Counting:
     def outside(self, phase: Phase) -> None:
         """Set the phase of work outside all modules.
 
-        The next forward of a module or backward pass changes the phase again.
+        The phase changes again with the next forward of a module or the next backward pass.
         """
         self._scopes.outside(phase)
 

@@ -50,7 +50,7 @@ class Correction(Struct, frozen=True, forbid_unknown_fields=True):
 def corrected(function: OpOverload, args: Sequence[Any], out: Any) -> Any:
     """Return an operator's fake results with the strides and memory that its CPU kernel produces.
 
-    Results of operators without a correction are returned unchanged. The fake mode must be active.
+    Results of operators without a correction are returned unchanged. A fake mode must be active.
     """
     correction = _TABLE.get(function)
     if correction is None:
@@ -198,7 +198,7 @@ WAIT = Correction(
 )
 """The correction for the operator that waits for a collective.
 
-It is not in `cpu_kernels.toml`, because it is not an ATen operator.
+This correction is not in `cpu_kernels.toml`, because the operator does not belong to ATen.
 """
 
 

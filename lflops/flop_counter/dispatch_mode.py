@@ -64,7 +64,7 @@ In fact, no operator allocates this memory.
 """
 
 ADD = "add"
-"""The operator with which autograd adds up the gradients of a tensor that is used several times."""
+"""The operator with which autograd adds the gradients of a tensor that is used several times."""
 
 
 class RealParameterError(Exception):
@@ -216,14 +216,14 @@ class CountingMode(InternalMode):
                 fqn, phase = self._scopes.current()
                 memory.before(CONSTRUCTS, fqn, phase)
                 memory.after(CONSTRUCTS, fqn, phase, tensor)
-        except BaseException as error:  # noqa: BLE001 - see `_run`
+        except BaseException as error:  # noqa: BLE001 - the guard handles it
             self._fail(error)
 
     def _run_sharded(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on sharded tensors.
 
-        While the operator runs, the mode receives the same operator again. It then returns
-        `NotImplemented`, so that DTensor runs the operator on the local tensors.
+        While the operator runs, the mode receives the same operator again. For this second call, it
+        returns `NotImplemented`, so that DTensor runs the operator on the local tensors.
         """
         if self._counter.in_sharded_operator:
             return NotImplemented

@@ -3,7 +3,7 @@
 For each recorded call of a graph, the operators of the graph run again on fake tensors. The work of
 each operator is added to the module that the operator came from.
 
-The graphs are the ones that Dynamo passed to its backend, so no user code runs. Tensors that a
+These graphs are the graphs that Dynamo passed to its backend, so no user code runs. Tensors that a
 graph received are replaced by fake tensors of the same shape. Small integer tensors are replaced by
 copies of their values, because the amount of work may depend on the values. If the backward of a
 graph ran in the step, it also runs here. Recomputation is counted in the same way as without
@@ -53,7 +53,8 @@ INLINED = frozenset({"wrap", "wrap_activation_checkpoint", "hints_wrapper"})
 class UncountableError(Exception):
     """The work of a graph cannot be counted.
 
-    The work depends on values that were not recorded, or an operator cannot run on fake tensors.
+    For example, the work depends on values that were not recorded, or an operator cannot run on
+    fake tensors.
     """
 
 
@@ -142,7 +143,8 @@ def _stand_in(given: Any, leaves: list[Tensor]) -> Any:
         return tensor
     leaves.append(tensor.requires_grad_())
     with torch.enable_grad():
-        # The graph may write to a tensor that is not a leaf, but not to a leaf.
+        # The graph may write to its arguments. Torch forbids this for leaves, so a tensor that was
+        # not a leaf is copied.
         return tensor if given.is_leaf else tensor.clone()
 
 
@@ -376,7 +378,8 @@ def resolve(
 class _Difference:
     """Two sums of MACs that should be equal but are not, for a note in the profile.
 
-    They cover the graph calls for which the dispatch mode saw more MACs than `count_graph` counted.
+    The sums include only graph calls in which the dispatch mode saw more MACs than `count_graph`
+    counted.
 
     Attributes:
         seen: The MACs that the dispatch mode saw while the graphs ran.
@@ -446,10 +449,10 @@ def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
 
 
 def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
-    """Return the work that the dispatch mode saw in a graph, as work of the module that called it.
+    """Return the work that the dispatch mode saw in a graph, as work of the calling module.
 
-    If other operators of the graph may have run unseen, the graph is listed as unsupported. Without
-    a `call`, this is not checked.
+    If the mode may not have seen all operators of the graph, the graph is listed as unsupported. If
+    `call` is `None`, the graph is never listed.
     """
     moved = seen.moved(lambda fqn, phase: (module_of_region(fqn), phase))
     if call is not None and not call.sees_all:

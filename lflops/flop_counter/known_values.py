@@ -178,9 +178,9 @@ class KnownValues(InternalMode):
     def _receive_values(self, tensors: list[Tensor]) -> None:
         """Handle tensors that a real step would receive from another rank.
 
-        With fake tensors, there is no other rank, so nothing is received. If the tensor is a vote
-        of a pipeline stage on whether its shapes are known, write 1, which means yes. Mark the
-        values of all other tensors as unknown.
+        With fake tensors, there is no other rank, so nothing is received. The stages of a
+        pipeline exchange votes on whether their shapes are known. For a vote, write 1 (yes) to the
+        tensor. Mark the values of all other tensors as unknown.
         """
         for tensor in tensors:
             if type(tensor) is not Tensor:

@@ -25,8 +25,8 @@ from lflops.torch_private.tensors import PLAIN, FakeTensor, local_part, storage_
 STREAM: ContextVar[int] = ContextVar("stream", default=0)
 """The number of the CUDA stream on which the running code would allocate memory.
 
-The simulated allocator needs it, because memory that was freed on one stream is not reused on
-another.
+The simulated allocator needs this number, because memory that was freed on one stream is not reused
+on another stream.
 """
 
 ON_HOST = -1
@@ -304,7 +304,7 @@ class LiveMemory:
                     self._log.freed(key)
 
     def add_earlier(self, tensors: Iterable[tuple[Tensor, str]], category: str) -> None:
-        """Record afterwards that tensors have been alive from the beginning of the step.
+        """Record, during a step, that tensors have been alive since the beginning of the step.
 
         Args:
             tensors: Each tensor with the name of the module that owns it.
@@ -343,7 +343,7 @@ class LiveMemory:
         if self._survivors is not None:
             survivors = []
             for followed in self._alive.values():
-                # The optimizer's state is found again through its parameters.
+                # The next step finds the optimizer's state through the parameters.
                 if self.record.category(followed.serial) != "optimizer_state":
                     birth = self.record.births[followed.serial]
                     survivors.append((followed.key, followed, birth))

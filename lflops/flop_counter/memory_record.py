@@ -1,8 +1,9 @@
 """Record the allocations and frees of a step in order, and compute the memory profile from them.
 
-A storage is the memory of one or more tensors. A birth is the allocation of a storage. An event is
-one allocation or one free. A moment is the time at which an operator is about to run. A window is
-the range of events from one moment to the next.
+A storage is the memory of one or more tensors. Live bytes are the total size of all storages that
+are alive. A birth is the allocation of a storage. An event is one allocation or one free. A moment
+is the time at which an operator is about to run. A window is the range of events from one moment to
+the next.
 """
 
 import heapq
@@ -91,7 +92,7 @@ class MemoryRecord:
         births: The allocation of each storage.
         events: Allocations and frees in order. An allocation is the index of the storage in
             `births`. A free is the bitwise inverse (`~index`) of the same index.
-        moments: The operators in the order in which they ran.
+        moments: One moment for each operator, in the order in which the operators ran.
         owners: For each operator in an optimizer's step, the module that owns the updated
             parameter, keyed by the operator's index in `moments`.
         relabelled: The final category of each storage whose category changed after its allocation,
@@ -147,7 +148,7 @@ class MemoryRecord:
         )
 
     def peak_of_rows(self) -> dict[str, int]:
-        """Return, for each module, the maximum live bytes while it or one of its submodules ran."""
+        """Return, for each module, the maximum live bytes while it or a submodule ran."""
         highest: dict[str, int] = {}
         live = 0
         for window in self.windows():

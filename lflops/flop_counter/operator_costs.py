@@ -160,7 +160,7 @@ def values_or_shape(value: Any) -> Any:
 
 
 def bind(function: Formula, operator: OpOverload) -> CallCost:
-    """Return a cost function for an operator that calls a built-in formula with shapes.
+    """Return a cost function that calls a built-in formula with the shapes of a call's arguments.
 
     The positional parameters of the formula receive the operator's first arguments, in the same
     order. Each keyword-only parameter of the formula receives the operator's argument with the same
@@ -251,8 +251,8 @@ The method returns whether the values of a tensor are the same as in a real step
 def known(tensor: Tensor) -> Tensor | None:
     """Return a plain tensor with the values of a tensor, or `None` if the values are unknown.
 
-    Values are unknown if the tensor is a meta or fake tensor, if this rank has only a part of it,
-    or if an active dispatch mode reports them as unknown.
+    Values are unknown if the tensor is a meta or fake tensor, if this rank has only a part of the
+    tensor, or if an active dispatch mode reports that they are unknown.
     """
     local: Any = local_part(tensor)
     if local.is_meta or isinstance(local, FakeTensor) or local.shape != tensor.shape:
@@ -285,7 +285,7 @@ def values_of(tensor: Tensor) -> Values | None:
     "quantized::conv3d_dynamic",
 )
 def packed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
-    """Quantized convolution: each position of the output needs one MAC per element of the weight.
+    """Cost of a quantized convolution: each output position needs one MAC per weight element.
 
     The call receives a packed weight, which has no shape. The weight is unpacked to read its size.
     """
@@ -295,7 +295,7 @@ def packed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
 
 @cost_of_call("quantized::conv2d_add", "quantized::conv2d_add_relu")
 def packed_convolution_with_addition(args: Any, kwargs: Any, out: Any) -> Cost:
-    """Quantized convolution that adds a tensor, its second argument, to the result.
+    """Cost of a quantized convolution to which a tensor, the second argument, is added.
 
     Only the convolution is counted.
     """
@@ -311,7 +311,7 @@ def packed_convolution_with_addition(args: Any, kwargs: Any, out: Any) -> Cost:
     "quantized::conv_transpose3d_dynamic",
 )
 def packed_transposed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
-    """Quantized transposed convolution.
+    """Cost of a quantized transposed convolution.
 
     Each position of the input needs one MAC per element of the weight.
     """

@@ -70,7 +70,7 @@ class StepOwners:
                 return known[1]
         has_new_state = len(self.optimizer.state) != self._states
         if has_new_state and any(isinstance(value, Tensor) for value in args):
-            # The first step creates the state.
+            # The optimizer creates its state in its first step.
             self._register()
             return self.one(args)
         for value in args:
@@ -128,7 +128,7 @@ class StepOwners:
     def _known_or_new(self, tensor: Tensor) -> str | None:
         owner = self._known(tensor)
         if owner is None and len(self.optimizer.state) != self._states:
-            # The first step creates the state.
+            # The optimizer creates its state in its first step.
             self._register()
             return self._known(tensor)
         return owner

@@ -2,8 +2,8 @@
 
 The logical cost is the cost of the operator on the whole tensors, not only on this rank's parts. A
 `DTensor` has the shape of the whole tensor, so the formulas give its logical cost directly. But a
-layer may also pass on its rank's part of a `DTensor` as a plain tensor, for example in tensor
-parallelism. This plain tensor is called partial. The shape of the whole tensor is then unknown.
+layer can also pass on only this rank's part as a plain tensor, for example in tensor parallelism.
+Such a plain tensor is called partial. It does not show the shape of the whole tensor.
 `PartialTensors` follows partial tensors until a collective gathers them.
 """
 
@@ -45,8 +45,8 @@ def logical_cost(
     """Return the cost that a call on DTensors would have on the whole (unsharded) tensors.
 
     A DTensor has the shape of the whole tensor, so a formula gives this cost directly. An operator
-    that decomposes into other operators has no formula. It runs once more on the meta device, and
-    the MACs of the other operators are added up. Return `None` if the cost is unknown.
+    that decomposes into other operators has no formula. Such an operator runs once more on the meta
+    device, and the MACs of the other operators are added up. Return `None` if the cost is unknown.
     """
     if operator.kind is Kind.COUNTED:
         try:
@@ -141,7 +141,7 @@ class PartialTensors:
     def _add_parameters(self, fqn: str) -> None:
         """Record the parameters of a module again when the module starts to run.
 
-        Under FSDP, they may be sharded before the module runs and whole while it runs.
+        Under FSDP, the parameters can be sharded before the module runs and whole while it runs.
         """
         module = self._tree.modules.get(fqn)
         if module is not None:

@@ -75,7 +75,7 @@ def with_cache(
     alibi_slopes: Shape | None,
     out: Shape | None,
     softmax_scale: float | None,
-    causal: bool,  # noqa: FBT001 - as the function is called
+    causal: bool,  # noqa: FBT001 - callers pass it by position
     window_size_left: int,
     window_size_right: int,
 ) -> Cost:

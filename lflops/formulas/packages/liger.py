@@ -49,7 +49,7 @@ _PER_ELEMENT = {
     "cross_entropy:cross_entropy_forward": LOSS_AND_GRADIENT,
     # The gradient that forward computed is multiplied by the gradient of the loss.
     "cross_entropy:cross_entropy_backward": 1,
-    # By the convention in `conventions.toml`. Backward costs twice as much as forward.
+    # These numbers follow `conventions.toml`. Backward costs twice as much as forward.
     "rms_norm:rms_norm_forward": 4,
     "rms_norm:rms_norm_backward": 8,
     "layer_norm:layer_norm_forward": 7,

@@ -49,7 +49,7 @@ def _product(
 @function_formula(f"{TEX}generic_gemm")
 def gemm(
     a: Shape,
-    transa: bool,  # noqa: FBT001 - as the function is called
+    transa: bool,  # noqa: FBT001 - callers pass it by position
     b: Shape,
     transb: bool,  # noqa: FBT001
     d: object,
