@@ -60,8 +60,8 @@ class StepOwners:
     def one(self, args: Any) -> str:
         """Return the module to which an operator with these arguments belongs.
 
-        This is the module of the first known tensor among the arguments. It is stored as `last`. If
-        no tensor is known, return the old `last`. For operators on lists of tensors, use `each`.
+        This is the module of the first known tensor among the arguments, and becomes `last`. If no
+        tensor is known, return `last` unchanged. For operators on lists of tensors, use `each`.
         """
         for value in args:
             known = self._owners.get(id(value))
@@ -94,7 +94,7 @@ class StepOwners:
     def each(self, tensors: list[Tensor], results: Any) -> list[str]:
         """Return the module of each tensor in a list that is passed to one operator.
 
-        The results of the operator are registered as owned by the same modules.
+        The results of the operator are registered as tensors of the same modules.
         """
         known = [self._known_or_new(tensor) for tensor in tensors]
         before = self._owners_of_lists.get(len(tensors), [self.last] * len(tensors))
@@ -109,7 +109,7 @@ class StepOwners:
         return owners
 
     def owner_of(self, result: Tensor) -> str:
-        """Return the module of a registered tensor, or the module of the last operator."""
+        """Return the module that owns a registered tensor, or `last` for any other tensor."""
         owner = self._known(result)
         return self.last if owner is None else owner
 

@@ -57,7 +57,7 @@ def ctc_loss_backward(
 ) -> Cost:
     """Cost of the gradient of a CTC loss.
 
-    It consists of a recursion from the last time step to the first, and of the gradient of a
+    The gradient needs a recursion from the last time step to the first, and the gradient of a
     softmax.
     """
     states = _ctc_states(input_lengths, target_lengths)

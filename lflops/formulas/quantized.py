@@ -84,7 +84,7 @@ def packed_convolution(x: Shape, *, qw: Shape, out: Shape) -> int:
 def quantized_embedding_bag(weight: object, indices: Shape, *, out: Shape) -> Cost:
     """Cost of a quantized embedding bag.
 
-    It is one addition per element of the table rows that the indices select.
+    The cost is one addition per element of the table rows that the indices select.
     """
     return Cost(other_flops=prod(indices) * out[-1])
 

@@ -71,7 +71,7 @@ formula("nll_loss_backward", "nll_loss2d_backward")(adapted(per_element(1), "gra
 def embedding_bag(table: Shape, indices: Shape) -> Cost:
     """Cost of an embedding bag in forward or in backward.
 
-    It is one addition per element of the table rows that the indices select.
+    The cost is one addition per element of the table rows that the indices select.
     """
     return Cost(other_flops=prod(indices) * table[-1])
 
@@ -80,7 +80,8 @@ def embedding_bag(table: Shape, indices: Shape) -> Cost:
 def embedding_bag_weights_backward(grad: Shape, weight: Shape, indices: Shape) -> Cost:
     """Cost of the gradients of the per-sample weights of an embedding bag.
 
-    It is a multiplication and an addition per element of the table rows that the indices select.
+    The cost is a multiplication and an addition per element of the table rows that the indices
+    select.
     """
     return Cost(other_flops=2 * prod(indices) * grad[-1])
 
@@ -89,7 +90,7 @@ def embedding_bag_weights_backward(grad: Shape, weight: Shape, indices: Shape) -
 def embedding_renorm(weight: Shape, indices: Shape) -> Cost:
     """Cost of limiting the norm of the embedding rows that the indices select.
 
-    It is a square, an addition and a multiplication per element of these rows.
+    The cost is a square, an addition and a multiplication per element of these rows.
     """
     return Cost(other_flops=3 * prod(indices) * weight[-1])
 

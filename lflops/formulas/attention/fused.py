@@ -196,7 +196,7 @@ def _lengths(shape: Shape, offsets: Known, longest: int | None) -> _Lengths:
 
 
 def _used(present: _Lengths, used: Known) -> _Lengths:
-    """Limit the lengths of sequences to the number of queries or keys that the call uses."""
+    """Limit the length of each sequence to the number of queries or keys that the call uses."""
     if used is None:
         return present
     if not isinstance(used, Values):
@@ -388,7 +388,7 @@ def _causal_window(*, from_last: bool, is_causal: bool) -> Window:
     """,
 )
 def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
-    """Count the attention scores of torch's kernels for dense attention, except the flash kernel.
+    """Count the attention scores of dense attention in torch, except in the flash kernel for GPUs.
 
     Under a causal mask, the first query and the first key have the same position.
     """
@@ -399,7 +399,7 @@ def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: boo
     "_scaled_dot_product_flash_attention", backward="_scaled_dot_product_flash_attention_backward"
 )
 def scaled_dot_product_flash(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
-    """Count the attention scores of torch's flash kernel for dense attention.
+    """Count the attention scores of dense attention in torch's flash kernel for GPUs.
 
     Under a causal mask, the last query and the last key have the same position.
     """

@@ -224,8 +224,8 @@ def states_gradient(other: Shape, decay: Shape, grad: Shape) -> Cost:
 def input_gradient(x: Shape, dt: Shape, decay: Shape, b: Shape) -> Cost:
     """Cost of the gradient of x in a chunked scan.
 
-    It is the sum of two matmuls: C x B of each chunk times the gradient of the result, and B times
-    the gradient of the states.
+    The gradient is the sum of two matmuls: C x B of each chunk times the gradient of the result,
+    and B times the gradient of the states.
     """
     states = b[-1]
     return Cost(_pairs_by_width(x, dt) + prod(x) * states)
