@@ -1,4 +1,7 @@
-"""Time of a run between its steps: validation, checkpoints, logging, compilation and restarts."""
+"""Rules about the time of a run between its steps.
+
+It is spent on validation, inference, checkpoints, logging, compilation, epochs and restarts.
+"""
 
 from lflops.findings.rule import Threshold
 from lflops.findings.run_rule import BetweenStepsRule, RunEvidence, RunRule

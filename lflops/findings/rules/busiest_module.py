@@ -1,4 +1,4 @@
-"""Modules with the most time, for steps without other findings or without the chip's peak."""
+"""Rules about the modules with the most time, for steps that other rules do not explain."""
 
 from collections.abc import Iterable, Sequence
 
@@ -81,7 +81,7 @@ class BusiestModule(StepRule):
         is_peak_missing = step.breakdown is None and not step.are_module_times_unreliable
         if not step.busiest or (earlier and not is_peak_missing):
             return
-        # The root itself has a separate finding.
+        # The rule `outside` is about the root itself.
         below_root = [modules for modules in step.busiest if modules.pattern]
         most = below_root[0] if below_root else step.busiest[0]
         found = {candidate.module for candidate in earlier}

@@ -1,4 +1,4 @@
-"""Communication between ranks."""
+"""Rules about the time in which ranks communicate or wait for each other."""
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.part_rule import PartRule

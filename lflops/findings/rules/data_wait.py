@@ -1,4 +1,4 @@
-"""Waiting for the next batch."""
+"""Rules about waiting for the next batch, in a typical step and in the whole run."""
 
 from lflops.findings.evidence import StepEvidence, handover_seconds
 from lflops.findings.part_rule import PartRule
@@ -45,10 +45,10 @@ class DataWaitOfRun(RunRule):
         return handover_seconds(run.profile) * run.ledger.steps
 
     def allowance(self, run: RunEvidence) -> float:
-        """Return the factor by which the threshold rises on a busy machine.
+        """Return the factor by which the threshold rises because other programs use the CPU.
 
-        It does not rise if the loader stalls in a regular rhythm, such as in every third step,
-        because other programs do not delay the run in such a rhythm.
+        It is 1 if the loop waits for data in a regular pattern, such as in every third step,
+        because other programs do not delay the run in such a pattern.
         """
         stalls = stalls_of(run.ledger)
         if stalls is not None and stalls.is_regular:

@@ -1,4 +1,4 @@
-"""Copies to and from the device, and model calls that prepare a batch."""
+"""Rules about copies to and from the device, and about model calls that prepare a batch."""
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.part_rule import PartRule

@@ -1,4 +1,4 @@
-"""Work on gradients between backward and the optimizer's step."""
+"""The rule about work on gradients between backward and the optimizer's step."""
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.part_rule import PartRule, main_hook

@@ -1,4 +1,4 @@
-"""Growth of the process's memory during the run."""
+"""The rule about growth of the process's memory during the run."""
 
 from collections.abc import Iterator
 

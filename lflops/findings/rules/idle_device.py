@@ -1,4 +1,4 @@
-"""Idle time of the device."""
+"""The rule about idle time of the device."""
 
 from lflops import units
 from lflops.findings.evidence import StepEvidence
@@ -6,9 +6,9 @@ from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Threshold
 
 LARGE_CLIPPING_SHARE = 0.05
-"""If clipping takes at least this share of the step, it may be why the host waits for the device.
+"""If clipping takes at least this share of the step, the host might wait for the device in it.
 
-Otherwise, the host waits because of calls such as `.item()`.
+If clipping takes less, the host waits because of calls such as `.item()`.
 """
 
 

@@ -1,4 +1,4 @@
-"""Waiting for the driver of the device to allocate memory."""
+"""The rule about waiting for the driver of the device to allocate memory."""
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.part_rule import PartRule

@@ -1,4 +1,4 @@
-"""Parts of the time of modules: ideal compute, and time beyond ideal compute."""
+"""Rules about the parts of the time of modules: ideal compute, and time beyond ideal compute."""
 
 from collections.abc import Iterable
 
@@ -17,10 +17,10 @@ sentence of the finding says "memory-bound pointwise work".
 """
 
 COVERED_SHARE = 2 / 3
-"""No further class is examined once the examined classes have this share of memory-bound work."""
+"""No further class is examined if the examined classes have this share of memory-bound work."""
 
 UNKNOWN_PARTS = {"idle": "idle time", "memory_bound": "memory-bound work"}
-"""Parts of the step that `inefficient_kernels` includes if their time is unknown.
+"""Parts of the step that are included in `inefficient_kernels` if their time is unknown.
 
 The values are the names of these parts in the sentence of the finding.
 """

@@ -1,4 +1,4 @@
-"""Layers that run but do not learn."""
+"""Rules about layers that run but do not learn."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -62,7 +62,7 @@ class UnusedLayer(StepRule):
 
 
 def _modules_without_backward(step: StepEvidence) -> Mapping[str, ModuleProfile]:
-    """Return the modules that run no matmuls in backward, by name."""
+    """Return the modules that run no matmuls in backward, keyed by name."""
     return {
         name: module for name, module in step.profile.modules.items() if not module.backward.macs
     }

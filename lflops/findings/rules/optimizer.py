@@ -1,4 +1,4 @@
-"""The optimizer's step."""
+"""The rule about an optimizer whose step takes longer than its operators need."""
 
 from lflops.findings.evidence import StepEvidence, allowance
 from lflops.findings.part_rule import PartRule
@@ -13,7 +13,7 @@ SECONDS_PER_BYTE = 1 / 5e9
 """Upper bound on the seconds that an optimizer's operator on a CPU needs per byte that it moves."""
 
 SECONDS_PER_CACHED_BYTE = 1 / 20e9
-"""Like `SECONDS_PER_BYTE`, but for small operators: their tensors fit into a cache."""
+"""Like `SECONDS_PER_BYTE`, but for small operators, because their tensors fit into a cache."""
 
 LARGEST_CACHED_BYTES = 1 << 20
 """An operator counts as small if it moves fewer bytes than this per call."""
@@ -80,8 +80,8 @@ def _advice_about_closure(optimizer: OptimizerSettings) -> str:
 def needed_seconds(step: StepEvidence) -> float:
     """Return an upper bound on the seconds per step that the operators of the optimizer need.
 
-    On a device, this is the time to launch the operators and to move their bytes, multiplied by
-    `SLOW_ON_DEVICE`.
+    On a device, this is the time to launch the operators' kernels and to move their bytes,
+    multiplied by `SLOW_ON_DEVICE`.
     """
     work = step.root.optimizer
     run = step.profile.run

@@ -1,4 +1,4 @@
-"""Work of the training loop outside all phases."""
+"""Rules about work of the training loop outside all phases, such as callbacks and logging."""
 
 from lflops.findings.evidence import StepEvidence, is_lightning
 from lflops.findings.part_rule import PartRule, main_hook
@@ -86,8 +86,8 @@ class OtherWork(PartRule):
 def model_was_never_called(step: StepEvidence) -> bool:
     """Return whether neither the model nor any of its modules ran in any step.
 
-    A profile without operator counts does not show which modules were called. The model of such a
-    profile ran if any step has a forward phase.
+    A profile without operator counts does not show which modules were called. In such a profile,
+    the model counts as called if any step has a forward phase.
     """
     profile = step.profile
     if "" not in profile.uncalled:

@@ -1,4 +1,4 @@
-"""Code of the model outside all of its layers."""
+"""The rule about the code of the model outside all of its layers."""
 
 from collections.abc import Iterable, Sequence
 
@@ -102,7 +102,7 @@ def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
     """Return whether Python code takes most of the time outside the layers.
 
     Backward runs no Python code, so only forward is examined. If the time of forward or of its
-    operators is unknown, Python code is assumed to be the reason if there is a step breakdown.
+    operators is unknown, the result is true only if there is a step breakdown.
     """
     forward = step.root.forward.self_seconds
     if forward is None or not step.profile.is_counted:

@@ -1,4 +1,4 @@
-"""Padding in batches of sequences."""
+"""The rule about padding in batches of sequences."""
 
 import statistics
 from collections.abc import Iterable, Sequence

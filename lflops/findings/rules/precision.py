@@ -1,4 +1,4 @@
-"""Matmuls in a wider dtype than necessary."""
+"""Rules about matmuls in a wider dtype than necessary."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -96,9 +96,10 @@ class WideDtype(ModuleRule):
 
 
 def _by_pattern(names: Iterable[str], step: StepEvidence) -> dict[str, list[str]]:
-    """Group modules that are all modules of a pattern, such as `blocks.*.attn`, by the pattern.
+    """Group modules by their pattern, such as `blocks.*.attn`.
 
-    The key of any other module is its own name.
+    If `names` has only some of the modules with a pattern, each of them is a group of its own. The
+    key of such a group is the name of the module.
     """
     groups: dict[str, list[str]] = {}
     for pattern, members in grouped(names, lambda name: step.patterns.get(name, name)).items():

@@ -1,4 +1,4 @@
-"""Modules that spend their time in Python code."""
+"""The rule about modules that spend their time in Python code."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,15 +7,12 @@ from lflops.findings.rule import Candidate, Facts, ModuleRule, StepRule, Thresho
 from lflops.profile.series import summed
 
 SECONDS_PER_MODULE = 50e-6
-"""Upper bound on the seconds that it takes to call a module, without the work in its forward.
-
-The time of a module includes its own calls and the calls of its direct submodules.
-"""
+"""Upper bound on the seconds that it takes to call a module, without the work in its forward."""
 
 MOSTLY_PYTHON = 3
-"""A module is reported if it takes at least this many times as long as its operators and calls.
+"""A module is reported if it takes this many times as long as its operators and its calls together.
 
-A module without operators is always reported.
+`calling_seconds` estimates the time of the calls. A module without operators is always reported.
 """
 
 
@@ -74,24 +71,24 @@ def _seconds_of_python(
 def calling_seconds(name: str, step: StepEvidence) -> float:
     """Return an upper bound on the seconds per step to call a module and its direct submodules.
 
-    A module may be called several times per step. Each call runs the submodules.
+    All calls in the step are added up.
     """
     modules = step.profile.modules
     calls = max(modules[name].calls, 1)
     for child in step.children[name]:
-        # A container such as `ModuleList` is not called itself.
+        # A container such as `ModuleList` has no calls, but counts as called once.
         calls += max(modules[child].calls, 1)
     return SECONDS_PER_MODULE * calls * step.contention
 
 
 def modules_of(candidates: Iterable[Candidate]) -> set[str]:
-    """Return the names of the modules that rules about modules have already found.
+    """Return the names of the modules in the candidates of rules about modules.
 
-    Candidates of other rules are ignored. The result may include the root, whose name is empty.
+    Candidates of other rules are ignored. The result can include the root, whose name is empty.
     """
     return {candidate.module for candidate in candidates if isinstance(candidate.rule, ModuleRule)}
 
 
 def in_brackets(class_name: str) -> str:
-    """Format the class of a module, such as ` (GELU)`. Without a class, return an empty string."""
+    """Format the class of a module, such as ` (GELU)`. If it is unknown, return an empty string."""
     return f" ({class_name})" if class_name else ""

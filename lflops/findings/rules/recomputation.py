@@ -1,4 +1,4 @@
-"""Activation checkpointing."""
+"""The rule about the time of activation checkpointing."""
 
 from collections.abc import Iterable, Sequence
 

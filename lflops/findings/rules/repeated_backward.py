@@ -1,4 +1,4 @@
-"""Backward passes that run more often than necessary."""
+"""The rule about backward passes that run more often than necessary."""
 
 from collections.abc import Iterable, Sequence
 
@@ -26,8 +26,8 @@ class RepeatedBackward(StepRule):
 
     Twice as many MACs are normal, because backward computes gradients of the inputs and of the
     weights. Nothing is reported if the step computes derivatives with `torch.autograd.grad` or
-    `create_graph=True`, as a gradient penalty does: backward then differentiates them as well. Also,
-    nothing is reported if an operator of backward is much larger than every operator of
+    `create_graph=True`, as a gradient penalty does: backward then differentiates them as well.
+    Also, nothing is reported if an operator of backward is much larger than every operator of
     forward. Such an operator belongs to a function without matmuls in forward, for example a
     Cholesky decomposition.
     """
@@ -59,7 +59,7 @@ class RepeatedBackward(StepRule):
 def _largest_call(step: StepEvidence, phase: Phase) -> float:
     """Return the MACs of the largest operator call in a phase.
 
-    The MACs of a call are the mean over all calls of the same operator in one module.
+    Only the mean over all calls of an operator in a module is known, so the largest mean is used.
     """
     largest = 0.0
     for count in step.profile.op_counts:

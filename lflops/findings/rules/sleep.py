@@ -1,4 +1,4 @@
-"""Time in which the training thread does nothing."""
+"""The rule about time in which the training thread sleeps or waits."""
 
 from collections.abc import Iterable, Sequence
 
@@ -48,8 +48,9 @@ class SleepingThread(ModuleRule):
 
 
 def _is_around_model(candidate: Candidate, step: StepEvidence) -> bool:
-    """Return whether the time may also be spent between the model and backward.
+    """Return whether the time might also be spent between the model and backward.
 
-    Lightning's hooks show where forward ends; in other loops, it ends when backward begins.
+    Lightning's hooks show where the forward phase ends. In other loops, the forward phase ends when
+    backward begins.
     """
     return not candidate.module and not step.is_lightning

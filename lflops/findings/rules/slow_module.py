@@ -1,8 +1,4 @@
-"""Modules that are slower than identical modules, or that run more operators than their repeats.
-
-Repeats are modules of one class with names that differ only in numbers, such as `layers.0` and
-`layers.1`.
-"""
+"""Rules about modules that are slower than similar modules, such as the other layers of a stack."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""Ranks that make other ranks wait."""
+"""Rules about ranks that make other ranks wait."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ SHARE_OF_SLOW_RANK = 0.05
 OBSERVED_SECONDS = 5.0
 """A CPU rank that is slow in all phases is an issue only if it is slow for this many seconds.
 
-If it is slow for a shorter time, other programs on the machine may be the cause. `MANY_STEPS` steps
-are also enough.
+If it is slow for a shorter time, other programs on the machine might be the cause. If it is slow
+for at least `MANY_STEPS` steps, it is also an issue.
 """
 
 REASONS_BEYOND_LOAD = {"work", "chip"}
@@ -36,7 +36,7 @@ OUTSIDE_MODULES = {
     "stage": "its pipeline stage",
     "sync": "Lightning's collectives",
 }
-"""Phases outside modules in which a rank can be slow, with their names in sentences."""
+"""Phases outside modules in which a rank can be slow, and the names that sentences use for them."""
 
 
 class SlowRank(StepRule):
@@ -111,7 +111,7 @@ class AlternatingStragglers(StepRule):
 def _may_be_brief(row: Straggler, step: StepEvidence) -> bool:
     """Return whether a CPU rank is slow in all phases, but not for long enough to be an issue.
 
-    Other programs on the machine may be the reason for such a short slowdown.
+    Other programs on the machine might be the reason for such a short slowdown.
     """
     if step.profile.run.device_type != "cpu":
         return False
@@ -189,10 +189,10 @@ def reason_of(row: Straggler, profile: Profile) -> str:
 def without_rank_costs(
     candidates: Iterable[Candidate], slow_ranks: Sequence[Candidate]
 ) -> list[Candidate]:
-    """Subtract the cost of slow ranks from the other candidates, so that it is reported only once.
+    """Subtract the cost of slow ranks from the other candidates (possible findings).
 
-    On the slow rank, the cost is contained in the part of the step in which the rank is slow. On
-    the other ranks, it is contained in the communication wait.
+    So the cost is reported only once. On the slow rank, it is contained in the part of the step in
+    which the rank is slow. On the other ranks, it is contained in the communication wait.
     """
     remaining = list(candidates)
     for slow_rank in slow_ranks:

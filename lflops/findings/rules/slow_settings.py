@@ -1,4 +1,7 @@
-"""Settings that make training slow or wrong, found in the counting step."""
+"""Rules about settings that make training slow or wrong.
+
+lflops detects these settings in the counting step (the step in which it counts operators).
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,9 +11,9 @@ from lflops.profile.notes import notes_with
 
 
 class NotedSetting(StepRule):
-    """A setting that makes training slow or wrong. Its cost is unknown.
+    """A rule about a setting that makes training slow or wrong. Its cost is unknown.
 
-    The setting is found by a note in the profile. The code of the note is the name of the rule.
+    The rule finds the setting if the profile has a note with the name of the rule as its code.
     """
 
     threshold = Threshold(share=0.0)

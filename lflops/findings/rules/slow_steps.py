@@ -1,4 +1,4 @@
-"""Occasional slow steps, with one rule for each cause that the ledger records."""
+"""Rules about occasional slow steps: one for each cause that the ledger (time account) records."""
 
 from lflops.findings.rule import Threshold
 from lflops.findings.run_rule import OnceAllowedRule, RunEvidence, RunRule

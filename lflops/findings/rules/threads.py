@@ -1,4 +1,4 @@
-"""Threads that compete for the cores."""
+"""Rules about threads that compete for the CPU cores."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -63,10 +63,9 @@ class ComputingThread(StepRule):
 
 
 def _share_of_other_threads(step: Step) -> float | None:
-    """Return the share of a module-timing step in which only other threads computed.
+    """Return the share of a step in which only other threads of this process computed.
 
-    These are threads of this process. Returns `None` for steps of other kinds, or if the share is
-    unknown.
+    Returns `None` if the step is not a module-timing step, or if the share is unknown.
     """
     if step.kind != "module_timing" or is_disturbed(step.marks):
         return None

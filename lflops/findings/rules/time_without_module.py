@@ -1,4 +1,4 @@
-"""Time that cannot be divided among modules."""
+"""Rules about the time of forward and backward, for steps without reliable module times."""
 
 from collections.abc import Iterable, Sequence
 

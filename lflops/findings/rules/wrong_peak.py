@@ -1,4 +1,4 @@
-"""A step that runs faster than the chip's peak allows, which shows that the peak is too low."""
+"""The rule about a step that is faster than the chip's peak allows: the peak must be too low."""
 
 from collections.abc import Iterable, Sequence
 
