@@ -1,4 +1,5 @@
-"""Find the reasons why a step or a run takes as long as it does; one file for each rule.
+"""Find the reasons why a step or a whole run takes as long as it does.
 
-Does not import torch.
+A rule looks for one reason, and reports it as a finding. The rules are in the folder `rules`.
+Nothing here imports torch.
 """

@@ -23,7 +23,7 @@ def findings_of_step(step: StepEvidence) -> tuple[Finding, ...]:
     """Return the findings about a step, in the order in which reports show them.
 
     `ordered` defines this order: issues and expensive overhead come first, then the findings that
-    only show where the time goes. Without an unprofiled step, there are no findings.
+    only show where the time goes. If no unprofiled step was timed, there are no findings.
     """
     findings = []
     for candidate in candidates_of_step(step):
@@ -38,8 +38,8 @@ def candidates_of_step(step: StepEvidence) -> list[Candidate]:
 
     A candidate is a possible finding. Candidates with unknown cost come first, then the others from
     the highest cost to the lowest. The candidates of `LAST_RULES` come last. No time is reported
-    twice: the cost of a slow rank or of a module is subtracted from the part of the step that
-    contains it.
+    twice: if a slow rank or a module is a candidate, its cost is subtracted from the part of the
+    step (such as the data wait) that contains this cost.
     """
     if not step.mean:
         return []

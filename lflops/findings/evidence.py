@@ -42,17 +42,18 @@ A loop that only logs the loss waits less often.
 """
 
 LEAST_SLEEP_SHARE = 0.6
-"""A finding names a module only if the module has at least this share of the sleeping time.
+"""A sleep is reported only if one module has at least this share of the sleeping time.
 
 Sleeping time is time in which the training thread uses no CPU. If no module has this share, the
-times of repeated modules are added up. If no sum has this share either, nothing is reported.
+times of repeated modules, such as `layers.0` and `layers.1`, are added up. If no sum has this share
+either, nothing is reported.
 """
 
 UNCERTAIN_WAIT = 0.1
 """Maximum error of the time that a thread waits for a core, as a share of the waiting time.
 
-The waiting time that the operating system reports is too short: in steps that took twice as long
-because of other programs, 2 to 7 % of the waiting time was missing.
+The waiting time that the operating system reports is too short. It was 2 to 7 % too short in steps
+that took twice as long because of other programs.
 """
 
 BATCH_HANDOVER_SECONDS = 0.0015
@@ -68,9 +69,9 @@ class Sleep:
     """Time in which the training thread uses no CPU.
 
     Attributes:
-        module: The module in which the thread sleeps during forward. If it sleeps in several
-            repeated modules, this is their pattern, such as `layers.*.mlp`.
-        seconds: Seconds per step.
+        module: The module in which the thread sleeps during forward. If the thread sleeps in
+            several repeated modules, this is their pattern, such as `layers.*.mlp`.
+        seconds: Seconds of sleep per step.
     """
 
     module: str
@@ -79,7 +80,7 @@ class Sleep:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepEvidence:
-    """The known facts about the step of one profile.
+    """The measured facts about the typical step of a profile, which all rules about a step read.
 
     Attributes:
         profile: The profile.
@@ -87,8 +88,7 @@ class StepEvidence:
         utilization: MFU and the step breakdown.
         stragglers: Ranks that make other ranks wait.
         outliers: Modules that are slower than identical modules.
-        busiest: The modules with the most self time, in descending order. Repeated modules are one
-            entry.
+        busiest: The modules in descending order of self time. Repeated modules are one entry.
         patterns: The pattern of each module's name, such as `layers.*.mlp` for `layers.3.mlp`.
             Repeated modules have the same pattern. The pattern of a module that is not repeated is
             its name.
@@ -154,16 +154,16 @@ class StepEvidence:
 
     @property
     def inefficient_share_of_root(self) -> float:
-        """Share of the step that the root, outside submodules, loses to inefficient kernels."""
+        """Share of the step that is lost to inefficient kernels of the root, without submodules."""
         if self.breakdown is None:
             return 0.0
         return self.breakdown.modules.get("", {}).get("inefficient_kernels", 0.0)
 
     @cached_property
     def unlike_repeats(self) -> Sequence[UnlikeRepeat]:
-        """Repeated modules that are slower than the other repeats because they do different work.
+        """Modules that are slower than the other modules with the same pattern.
 
-        They run more operators or use a wider dtype.
+        They are slower because they run more operators or use a wider dtype.
         """
         least = REPORTED_SHARE * self.mean
         return unlike_repeats(self.profile, self.patterns, self.children, least)
@@ -218,10 +218,10 @@ class StepEvidence:
         return None
 
     def _beyond_operators(self, module: str) -> float:
-        """Return the seconds of a module's forward, excluding its submodules and its operators.
+        """Return the seconds of a module's forward, without its submodules and its operators.
 
-        For the root, the time around the call of the model is included. Returns 0 if the time of
-        the module or of its matmuls is unknown.
+        For the root, the time before and after the call of the model is included. Returns 0 if the
+        time of the module or of its matmuls is unknown.
         """
         forward = self.profile.modules[module].forward
         if forward.self_seconds is None:
@@ -248,10 +248,9 @@ class StepEvidence:
 
     @property
     def seconds_around_model(self) -> float:
-        """Seconds of the forward phase before and after the call of the model.
+        """Seconds of the forward phase in which no module runs, neither forward nor backward.
 
-        Modules also run in the rest of this phase: in forward, and in the backward passes of
-        `torch.autograd.grad` inside it.
+        Modules run backward in this phase if its code calls `torch.autograd.grad`.
         """
         forward = self.root.forward.seconds
         if forward is None:
@@ -263,7 +262,7 @@ class StepEvidence:
     def _backward_in_forward(self) -> float:
         """Seconds in which modules run backward inside the forward phase.
 
-        The times of modules include this time, and the backward phase does not.
+        The backward times of modules include these seconds, but the backward phase does not.
         """
         in_modules = 0.0
         for work in (self.root.backward, self.root.recompute):
@@ -284,19 +283,22 @@ class StepEvidence:
 
     @property
     def contention(self) -> float:
-        """Factor by which a measured time may be too long because other programs use the CPU."""
+        """Factor by which a measured time can be too long because other programs use the CPU."""
         if not self.is_cpu_contended:
             return 1.0
         return 1 / (1 - min(self.lost_cpu_share, LARGEST_LOST_SHARE))
 
     @cached_property
     def uncontended_mean(self) -> float:
-        """Seconds of the mean step, without the time that other programs took, if it is known."""
+        """Seconds of a step without the time that other programs took.
+
+        If that time is unknown, these are the seconds of the mean step.
+        """
         return sum(self.times.uncontended.values()) if self.times.uncontended else self.mean
 
     @cached_property
     def _uncontended_share_of_passes(self) -> float:
-        """Share of the time of forward and backward that remains without other programs."""
+        """Share of the time of forward and backward in which no other program took the CPU."""
         if not self.pass_seconds:
             return 1.0
         return _seconds_of_passes(self.times.uncontended) / self.pass_seconds
@@ -318,8 +320,8 @@ class StepEvidence:
     def at_most_median(self, phase: str, seconds: float) -> float:
         """Return `seconds` or the median time of the phase, whichever is smaller.
 
-        A mean may be too high, because other programs delay some steps a lot and others not at all.
-        A few delayed steps do not change the median.
+        `seconds` is a mean, which is too high if other programs delay a few steps a lot. A few
+        delayed steps hardly change the median.
         """
         spread = self.times.spreads.get(phase)
         return seconds if spread is None else min(seconds, spread.median)
@@ -363,7 +365,7 @@ def _sleep_of(step: Step) -> float | None:
     """Return the seconds of a step in which the training thread slept, or `None` if unknown.
 
     This is the time without CPU use, minus the waits for a core or a batch. The wait for a core is
-    increased by `UNCERTAIN_WAIT`, because the measured wait is too short. The result may therefore
+    increased by `UNCERTAIN_WAIT`, because the measured wait is too short. Therefore, the result can
     be too small.
     """
     if step.seconds is None or step.thread_cpu is None:
@@ -395,8 +397,8 @@ def host_syncs(profile: Profile) -> int:
 def allowance(lost_cpu_share: float) -> float:
     """Return the factor by which thresholds rise because other programs use the CPU.
 
-    The factor is 1 if they take less than `CONTENDED_SHARE` of the CPU time, and 2.25 if they take
-    a third of it.
+    `lost_cpu_share` is the share of the CPU time that they take. The factor is 1 if the share is
+    below `CONTENDED_SHARE`, and 2.25 if it is a third.
     """
     if lost_cpu_share < CONTENDED_SHARE:
         return 1.0

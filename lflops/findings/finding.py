@@ -1,4 +1,4 @@
-"""Describe one reason why a step or a run takes longer, with its cost and a fix."""
+"""Define a finding, which is one reason for the time of a step or a run, and sort findings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import comb
@@ -8,30 +8,32 @@ from msgspec import Struct
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One reason why a step or a run takes longer, in words.
+    """One reason why a step or a run takes as long as it does, in words.
 
     Attributes:
-        cause: The name of the rule that found it.
+        cause: Name of the rule that found the reason.
         sentence: A sentence that names the reason and its cost.
-        module: Name of the module with this cost. Empty if the cost is in no particular module.
-        place: The code with this cost, if it is known but is no module, such as the hook of a
-            callback.
-        rank: The slow rank, if the rule is about a rank.
-        phase: The phase in which this rank is slow.
+        module: Name of the module in which the time is spent, or the pattern of several modules,
+            such as `layers.*.mlp`. Empty for the root, and if it is no particular module.
+        place: Other code in which most of the time is spent, such as the hook of a callback. Empty
+            if it is unknown.
+        rank: The slow rank, or `None` if the finding is not about one rank.
+        phase: The phase in which this rank is slow. Empty without a slow rank.
         seconds: The cost in seconds per step, or `None` if unknown.
         share: The cost as a share of the step. If `of` is "run", a share of the time from the end
             of start-up to the end of training.
-        of: "step" for a typical step of the profiled window, "run" for the whole run, including the
-            time between steps.
+        of: "step" if the finding is about a typical step. "run" if it is about the whole run,
+            including the time between steps.
         fix: Advice on how to reduce the cost. Empty if there is no general advice.
-        is_issue: Whether this is an issue to fix. If not, the finding only shows where the time
-            goes, and any training run spends time there.
+        is_issue: Whether users should fix this. If not, the finding only shows where the time goes,
+            and any training run spends time there.
         is_overhead: Whether the model computes nothing in the time that the finding is about. Such
             a finding comes before issues that cost less, even if it is not an issue.
-        operators: Seconds per step of the operators that the sentence lists with their time.
+        operators: Seconds per step of each operator that the sentence lists with its time, keyed by
+            operator.
         right: How reliable the rule was in CPU training runs with known issues: a pair
-            `(right, total)`. This finding was reported first in `total` runs, and in `right` of
-            these runs it named the known issue. `None` if not measured.
+            `(right, total)`. The rule's finding was reported first in `total` runs, and in `right`
+            of these runs it named the known issue. `None` if not measured.
     """
 
     cause: str
@@ -51,9 +53,9 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def track_record(self) -> str:
-        """How reliable the finding is, in words; empty if this was not measured.
+        """The text of the function `track_record` for this finding.
 
-        `track_record` describes the words.
+        It is empty if the reliability of the finding was not measured.
         """
         return "" if self.right is None else track_record(*self.right)
 
@@ -66,7 +68,7 @@ def track_record(right: int, total: int) -> str:
 
     Args:
         right: Number of runs in which the finding came first and was right.
-        total: Number of runs in which it came first.
+        total: Number of runs in which the finding came first.
     """
     percent = int(100 * least_share(right, total))
     runs = f"{total} runs with planted issues"
@@ -76,8 +78,8 @@ def track_record(right: int, total: int) -> str:
 def least_share(right: int, total: int) -> float:
     """Return the lower end of the 90 % confidence interval of the share `right` / `total`.
 
-    If the true share were this value, only one in twenty samples of `total` findings would have
-    `right` or more findings that are right.
+    If the true share were equal to the result, then at least `right` of `total` findings would be
+    right with a probability of only 5 %.
     """
     low = 0.0
     high = right / total
@@ -94,10 +96,10 @@ def least_share(right: int, total: int) -> float:
 
 
 ERROR_OF_ONE_END = 0.05
-"""Maximum probability that the lower end of `least_share`'s interval is above the true share.
+"""Maximum probability that the result of `least_share` is above the true share.
 
-The upper end would be wrong with the same probability, so the interval is a 90 % confidence
-interval.
+The upper end of the interval would be below the true share with the same probability. Together,
+this makes a 90 % confidence interval.
 """
 
 BISECTIONS = 30
@@ -105,15 +107,15 @@ BISECTIONS = 30
 
 
 LAST = {"busiest", "peak"}
-"""Names of the rules whose findings come last, however much they cost."""
+"""Names of the rules whose findings come last in a report, however much they cost."""
 
 
 def leading(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings at the top of a report, sorted by cost.
+    """Return the findings at the top of a report, the highest cost first.
 
-    The list contains all issues. It also contains the findings about overhead (time in which the
-    model computes nothing) that cost more than the most expensive issue. Issues with unknown cost
-    come first. If there is no issue, the list is empty.
+    The list contains all issues (findings that users should fix). It also contains the findings
+    about overhead (time in which the model computes nothing) that cost more than the most expensive
+    issue. Issues with unknown cost come first. If there is no issue, the list is empty.
     """
     found = list(findings)
     issues = [finding for finding in found if finding.is_issue]
@@ -129,9 +131,10 @@ def leading(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings of `leading`, then all other findings, with both groups sorted by cost.
+    """Return all findings in the order of a report.
 
-    The findings of the rules in `LAST` come after all others.
+    First come the findings that `leading` returns, then the other findings, and then the findings
+    of the rules in `LAST`. Each of these groups is sorted by cost, the highest cost first.
     """
     found = list(findings)
     leads = leading(found)

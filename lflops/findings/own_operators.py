@@ -1,4 +1,4 @@
-"""Estimate the time of the operators that a module runs itself, apart from its Python code.
+"""Estimate the time of the operators that a module runs itself, without the time of Python code.
 
 A trace has one time for all calls of an operator in the step. Each module gets a share of this
 time: its share of the bytes or of the MACs of these calls, whichever is larger. Without a trace,
@@ -48,7 +48,7 @@ IMPLEMENTED_BY = {
 }
 """For some operators, the names of the other operators that they call to do their work.
 
-A trace may contain only the name of the other operator.
+Some traces contain only the name of the operator that is called.
 """
 
 LEAST_SHOWN = 1e-6
@@ -66,15 +66,15 @@ ATEN = "aten::"
 
 @dataclass(frozen=True, kw_only=True)
 class OwnOperators:
-    """The operators that a module runs itself in some phases.
+    """The operators that some modules run themselves, outside their submodules, in some phases.
 
     Attributes:
-        traced: Seconds per step, by operator, for the operators that are in the trace.
-        names: Names of all operators. Operators in the trace come first; within both groups, the
-            operator with the most time comes first.
-        seconds: Seconds per step that all operators need, including the time to call them. For an
-            operator that is not in the trace, an upper bound is added. If other programs use the
-            CPU, the sum is multiplied by the `contention` of `OperatorTimes`.
+        traced: Seconds per step of each operator that is in the trace, keyed by operator.
+        names: Names of all operators. First come the operators in the trace, then the others. Both
+            groups are in descending order of time.
+        seconds: Seconds per step that all operators together need, including the time to call them.
+            An operator that is not in the trace counts with an upper bound. If other programs use
+            the CPU, the sum is multiplied by the `contention` of `OperatorTimes`.
     """
 
     traced: Mapping[str, float]
@@ -82,14 +82,14 @@ class OwnOperators:
     seconds: float
 
     def explains(self, seconds: float) -> bool:
-        """Check whether the operators may take at least `OPERATORS_SHARE` of the given seconds.
+        """Return whether the operators take at least `OPERATORS_SHARE` of the given seconds.
 
-        Without a trace, this is assumed, because their time is unknown.
+        Without a trace, the time of the operators is unknown, and the result is true.
         """
         return not self.traced or self.seconds >= OPERATORS_SHARE * seconds
 
     def fitted_into(self, seconds: float) -> "OwnOperators":
-        """Return the operators with traced times that add up to at most `seconds`.
+        """Return a copy in which the traced times are scaled to add up to at most `seconds`.
 
         Operators take longer while they are traced, so they could seem to take longer than the
         module that runs them.
@@ -100,13 +100,12 @@ class OwnOperators:
         return replace(self, traced=scaled(self.traced, seconds / total))
 
     def within(self, seconds: float) -> str:
-        """Return the end of a sentence which says that a module itself takes `seconds`.
+        """Return the end of the sentence that says that a module itself takes `seconds`.
 
-        If the operators explain the seconds, the text lists the operators: `, in relu (7.3 ms)`.
-        The listed times add up to at most `seconds`.
-        Otherwise, it has only their total time. Without a trace, it lists the operators in
-        brackets, because it is unknown whether they took the time. The text is empty if there are
-        no operators.
+        If the operators explain the seconds, the text lists them with their times, which add up to
+        at most `seconds`: `, in relu (7.3 ms)`. Otherwise, it has only their total time. Without a
+        trace, it lists the operators in brackets, because it is unknown whether they took the time.
+        The text is empty if there are no operators.
         """
         if not self.names:
             return ""
@@ -140,7 +139,7 @@ class OwnOperators:
 
 
 def with_time(operator: str, seconds: float) -> str:
-    """Return an operator and its time as a sentence has them, such as `relu (7.30 ms)`."""
+    """Format an operator and its time, such as `relu (7.30 ms)`."""
     return f"{plain(operator)} ({units.duration(seconds)})"
 
 

@@ -1,4 +1,8 @@
-"""Define the base class of rules about a part of the step, and the rule for user-defined phases."""
+"""Define the base class of rules about a part of the step, and the rule for user-defined phases.
+
+A part is a phase outside modules, such as the data wait, or one kind of time in modules, such as
+memory-bound work.
+"""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -12,7 +16,9 @@ from lflops.profile.notes import filled
 from lflops.profile.profile import Profile
 
 BURST_RATIO = 5
-"""A phase comes in bursts if its long times are at least this many times as long as its short ones.
+"""A phase comes in bursts if its long times are this many times as long as its usual times.
+
+Bursts are steps in which a phase that is short in most steps is long.
 """
 
 
@@ -21,11 +27,11 @@ class PartRule(StepRule):
 
     A part is a phase outside modules, such as the data wait, or one kind of time in modules, such
     as memory-bound work. The parts do not overlap. `step_parts` computes them, and each part
-    becomes a candidate of its rule; `detect` finds nothing.
+    becomes a candidate (possible finding) of its rule. So `detect` returns nothing.
 
     Attributes:
         label: The name of the part in tables. By default, the rule's name.
-        phrase: Noun phrase for the part, such as "memory-bound work". The sentence of the finding
+        phrase: Noun phrase for the part, such as "inefficient kernels". The sentence of the finding
             is the cost, the verb and this phrase: "26 % of the step is lost to inefficient
             kernels".
         verb: The verb of this sentence, such as "is lost to".
@@ -63,11 +69,11 @@ class PartRule(StepRule):
         return self.advise_in(candidate.module, step)
 
     def advise_in(self, module: str, step: StepEvidence) -> str:
-        """Return advice on how to reduce the part.
+        """Return advice on how to reduce the time of the part.
 
         Args:
             module: Name of the module that has most of the part. Empty if there is no such module.
-            step: The evidence about the step.
+            step: The measured facts about the step.
         """
         return filled(self.part_fix(step), {"where": plain(module) or "the model"})
 
@@ -80,7 +86,7 @@ class PartRule(StepRule):
 
 
 class NamedPhase(PartRule):
-    """A user-defined phase of the step."""
+    """A rule that reports the time of one user-defined phase of the step."""
 
     verb = "is spent in"
 
@@ -95,13 +101,14 @@ class NamedPhase(PartRule):
 
 
 MAIN_HOOK_SHARE = 0.4
-"""A hook is named if it takes at least this share of the time outside all phases."""
+"""A finding names a hook if the hook takes at least this share of the finding's cost."""
 
 
 def main_hook(candidate: Candidate, step: StepEvidence) -> str:
-    """Return the hook of a callback or of the LightningModule that has most of the cost.
+    """Return the hook of a callback or of the LightningModule that takes most of the time.
 
-    Returns the empty string if no single hook has most of it, or if hooks were not timed.
+    Returns the empty string if no single hook takes most of the candidate's cost, or if hooks were
+    not timed.
     """
     hooks = step.profile.hooks
     if not hooks or candidate.seconds is None:

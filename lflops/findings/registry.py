@@ -85,9 +85,9 @@ SETTING_RULES: tuple[StepRule, ...] = (
 """Rules about the settings of the training run."""
 
 RANK_RULES: tuple[StepRule, ...] = (SlowRank(), AlternatingStragglers())
-"""Rules about ranks.
+"""Rules about slow ranks.
 
-The cost of a slow rank is subtracted from the modules and the parts of the step that contain it.
+The cost of a slow rank is subtracted from other findings that contain the same time.
 """
 
 MODULE_RULES: tuple[ModuleRule, ...] = (
@@ -99,7 +99,8 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
 )
 """Rules about the times of modules.
 
-The cost of such a finding is subtracted from the part of the step that contains it.
+The cost of such a finding is subtracted from the finding of `PART_RULES` that contains the same
+time.
 """
 
 PART_RULES: tuple[PartRule, ...] = (
@@ -121,7 +122,11 @@ PART_RULES: tuple[PartRule, ...] = (
     BackwardOutsideModules(),
     IdealCompute(),
 )
-"""Rules about the parts of the step. The parts do not overlap."""
+"""Rules about the parts of the step, which do not overlap.
+
+A part is a phase outside modules, such as the data wait, or one kind of time in modules, such as
+memory-bound work.
+"""
 
 WORK_RULES: tuple[StepRule, ...] = (
     AllOfForward(),
@@ -166,9 +171,9 @@ _PART_RULES = {rule.name: rule for rule in PART_RULES}
 
 
 def part_rule(name: str) -> PartRule:
-    """Return the rule for a part of the step.
+    """Return the rule about the part of the step with this name.
 
-    User-defined phases get the general rule `NamedPhase`.
+    For a user-defined phase, this is the general rule `NamedPhase`.
     """
     return _PART_RULES.get(name) or NamedPhase(name)
 
@@ -184,10 +189,10 @@ def step_rules() -> Iterator[StepRule]:
 
 
 def issue_share(name: str) -> float | None:
-    """Return the smallest cost, as a share, at which the rule with this name finds an issue.
+    """Return the minimum cost at which the rule with this name finds an issue.
 
-    It is a share of the step or, if only a rule about the run has this name, of the run. Returns
-    `None` if there is no such rule, or if its threshold has no share.
+    The cost is a share of the step. If the only rules with this name are about the run, it is a
+    share of the run. Returns `None` if no rule has this name, or if the rule never finds an issue.
     """
     share = None
     for rule in (*RUN_RULES, *step_rules()):
@@ -199,8 +204,8 @@ def issue_share(name: str) -> float | None:
 def all_rules() -> dict[str, list[Rule]]:
     """Return all rules by name.
 
-    Some names have several rules: for example, the rules "data" find a data wait in the profiled
-    step and in the whole run.
+    Several rules can have the same name. For example, one rule "data" looks for a data wait in the
+    typical step, and another rule "data" looks for it in the whole run.
     """
     by_name: dict[str, list[Rule]] = {}
     for rule in (*step_rules(), *RUN_RULES):

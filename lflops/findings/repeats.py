@@ -30,10 +30,13 @@ DTYPE_BITS = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16
 class UnlikeRepeat(Struct, frozen=True, kw_only=True):
     """A repeated module that takes longer than the other repeats because it does different work.
 
+    Repeats are modules with the same pattern, such as `layers.*.mlp`.
+
     Attributes:
         module: The name of the module.
         others: Number of the other repeats.
-        excess_seconds: Seconds per step that the module takes longer than the median repeat.
+        excess_seconds: Seconds per step by which the module's time exceeds the median of all
+            repeats.
         calls: Number of operator calls of the module per step.
         usual_calls: Median number of operator calls of the other repeats, per step.
         dtype: The widest dtype of the module's matmuls. Empty if the module runs no matmuls.
@@ -132,7 +135,7 @@ def _calls(module: ModuleProfile) -> int:
 
 
 def _widest_dtypes(profile: Profile) -> dict[str, str]:
-    """Return the widest dtype of each module's matmuls, including the modules below it."""
+    """Return the widest dtype of the matmuls in each module, including its submodules."""
     widest: dict[str, str] = {}
     for module, dtype in _dtypes_of_matmuls(profile):
         for above in ancestry(module):

@@ -1,4 +1,9 @@
-"""Define the base classes of the rules. A rule turns evidence into findings."""
+"""Define `Rule`, and the base classes of the rules about a step.
+
+A rule looks for one reason why a step or a run is slow. A rule about a step reads the measured
+facts about the step, and returns candidates (possible findings). A candidate that costs enough
+becomes a finding, which has a sentence and a fix.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,16 +17,16 @@ from lflops.profile.module_names import plain
 from lflops.profile.notes import filled
 
 Facts = Mapping[str, float | str | None]
-"""Values for the placeholders in a rule's templates, keyed by the names of the placeholders.
+"""Values for the placeholders in a rule's text templates, keyed by the names of the placeholders.
 
-The strings in `Candidate.facts` may contain control characters, because some of them are names from
+The strings in `Candidate.facts` can contain control characters, because some of them are names from
 the user. `StepRule.words` replaces these characters.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """The minimum costs for a candidate to be reported, and to be an issue.
+    """The minimum costs for a candidate (a possible finding) to be reported, and to be an issue.
 
     Attributes:
         share: A candidate is an issue if it costs at least this share of the step, or of the run.
@@ -30,7 +35,7 @@ class Threshold:
         seconds: An issue must also cost at least this many seconds per step. Frameworks spend some
             time in each step, and in a short step this time is a large share.
         reported: A candidate is reported if it costs at least this share of the step. A rule about
-            the run uses `share` instead, unless it is `None`.
+            the run uses `share` instead, unless `share` is `None`.
     """
 
     share: float | None = None
@@ -43,15 +48,17 @@ class Candidate:
     """A possible finding, before overlapping costs are subtracted and small costs are dropped.
 
     Attributes:
-        rule: The rule that found it.
+        rule: The rule that found the candidate.
         seconds: The cost in seconds per step, or `None` if unknown.
-        module: Name of the module with this cost. Empty if the cost is in no particular module.
+        module: Name of the module in which the time is spent, or the pattern of several modules,
+            such as `layers.*.mlp`. Empty for the root, and if it is no particular module.
         facts: Further values for the templates of the sentence and the fix.
-        rank: The slow rank, if the rule is about a rank.
-        phase: The phase in which this rank is slow.
-        is_rest: Whether another finding already reports some of the same time. `seconds` is then
+        rank: The slow rank, or `None` if the candidate is not about one rank.
+        phase: The phase in which this rank is slow. Empty without a slow rank.
+        is_rest: Whether another finding already reports a part of this time. If so, `seconds` is
             only the rest.
-        operators: Seconds per step of the operators that the sentence lists with their time.
+        operators: Seconds per step of each operator that the sentence lists with its time, keyed by
+            operator.
     """
 
     rule: "StepRule"
@@ -65,12 +72,12 @@ class Candidate:
 
 
 class Rule(ABC):
-    """One reason why a step or a run may take longer.
+    """A rule that looks for one reason why a step or a run is slow.
 
     The docstring of a subclass is part of the documentation. It describes the meaning of the
-    finding, and when the finding is an issue. `sentence` and `fix` are templates. Both may contain
-    `{where}` for the module, `{cost}` for the cost, `{Cost}` for the cost at the start of a
-    sentence, and the names of the candidate's facts.
+    finding, and when the finding is an issue (something that users should fix). `sentence` and
+    `fix` are templates. Both can contain `{where}` for the module, `{cost}` for the cost, `{Cost}`
+    for the cost at the start of a sentence, and the keys of the candidate's `facts`.
 
     Attributes:
         name: The name of the rule, and the `cause` of its findings.
@@ -92,19 +99,19 @@ class Rule(ABC):
 
 
 class StepRule(Rule):
-    """A reason why the typical step takes longer."""
+    """A rule that looks for one reason why the typical step is slow."""
 
     @abstractmethod
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
-        """Find candidates.
+        """Return the candidates (possible findings) of this rule.
 
         Args:
-            step: The evidence about the step.
+            step: The measured facts about the step.
             earlier: The candidates that earlier rules have found.
         """
 
     def is_reported(self, candidate: Candidate, step: StepEvidence) -> bool:
-        """Return whether the candidate is reported: its cost is large enough or unknown."""
+        """Return whether the cost of a candidate is unknown, or large enough to be reported."""
         if candidate.seconds is None:
             return True
         return candidate.seconds >= self.threshold.reported * step.mean
@@ -112,7 +119,7 @@ class StepRule(Rule):
     # Judging a candidate.
 
     def is_issue(self, candidate: Candidate, step: StepEvidence) -> bool:
-        """Return whether the candidate is an issue.
+        """Return whether the candidate is an issue (something that users should fix).
 
         It is an issue if it costs enough and `is_confirmed` returns true.
         """
@@ -125,7 +132,7 @@ class StepRule(Rule):
         return self.is_confirmed(candidate, step)
 
     def issue_share(self, step: StepEvidence) -> float | None:
-        """Return the smallest share of the step at which a candidate is an issue.
+        """Return the minimum cost of an issue, as a share of the step.
 
         Returns `None` if no candidate is an issue.
         """
@@ -142,9 +149,10 @@ class StepRule(Rule):
         return seconds
 
     def allowance(self, candidate: Candidate, step: StepEvidence) -> float:
-        """Return the factor by which the threshold rises on a busy machine.
+        """Return the factor by which the threshold rises because other programs use the CPU.
 
-        It is 1 if the cost is judged without the delay caused by other programs.
+        It is 1 if the delay caused by these programs is known, because it is then subtracted from
+        the cost.
         """
         return 1.0 if step.times.uncontended else allowance(step.lost_cpu_share)
 
@@ -155,7 +163,7 @@ class StepRule(Rule):
         """
         return True
 
-    # Putting it into words.
+    # Making a finding from a candidate.
 
     def finding(self, candidate: Candidate, step: StepEvidence) -> Finding | None:
         """Make a finding from a candidate, or return `None` if `describe` returns no sentence."""
@@ -181,15 +189,18 @@ class StepRule(Rule):
         )
 
     def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
-        """Return the code that has most of the cost, if it is known but is no module."""
+        """Return the code other than a module, such as a hook, that takes most of the time.
+
+        Returns the empty string if it is unknown.
+        """
         return ""
 
     def describe(self, candidate: Candidate, step: StepEvidence) -> str | None:
-        """Format the sentence of a candidate, or return `None` if it should not be reported."""
+        """Return the sentence of a candidate, or `None` if it should not be reported."""
         return filled(self.sentence_for(candidate, step), self.words(candidate, step))
 
     def advise(self, candidate: Candidate, step: StepEvidence) -> str:
-        """Format the advice on how to reduce the cost of a candidate."""
+        """Return the advice on how to reduce the cost of a candidate."""
         return filled(self.fix_for(candidate, step), self.words(candidate, step))
 
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
@@ -230,7 +241,7 @@ class ModuleRule(StepRule):
     def detect_modules(
         self, step: StepEvidence, earlier: Sequence[Candidate]
     ) -> Iterable[Candidate]:
-        """Find candidates.
+        """Return the candidates (possible findings) of this rule.
 
         This is called only if lflops can tell which modules take the time: module times are
         reliable, or the chip's peak is known.
@@ -253,8 +264,8 @@ def cost_of(seconds: float | None, step: StepEvidence) -> str:
 def root_itself(class_name: str) -> str:
     """Describe the part of the model outside all submodules: "Net itself, outside its layers".
 
-    If a run has several models, lflops puts them into a `ModuleDict` as the root module. Users do
-    not know this class, so its name is not used.
+    If a run has several models, lflops puts them into a `ModuleDict`, which is the root module.
+    Users did not write this root, so the text is "the code around the models".
     """
     if class_name == "ModuleDict":
         return "the code around the models"

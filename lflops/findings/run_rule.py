@@ -1,4 +1,8 @@
-"""Define the evidence about a run, and the base classes of the rules about a run."""
+"""Define the evidence about a run, and the base classes of the rules about a run.
+
+The evidence is the facts that all rules about a run read. Most of them come from the ledger, which
+is the time account of the run. A span is a section of the run in the ledger.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,23 +29,23 @@ LARGE_SHARE = 0.1
 """The cost of an `UncertainRule` is reported if it takes at least this share of training time."""
 
 REPEATED_COMPILATION_SHARE = 0.05
-"""Compilation is repeated if it takes at least this share of the second half of a run's steps."""
+"""Compilation is repeated if it takes at least this share of the time after half of the steps."""
 
 MANY_RECOMPILED_STEPS = 3
-"""Compilation is repeated if torch compiled code again in at least this many steps of a window."""
+"""Compilation is repeated if torch compiled code again in this many steps of a profile."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunEvidence:
-    """The known facts about a run.
+    """The facts that all rules about a run read.
 
     Attributes:
         ledger: The time account of the run: its seconds by category.
-        profile: The profile of the last window, or `None` without a window.
-        step_issues: Names of the rules that found issues in the last window. The rules about the
-            run do not report the same time again.
-        confirmed_by_window: Names of further rules that found issues in the last window. The cost
-            in the run replaces their cost in the window.
+        profile: The last profile of the run, or `None` if no steps were profiled.
+        step_issues: Names of the rules about a step that found issues in this profile. The rules
+            about the run do not report the same time again.
+        confirmed_by_window: Names of further rules that found issues in this profile. The rules
+            about the run with the same names report the cost in the whole run instead.
     """
 
     ledger: Ledger
@@ -51,7 +55,7 @@ class RunEvidence:
 
     @cached_property
     def training_seconds(self) -> float:
-        """The result of `training_seconds` for this run."""
+        """Seconds from the end of start-up to the end of training, without the work of lflops."""
         return training_seconds(self.ledger)
 
     @cached_property
@@ -61,7 +65,7 @@ class RunEvidence:
 
     @cached_property
     def allowance(self) -> float:
-        """Factor by which thresholds rise on a busy machine."""
+        """Factor by which thresholds rise because other programs use the CPU."""
         lost = 0.0
         if self.profile is not None:
             lost = lost_share(self.profile)
@@ -73,8 +77,8 @@ class RunEvidence:
         if self.profile is not None and _recompiled_steps(self.profile) >= MANY_RECOMPILED_STEPS:
             return True
         spans = [span for span in self.ledger.spans if span.steps > self.ledger.steps / 2]
-        # The first of these spans is left out: in a short run, every compiled model is compiled in
-        # this span.
+        # The first of these sections of the run is left out: in a short run, every compiled model
+        # is compiled in it.
         late = spans[1:]
         compiling = sum(span.spent.get("compilation", 0.0) for span in late)
         seconds = sum(span.seconds for span in late)
@@ -82,7 +86,7 @@ class RunEvidence:
 
 
 def _by_rule(seconds: Mapping[str, float], ledger: Ledger) -> dict[str, float]:
-    """Add up the seconds of the categories that the same rule reports, by the name of the rule.
+    """Return the sum of the seconds that each rule reports, keyed by the name of the rule.
 
     `seconds` has the seconds of each category of the ledger.
     """
@@ -121,7 +125,7 @@ def preempted_share(ledger: Ledger) -> float:
 
 
 def _slow_steps(cause: str, ledger: Ledger) -> list[SlowStep]:
-    """Return the slow steps with a cause."""
+    """Return the slow steps that have the given cause."""
     return [step for step in ledger.slow_steps if step.cause == cause]
 
 
@@ -142,7 +146,7 @@ def rule_of(category: str, ledger: Ledger) -> str:
 
 
 def _rule_of_slow_steps(cause: str, ledger: Ledger) -> str:
-    """Return the name of the rule that reports the slow steps with a cause.
+    """Return the name of the rule that reports the slow steps with the given cause.
 
     If the cause is unknown and these steps lost most of their time outside all phases, this is the
     rule `other`.
@@ -158,14 +162,14 @@ def _rule_of_slow_steps(cause: str, ledger: Ledger) -> str:
 
 
 class RunRule(Rule):
-    """A reason why a run takes longer, found in the ledger of the run.
+    """A rule that looks for one reason why a run is slow, in the run's ledger (time account).
 
     Attributes:
         verb: The verb of the finding's sentence, such as "is spent on". The sentence is the cost,
             the verb and the phrase: "12 % of the run (without start-up) is spent on validation".
         phrase: Noun phrase for the work that takes the time, such as "validation".
         same_as: Names of the rules about the step that report the same time. If one of these rules
-            found an issue in the last window, this rule reports nothing. An empty set stands for
+            found an issue in the last profile, this rule reports nothing. An empty set stands for
             the rule about the step that has the same name as this rule.
     """
 
@@ -189,7 +193,7 @@ class RunRule(Rule):
             return False
         judged_seconds = seconds - self.excused_seconds(run)
         if self.name in run.confirmed_by_window:
-            # The window was judged without the delay caused by other programs.
+            # In the profile, the same cost was an issue even without the delay by other programs.
             return judged_seconds >= self.least_seconds(run)
         least = self.least_seconds(run) * self.allowance(run)
         return judged_seconds >= least and self.is_confirmed(run)
@@ -213,7 +217,7 @@ class RunRule(Rule):
         return run.allowance
 
     def may_be_due_to_others(self, run: RunEvidence) -> bool:
-        """Return whether other programs on the machine may be the reason for the cost."""
+        """Return whether other programs on the machine might be the reason for the cost."""
         return False
 
     def is_confirmed(self, run: RunEvidence) -> bool:
@@ -246,10 +250,10 @@ class RunRule(Rule):
 
 
 class BetweenStepsRule(RunRule):
-    """A reason for time between steps, such as validation.
+    """A rule about time between steps, such as validation.
 
-    On a busy machine, both this time and the steps take longer, so its share of the run changes
-    little. The threshold therefore rises less than for other rules.
+    Other programs on the machine delay both the steps and the work between them, so the share of
+    this work in the run changes little. Therefore, the threshold rises less than for other rules.
     """
 
     def allowance(self, run: RunEvidence) -> float:
@@ -257,10 +261,12 @@ class BetweenStepsRule(RunRule):
 
 
 class OnceAllowedRule(RunRule):
-    """A reason that may occur once in any run, because of the machine, without being an issue.
+    """A rule about an event that is not an issue if it occurs only once in a run.
+
+    The machine can cause one such event in any run.
 
     Attributes:
-        slow_cause: The cause that the ledger records for steps that are slow for this reason.
+        slow_cause: The cause that the ledger records for steps that this event slows down.
     """
 
     slow_cause: ClassVar[str]
@@ -268,8 +274,8 @@ class OnceAllowedRule(RunRule):
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
         """Yield the finding.
 
-        If the cost would be too small to report without the slowest step, the sentence is about
-        this step.
+        If the cost without the slowest step would be too small to report, the sentence is only
+        about the slowest step.
         """
         slowest = max(
             _slow_steps(self.slow_cause, run.ledger), key=attrgetter("cost"), default=None
@@ -287,19 +293,20 @@ class OnceAllowedRule(RunRule):
             yield replace(finding, sentence=sentence, fix="")
 
     def excused_seconds(self, run: RunEvidence) -> float:
-        """Return the seconds of the one occurrence that is acceptable.
+        """Return the seconds of the one event that is acceptable.
 
-        This is the highest cost of a single slow step, or of a single span of the ledger (a section
-        of the run), whichever is higher. If the ledger lists slow steps, their time does not count
-        as the cost of a span, because a span may have several of them.
+        This is the highest cost of a single slow step, or of a single span (section) of the run,
+        whichever is higher. The cost of a span does not include slow steps that the ledger lists,
+        because a span can have several of them.
         """
         slow = [step.cost for step in _slow_steps(self.slow_cause, run.ledger)]
         return max([*slow, *self._seconds_by_span(run.ledger)], default=0.0)
 
     def _seconds_by_span(self, ledger: Ledger) -> Sequence[float]:
-        """Return the seconds that this reason costs in each span (section) of the run.
+        """Return the cost of the rule's events in each span (section) of the run, in seconds.
 
-        Listed slow steps are left out. The result is empty if there is only one span.
+        Slow steps that the ledger lists are left out. The result is empty if there is only one
+        span.
         """
         if len(ledger.spans) < 2:
             return ()
@@ -314,9 +321,9 @@ class OnceAllowedRule(RunRule):
 
 
 class UncertainRule(RunRule):
-    """A cost that a ledger alone cannot prove to be an issue.
+    """A rule about a cost that a ledger alone cannot prove to be an issue.
 
-    It is reported only if the run has no profile.
+    The cost is reported only if the run has no profile, and it is never an issue.
 
     Attributes:
         category: The ledger category that contains the cost.

@@ -1,4 +1,7 @@
-"""Find steps in which a phase takes much longer, and describe how often they occur."""
+"""Find stalls, and describe how often they occur.
+
+A stall is the time of a phase in a step in which this phase takes much longer than in most steps.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,18 +11,18 @@ from lflops.findings.part_rule import BURST_RATIO
 from lflops.ledger.account import Ledger
 
 REGULAR_SHARE = 0.9
-"""Stalls are reported as regular (`every 3rd step`) if most of them are equally far apart.
+"""Share of the distances between consecutive stalls that must be equal for stalls to be regular.
 
-At least this share of the distances between one stall and the next must be the same.
+If stalls are regular, the text says `every 3rd step`, for example.
 """
 
 
 FEWEST_STALLS = 3
-"""Minimum number of stalls to describe how often they occur."""
+"""Minimum number of stalls in a run. Fewer stalls are ignored."""
 
 
 class Stalls(NamedTuple):
-    """Long times of a phase, such as the data wait, in a run in which most of its times are short.
+    """The long times of a phase, such as the data wait, that is short in most steps of a run.
 
     Attributes:
         seconds: Mean duration of the long times.
@@ -33,7 +36,7 @@ class Stalls(NamedTuple):
 
 
 def stalls_of(ledger: Ledger | None, phase: str = "data") -> Stalls | None:
-    """Return the stalls of a run in a phase, or `None` if there are none."""
+    """Return the stalls of a phase in a run, or `None` if there are none or no ledger is passed."""
     if ledger is None:
         return None
     times = []
@@ -44,14 +47,14 @@ def stalls_of(ledger: Ledger | None, phase: str = "data") -> Stalls | None:
 
 
 def stalls_in(times: Sequence[float]) -> Stalls | None:
-    """Return the stalls, or `None` if the time is similar in all steps.
+    """Return the stalls among the times of a phase, or `None` if there are no stalls.
 
-    `times` are the seconds of the phase in each step, in the order of the steps.
+    `times` has the seconds of the phase in each step, in the order of the steps.
     """
     if not times:
         return None
     rising = sorted(times)
-    # A single step may take much longer than all other steps.
+    # The longest time is left out, because a single step can take much longer than all others.
     longest = rising[-2] if len(rising) > FEWEST_STALLS else rising[-1]
     long = []
     long_seconds = []
@@ -67,7 +70,7 @@ def stalls_in(times: Sequence[float]) -> Stalls | None:
     distances = [after - before for before, after in pairwise(long)]
     usual_distance = sorted(distances)[len(distances) // 2]
     is_equal = distances.count(usual_distance) >= REGULAR_SHARE * len(distances)
-    # Steps in a row are a slow part of the run, not a rhythm.
+    # Stalls in consecutive steps are a slow section of the run, not a regular pattern.
     is_regular = is_equal and usual_distance > 1
     often = f"in {len(long)} of {len(times)} steps"
     if is_regular:

@@ -21,17 +21,20 @@ LEAST_ALLOCATING_SHARE = 0.1
 """
 
 NOT_REPORTED = {"ideal_compute", "forward"}
-"""Parts that are necessary work and are not reported."""
+"""Parts that are not reported.
+
+`ideal_compute` is necessary work, and the finding `outside` includes the time of `forward`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepPart:
-    """One part of the mean step.
+    """One part of the mean step, such as the data wait or memory-bound work.
 
     Attributes:
         seconds: Seconds of the part, without the costs that other findings already report.
-        module: The innermost module that has most of the part, or the pattern of repeated modules.
-            Empty if no module has most of it.
+        module: The innermost module that has most of the part, or the pattern of repeated modules,
+            such as `layers.*.mlp`. Empty if no module has most of the part.
         is_rest: Whether other findings already report some of the part.
     """
 
@@ -44,8 +47,9 @@ def step_parts(step: StepEvidence, in_modules: Sequence[Candidate]) -> dict[str,
     """Divide the mean step into parts, and return them by name.
 
     Args:
-        step: The evidence about the step.
-        in_modules: Candidate findings from the rules about modules. Their costs are subtracted from the parts.
+        step: The measured facts about the step.
+        in_modules: The candidates (possible findings) of the rules about modules. Their costs are
+            subtracted from the part `inefficient_kernels`.
     """
     shares = _shares(step)
     explained = {"inefficient_kernels": _explained_by_modules(step, in_modules)}
@@ -75,8 +79,8 @@ def step_parts(step: StepEvidence, in_modules: Sequence[Candidate]) -> dict[str,
 def _shares(step: StepEvidence) -> dict[str, float]:
     """Return the share of the step that each part takes.
 
-    Collectives after backward become communication, and long waits for the driver become a separate
-    part. Both are removed from the parts that contain them.
+    CPU collectives outside all phases are moved to the part `communication`. Long waits for the
+    driver to allocate memory are moved to the part `allocating`.
     """
     if step.breakdown is not None:
         shares = dict(step.breakdown.parts)
@@ -89,9 +93,9 @@ def _shares(step: StepEvidence) -> dict[str, float]:
 
 
 def _shares_of_phases(step: StepEvidence) -> dict[str, float]:
-    """Return the share of the step that each phase outside modules takes, and communication.
+    """Return the shares of the step that communication and all phases except backward take.
 
-    These shares replace the step breakdown, which is unknown without the chip's peak.
+    They are used if there is no step breakdown, because the chip's peak is unknown.
     """
     seconds = step.times.parts
     seconds.pop("backward", None)
@@ -132,23 +136,23 @@ def _allocating(step: StepEvidence) -> float:
 
 
 def _explained_by_modules(step: StepEvidence, in_modules: Sequence[Candidate]) -> float:
-    """Return the seconds of inefficient kernels that rules about modules already report."""
+    """Return the seconds of inefficient kernels that the rules about modules already report."""
     explained = 0.0
     for candidate in in_modules:
         seconds = candidate.seconds or 0.0
         if seconds < REPORTED_SHARE * step.mean:
             continue
         if candidate.rule.name == "outside":
-            # The rest of this finding's cost is the part `forward`.
+            # The rest of this candidate's cost is in the part `forward`.
             seconds = step.inefficient_share_of_root * step.mean
         explained += seconds
     return explained
 
 
 def _innermost_module(step: StepEvidence, part: str) -> str:
-    """Return the innermost module that has most of a part, or the empty string.
+    """Return the innermost module that has most of a part, or the empty string if there is none.
 
-    Repeated modules count as one module, and their pattern is returned.
+    Repeated modules count as one module, and their pattern, such as `layers.*.mlp`, is returned.
     """
     breakdown = step.breakdown
     if breakdown is None or step.are_module_times_unreliable or part not in IN_MODULES:
