@@ -1,6 +1,6 @@
-"""Extract the data of a run for comparisons, either from a profile or from the tables of the page.
+"""Extract the data of a run for comparisons, from a profile or from the data of an HTML page.
 
-The classes in this file also compare the figures of one `nn.Module` in two runs.
+The classes in this file also compare the figures (work and times) of one `nn.Module` in two runs.
 """
 
 import statistics
@@ -39,7 +39,7 @@ Fact = str | int | None
 Figure = TypeVar("Figure")
 
 _WORK = ("macs", "flops", "bytes_moved")
-# Column prefixes: figures with submodules have none, figures without submodules have `self_`.
+# Prefixes of column names: empty for values with submodules, `self_` for values without submodules.
 _INCLUSIVE_AND_SELF = ("", "self_")
 
 
@@ -83,9 +83,9 @@ class ComparedRun(NamedTuple):
             page, for example `parameters`, `peak_bytes` and, for each phase, `forward.macs`.
             Forward, backward and recomputation also have `forward.seconds`, `forward.error` (of the
             seconds) and `forward.calls`. Values without submodules have names such as
-            `forward.self_macs`. If a phase has calls but no seconds, its time is unknown, or it is
-            recomputation inside a backward kernel. If it has neither, the module did not run in the
-            phase.
+            `forward.self_macs`. If a module has calls but no seconds in a phase, the time is
+            unknown, or the phase is recomputation inside a backward kernel. If the module has
+            neither, it did not run in the phase.
     """
 
     figures: RunFigures
@@ -95,10 +95,10 @@ class ComparedRun(NamedTuple):
 
     @classmethod
     def from_tables(cls, figures: RunFigures, tables: Mapping[str, Any]) -> "ComparedRun":
-        """Build a run from the columns of the page's payload.
+        """Build a run from the columns in the data of an HTML page.
 
-        To save space, the payload stores a column as a single value if all modules have this value.
-        It stores large counts as text.
+        To save space, the page stores a column as a single value if all modules have this value. It
+        stores large counts as text.
 
         Raises:
             ValueError: A column is missing or invalid, or the names do not form a module tree.
@@ -244,7 +244,7 @@ class Change(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def differs(self) -> bool:
-        """Return whether the number changed. False if one of the numbers is unknown."""
+        """Return whether the number is known in both runs and changed."""
         return self.before is not None and self.after is not None and self.before != self.after
 
 
@@ -277,16 +277,18 @@ class ModuleFigures(Struct, frozen=True, kw_only=True):
 class SharedPhases:
     """The work and times of a run's modules, restricted to the phases that both runs have.
 
-    They are computed once for all modules. Each list has a value for each module. The prefix of a
-    column is `self_` for values without submodules, and otherwise empty.
+    The values of all modules are computed at once. Each list has an item for each module. Some
+    dictionaries have two keys: `self_` for values without submodules, and the empty string for
+    values with submodules.
 
     Attributes:
         run: The run.
         counted: Whether the run's work was counted. If not, `work` and `timed_work` are empty.
         work: Sums over the phases, keyed by field, such as `macs` or `self_macs`. `timed_macs` only
             includes phases with times.
-        timed_work: MACs and FLOPs of each phase with times, keyed by the prefix.
-        times: Seconds and their error in each phase in which the module ran, keyed by the prefix.
+        timed_work: MACs and FLOPs of each phase with times. The keys are `self_` and "".
+        times: Seconds and their error in each phase in which the module ran. The keys are `self_`
+            and "".
     """
 
     def __init__(self, run: ComparedRun, phases: Sequence[Phase]) -> None:
@@ -320,7 +322,7 @@ class SharedPhases:
     def _times(
         self, phases: Sequence[Phase], prefix: str
     ) -> list[list[tuple[float | None, float | None]]]:
-        """Return, for each module, its seconds and their error in each phase in which it ran."""
+        """Return the seconds and their error in each phase in which a module ran, by module."""
         found: list[list[tuple[float | None, float | None]]] = [[] for _ in self.run.names]
         for phase in phases:
             rows = self._rows([phase], f"{prefix}seconds", f"{prefix}error", f"{prefix}calls")
@@ -404,7 +406,7 @@ class ModuleSide(NamedTuple):
 
 
 class ModulePair(NamedTuple):
-    """The data of one module in the two runs; `None` for a run without this module."""
+    """The data of one module in both runs. It is `None` for a run that does not have the module."""
 
     before: ModuleSide | None
     after: ModuleSide | None
@@ -440,8 +442,8 @@ class ModulePair(NamedTuple):
         """Compare the work and the time of the module in both runs.
 
         Args:
-            judge: Gives the time a verdict, if the module did the same work in both runs. `None` if
-                times cannot be judged.
+            judge: Compares the times. The result has a verdict if the module did the same work in
+                both runs. `None` if times cannot be judged.
             explained: Seconds of the change in time that changes of submodules already explain.
             own: Whether to compare values without submodules.
         """

@@ -58,7 +58,7 @@ _Key = Callable[["ModuleNode"], Hashable]
 
 @dataclass(eq=False)
 class ModuleNode:
-    """A module in the module tree of a run. It is merged with the modules that wrap it.
+    """A module in the module tree of a run, merged with the modules that wrap it, such as DDP.
 
     Attributes:
         name: Name of the outermost wrapper, or of the module if it is not wrapped.
@@ -91,7 +91,7 @@ class ModuleNode:
             waiting.extend(reversed(node.children))
 
 
-# The partner of a node, for the nodes of both runs.
+# For each paired node of both runs, its partner in the other run.
 _Partners = dict[ModuleNode, ModuleNode]
 
 NodePair = tuple[ModuleNode | None, ModuleNode | None]
@@ -147,7 +147,7 @@ def matched(before: ComparedRun, after: ComparedRun) -> tuple[NodePair, ...]:
 
 
 def _pair(partners: _Partners, before: ModuleNode, after: ModuleNode) -> None:
-    """Pair two nodes. Then pair the nodes below them, with the keys in `_KEYS`."""
+    """Pair two nodes, and then the nodes below them that have equal keys (see `_KEYS`)."""
     waiting = [(before, after)]
     while waiting:
         one, other = waiting.pop()
@@ -337,7 +337,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
     @property
     def time_ratio(self) -> float | None:
-        """The ratio of the second to the first time in `news`.
+        """The second time divided by the first time, for the times in `news`.
 
         It is `None` if `news` is a self time that was almost 0 in the first run.
         """
@@ -349,9 +349,9 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
     @property
     def macs_ratio(self) -> float | None:
-        """The ratio of the second to the first number of MACs, without submodules.
+        """The MACs in the second run divided by the MACs in the first run, without submodules.
 
-        If the module itself had almost no MACs in the first run, it is the ratio with submodules.
+        If the module itself had almost no MACs in the first run, submodules are included.
         """
         own = self.self_work.macs
         whole = self.inclusive.macs
@@ -373,9 +373,9 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
 
 _TINY = 0.05
-"""Share of the value with submodules below which a self value is almost 0.
+"""A self value below this share of the value with submodules counts as almost 0.
 
-No ratio is computed from such a value, because it would be meaningless.
+No ratio is computed from such a value, because the ratio would be meaningless.
 """
 
 
@@ -463,7 +463,7 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
 
 
 class Comparison(NamedTuple):
-    """A `Diff`, and the data of each of its modules in both runs, in the same order."""
+    """A `Diff`, and the data of its modules in both runs, in the order of `Diff.modules`."""
 
     diff: Diff
     pairs: Sequence[ModulePair]
@@ -475,9 +475,10 @@ def diff(before: Profile | str | PathLike[str], after: Profile | str | PathLike[
     Modules are paired by name, even if they were wrapped or renamed. Work is exact, so every change
     of the work is listed. A time is judged only if the work did not change. A slower machine slows
     down all modules, so the times are first divided by the median ratio over the modules. Then a
-    confidence interval decides whether the remaining change is more than noise. It is computed from
-    the variation of the steps, as described in `lflops.analysis.compare.significance`. An estimate
-    or a count has no times, so only its work and its memory are compared.
+    confidence interval decides whether the remaining change is more than noise. The interval is
+    computed from the variation of the steps, as described in
+    `lflops.analysis.compare.significance`. If a profile is an estimate or a count, it has no times,
+    so only work and memory are compared.
 
     Args:
         before: A profile, or the path of its file.
@@ -551,7 +552,8 @@ def _side(of: SharedPhases, node: ModuleNode | None) -> ModuleSide | None:
 def _shared_phases(first: RunFigures, second: RunFigures) -> list[Phase]:
     """Return the phases that ran in both runs. Only these phases are compared.
 
-    If both runs have a backward pass but only one recomputes, recomputation is compared too.
+    If both runs have a backward pass, the result includes recomputation, even if only one run
+    recomputes.
     """
     shared = {*first.phases_ran} & {*second.phases_ran}
     if "backward" in shared:
@@ -676,9 +678,8 @@ def limits(
     Args:
         diff: The comparison.
         max_regress: Largest allowed slowdown of the step, as a fraction. A slowdown within the
-            noise passes. If the step is slower only because the machine is slower, the limit is
-            violated nevertheless. If other processes on the machine explain the slowdown, the result
-            is unknown.
+            noise passes. A slowdown of the whole machine violates the limit. If other processes on
+            the machine explain the slowdown, the result is unknown.
         min_mfu: Smallest allowed MFU, as a fraction.
         max_memory: Largest allowed number of bytes alive at once.
     """
@@ -698,7 +699,7 @@ def limits(
 
 def _regress_limit(step: Timing, allowed: float) -> Limit:
     caveat = step.caveat
-    # With too few steps, the result of the check is unknown for lack of data, not because of noise.
+    # With too few steps, the slowdown itself counts as unknown, so no caveat is necessary.
     if caveat == "few_steps":
         caveat = None
     regress = None
@@ -738,8 +739,8 @@ class DiffCause(Struct, frozen=True, kw_only=True):
         name: Name of the phase, of the module, or of a group of modules. A group is named by its
             pattern, such as `layers.*.mlp`, or by its class if the names differ.
         modules: Number of modules, or 0 for a phase.
-        seconds: Seconds by which the step became longer. Negative if it became shorter, and `None`
-            if this is unknown.
+        seconds: Seconds by which this change made the step longer. Negative if it made the step
+            shorter, and `None` if this is unknown.
         ratio: Second time divided by first time. If the work differs, it is the ratio of the MACs,
             or of the FLOPs if there are no MACs. `None` means unknown.
         low: Lower end of the confidence interval of the ratio of times.
@@ -853,8 +854,8 @@ def _module_changes(diff: Diff, explained: float | None) -> Iterator[DiffCause]:
 def _ratio_of_work(modules: Sequence[ModuleDiff]) -> float | None:
     """Return the factor by which the MACs of a group of modules changed, without submodules.
 
-    If the modules themselves had almost no MACs in the first run, it is the ratio with submodules.
-    If this ratio is unknown or 0, or if the MACs did not change, return the ratio of the FLOPs.
+    If the modules themselves had almost no MACs in the first run, submodules are included. If the
+    factor is unknown or 0, or if the MACs did not change, return the factor of the FLOPs.
     """
     macs = [module.self_work.macs for module in modules]
     whole = [module.inclusive.macs for module in modules]
@@ -869,9 +870,9 @@ def _ratio_of_work(modules: Sequence[ModuleDiff]) -> float | None:
 def _interval(
     times: Sequence[Timing], whole: CommonFactor | None
 ) -> tuple[float | None, float | None]:
-    """Return an interval that contains the confidence intervals of all modules in a group.
+    """Return the smallest interval that contains the confidence intervals of a group of modules.
 
-    The intervals of modules are relative to the factor by which all modules became slower or
+    The confidence intervals are relative to the factor by which all modules became slower or
     faster, so they are multiplied by this factor.
     """
     factor = 1.0
@@ -904,7 +905,7 @@ def _placed(
 ) -> Iterator[DiffCause]:
     """Yield a cause for each group of modules that were added or removed.
 
-    If a module was added or removed together with its submodules, only the module is included.
+    If a module was added or removed together with its submodules, the submodules are left out.
     """
     names = {module.name for module in modules}
     uppermost: list[tuple[CauseKind, ModuleDiff]] = []
@@ -925,8 +926,8 @@ def _grouped(
     """Combine the changes of similar modules into groups, and yield each group with a name.
 
     Modules are similar if they have the same kind of change and the same pattern, such as
-    `layers.*.mlp`. Two kinds of modules are grouped by class instead: added or removed modules, and
-    modules whose work changed but whose MACs did not, such as dropouts.
+    `layers.*.mlp`. Some modules are grouped by class instead of pattern: modules that were added or
+    removed, and modules with changed work but unchanged MACs, such as dropouts.
     """
 
     def group(change: tuple[CauseKind, ModuleDiff]) -> tuple[CauseKind, str]:

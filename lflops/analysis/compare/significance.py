@@ -1,7 +1,8 @@
 """Decide whether a change in a time is more than noise.
 
 A slower machine slows down all modules by about the same factor, which is called the common factor.
-The times of modules are divided by it before they are judged.
+The times of modules are divided by this factor before they are judged. The ratio of a module is its
+time in the second run divided by its time in the first run.
 
 Errors of times: The error of a median is computed from the quartiles. If the times of the steps are
 normally distributed, the quartiles are 1.349 standard deviations apart. The error of the median of
@@ -13,8 +14,8 @@ added up, their errors are added up too, as if they were fully correlated.
 Common factor: It is the median ratio of the large modules. These are the largest modules that
 together have 90 % of the time. The ratios of small modules vary too much.
 
-Errors of ratios: The error of the ratio of two medians is the root of the sum of the squares of
-both relative errors. It has two lower bounds. The first is the median error over the modules,
+Errors of ratios: The error of a ratio of two medians is the root of the sum of the squares of both
+relative errors. This error has two lower bounds. The first is the median error over the modules,
 because a few steps of one module can agree by chance. The second is the scatter of the modules'
 ratios around their median: 1.4826 x the median absolute deviation, which is a standard deviation if
 the ratios are normally distributed. The scatter includes differences between two runs of the same
@@ -48,19 +49,20 @@ LEAST_SHARE = 0.005
 """Smallest change of a time that counts as changed, as a share of the step."""
 
 LARGE = 0.9
-"""Share of the time that the large modules take together. They are the modules that take longest.
+"""Share of the time of all modules that the large modules together take.
 
-The common factor is computed from their ratios.
+The large modules are the modules that take longest. The common factor, by which the whole machine
+became slower or faster, is computed from them.
 """
 
 LEAST_MODULES = 3
-"""Minimum number of modules from which the change of the whole machine can be computed.
+"""Minimum number of modules from which the speed of the whole machine can be compared.
 
 With fewer modules, a slower module cannot be distinguished from a slower machine.
 """
 
 LEAST_IN_COMMON = 1 / 3
-"""Smallest share of the modules' time in comparable modules with which module times are judged.
+"""Module times are judged only if comparable modules take this share of the time of all modules.
 
 A module is comparable if it does the same work in both runs. From these modules, lflops computes
 the common factor, by which the whole machine became slower or faster. A small part of the model is
@@ -68,10 +70,10 @@ not enough for this.
 """
 
 WIDEST = 2.0
-"""Maximum width of the confidence interval with which a time is called unchanged, as a factor.
+"""Maximum factor between a measured ratio and each end of its confidence interval.
 
-The interval then extends at most from half of the measured ratio to twice this ratio. If it is
-wider, and the time did not clearly change, the time gets the caveat `varied` instead of a verdict.
+The interval can extend from half of the ratio to twice the ratio. If it is wider, and the time did
+not clearly change, the time gets the caveat `varied` instead of the verdict `same`.
 """
 
 CHANCE = 0.001
@@ -80,8 +82,8 @@ CHANCE = 0.001
 LOST_COUNTS = 3.0
 """Exponent in the estimate of how much longer a step takes if other processes use the CPU.
 
-If other processes take half of the CPU time, a thread takes 2 times as long. But other threads may
-wait for this thread, so the step may take up to 2 ** 3 = 8 times as long.
+If other processes take half of the CPU time, a thread takes 2 times as long. But other threads
+might wait for this thread, so the step can take up to 2 ** 3 = 8 times as long.
 """
 
 Verdict = Literal["slower", "faster", "same"]
@@ -103,8 +105,8 @@ class CommonFactor(Struct, frozen=True, kw_only=True):
 
     Attributes:
         ratio: The factor. It is the median of after / before over the large modules that did the
-            same work.
-        modules: Number of these modules.
+            same work. The large modules are the modules that take longest.
+        modules: Number of these large modules.
         error: Relative error of the ratio.
     """
 
@@ -123,7 +125,8 @@ class Timing(Struct, frozen=True, kw_only=True):
         after: Median in the second run.
         ratio: after / before.
         per_mac: Ratio of the seconds per MAC, if the number of MACs changed.
-        beyond: The ratio divided by the common factor. For a step, the ratio itself.
+        beyond: The ratio divided by the common factor, by which all modules became slower or
+            faster. For a step, the ratio itself.
         low: Lower end of the confidence interval of `beyond`.
         high: Upper end of the confidence interval of `beyond`.
         lost: Seconds by which the time became longer, apart from the common factor. Negative if it
@@ -158,8 +161,9 @@ class Judge(NamedTuple):
     """Compares the times of two runs and decides whether a change is more than noise.
 
     Attributes:
-        whole: The common factor, which times are divided by. `None` if there is no common factor.
-        large: Seconds in the first run from which a module is large.
+        whole: The common factor, by which all modules became slower or faster. Times are divided by
+            it. `None` if there is no common factor.
+        large: Seconds that a module must take in the first run to count as large.
         least_error: Lower bound on the error of the ratio of a large module's times.
         least_error_of_small: Lower bound on the error of the ratio of a small module's times.
         reach: Half the width of a confidence interval, as a multiple of the error.
@@ -179,7 +183,7 @@ class Judge(NamedTuple):
     def timing(
         self, before: Measured | None, after: Measured | None, explained: float = 0.0
     ) -> Timing:
-        """Compare two times of the same work. They get a verdict if their errors are known.
+        """Compare two times of the same work. The result has a verdict if their errors are known.
 
         Args:
             before: The time in the first run.
@@ -218,9 +222,9 @@ class Judge(NamedTuple):
         )
 
     def explains(self, ratio: float) -> bool:
-        """Return whether a time may have changed by this ratio only because of other processes.
+        """Return whether other processes alone might have changed a time by this ratio.
 
-        Other processes take CPU time away, and may take a different share of it in each run.
+        Other processes take CPU time away, and can take a different share of it in each run.
         """
         before, after = self.lost
         if ratio > 1:
@@ -231,7 +235,7 @@ class Judge(NamedTuple):
         """Compare the times of a module that does different work in the two runs.
 
         The result has no verdict. Its field `lost` is set only if the change is more than noise.
-        `macs` is the ratio of the MACs.
+        `macs` is the ratio of the module's MACs in the second and the first run.
         """
         given = unjudged(before, after, macs)
         if before is None or after is None or before.error is None or after.error is None:
@@ -274,7 +278,7 @@ class Judge(NamedTuple):
 
 
 def slowed_by(lost: float) -> float:
-    """Return the largest factor by which a step may become longer because of other processes.
+    """Return the largest factor by which a step can become longer because of other processes.
 
     `lost` is the share of the CPU time that other processes take.
     """
@@ -307,7 +311,7 @@ def total(parts: Sequence[tuple[float | None, float | None]]) -> Measured | None
 def unjudged(before: Measured | None, after: Measured | None, macs: float | None = None) -> Timing:
     """Return two times and their ratio without a verdict.
 
-    `macs` is the ratio of the MACs, or `None` if it is unknown.
+    `macs` is the ratio of the MACs in the second and the first run, or `None` if it is unknown.
     """
     ratio = None
     per_mac = None
@@ -334,7 +338,8 @@ def judge_of(
 ) -> Judge | None:
     """Make a `Judge` for the module times of two runs.
 
-    It has the common factor of the runs, and the lower bounds on the errors of ratios.
+    The `Judge` has the common factor, by which all modules became slower or faster, and the lower
+    bounds on the errors of ratios.
 
     Args:
         pairs: Self times in the first and the second run, for each module that did the same work in
@@ -380,8 +385,8 @@ def judge_of_steps(
     """Make a `Judge` for the times of the step and its phases.
 
     Args:
-        modules: The `Judge` for module times, whose common factor and errors are used. `None` to
-            use no common factor.
+        modules: The `Judge` for module times. Its common factor and its errors are used. If it is
+            `None`, there is no common factor.
         step: The time of the step in the first run.
         times: Number of measured times that will be judged.
         lost: Shares of the CPU time that other processes took, in the first and the second run.
@@ -421,7 +426,7 @@ def _number_of_large(longest_first: Sequence[_Ratio]) -> int:
 
 
 def _typical(ratios: Sequence[_Ratio]) -> tuple[float, float]:
-    """Return the median of the ratios as a logarithm, and the lower bound on a ratio's error."""
+    """Return the logarithm of the median ratio, and the lower bound on the error of a ratio."""
     logarithms = [ratio.logarithm for ratio in ratios]
     error = statistics.median(ratio.error for ratio in ratios)
     return statistics.median(logarithms), max(robust_deviation(logarithms), error)
