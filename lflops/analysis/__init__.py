@@ -1,4 +1,4 @@
-"""Compute results from a profile: step breakdown, roofline, utilization, comparison, what-if.
+"""Compute results from profiles, such as the step breakdown, the roofline and a comparison of runs.
 
 All functions are pure, and none of them imports torch.
 """

@@ -75,7 +75,7 @@ class Analysis:
 
     @property
     def breakdown(self) -> StepBreakdown | None:
-        """The step breakdown."""
+        """The parts into which the time of the mean step is divided, or `None` if unknown."""
         return self.utilization.breakdown
 
     @cached_property
@@ -126,7 +126,7 @@ class Analysis:
 
     @cached_property
     def compared(self) -> ComparedRun:
-        """The data of this run for comparing it with another run."""
+        """The data of this run that a comparison with another run needs."""
         figures = run_figures(self.profile, self.step_times, self.utilization.mfu)
         return compared_run(self.profile, figures)
 
@@ -149,7 +149,10 @@ class Analysis:
 
     @cached_property
     def outliers(self) -> Outliers:
-        """Modules that are slower than identical modules, and a caveat if some were not judged."""
+        """Modules that are slower than identical modules.
+
+        If it is uncertain whether another module is slow, the result has the reason.
+        """
         return outliers(
             self.profile,
             self.patterns,

@@ -43,8 +43,8 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
         is_counted: Whether the operator has a formula. If so, the totals include its work.
         share: Share of the phase's MACs or FLOPs. `None` if the operator has no formula.
         modules: Number of modules that ran the operator.
-        by_module: Work of the operator in the modules with the most work, keyed by module name.
-            There are at most `MODULES` of them.
+        by_module: Work of the operator in each of the `MODULES` modules where it does the most
+            work, keyed by module name.
     """
 
     operator: str
@@ -72,9 +72,9 @@ class UnsupportedOperator(Struct, frozen=True, kw_only=True):
 
 
 def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operator, ...]:
-    """Return the operators of a phase, or of all phases for `None`.
+    """Return the work of each operator in a phase. `None` means all phases together.
 
-    They are sorted by MACs, then by FLOPs, then by bytes, in descending order.
+    The operators are sorted by MACs, then by FLOPs, then by bytes, in descending order.
     """
     phases = phases_of(phase)
     cells = [cell for cell in profile.op_counts if cell.phase in phases]
@@ -122,11 +122,11 @@ def _as_op_count(entry: UnsupportedCall) -> OpCount:
 
 
 def _calls_in_two_phases(cells: Sequence[OpCount]) -> dict[tuple[str, str], int]:
-    """Return how many calls are counted in two phases, so that the total can count them only once.
+    """Return how many calls are counted in two phases, keyed by operator and module.
 
-    For example, the backward of fused attention recomputes a matmul. The counter splits such a call
-    in two: the FLOPs of this matmul count in the phase `recompute`, and the other FLOPs and all
-    bytes count in `backward`. The result is keyed by operator and module.
+    A total over all phases must count these calls only once. For example, the backward of fused
+    attention recomputes a matmul. The counter splits such a call in two: the FLOPs of this matmul
+    count in the phase `recompute`, and the other FLOPs and all bytes count in `backward`.
     """
     recomputed = []
     backward = {}
@@ -228,7 +228,7 @@ def _by_module(
     for cell in cells:
         counted.append((cell.module, _COUNTS_OF(cell)))
         modules.add(cell.module)
-    # If all cells are in different modules, there is nothing to add up.
+    # If each entry of `cells` is in another module, there is nothing to add up.
     if not twice and len(modules) == len(cells):
         return counted
     total: dict[str, tuple[int, ...]] = {}

@@ -36,13 +36,13 @@ OutlierCaveat = Literal["busy", "few_steps", "varied", "scaled", "allocating"]
 _LEAST_MODULES = 3
 _LEAST_STEPS = 5
 _LEAST_RATIO = 1.2
-# Smallest excess, as a share of the step.
+# Smallest excess time, as a share of the step.
 _LEAST_SHARE = 0.02
 # Share of the CPU time that other processes must take to explain why times vary.
 _BUSY = 0.05
-# Smallest excess, as a multiple of its error. One module in 30,000 exceeds it by chance.
+# Smallest excess time, as a multiple of its error. One module in 30,000 exceeds it by chance.
 _REACH = 4.0
-# Smallest share of an outlier's excess that one of its submodules must have to explain the outlier.
+# A submodule explains an outlier if it has at least this share of the outlier's excess time.
 _MOST_OF = 0.7
 
 # Beginnings of the names of driver calls that allocate or free memory.
@@ -61,10 +61,12 @@ _ALLOCATES = (
 class Outlier(Struct, frozen=True, kw_only=True):
     """A module that is slower than identical modules.
 
+    Identical modules do the same work and have the same pattern, such as `layers.*.mlp`.
+
     Attributes:
-        others: Number of other modules that do the same work in the same place.
+        others: Number of other identical modules.
         seconds: Time of the module in forward and backward, including submodules.
-        usual_seconds: Median time of all modules in this place, in seconds.
+        usual_seconds: Median time of all identical modules, in seconds.
     """
 
     module: str
@@ -74,15 +76,15 @@ class Outlier(Struct, frozen=True, kw_only=True):
 
     @property
     def excess(self) -> float:
-        """Seconds by which the module takes longer than the median."""
+        """Seconds by which the module takes longer than `usual_seconds`."""
         return self.seconds - self.usual_seconds
 
 
 class Outliers(NamedTuple):
-    """The slow modules, the largest excess first.
+    """The modules that are slower than identical modules.
 
     Attributes:
-        found: The slow modules.
+        found: The slow modules, the largest excess time first.
         caveat: Reason why another module that seems slow was not flagged, or `None`.
     """
 
@@ -142,7 +144,7 @@ def outliers(
 def _identical_modules(
     patterns: Mapping[str, str], identical: Mapping[str, int]
 ) -> Iterator[list[str]]:
-    """Yield groups of modules that do the same work in the same place.
+    """Yield groups of modules that do the same work and have the same pattern.
 
     Groups that are too small for a comparison are left out.
     """
@@ -208,8 +210,8 @@ class _Circumstances:
 def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
     """Return the time of each module in forward and backward, so that modules can be compared.
 
-    If a phase was not timed in one of the modules, it is left out for all of them. For example,
-    recomputation in fused attention is a part of the backward kernel, so it is not timed.
+    If a phase was not timed in one of the modules, the phase is left out for all of them. For
+    example, recomputation in fused attention is a part of the backward kernel, so it is not timed.
     """
     modules = [profile.modules[name] for name in names]
     phases = []
@@ -256,7 +258,7 @@ def allocating(profile: Profile) -> float:
 
 
 def _noise(time: _Time, others: Sequence[_Time]) -> float:
-    """Return by how many seconds a module may exceed identical modules by chance.
+    """Return by how many seconds a module can exceed identical modules by chance.
 
     This follows from the error of the module's time, and from the errors and the scatter of the
     times of the other modules.
@@ -267,10 +269,14 @@ def _noise(time: _Time, others: Sequence[_Time]) -> float:
 
 
 def explaining(excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the modules that cause the excess time, without modules that only contain a slow one.
+    """Return the slow modules, but not both a slow module and a slow module inside it.
 
-    If a slow module is inside another slow module, only one of the two is returned. This is the
-    inner module if it explains most of the excess time, and otherwise the outer module.
+    The inner module is returned if it has most of the outer module's excess time. Otherwise, the
+    outer module is returned.
+
+    Args:
+        excesses: Excess time of each slow module, in seconds.
+        below: Names of the modules directly below each module.
     """
     found: dict[str, None] = {}
     for name in excesses:

@@ -4,7 +4,8 @@ The peak and the bandwidth of a chip are called its roof. An operator takes at l
 FLOPs take at the peak of its dtype, and at least as long as its bytes take at the bandwidth. The
 least time of a module is the sum over its operators, because an average over the module would hide
 operators that only move bytes. A point is a module or an operator with its work, its time and its
-least time. A cell is the work of one operator in one module, phase and dtype (an `OpCount`).
+least time. A point is made from a part, which has only the work and the time. A cell is the work of
+one operator in one module, phase and dtype (an `OpCount`).
 
 `Fusion` shows how many bytes compiled kernels move, and how many they would move without fusion.
 """
@@ -33,12 +34,12 @@ AboveRoofReason = Literal["cache", "compiled", "cache_unknown", "error"]
 
 * `cache`: its bytes stayed in a cache.
 * `compiled`: the module runs compiled, but its bytes were counted for eager code.
-* `cache_unknown`: its bytes may have stayed in a cache of unknown size.
+* `cache_unknown`: its bytes might have stayed in a cache of unknown size.
 * `error`: none of these, so a count, a time or a peak is wrong.
 """
 
 TOLERANCE = 0.05
-"""Share by which a point may exceed its roof and still count as on the roof.
+"""A point is above its roof only if its least time exceeds its time by more than this share.
 
 The measured peak of a chip is uncertain by about this share.
 """
@@ -47,7 +48,7 @@ _ATEN = "aten::"
 
 
 class Ceiling(Struct, frozen=True, kw_only=True):
-    """The roof of a chip for one dtype.
+    """The roof of a chip for one dtype: its peak and its bandwidth.
 
     Attributes:
         hardware: Name of the chip.
@@ -78,7 +79,7 @@ class Point(Struct, frozen=True, kw_only=True, gc=False):
         operator: Name of the operator, or `None` for a module.
         phase: The phase, or `all` for all phases together. If an operator was traced, it is `all`,
             because a trace does not separate the phases of an operator.
-        dtype: The dtype, or `None` for a module.
+        dtype: The dtype, or several dtypes separated by commas. `None` for a module.
         flops: Counted FLOPs, without the work that a mask skips.
         intensity: FLOPs per byte.
         seconds: Seconds per step. For an operator over all modules, they come from a trace.
@@ -90,7 +91,8 @@ class Point(Struct, frozen=True, kw_only=True, gc=False):
         share: `roof_seconds` divided by `seconds`.
         potential_seconds: Seconds per step that would be saved if the work took only its least
             time.
-        over: Reason why the point is above its roof, or `None` if it is not above its roof.
+        over: Reason why the point is above its roof (took less than its least time), or `None` if
+            it is not.
         fused_bytes: Bytes that the kernels of compiled code read and write, according to the
             compiler. For a module with submodules, they include the bytes of code that is not
             compiled. `None` if no part of the module is known to be compiled.
@@ -116,12 +118,13 @@ class Point(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Roofline(Struct, frozen=True, kw_only=True):
-    """The roofs of the chips, and the points.
+    """The roofs of the chips, and the points: modules and operators with work, time and least time.
 
     Attributes:
-        ceilings: The roof of each chip for each dtype. The chip that points are compared with comes
-            first. The chip of the run comes next, with the values that the run used and then with
-            the values from the table of chips. Identical roofs are listed only once.
+        ceilings: The roof (peak and bandwidth) of each chip for each dtype. The chip that points
+            are compared with comes first. The chip of the run comes next, with the values that the
+            run used and then with the values from the table of chips. Identical roofs are listed
+            only once.
         modules: A point for each module and phase, with submodules, in the model's order.
         operators: A point for each operator, phase and dtype, over all modules. If an operator was
             traced, it has a single point with its time.
@@ -141,7 +144,7 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
     """Compare the counts and times of a profile with the roofline of its chip.
 
     Args:
-        profile: The profile. If it has no times, each point has only the shortest possible time.
+        profile: The profile. If it has no times, each point has only its least time.
         hardware: The chip, or its name in the table of chips. By default, the chip of the run.
 
     Raises:
@@ -151,10 +154,10 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
 
 
 class LazyRoofline:
-    """The same lists as in `Roofline`. Each list is computed when it is first read.
+    """Most of the lists of `Roofline`. Each list is computed when it is first read.
 
-    Modules are stored as `RooflinePart`. A report makes a `Point` only from the parts that it
-    draws. This saves time for large models.
+    Modules are stored as `RooflinePart`, from which a report makes a `Point` only if it draws the
+    module. This saves time for large models.
     """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
@@ -168,7 +171,7 @@ class LazyRoofline:
 
     @cached_property
     def modules(self) -> tuple["RooflinePart", ...]:
-        """A part for each module and phase, with submodules, in the model's order."""
+        """The work and time of each module in each phase, with submodules, in the model's order."""
         return tuple(_modules(self._profile, self._costs))
 
     @cached_property
@@ -177,9 +180,9 @@ class LazyRoofline:
 
     @cached_property
     def self_work(self) -> tuple["RooflinePart", ...]:
-        """A part for each module and phase, without submodules.
+        """The work and time of each module in each phase, without submodules.
 
-        Together, these parts count all work exactly once.
+        Together, these items count all work exactly once.
         """
         return tuple(_self_work(self._profile, self._costs))
 
@@ -219,9 +222,9 @@ def _modules(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
 
 
 def _operators(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
-    """Yield a part for each operator, phase and dtype, over all modules.
+    """Yield the work and time of each operator, phase and dtype, summed over all modules.
 
-    If an operator was traced, it has a single part, because its time covers all phases.
+    A traced operator has a single item for all phases and dtypes, because it has a single time.
     """
     traced = {}
     for name, seconds in traced_seconds(profile).items():
@@ -254,10 +257,10 @@ def _operators(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
 
 
 def _self_work(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
-    """Yield a part for each module and phase, without submodules, in the model's order.
+    """Yield the work and time of each module in each phase, without submodules.
 
-    Device times include submodules. So if a module has submodules that ran in the phase, only its
-    self time on the host is known.
+    The items are in the model's order. Device times include submodules. So if a module has
+    submodules that ran in the phase, the time is its self time, which is not from the trace.
     """
     numbers: defaultdict[ModulePhase, list[int]] = defaultdict(list)
     for cell, number in zip(profile.op_counts, costs.numbers, strict=True):
@@ -286,13 +289,13 @@ def _self_work(profile: Profile, costs: "_Costs") -> Iterator["RooflinePart"]:
 
 
 class _Cost(NamedTuple):
-    """The work of a cell, and the seconds that it takes at the chip's peak and bandwidth.
+    """The work of an operator in a module, and the seconds that it takes at peak and bandwidth.
 
     Attributes:
         compute: Seconds at the peak. `None` if unknown.
         memory: Seconds at the bandwidth. `None` if unknown.
         is_cached: Whether the data of one call fits in the chip's cache. `None` if unknown.
-        is_compiled: Whether the operator runs compiled, but was counted as eager code.
+        is_compiled: Whether the operator runs in a compiled module, but was counted as eager code.
     """
 
     calls: int
@@ -311,13 +314,15 @@ class _Cost(NamedTuple):
 
 
 class Total(NamedTuple):
-    """Sums over several cells.
+    """The summed work and least time of several cells.
+
+    A cell is the work of one operator in one module, phase and dtype.
 
     Attributes:
         seconds: Least time in seconds. `None` if unknown.
         bound: Whether compute or memory limits the work in most of these seconds.
-        costs: The different costs of the cells. Each is paired with the number of cells that have
-            it.
+        costs: The different costs of the cells. Each cost is paired with the number of cells that
+            have this cost.
     """
 
     calls: int
@@ -332,10 +337,10 @@ _WORK_OF = attrgetter("dtype", "calls", "macs", "executed_macs", "flops", "bytes
 
 
 class _Costs:
-    """The costs of all cells of a profile.
+    """The costs of all entries of `profile.op_counts`, which are called cells.
 
-    Layers repeat, so there are only a few different costs. Each of them is computed once and has a
-    number.
+    A cost is the work of a cell, and its seconds at the chip's peak and bandwidth. Layers repeat,
+    so there are only a few different costs. Each of them is computed once and has a number.
 
     Attributes:
         numbers: For each cell, the number of its cost.
@@ -389,7 +394,7 @@ def _cost(work: Any, chip: Hardware | None, *, is_compiled: bool) -> _Cost:
 
 
 def bound_of(compute: float, memory: float) -> Bound:
-    """Return which of the two takes longer: computing, or moving the bytes."""
+    """Return which of the two takes longer: computing (`compute`), or moving bytes (`memory`)."""
     if compute >= memory:
         return "compute"
     return "memory"
@@ -454,7 +459,7 @@ class RooflinePart(Struct, frozen=True, gc=False):
 
 
 def point_of(part: RooflinePart) -> Point:
-    """Make a point from a part, and compute the values that only a point has, such as its share."""
+    """Make a point from a part, and compute the values that only a point has, such as `share`."""
     flops = part.total.flops
     moved = part.total.bytes_moved
     roof = part.total.seconds
@@ -483,9 +488,9 @@ def point_of(part: RooflinePart) -> Point:
 def _reason(costs: Sequence[tuple[_Cost, int]], longest: float) -> AboveRoofReason:
     """Return the likely reason why the work took less than its least time.
 
-    A reason applies to some of the cells, for example to the cells whose data fits in a cache. It
-    is likely if the least time becomes at most `longest` seconds when these cells are assumed to
-    move no bytes.
+    Each reason applies to some of the operators. For example, `cache` applies to the operators
+    whose data fits in a cache. If the least time is at most `longest` seconds under the assumption
+    that these operators move no bytes, the reason is likely.
     """
 
     def explains(moves_no_bytes: Callable[[_Cost], bool]) -> bool:
@@ -507,7 +512,7 @@ def _reason(costs: Sequence[tuple[_Cost, int]], longest: float) -> AboveRoofReas
 
 
 def _seconds(work: Work) -> float | None:
-    """Return the kernel time from a trace or, without a trace, the stream time or host time."""
+    """Return the time of kernels in a trace. Without a trace, return the stream or host time."""
     return median_of(work.device_seconds or work.seconds)
 
 
@@ -588,7 +593,9 @@ def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBoun
 
 
 class Fusion(Struct, frozen=True, kw_only=True):
-    """The bytes that fusion saves in one phase of a step, over the modules with compiled kernels.
+    """The bytes moved in one phase of a step, with and without the fusion of compiled kernels.
+
+    The bytes are summed over all modules that have compiled kernels.
 
     Attributes:
         bytes_moved: Bytes that the operators would move if each of them ran separately.
@@ -609,9 +616,9 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
     The bytes of submodules are not included. A value is `None` if the bytes of a kernel are
     unknown.
 
-    The compiler may recompute cheap operators in backward. The kernels that recompute them count as
-    backward, unless the module itself recomputes because it uses activation checkpointing. So the
-    bytes of each phase can be compared with the bytes of eager code.
+    The compiler can decide to recompute cheap operators in backward. Kernels that recompute these
+    operators count as backward, unless the module uses activation checkpointing. So the bytes of
+    each phase can be compared with the bytes of eager code.
     """
     trace = profile.trace
     steps = profile.traced_steps
@@ -636,8 +643,8 @@ def bytes_with_below(
 ) -> Mapping[ModulePhase, int | None]:
     """Add up the result of `bytes_as_compiled` over each module and its submodules.
 
-    If a module has no compiled kernels, the bytes of its operators are used. Modules without
-    compiled kernels in themselves or in submodules are left out.
+    If a module has no compiled kernels, the bytes of its operators are used. If its submodules have
+    none either, the module is left out.
     """
     moved: dict[ModulePhase, int | None] = {}
     for cell in profile.op_counts:
@@ -661,7 +668,7 @@ def _with_above(key: ModulePhase) -> list[ModulePhase]:
 
 
 def fusion(profile: Profile) -> tuple[Fusion, ...]:
-    """Return the bytes that fusion saves in each phase.
+    """Return the bytes moved with and without fusion, for each phase with compiled kernels.
 
     The result is empty if nothing was counted, or if no compiled kernels were traced.
     """
@@ -677,10 +684,9 @@ def fusion(profile: Profile) -> tuple[Fusion, ...]:
 
 
 def _fusion_in_phase(profile: Profile, phase: Phase, compiled: Mapping[str, int | None]) -> Fusion:
-    """Add up the bytes of one phase.
+    """Add up the bytes that the modules in `compiled` move in one phase, with and without fusion.
 
-    `compiled` has the bytes that the compiled kernels of each module move, as in
-    `bytes_as_compiled`.
+    `compiled` has the bytes that the compiled kernels of each module move in this phase.
     """
     bytes_moved = 0
     fused_bytes = 0

@@ -47,11 +47,12 @@ class StepBreakdown(Struct, frozen=True, kw_only=True):
 
     Attributes:
         seconds: Mean duration of an unprofiled step, in seconds.
-        parts: The share of each part, keyed by name. They add up to 1. The names are the names in
-            `IN_MODULES`, the phases outside modules and, if a device was traced, activities of the
-            device such as `idle` or `copy`. `forward` and `backward` are the time of these phases
-            that belongs to no module.
-        modules: The parts of the self time of each module. `parts` has their sums over all modules.
+        parts: The share of each part, keyed by name. All shares add up to 1. The names are the
+            names in `IN_MODULES`, the phases outside modules and, if a device was traced,
+            activities of the device such as `idle` or `copy`. `forward` and `backward` are the time
+            of these phases that belongs to no module.
+        modules: The parts of each module's self time, as shares of the step, keyed by module. The
+            parts are the names in `IN_MODULES`.
         idle: Share of the step in which a traced device computed nothing, keyed by `forward` and
             `backward`.
         inside_rest: Names of parts (`idle`, `memory_bound`) that could not be computed. The time of
@@ -84,7 +85,9 @@ class _LeastTime(NamedTuple):
 
 
 class _StepParts(NamedTuple):
-    """The times of the phases and modules of a step, which the step breakdown is computed from.
+    """The times of the phases and modules of a step, from which the step breakdown is computed.
+
+    A pass is forward or backward; backward includes recomputation.
 
     Attributes:
         seconds: Seconds of each phase, and of each activity of a traced device, such as `idle`.
@@ -114,9 +117,9 @@ def step_breakdown(
 ) -> StepBreakdown | None:
     """Divide the mean unprofiled step into parts, first by phase and then by module.
 
-    `share` is the share of the counted work that one rank did; it is less than 1 if ranks do
-    different work. Return `None` if nothing was counted, or if the step time, the chip, or its peak
-    for a dtype of the matmuls is unknown.
+    `share` is the share of the counted work that one rank did, which is below 1 if ranks do
+    different work. Return `None` if nothing was counted. Also return `None` if the step time, the
+    chip, or the chip's peak for a dtype of the matmuls is unknown.
     """
     seconds = times.mean
     if not seconds or chip is None or not profile.op_counts:
@@ -158,7 +161,7 @@ def step_breakdown(
 
 
 def _divide(seconds: float, need: _LeastTime) -> Iterator[tuple[str, float]]:
-    """Divide a module's time, and yield the seconds of each part in `IN_MODULES`.
+    """Divide a module's time into the parts in `IN_MODULES`, and yield the seconds of each part.
 
     A part gets the time that it needs, but at most the time that remains after the previous parts.
     """
@@ -172,7 +175,7 @@ def _divide(seconds: float, need: _LeastTime) -> Iterator[tuple[str, float]]:
 def _needs(
     profile: Profile, chip: Hardware, share: float
 ) -> dict[tuple[str, str], _LeastTime] | None:
-    """Return the least time of the operators of each module in each pass.
+    """Return the least time of each module's operators, keyed by module and pass.
 
     Return `None` if the peak for a dtype of the matmuls is unknown.
     """
@@ -209,8 +212,8 @@ def _by_module(
 ) -> Iterator[tuple[str | None, float, _LeastTime]]:
     """Divide the time of a phase among the modules.
 
-    Each item has a module, the seconds that it took, and the least time of its operators. The last
-    item has the time that belongs to no module, and `None` instead of a module.
+    Each item has a module, the seconds that it took, and the least time of its operators. If some
+    time belongs to no module, the last item has this time, and `None` instead of a module.
 
     Args:
         name: The phase.
@@ -327,9 +330,9 @@ def _device_parts(profile: Profile, times: StepTimes) -> _StepParts | None:
 def _without_submodules(
     inclusive: Mapping[tuple[str, str], float], factor: float
 ) -> dict[tuple[str, str], float]:
-    """Compute self times from times with submodules, and multiply them by a factor.
+    """Return self times, computed from times with submodules and multiplied by a factor.
 
-    The times are in seconds, keyed by module and pass.
+    The times are in seconds, keyed by module and pass (forward or backward).
     """
     own = scaled(inclusive, factor)
     for (module, when), took in inclusive.items():
@@ -340,9 +343,9 @@ def _without_submodules(
 
 
 def _computing_by_pass(profile: Profile) -> dict[tuple[str, str], float]:
-    """Return the device time of each module in each pass, with submodules, in seconds.
+    """Return the device time of each module in each pass (forward or backward), in seconds.
 
-    The time of communication kernels is not included.
+    It includes submodules, but not communication kernels.
     """
     inclusive = _seconds_by_pass(profile, "device_seconds")
     for collective in profile.communication:
@@ -354,10 +357,10 @@ def _computing_by_pass(profile: Profile) -> dict[tuple[str, str], float]:
 
 
 def _seconds_by_pass(profile: Profile, field: str) -> dict[tuple[str, str], float]:
-    """Return the median time of each module in each pass, in seconds.
+    """Return the median time of each module, in seconds, keyed by module and phase of the step.
 
-    `field` is the field of `Work` that has the times, such as `self_seconds`. Modules with an
-    unknown median are left out.
+    Recomputation is part of backward. `field` is the field of `Work` that has the times, such as
+    `self_seconds`. Modules with an unknown median are left out.
     """
     medians = []
     for phase in PHASES:

@@ -15,14 +15,14 @@ from lflops.profile.records import PASSES, TimingStats, median_of, step_phase
 from lflops.profile.series import ratio, sum_known, without_none
 from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 
-# Share of the CPU time above which other processes make times unreliable.
+# Times are unreliable if other processes take at least this share of the CPU time.
 VERY_BUSY = 0.2
 
-# Smallest communication wait that is not ignored, as a share of the step. Reading the clock may
+# Smallest communication wait that is not ignored, as a share of the step. Reading the clock can
 # take as long as a shorter wait.
 _MIN_WAIT_SHARE = 0.001
-# Smallest share of the step from which recomputation is a separate phase. Any fused attention
-# recomputes a little.
+# Recomputation is a separate phase only if it takes at least this share of the step. Fused
+# attention always recomputes a little.
 _LEAST_RECOMPUTED = 0.01
 # Rounding error of summed floats, as a share of a step.
 _ROUNDING = 1e-9
@@ -34,9 +34,9 @@ def lost_share(profile: Profile) -> float:
 
 
 LEAST_LOST = 0.02
-"""Smallest share of the step that lost CPU time must reach to matter.
+"""If other processes took less CPU time than this share of the step, this time is ignored.
 
-A step that waits most of the time uses little of the CPU, so it loses little.
+A step that waits most of the time needs little CPU time, so other processes can take only little.
 """
 
 
@@ -50,7 +50,8 @@ class StepTimes(Struct, frozen=True, kw_only=True):
         longest: Duration of the longest step in seconds.
         phases: Mean seconds of each recorded phase, in the order of the step. If a step does not
             have the phase, it counts as 0 seconds.
-        host_phases: Mean seconds that the host spent in each phase, if `phases` are device times.
+        host_phases: Mean seconds that the host spent in each phase. Empty unless `phases` are
+            device times.
         waiting: Mean seconds at the end of backward in which the rank exchanges gradients and waits
             for other ranks. `None` if it does not wait there.
         recompute: Mean seconds of backward in which activations are recomputed. `None` if unknown,
@@ -107,7 +108,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     def recomputed_share(self) -> float:
         """Share of the backward time in which activations are recomputed.
 
-        It is 0 if this is a small part of the step.
+        It is 0 if recomputation takes less than 1 % of the step.
         """
         backward = self.phases.get("backward")
         recompute = self.recompute or 0.0
@@ -144,7 +145,10 @@ def with_recompute(phases: Mapping[str, float], share: float) -> dict[str, float
 
 
 def busy_share(profile: Profile, times: StepTimes) -> float:
-    """Return `lost_share`, or 0 if less than `LEAST_LOST` of a step was lost."""
+    """Return the share of CPU time that other processes took.
+
+    Return 0 if this CPU time is less than the share `LEAST_LOST` of a step.
+    """
     lost = lost_share(profile)
     if times.cpu_seconds is None or not times.mean:
         return lost
@@ -248,8 +252,8 @@ def uncontended_phases(profile: Profile) -> dict[str, float]:
     """Return the median seconds of each phase, without the time that the training thread lost.
 
     The training thread loses time while another thread uses its CPU core. The times come from the
-    module-timing steps. The result is empty if the lost time is unknown. If it is known, it is also
-    excluded from module times.
+    module-timing steps. The result is empty if the lost time is unknown. If the lost time is known,
+    module times exclude it as well.
     """
     phases = []
     for step in profile.steps:
@@ -266,7 +270,8 @@ def _rate(units: Sequence[int | None], seconds: Sequence[float], usual: int | No
     Args:
         units: The number of samples or tokens in each step. `None` if it is unknown for a step.
         seconds: The duration of each step.
-        usual: The number that is used for steps with an unknown number.
+        usual: The number that is used for steps with an unknown number. If it is `None`, these
+            steps are left out.
     """
     total = 0
     total_seconds = 0.0
@@ -281,9 +286,9 @@ def _rate(units: Sequence[int | None], seconds: Sequence[float], usual: int | No
 def _host_collectives(profile: Profile) -> dict[tuple[str, str], float]:
     """Return the seconds of collectives on the host that do not overlap with computation.
 
-    They come from the traced steps and are keyed by module and pass. They are at most the self time
-    of the module. The result is empty if a device was traced, because then the step breakdown reads
-    the communication from the device.
+    The seconds come from the traced steps. They are keyed by module and pass (forward or backward),
+    and are at most the self time of the module. The result is empty if a device was traced, because
+    the step breakdown then uses the communication time of the device.
     """
     if profile.trace is None or profile.trace.device_compute_seconds is not None:
         return {}
@@ -308,8 +313,8 @@ def _self_seconds(module: ModuleProfile, when: str) -> float:
 def traced_seconds(profile: Profile, *, own: bool = False) -> dict[str, float]:
     """Return the seconds per step of each traced operator.
 
-    If a device was traced, they are device times, otherwise host times. If `own` is true, the time
-    of an operator excludes the operators that it calls.
+    If a device was traced, the seconds are device times, otherwise host times. If `own` is true,
+    the time of an operator excludes the operators that it calls.
     """
     trace = profile.trace
     steps = profile.traced_steps

@@ -32,14 +32,14 @@ from lflops.profile.series import positions, ratio, sum_known, summed
 TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
 """The phases that are added up to a module's total time.
 
-The time of the optimizer is rarely known for a single module.
+The time of the optimizer is usually unknown for a single module.
 """
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
     """Work in one phase. The fields have the same meaning as in `Work`.
 
-    Whether the work includes submodules depends on the row that it belongs to.
+    In a row of a table of modules, the work includes submodules unless `ModuleRow.is_self` is true.
     """
 
     calls: int = 0
@@ -89,8 +89,8 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
 
     If the row stands for several siblings, every count is for ONE sibling, and a time is the mean
     over the siblings. If the row is inside a row for 12 identical blocks, its time is the mean over
-    all 12 blocks. Shares are relative to the root's MACs in the requested phase, or to its FLOPs if
-    there are no MACs (see `share_of`).
+    all 12 blocks. `share` is relative to the root's MACs in the phase that the table is made for.
+    If the phase has no MACs, it is relative to the FLOPs (see `share_of`).
 
     Attributes:
         name: Full name of the module, or of the first sibling.
@@ -137,27 +137,27 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
         return len(self.names)
 
     def one(self, phase: Phase | None) -> WorkCounts:
-        """Return the work of one module of the row in a phase, or in all phases for `None`."""
+        """Return the work of one module of the row in a phase. `None` means all phases together."""
         total = WorkCounts()
         for name in phases_of(phase):
             total += self.phases[name]
         return total
 
     def all(self, phase: Phase | None) -> WorkCounts:
-        """Return the work of all siblings of the row in a phase, or in all phases for `None`."""
+        """Return the summed work of the row's siblings in a phase. `None` means all phases."""
         return self.one(phase) * self.times
 
     def time(self, phase: Phase | None) -> float | None:
         """Return the seconds of one module of the row in a phase.
 
-        For `None`, return the sum over the phases in `TIMED_PHASES` with a known time.
+        If `phase` is `None`, return the sum over the phases in `TIMED_PHASES` with a known time.
         """
         return _total_time(self.seconds, phase)
 
     def flops_per_second(self, phase: Phase | None) -> float | None:
-        """Return 2 x MACs of one module, divided by the seconds of the phases that have MACs.
+        """Return 2 x MACs of one module per second, in a phase or in all phases (`None`).
 
-        Return `None` if the time of one of these phases is unknown.
+        Only the time of phases with MACs counts. Return `None` if one of these times is unknown.
         """
         phases = phases_of(phase)
         seconds = [self.seconds[name] for name in phases if self.phases[name].macs]
@@ -221,15 +221,17 @@ def tree(
     below: Mapping[str, Sequence[str]] | None = None,
     groups: Mapping[str, int] | None = None,
 ) -> tuple[ModuleRow, ...]:
-    """Build the rows of the module tree. The result has the root, which contains all other rows.
+    """Build the rows of the module tree.
 
-    All numbers include submodules.
+    The result has only the row of the root. Its `children` contain all other rows. All numbers
+    include submodules.
 
     Args:
         profile: The profile.
         depth: Number of levels below the root, or -1 for all levels.
         fold: Whether consecutive identical siblings become one row. Siblings are identical if they,
-            and all modules below them, have the same classes, names and counts.
+            and all modules below them, have the same classes and counts, and if the modules below
+            them have the same names.
         sort: The key that siblings are sorted by, one of `SORT_KEYS`. A folded row is sorted by the
             sum over its modules. `None` keeps the model's order.
         phase: The phase that shares and the sort key refer to, or `None` for all phases together.
@@ -288,8 +290,8 @@ def flat(
 ) -> tuple[ModuleRow, ...]:
     """Build a row for each module, with numbers that exclude submodules.
 
-    By default, the rows are sorted by MACs.
-    `sort` and `phase` have the same meaning as in `tree`, and invalid values raise the same errors.
+    By default, the rows are sorted by MACs. `sort` and `phase` have the same meaning as in `tree`,
+    and invalid values raise the same errors.
     """
     _check_sort(profile, sort, phase)
     builder = _RowBuilder(profile, phase, own=True)
@@ -305,8 +307,8 @@ def unsharded_macs(profile: Profile) -> dict[str, int | None]:
     """Return the MACs of the whole model in each phase, if they differ from the MACs of this rank.
 
     They differ under tensor parallelism, for example. The result is empty if this rank computes all
-    MACs. A phase is `None` if its MACs are unknown, because ranks share a batch or hold only parts
-    of the parameters.
+    MACs. The value of a phase is `None` if its MACs are unknown, because ranks share a batch or
+    hold only parts of the parameters.
     """
     root = profile.modules[""]
     differs = False
@@ -327,9 +329,10 @@ def unsharded_macs(profile: Profile) -> dict[str, int | None]:
 
 
 def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
-    """Return whether shares in a phase are shares of MACs, or of FLOPs if the phase has no MACs.
+    """Return the count that shares in a phase are shares of.
 
-    For example, the optimizer has no MACs.
+    It is "flops" if the phase, such as the optimizer, has FLOPs but no MACs. Otherwise it is
+    "macs". `None` means all phases together.
     """
     has_flops = False
     for name in phases_of(phase):
@@ -343,7 +346,7 @@ def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
 
 
 def has_times(profile: Profile, phase: Phase | None) -> bool:
-    """Return whether any module was timed in a phase, or in any phase for `None`."""
+    """Return whether any module was timed in a phase. `None` means any phase."""
     for module in profile.modules.values():
         for name in phases_of(phase):
             if module.work(name).seconds is not None:
@@ -372,8 +375,8 @@ def _sorted(rows: list[ModuleRow], sort: str | None, phase: Phase | None) -> tup
 class _RowBuilder:
     """Makes the rows of the table of modules.
 
-    The shares in a row are relative to the root's work and time in `phase`, or in all phases for
-    `None`.
+    The shares in a row are relative to the root's work and time in `phase`, or in all phases if
+    `phase` is `None`.
     """
 
     def __init__(self, profile: Profile, phase: Phase | None, *, own: bool) -> None:
@@ -388,9 +391,10 @@ class _RowBuilder:
         """Make a row for one or several siblings.
 
         Args:
-            names: Names of the siblings that the row stands for.
-            folded: Names of all modules that the time is averaged over. If the parent row stands
-                for several identical modules, these are the siblings inside all of these modules.
+            names: Names of the siblings that the row stands for. If the parent row stands for
+                several identical modules, only the siblings inside the first of them are listed.
+            folded: Names of the siblings inside all of these identical modules. Times are averaged
+                over them.
         """
         module = self._profile.modules[names[0]]
         labels = [last_part(name) for name in names]
@@ -437,7 +441,7 @@ class _RowBuilder:
 def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase, float | None]:
     """Return the mean seconds of the modules in each phase.
 
-    A phase is `None` if the time of one of the modules is unknown.
+    The value of a phase is `None` if the time of one of the modules is unknown.
     """
     field = "self_seconds" if own else "seconds"
     means: dict[Phase, float | None] = {}
@@ -451,7 +455,7 @@ def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase
 
 
 def _total_time(seconds: Mapping[Phase, float | None], phase: Phase | None) -> float | None:
-    """Return the seconds of a phase or, for `None`, the sum over all phases with known times."""
+    """Return the seconds of a phase. `None` means the sum over all phases with known times."""
     if phase is not None:
         return seconds[phase]
     total = None
@@ -482,15 +486,14 @@ def phases_of(phase: Phase | None) -> tuple[Phase, ...]:
 
 
 class BusyModules(Struct, frozen=True, kw_only=True):
-    """Modules in the same place of the model, and the time that they take without their submodules.
+    """Modules with the same pattern, and the time that they take without their submodules.
 
-    Modules are in the same place if their names only differ in an index, such as `layers.0.mlp` and
-    `layers.1.mlp`.
+    For example, `layers.0.mlp` and `layers.1.mlp` have the pattern `layers.*.mlp`.
 
     Attributes:
-        pattern: The place, such as `layers.*.mlp`.
-        name: The name to show. It is the pattern, or a list of names if only some modules in this
-            place have a time.
+        pattern: The pattern.
+        name: The name to show. It is the pattern, or a list of names if only some modules with this
+            pattern have a time.
         kind: Class name.
         modules: Number of modules.
         seconds: Self time of all these modules together, in seconds per step.
@@ -506,7 +509,7 @@ class BusyModules(Struct, frozen=True, kw_only=True):
 
 
 def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:
-    """Return the seconds of a module in forward, backward, recomputation and the optimizer.
+    """Return the sum of a module's seconds in forward, backward, recomputation and the optimizer.
 
     Phases with an unknown time are left out. Return `None` if no phase has a known time. If `own`
     is true, the time excludes submodules.
@@ -525,15 +528,15 @@ def busiest(
     patterns: Mapping[str, str],
     communicating: Mapping[tuple[str, str], float] | None = None,
 ) -> tuple[BusyModules, ...]:
-    """Group the modules by their place in the model, and sort the groups by self time, descending.
+    """Group the modules by their pattern, and sort the groups by self time in descending order.
 
-    Modules are in the same place if their names only differ in an index, such as `layers.0.mlp` and
-    `layers.1.mlp`. Places without a time are left out.
+    Modules without a known time are left out.
 
     Args:
         profile: The profile.
         patterns: Pattern of each module, such as `layers.*.mlp`, keyed by module name.
-        communicating: Seconds to subtract from the self time, keyed by module and pass.
+        communicating: Seconds of communication, keyed by module and pass (forward or backward).
+            They are subtracted from the self time.
     """
     subtracted = summed((name, seconds) for (name, _), seconds in (communicating or {}).items())
     timed: dict[str, float] = {}
@@ -561,8 +564,9 @@ def busiest(
     return tuple(sorted(found, key=lambda place: -place.seconds))
 
 
-# Identical modules have the same values of these attributes. Times and the peak are not in this
-# list because they depend on when a module runs. An attrgetter is five times as fast as a loop.
+# Identical modules have the same values of these attributes. Times and the memory peak are not in
+# this list because they depend on when a module runs. An attrgetter is five times as fast as a
+# loop.
 _FACTS_OF = attrgetter(
     "class_name",
     "calls",
@@ -620,16 +624,18 @@ def _counts(module: ModuleProfile) -> tuple[Any, ...]:
     )
 
 
-# Reasons by severity. The sum of several parts has the first of these reasons that any part has.
+# Reasons why modules took less than their least time, the most severe reason first. If modules are
+# combined, the result has the first of these reasons that any of the modules has.
 _WORST_FIRST: tuple[AboveRoofReason, ...] = ("error", "cache_unknown", "compiled", "cache")
 
 
 class Repeats(NamedTuple):
-    """Roofline parts of identical modules in one phase, in the model's order.
+    """The roofline data of identical modules in one phase.
 
     Attributes:
         label: The pattern of the modules, such as `layers.*.mlp`. The name if there is only one
             module.
+        parts: The work and the time of each module, in the model's order.
     """
 
     label: str
@@ -637,20 +643,20 @@ class Repeats(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """Sum of the times of the parts. `None` if the time of any part is unknown."""
+        """Sum of the times of the modules. `None` if the time of any module is unknown."""
         return sum_known(part.seconds for part in self.parts)
 
     @property
     def roof_seconds(self) -> float | None:
-        """Sum of the least times of the parts. `None` if the least time of any part is unknown."""
+        """Sum of the modules' least times on the chip. `None` if any least time is unknown."""
         return sum_known(part.roof_seconds for part in self.parts)
 
     @property
     def point(self) -> Point:
-        """All parts combined into one point.
+        """All modules combined into one point of the roofline.
 
-        It is compute-bound or memory-bound according to the larger part of the least time. It is
-        above its roof if any part is above its roof.
+        The point is compute-bound or memory-bound, whichever applies to most of the least time. It
+        is above its roof (faster than its least time) if any of the modules is.
         """
         first = self.parts[0]
         if len(self.parts) == 1:
@@ -695,5 +701,8 @@ _MODULE_AND_WORK = attrgetter("module", "phase", "total.flops", "total.bytes_mov
 
 
 def fold_parts(parts: Iterable[RooflinePart], patterns: Mapping[str, str]) -> Iterator[Repeats]:
-    """Group the roofline parts of identical modules, in the model's order."""
+    """Group the parts of modules that have the same pattern, phase and work, in the model's order.
+
+    A part is the work and the time of one module in one phase.
+    """
     return starmap(Repeats, fold_repeats(parts, _MODULE_AND_WORK, patterns))

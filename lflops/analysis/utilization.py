@@ -16,7 +16,7 @@ from lflops.profile.series import multiplied, ratio, sum_known, without_none
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
 """The phases whose MACs count for MFU."""
 
-# Largest factor by which the measured time of a module may be wrong.
+# Largest factor by which the measured time of a module can be wrong.
 _PRECISION = 1.1
 
 
@@ -36,7 +36,7 @@ class Utilization(Struct, frozen=True, kw_only=True):
         peak_flops_per_second: Peak of the run's dtype.
         dtype: Dtype of the peak, one of `hardware.DTYPES`.
         hardware: Name of the chip.
-        breakdown: The step breakdown.
+        breakdown: The parts into which the time of the mean step is divided.
     """
 
     mfu: float | None
@@ -64,7 +64,7 @@ class Utilization(Struct, frozen=True, kw_only=True):
 
 
 def flops_per_second(macs: float, seconds: float | None) -> float | None:
-    """Return the rate of matmuls, with 2 FLOPs per MAC. Return `None` if there is no time."""
+    """Return the rate of matmuls, with 2 FLOPs per MAC. Return `None` if the time is unknown."""
     return ratio(2 * macs, seconds)
 
 
@@ -78,7 +78,7 @@ def of_peak(rate: float | None, peak: float | None) -> float | None:
 
 
 def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Utilization:
-    """Compute the share of the peak that a step reached.
+    """Compute the share of the peak that the unprofiled steps of a profile reached.
 
     Args:
         profile: A profile with counted work and timed steps.
@@ -118,8 +118,8 @@ def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) ->
 def _share_of_a_rank(profile: Profile, macs: int) -> float:
     """Return the share of the root's MACs that a rank computes on average.
 
-    It is less than 1 if ranks do different work, because then the root's MACs include the MACs of
-    several ranks.
+    The share is below 1 if ranks do different work, because the root's MACs then include the MACs
+    of several ranks.
     """
     known = without_none(rank.macs for rank in profile.ranks)
     if not known or not macs:
@@ -128,9 +128,9 @@ def _share_of_a_rank(profile: Profile, macs: int) -> float:
 
 
 def seconds_at_peak(op_counts: Iterable[OpCount], chip: Hardware) -> float | None:
-    """Return how many seconds the executed matmuls take at the peak of their dtypes.
+    """Return how many seconds all matmuls together take at the peak of their dtypes.
 
-    Return `None` if one of these peaks is unknown.
+    The work that a mask skips is left out. Return `None` if one of these peaks is unknown.
     """
     macs: dict[str, int] = {}
     for count in op_counts:

@@ -2,8 +2,8 @@
 
 The mean unprofiled step is divided into its phases. A change subtracts seconds from phases, or
 multiplies them by a factor. Every change has an error, which is a share of the changed time. On a
-device, one wait may hide another wait, which appears when the first wait is removed. So removing
-communication may not save its full time.
+device, one wait can hide another wait, which appears when the first wait is removed. So removing
+communication might not save its full time.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -41,7 +41,7 @@ STEP_ERROR = 0.03
 """Relative error that is always included: the usual difference between two equal runs."""
 
 MUCH_IDLE = 0.2
-"""Share of the step that a device must be idle for the host to limit the step."""
+"""If a device is idle for at least this share of the step, the host limits the step."""
 
 # Names in `without` and `scale` that are not phases.
 _RECOMPUTE = "recompute"
@@ -62,8 +62,8 @@ class WhatIf(Struct, frozen=True, kw_only=True):
         phases: Seconds of each phase of the changed step.
         caveats: Reasons why the prediction is unreliable. `busy`: other processes took much of the
             CPU time. `modules`: the change refers to modules, and the times of modules are
-            approximate. `idle`: the device is idle, and the idle time may change a lot with another
-            batch size.
+            approximate. `idle`: the device is idle, and the idle time might change a lot, for
+            example with another batch size.
     """
 
     measured: float
@@ -183,8 +183,8 @@ class _ChangedStep:
 
     Attributes:
         phases: The phases after the changes so far.
-        may_stay: Seconds of removed communication that may not be saved, because another wait may
-            take their place.
+        may_stay: Seconds of removed communication that are possibly not saved, because another wait
+            might take their place.
     """
 
     def __init__(self, profile: Profile, times: StepTimes) -> None:
@@ -232,9 +232,9 @@ class _ChangedStep:
                 yield "idle"
 
     def repeat(self, factor: float, error: float) -> None:
-        """Multiply the times of all phases that are repeated for each batch, or grow with its size.
+        """Multiply the times of all phases that depend on the number or the size of the batches.
 
-        Other phases run once per step, for example the optimizer, and keep their times.
+        Other phases, such as the optimizer, run once per step and keep their times.
         """
         for name, phase in self.phases.items():
             if name not in _ONCE:
