@@ -1,4 +1,7 @@
-"""Evaluate the rules, and choose and order the findings to report."""
+"""Evaluate all rules, and choose and order their findings.
+
+A finding is one reason why a step or a run takes as long as it does.
+"""
 
 from collections.abc import Iterable, Sequence
 

@@ -32,7 +32,7 @@ CONTENDED_SHARE = 0.1
 LARGEST_LOST_SHARE = 0.8
 """Upper limit of the lost CPU share (the share of CPU time that other programs took).
 
-A higher lost share is treated as this value, so that thresholds do not rise without a limit.
+A higher share is treated as this value, so that the thresholds of rules do not rise without limit.
 """
 
 MANY_HOST_SYNCS = 10
@@ -161,9 +161,9 @@ class StepEvidence:
 
     @cached_property
     def unlike_repeats(self) -> Sequence[UnlikeRepeat]:
-        """Modules that are slower than the other modules with the same pattern.
+        """Modules that are slower than the other modules with the same pattern, with the reason.
 
-        They are slower because they run more operators or use a wider dtype.
+        The reason is that they run more operators or use a wider dtype.
         """
         least = REPORTED_SHARE * self.mean
         return unlike_repeats(self.profile, self.patterns, self.children, least)

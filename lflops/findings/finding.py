@@ -14,7 +14,7 @@ class Finding(Struct, frozen=True, kw_only=True):
         cause: Name of the rule that found the reason.
         sentence: A sentence that names the reason and its cost.
         module: Name of the module in which the time is spent, or the pattern of several modules,
-            such as `layers.*.mlp`. Empty for the root, and if it is no particular module.
+            such as `layers.*.mlp`. Empty for the root, or if the time is in no particular module.
         place: Other code in which most of the time is spent, such as the hook of a callback. Empty
             if it is unknown.
         rank: The slow rank, or `None` if the finding is not about one rank.
@@ -53,9 +53,9 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     @property
     def track_record(self) -> str:
-        """The text of the function `track_record` for this finding.
+        """A sentence about how reliable the finding is, from the function `track_record`.
 
-        It is empty if the reliability of the finding was not measured.
+        It is empty if this was not measured.
         """
         return "" if self.right is None else track_record(*self.right)
 
@@ -98,8 +98,8 @@ def least_share(right: int, total: int) -> float:
 ERROR_OF_ONE_END = 0.05
 """Maximum probability that the result of `least_share` is above the true share.
 
-The upper end of the interval would be below the true share with the same probability. Together,
-this makes a 90 % confidence interval.
+The upper end of the interval is wrong with the same probability, so the interval is a 90 %
+confidence interval.
 """
 
 BISECTIONS = 30

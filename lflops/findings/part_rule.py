@@ -18,7 +18,7 @@ from lflops.profile.profile import Profile
 BURST_RATIO = 5
 """A phase comes in bursts if its long times are this many times as long as its usual times.
 
-Bursts are steps in which a phase that is short in most steps is long.
+The usual times are the times in most steps, for example in steps without a wait for data.
 """
 
 

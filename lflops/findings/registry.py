@@ -87,7 +87,7 @@ SETTING_RULES: tuple[StepRule, ...] = (
 RANK_RULES: tuple[StepRule, ...] = (SlowRank(), AlternatingStragglers())
 """Rules about slow ranks.
 
-The cost of a slow rank is subtracted from other findings that contain the same time.
+The cost of a slow rank is subtracted from the costs of other findings that contain the same time.
 """
 
 MODULE_RULES: tuple[ModuleRule, ...] = (

@@ -16,13 +16,13 @@ from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.series import grouped
 
 FEWEST_MODULES = 3
-"""Repeats are compared only if there are at least this many of them."""
+"""Repeated modules are compared only if at least this many of them have the same pattern."""
 
 LEAST_RATIO = 1.5
-"""A module is slow if it takes at least this many times the median time of all repeats."""
+"""A module is slow if it takes this many times the median time of modules with its pattern."""
 
 MANY_MORE_CALLS = 2
-"""A module does more work than the other repeats if it calls this many times as many operators."""
+"""A module does more work if it calls this many times as many operators as the other repeats."""
 
 DTYPE_BITS = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
 

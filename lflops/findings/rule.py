@@ -51,7 +51,7 @@ class Candidate:
         rule: The rule that found the candidate.
         seconds: The cost in seconds per step, or `None` if unknown.
         module: Name of the module in which the time is spent, or the pattern of several modules,
-            such as `layers.*.mlp`. Empty for the root, and if it is no particular module.
+            such as `layers.*.mlp`. Empty for the root, or if the time is in no particular module.
         facts: Further values for the templates of the sentence and the fix.
         rank: The slow rank, or `None` if the candidate is not about one rank.
         phase: The phase in which this rank is slow. Empty without a slow rank.

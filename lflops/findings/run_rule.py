@@ -117,7 +117,7 @@ def training_seconds(ledger: Ledger) -> float:
 def preempted_share(ledger: Ledger) -> float:
     """Return the share of the training time that slow steps waited for a core.
 
-    The longest wait is left out, because the process may have been stopped during this wait.
+    The longest wait is left out, because the process might have been stopped during this wait.
     """
     waits = [step.cost for step in _slow_steps("not_scheduled", ledger)]
     seconds = ledger.seconds.get("slow/not_scheduled", 0.0) - max(waits, default=0.0)
@@ -188,7 +188,7 @@ class RunRule(Rule):
             yield self.finding(seconds, run, is_issue=self.is_issue(seconds, run))
 
     def is_issue(self, seconds: float, run: RunEvidence) -> bool:
-        """Return whether a cost in seconds of the run is an issue."""
+        """Return whether a cost, in seconds of the run, is an issue (users should fix it)."""
         if self.threshold.share is None:
             return False
         judged_seconds = seconds - self.excused_seconds(run)
@@ -213,7 +213,7 @@ class RunRule(Rule):
         return 0.0
 
     def allowance(self, run: RunEvidence) -> float:
-        """Return the factor by which the threshold rises on a busy machine."""
+        """Return the factor by which the threshold rises because other programs use the CPU."""
         return run.allowance
 
     def may_be_due_to_others(self, run: RunEvidence) -> bool:
@@ -263,7 +263,7 @@ class BetweenStepsRule(RunRule):
 class OnceAllowedRule(RunRule):
     """A rule about an event that is not an issue if it occurs only once in a run.
 
-    The machine can cause one such event in any run.
+    The machine can cause one such event in any run, so only further events count.
 
     Attributes:
         slow_cause: The cause that the ledger records for steps that this event slows down.

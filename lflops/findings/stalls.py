@@ -1,6 +1,6 @@
 """Find stalls, and describe how often they occur.
 
-A stall is the time of a phase in a step in which this phase takes much longer than in most steps.
+A stall is a step in which a phase, such as the data wait, takes much longer than in most steps.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ FEWEST_STALLS = 3
 
 
 class Stalls(NamedTuple):
-    """The long times of a phase, such as the data wait, that is short in most steps of a run.
+    """The steps of a run in which a phase, such as the data wait, takes much longer than usual.
 
     Attributes:
-        seconds: Mean duration of the long times.
-        often: How often they occur, such as `every 3rd step` or `in 7 of 90 steps`.
-        is_regular: Whether most of them are equally far apart.
+        seconds: Mean time of the phase in these steps.
+        often: How often these steps occur, such as `every 3rd step` or `in 7 of 90 steps`.
+        is_regular: Whether most of these steps are equally far apart.
     """
 
     seconds: float

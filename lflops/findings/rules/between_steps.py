@@ -1,6 +1,7 @@
 """Rules about the time of a run between its steps.
 
-It is spent on validation, inference, checkpoints, logging, compilation, epochs and restarts.
+This time is spent on validation, inference, checkpoints, logging, compilation and restarts, or
+between epochs.
 """
 
 from lflops.findings.rule import Threshold

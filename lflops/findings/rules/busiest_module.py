@@ -1,4 +1,7 @@
-"""Rules about the modules with the most time, for steps that other rules do not explain."""
+"""Rules about the modules that take the most time.
+
+They apply if there is no other finding, or if the chip's peak is unknown.
+"""
 
 from collections.abc import Iterable, Sequence
 

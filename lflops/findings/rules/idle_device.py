@@ -6,7 +6,7 @@ from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Threshold
 
 LARGE_CLIPPING_SHARE = 0.05
-"""If clipping takes at least this share of the step, the host might wait for the device in it.
+"""If clipping takes at least this share of the step, it can be why the host waits for the device.
 
 If clipping takes less, the host waits because of calls such as `.item()`.
 """

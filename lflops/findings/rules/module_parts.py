@@ -20,7 +20,7 @@ COVERED_SHARE = 2 / 3
 """No further class is examined if the examined classes have this share of memory-bound work."""
 
 UNKNOWN_PARTS = {"idle": "idle time", "memory_bound": "memory-bound work"}
-"""Parts of the step that are included in `inefficient_kernels` if their time is unknown.
+"""Parts of the step that are included in the part `inefficient_kernels` if their time is unknown.
 
 The values are the names of these parts in the sentence of the finding.
 """
