@@ -23,7 +23,7 @@ class Operator(Struct, frozen=True, kw_only=True):
     """The work of one operator in a phase, or in all phases together.
 
     Attributes:
-        figures: The work.
+        figures: The calls, MACs, FLOPs and bytes.
         share: The operator's share of the MACs. If the phase has no MACs, its share of the FLOPs.
     """
 
@@ -58,7 +58,9 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
 
 
 class UnsupportedOperator(Struct, frozen=True, kw_only=True):
-    """An operator without a formula, over all modules and phases. No total includes its work.
+    """An operator for which lflops has no formula, so no total includes its work.
+
+    The numbers are sums over all modules and phases.
 
     Attributes:
         seconds: Self time per step in seconds, from a trace. `None` if it was not traced.

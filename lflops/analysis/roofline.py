@@ -30,7 +30,7 @@ from lflops.profile.series import ratio, sum_known
 Bound = Literal["compute", "memory"]
 
 AboveRoofReason = Literal["cache", "compiled", "cache_unknown", "error"]
-"""Reasons why a point is above its roof, which means that it took less than its least time.
+"""Reasons why a module or an operator is above its roof: it took less than its least time.
 
 * `cache`: its bytes stayed in a cache.
 * `compiled`: the module runs compiled, but its bytes were counted for eager code.
@@ -39,7 +39,7 @@ AboveRoofReason = Literal["cache", "compiled", "cache_unknown", "error"]
 """
 
 TOLERANCE = 0.05
-"""A point is above its roof only if its least time exceeds its time by more than this share.
+"""A module is above its roof only if its least time exceeds its time by more than this share.
 
 The measured peak of a chip is uncertain by about this share.
 """
@@ -547,8 +547,8 @@ class LowerBound(Struct, frozen=True, kw_only=True):
         seconds: Least time of a step, in seconds.
         by_phase: Least time of each phase that ran.
         by_module: Least time of each module with its submodules, over all phases.
-        unknown: Operators with matmuls in a dtype without a known peak. For them, only the time to
-            move their bytes is included.
+        unknown: Operators with matmuls in a dtype without a known peak. Only the time to move the
+            bytes of these operators is included.
     """
 
     hardware: str

@@ -44,7 +44,7 @@ _INCLUSIVE_AND_SELF = ("", "self_")
 
 
 class RunFigures(Struct, frozen=True, kw_only=True):
-    """The figures of a whole run, without its modules. `None` means unknown.
+    """The figures (times, rates and memory) of a whole run. `None` means unknown.
 
     Attributes:
         facts: The fields in `FACTS` with their values, such as device and dtype.
@@ -79,8 +79,8 @@ class ComparedRun(NamedTuple):
         figures: Figures of the whole run.
         names: Names of the modules in the model's order.
         kinds: Classes of the modules.
-        columns: Lists with a value for each module. The keys are the same as in the payload of the
-            page, for example `parameters`, `peak_bytes` and, for each phase, `forward.macs`.
+        columns: Lists with a value for each module. The keys are the same as in the data of the
+            HTML page, for example `parameters`, `peak_bytes` and, for each phase, `forward.macs`.
             Forward, backward and recomputation also have `forward.seconds`, `forward.error` (of the
             seconds) and `forward.calls`. Values without submodules have names such as
             `forward.self_macs`. If a module has calls but no seconds in a phase, the time is

@@ -317,7 +317,7 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
         self_work: Work and time without submodules.
         inclusive: Work and time with submodules. The verdict on this time ignores the part of the
             change that happened in submodules.
-        peak_bytes: Most bytes alive while the module ran.
+        peak_bytes: Peak of the live bytes (bytes of existing tensors) while the module ran.
     """
 
     before: str | None
@@ -398,7 +398,7 @@ class Diff(Struct, Displayed, frozen=True, kw_only=True):
         mfu: Model FLOPs utilization before and after, as a fraction.
         samples_per_second: Samples per second over the unprofiled steps.
         tokens_per_second: Tokens per second over the unprofiled steps.
-        peak_bytes: Most bytes alive at once.
+        peak_bytes: Peak of the live bytes (bytes of existing tensors).
         unreliable: The runs (`before`, `after`) whose module times are unreliable according to
             their profiles. If there is at least one, no module time is judged.
         cpu_lost: Share of the CPU time that other processes took, in each run.

@@ -11,8 +11,8 @@ steps, the quartiles are closer together, by a factor of about (n - 1) / n. So 0
 sqrt(n) / (n - 1) is used here, and a single step has no error. If the times of several phases are
 added up, their errors are added up too, as if they were fully correlated.
 
-Common factor: It is the median ratio of the large modules. These are the largest modules that
-together have 90 % of the time. The ratios of small modules vary too much.
+Common factor: This is the median ratio of the large modules, which are the modules that take
+longest and together have 90 % of the time. The ratios of small modules vary too much.
 
 Errors of ratios: The error of a ratio of two medians is the root of the sum of the squares of both
 relative errors. This error has two lower bounds. The first is the median error over the modules,
