@@ -78,7 +78,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         return self._account if self._monitor is None else self._monitor.ledger
 
     def request_window(self) -> None:
-        """Open a window on every rank as soon as possible.
+        """Open a window (a few steps to profile) on every rank as soon as possible.
 
         If the schedule is waiting for its next window, that window opens early. After the end of
         the schedule, an additional window opens. Signal handlers and all threads may call this
@@ -216,7 +216,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class _Reporter:
-    """Makes a reporter of transformers usable as a logger.
+    """Logger that passes metrics to a reporter: a transformers callback such as `MLflowCallback`.
 
     The reporter receives only the metrics of lflops. The control flags and the history of the
     Trainer do not change.

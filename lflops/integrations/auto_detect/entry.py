@@ -45,7 +45,10 @@ def watch() -> None:
 
 @functools.cache
 def _watch_optimizers() -> None:
-    """Call `step_ends` after each step of each optimizer. A second call does nothing."""
+    """Register `step_ends` as a hook that torch calls after each step of each optimizer.
+
+    A second call does nothing.
+    """
     global is_compiling  # noqa: PLW0603 - this module is loaded before torch
     from torch.compiler import is_compiling
     from torch.optim.optimizer import register_optimizer_step_post_hook

@@ -96,8 +96,9 @@ class AutoDetectedLoop(LoopMonitor):
     def step_ends(self) -> None:
         """End the current step and begin the next step.
 
-        If no window uses the steps, only the ledger needs them. In this case, the step is only
-        noted here, and the ledger's thread does the work later.
+        A window is a few steps that lflops profiles. While no window needs the steps, they are only
+        recorded in the ledger, the time account of the run. Then this method only queues the work,
+        and the ledger's thread does the work later.
         """
         phases = self.phases
         ledger = self._ledger
@@ -160,9 +161,10 @@ class AutoDetectedLoop(LoopMonitor):
         """Handle the beginning or the end of a validation or of inference.
 
         Args:
-            begins: Whether it begins.
+            begins: True at the beginning, false at the end.
             has_loader: Whether a loader other than the training loader fetched the last batch.
-            loading: Nanoseconds of that fetch, which are moved to the validation.
+            loading: Duration of that fetch in nanoseconds. The ledger moves this time from the wait
+                for data to validation.
         """
         self._validation.close()
         if begins:
@@ -176,20 +178,21 @@ class AutoDetectedLoop(LoopMonitor):
 class AutoDetectedPhases(LoopPhases):
     """Detects the phases of a loop that does not call lflops.
 
-    Events are recorded when they happen and processed later. An event is recorded together with
-    everything that is known only at that moment, such as whether gradients are enabled.
+    Events, such as the call of a model, are recorded when they happen and processed later. An event
+    is recorded together with everything that is known only at that moment, such as whether
+    gradients are enabled.
 
     When a model in eval mode is called without gradients, a validation begins if the last batch
     came from a loader other than the training loader. Otherwise the call is inference. The
     validation ends when a model is called for training, when the training loader fetches a batch,
     or when a loader ends.
 
-    A model in training mode may also be called without gradients, for example to act in a rollout.
-    Then the call alone is the phase `inference`. But there are two cases in which such a call is
-    the beginning of forward: reentrant checkpointing of a model, which calls it again in backward,
-    and a generator whose output trains only another model. In the second case, exactly one call
-    without gradients comes before backward. After the first backward pass, lflops knows whether
-    one of the two cases applies.
+    A model in training mode can also be called without gradients, for example to act in a rollout.
+    Then only this call is in the phase `inference`. But there are two cases in which such a call is
+    the beginning of forward: a model with reentrant checkpointing, which is called again in
+    backward, and a generator whose output trains only another model. In the second case, exactly
+    one call without gradients comes before backward. After the first backward pass, lflops knows
+    whether one of the two cases applies.
 
     If the loop calls no model, a validation begins when another loader fetches a batch while
     gradients are disabled. It ends when a batch is fetched while gradients are enabled, or with a
@@ -259,8 +262,9 @@ class AutoDetectedPhases(LoopPhases):
         hook_optimizers(undo, self._optimizer_hook(), None)
         wrap_fetches(undo, self._note_fetch, self._note_batch)
 
-    # The following functions run in every step. To be fast, each function appends to the deferred
-    # calls directly and contains its own error guard.
+    # The following functions run in every step. To be fast, each function appends directly to
+    # `self.deferred`, the queue of calls that the ledger's thread makes later, and contains its own
+    # error guard.
 
     def _optimizer_hook(self) -> Callable[..., None]:
         """Return a hook that records the beginning of an optimizer's step."""
@@ -271,7 +275,7 @@ class AutoDetectedPhases(LoopPhases):
         return self._hook_of(AutoDetectedPhases._returns)
 
     def _hook_of(self, call: Callable[["AutoDetectedPhases"], None]) -> Callable[..., None]:
-        """Return a hook that records an event, which `call` handles."""
+        """Return a hook that records an event. The function `call` handles the event."""
         deferred = self.deferred
 
         def event_happens(*_: Any) -> None:
@@ -453,7 +457,7 @@ class AutoDetectedPhases(LoopPhases):
         if self._in_step:
             self.enter("optimizer", RUNNING)
 
-    def _fetch_begins(self, learns: bool, loader: "ref[Any]") -> None:  # noqa: FBT001 - the same
+    def _fetch_begins(self, learns: bool, loader: "ref[Any]") -> None:  # noqa: FBT001 - a recorded call
         """Handle the beginning of a fetch.
 
         Args:
@@ -519,10 +523,10 @@ class AutoDetectedPhases(LoopPhases):
         """Begin or end a validation or inference.
 
         Args:
-            begins: Whether it begins.
-            has_loader: As in `AutoDetectedLoop._validates`.
-            was_fetched: Whether it was detected by a fetch, and not by the call of a model.
-            loading: As in `AutoDetectedLoop._validates`.
+            begins: True to begin, false to end.
+            has_loader: See `AutoDetectedLoop._validates`.
+            was_fetched: Whether the reason is the fetch of a batch, not the call of a model.
+            loading: See `AutoDetectedLoop._validates`.
         """
         self._is_validating = begins
         self._was_fetched = begins and was_fetched
@@ -558,10 +562,10 @@ class Finder:
         # the optimizer that defines the steps of the loop
         self._optimizer: ref[Optimizer] | None = None
         self._steps_of_others = 0
-        # steps before the loop is monitored
+        # number of steps of the loop before it is monitored
         self._steps = 0
-        # Number of runs that this process has begun if the script itself has begun none. Comparing
-        # this number is faster than reading `OPEN`.
+        # The value of `MonitoredRun.begun` as long as the script itself begins no run. Comparing
+        # the two numbers is faster than reading `OPEN`.
         self._begun = 0
         self._candidates: list[ref[nn.Module]] = []
         self._called: list[ref[nn.Module]] = []

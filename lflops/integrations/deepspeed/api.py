@@ -63,7 +63,8 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
         warm_up: The number of passes that run first and are discarded.
         as_string: Whether to return text, such as `'1.43 G'`.
         output_file: A file to write to instead of printing.
-        ignore_modules: Classes or names of modules. Their self work is left out of every total.
+        ignore_modules: Classes or names of modules. Their work, without the work of their
+            submodules, is left out of every total.
         mode: `"forward"` calls the model, and `"generate"` calls its method `generate`.
 
     Returns:
@@ -156,7 +157,8 @@ class FlopsProfiler:
         """Start the profiler, and discard earlier results.
 
         Args:
-            ignore_list: Classes or names of modules. Their self work is left out of every total.
+            ignore_list: Classes or names of modules. Their work, without the work of their
+                submodules, is left out of every total.
         """
         self.stop_profile()
         self._ignore = _as_tuple(ignore_list)

@@ -1,8 +1,9 @@
 """Time the hooks of callbacks and of the LightningModule that run outside all phases.
 
-Lightning reports each hook to its profiler as an action. In unprofiled steps, these actions run no
-Python code of lflops. In module-timing steps, the context of each action is replaced with a context
-that also reads a clock.
+A phase is a part of a step, such as forward. Lightning reports each hook to its profiler as an
+action. In most steps, these actions run no Python code of lflops. In module-timing steps, in which
+lflops times every module, the context of each action is replaced with a context that also reads a
+clock.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from lflops.monitoring.inputs.training import HookTimes
 from lflops.timing.step_phases import OTHER
 
 OWNERS = ("[Callback]", "[LightningModule]")
-"""Beginnings of the names of actions that are hooks."""
+"""Prefixes of action names. An action is a hook if its name begins with one of them."""
 
 TIMED_AS_PHASES = {*STEPS.values(), "backward", "optimizer_step", CLIP}
 """Hooks that are not timed here, because they are phases or contain phases."""
@@ -40,7 +41,8 @@ class LightningHookTimes(HookTimes):
             if isinstance(callback, PhaseListener):
                 self._monitors.add(key)
         self._restore: Callable[[], None] | None = None
-        # The running actions: the time at which each began, and the seconds of the actions in it.
+        # For each running action, the time at which it began, and the seconds of the actions that
+        # have run inside it.
         self.running: list[list[float]] = []
 
     def start(self) -> None:
@@ -69,7 +71,10 @@ class LightningHookTimes(HookTimes):
         self.running.append([perf_counter(), 0.0])
 
     def end(self, label: str | None, *, is_outside: bool) -> None:
-        """Add the time of the innermost action, without the actions inside it."""
+        """End the innermost action, and add its time to its hook if it is outside all phases.
+
+        The time of other actions inside the action is not included.
+        """
         if not self.running:
             return
         begin, inner = self.running.pop()
@@ -85,13 +90,14 @@ class LightningHookTimes(HookTimes):
 
 
 class _TimedAction(ContextDecorator):
-    """A context that times an action around the context that is otherwise used for it."""
+    """A context that times an action. It also enters the context that the action usually has."""
 
     def __init__(self, times: LightningHookTimes, name: str, usual: Any) -> None:
         self._times = times
         self._label = times.label_of(name)
         self._usual = usual
-        # An action may run inside itself.
+        # Whether the action is outside all phases. This is a list, because an action can run inside
+        # itself.
         self._are_outside: list[bool] = []
 
     def __enter__(self) -> Any:

@@ -61,7 +61,8 @@ class FlopsMonitor(Base, PhaseListener):
         top_modules: Number of module classes that this table lists for each depth and metric.
         detailed: Log the detailed text, with lines for every module, instead of the summary of
             about 40 lines.
-        ignore_modules: Names or classes of modules. Their self work is left out of every total.
+        ignore_modules: Names or classes of modules. Their work, without the work of their
+            submodules, is left out of every total.
         output_file: File that receives the detailed text of each window. Text that the same Trainer
             wrote there earlier is kept.
         hardware: Source of the device's peak rates. `"auto"` looks up the device's name, and
@@ -153,7 +154,7 @@ class FlopsMonitor(Base, PhaseListener):
         return self._run.ledger
 
     def request_window(self) -> None:
-        """Open a window on every rank as soon as possible.
+        """Open a window (a few steps to profile) on every rank as soon as possible.
 
         If the schedule is waiting for its next window, that window opens early. After the end of
         the schedule, an additional window opens. Signal handlers and all threads may call this

@@ -1,4 +1,4 @@
-"""Detect the phases of a Trainer from calls of its profiler and its callbacks.
+"""Detect the phases of a Trainer's steps from calls of its profiler and its callbacks.
 
 In automatic and in manual optimization, Lightning reports the following to its profiler: each fetch
 of a batch, its host-to-device copy, each step of a stage, the optimizer's step, and gradient
@@ -39,7 +39,7 @@ Newer versions of Lightning call it before each batch.
 """
 
 RUNNING = None
-"""Stands for the running stage where the name of a stage is expected."""
+"""Used instead of a stage name, such as "train". It means the stage that is currently running."""
 
 LOADING = ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
 """Methods of the strategy that read a checkpoint or load its contents."""
@@ -68,7 +68,8 @@ ACTIONS: dict[str, tuple[str | None, str | None]] = {
 }
 """Maps the end of an action's name in Lightning's profiler to the action's phase and stage.
 
-Other actions are not listed, because they are not phases.
+Other actions are not listed, because they are not phases. The stage `RUN` means that the action is
+not part of a step.
 """
 
 # Actions that are phases of the training stage only if a hook does something in them.
@@ -98,7 +99,7 @@ class TrainerPhases(Phases):
     This code runs in every step. Therefore it does little work, and only once for all monitors.
 
     Attributes:
-        has_ledger: Set if one of the monitors keeps the ledger.
+        has_ledger: Set if one of the monitors keeps the ledger, the time account of the run.
         actions: The running actions, with the number of phases that were running when the action
             began.
         context_of: Returns the context in which Lightning runs an action.
@@ -132,7 +133,7 @@ class TrainerPhases(Phases):
 
         Args:
             guard: Error guard of the monitor.
-            undo: Removes the monitor when it is closed.
+            undo: Cleanup stack of the monitor. Closing this stack removes the monitor.
             close: Ends the run of the monitor. It is called if the Trainer ends without calling its
                 callbacks.
         """

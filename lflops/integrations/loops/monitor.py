@@ -144,7 +144,8 @@ class LoopMonitor:
         profiles: The profiles of the last 32 closed windows. Only the main process has them.
         name: The name that messages use for this monitor, such as `lflops.monitor` or
             `FlopsCallback`.
-        loader_sizes: The number of samples that the data loader of each stage puts into a batch.
+        loader_sizes: For each stage, the number of samples that its data loader puts into a batch;
+            `None` if unknown.
     """
 
     name = "lflops.monitor"
@@ -277,7 +278,7 @@ class LoopMonitor:
 
     @contextlib.contextmanager
     def stage_in(self, name: str, category: str) -> Iterator[None]:
-        """Treat a `with` block as another stage, and assign it to a category of the ledger."""
+        """Treat a `with` block as another stage, and assign its time to a ledger category."""
         run = self._run
         before = self._stage
         if category != "inference":
@@ -301,7 +302,7 @@ class LoopMonitor:
         return self._account if self._run is NO_RUN else self._run.ledger
 
     def request_window(self) -> None:
-        """Open a window on every rank as soon as possible.
+        """Open a window (a few steps to profile) on every rank as soon as possible.
 
         If the schedule is waiting for its next window, that window opens early. After the end of
         the schedule, an additional window opens. Signal handlers and all threads may call this
@@ -389,10 +390,10 @@ class LoopMonitor:
     def _ends_step(self) -> bool:
         """Return whether the batch that is ending is the last batch of a training step.
 
-        An `Accelerator` knows this if the loop uses its method `accumulate`. If the loop does not,
-        `sync_gradients` is always true. In this case the step ends when all optimizers have made a
-        step. It ends after `accumulation` batches in any case, because a `GradScaler` may skip the
-        steps of optimizers.
+        If the loop uses `Accelerator.accumulate`, then `Accelerator.sync_gradients` is true exactly
+        for the last batch. Otherwise, it is always true. In this case, the step ends when all
+        optimizers have made a step, and after `accumulation` batches at the latest, because a
+        `GradScaler` may skip the steps of optimizers.
         """
         loop = self._loop
         if not getattr(loop.engine, "sync_gradients", True):
@@ -453,7 +454,10 @@ class LoopMonitor:
         )
 
     def _strategy(self, wrappers: Iterable[str]) -> str | None:
-        """Return the name of the strategy: the class of the model's wrapper or of the engine."""
+        """Return the name of the strategy: the class name of a model's wrapper, else the engine's.
+
+        Returns `None` if there is neither a wrapper nor an engine.
+        """
         engine = self._loop.engine
         default = None
         if engine is not None:
@@ -501,10 +505,10 @@ class LoopMonitor:
 
 
 class _Batch(tuple[LoopMonitor, Any]):
-    """The context in which the work on a batch runs: a tuple of the monitor and the batch.
+    """Context manager around the work on a batch: a tuple of the monitor and the batch.
 
-    Every step creates such a context. It is a tuple because creating a tuple runs no Python code
-    and is therefore fast. The context may use private attributes of its monitor.
+    A new one is created for every batch. It is a tuple because creating a tuple runs no Python code
+    and is therefore fast. This class uses private attributes of the monitor.
     """
 
     __slots__ = ()
@@ -574,10 +578,10 @@ def _optimizers(optimizer: Any) -> list[Optimizer]:
 
 
 def _wrappers_of_accelerate(engine: Any) -> set[str]:
-    """Return the class name of the data-parallel wrapper that an Accelerator uses.
+    """Return a set with the class name of the data-parallel wrapper that an Accelerator uses.
 
-    The set is empty if there is no such wrapper or if it is unknown. The class of the model cannot
-    be used, because the transformers Trainer passes the user's model without the wrapper.
+    The set is empty if there is no such wrapper or if it is unknown. The name is not read from the
+    model, because the transformers Trainer passes the user's model without the wrapper.
     """
     kind = getattr(getattr(engine, "distributed_type", None), "value", "")
     mesh = getattr(engine, "parallelism_config", None)

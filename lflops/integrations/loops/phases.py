@@ -1,5 +1,7 @@
 """Detect the phases of a custom loop with torch's hooks on models, backward passes and optimizers.
 
+A phase is a part of a step:
+
     with monitor.step(batch):
         loss = criterion(model(x), y)       forward, from the first call of a model
         loss.backward()                     backward
@@ -9,8 +11,8 @@
 Some loops do not call the model itself, but a method such as `model.loss(x)`. lflops cannot detect
 the beginning of such a forward. If a step runs backward without calling a model, the next step is
 treated differently: its time before backward counts as forward, except for the time in other
-phases. A call of `torch.autograd.grad` is not a backward pass, but part of the phase in which it
-runs.
+phases. A call of `torch.autograd.grad` is not treated as a backward pass. It is part of the phase
+in which it runs.
 """
 
 import contextlib
@@ -30,7 +32,7 @@ from lflops.phase_log import ENTER, LEAVE, MANY, RUN
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, wrap_backward
 
 RUNNING = ""
-"""Stands for the running stage where the name of a stage is expected."""
+"""Passed instead of a stage name, such as "train". It means the stage that is currently running."""
 
 ENGINE = {
     "backward": ("backward", RUNNING),
@@ -45,9 +47,10 @@ ENGINE = {
     "log": ("logging", RUN),
     "log_dict": ("logging", RUN),
 }
-"""For methods of a `Fabric` or an `Accelerator`, the phase and the stage to which a call belongs.
+"""Maps methods of a `Fabric` or an `Accelerator` to the phase and the stage of their calls.
 
-Calls with the stage `RUN` belong to no step: instead of a phase, they have a ledger category.
+The stage `RUN` means that the call is not part of a step. Then the first value is not a phase, but
+a category of the ledger, the time account of the run.
 """
 
 
@@ -55,8 +58,8 @@ class LoopPhases(Phases):
     """Detects the phases of one custom loop.
 
     Attributes:
-        updated: The places of the optimizers that have made a step since the monitor last cleared
-            this set. Steps outside of `begin_step` and `end_step` are left out.
+        updated: Indices of the optimizers that have made a step since the monitor last cleared this
+            set. Only steps between `begin_step` and `end_step` are included.
     """
 
     def __init__(self, engine: Any = None) -> None:
@@ -97,9 +100,9 @@ class LoopPhases(Phases):
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Return a context in which another stage runs, such as "validate".
+        """Return a context manager for another stage, such as "validate".
 
-        If a training step is running, it continues after the context.
+        If a training step is running, it continues after the `with` block.
         """
         stage = self._stage
         in_step = self._in_step
@@ -151,13 +154,13 @@ class LoopPhases(Phases):
             self.leave(0, failed=failed)
 
     def named(self, phase: str) -> Within:
-        """Return a context. The time spent inside it is assigned to the given phase of the step."""
+        """Return a context manager that assigns the time of its `with` block to a phase."""
         return Within(self, phase, RUNNING, ())
 
     def within(self, category: str) -> Within:
-        """Return a context. The time spent inside it is assigned to a category of the ledger.
+        """Return a context manager that assigns the time of its `with` block to a ledger category.
 
-        This time is not part of any step.
+        This time is not part of any step. The ledger is the time account of the whole run.
         """
         return Within(self, category, RUN, ())
 
@@ -170,7 +173,8 @@ class LoopPhases(Phases):
         Args:
             phase: Name of the phase.
             stage: The stage, or `RUNNING` for the stage that is running.
-            given: Values for the listeners of the phase, such as the losses of a backward pass.
+            given: Values to pass to the listeners of the stage, which are called when a phase
+                begins. An example is the losses of a backward pass.
         """
         running = self.running
         log = self.log
@@ -268,7 +272,7 @@ class LoopPhases(Phases):
     def _optimizer_end_hook(self, place: int) -> Callable[..., None]:
         """Return a hook that ends the `optimizer` phase.
 
-        `place` is the place of the hooked optimizer among the optimizers.
+        `place` is the index of the hooked optimizer in the list of optimizers.
         """
 
         def optimizer_ends(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""The lines of the summary that DeepSpeed's summary has too, as labels and values."""
+"""Write the lines of the summary that DeepSpeed's summary has too, as labels and values."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The lines that DeepSpeed's summary does not have, as labels and values."""
+"""Write the lines of the summary that DeepSpeed's summary does not have, as labels and values."""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,7 +14,7 @@ from lflops.profile.series import ratio
 from lflops.report.report import Report
 from lflops.report.text import counted
 
-# Names of the facts about speed in the report that are shown here.
+# Names of those facts about speed in the report that are shown here.
 _SPEED_FACTS = frozenset({"CPU time", "observer", "MFU", "HFU", "executed"})
 # Codes of notes that have separate lines.
 _SHOWN_ELSEWHERE = frozenset({"generated", "experts", "backward_assumed"})

@@ -21,8 +21,8 @@ class ModuleClass(Struct, frozen=True, kw_only=True):
         modules: Number of modules.
         parameters: Number of their parameters on this rank.
         macs: MACs of forward.
-        seconds: Seconds of forward, as the sum of the modules' median times. `None` if one of these
-            times is unknown, or if no module ran.
+        seconds: Seconds of forward: the sum of the median times of those modules that ran. `None`
+            if one of these times is unknown, or if no module ran.
     """
 
     name: str

@@ -47,7 +47,7 @@ def summary(
         module_depth: The largest depth at which module classes are listed; -1 for all depths.
         top_modules: Number of module classes to list at each depth.
         detailed: Whether to list the model, module by module.
-        fold: Whether the list has repeated modules only once, such as "12 x Block".
+        fold: Whether modules with the same counts are listed only once, such as "12 x Block".
 
     Raises:
         ValueError: `module_depth` is below -1.
@@ -95,7 +95,10 @@ def _lines(figures: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _latencies(analysis: Analysis) -> StepTimes:
-    """Return the times of the unprofiled steps or, if there are none, of the counting steps."""
+    """Return the times of the unprofiled steps or, if there are none, of the counting steps.
+
+    In an unprofiled step, lflops only reads a clock. In a counting step, it counts every operator.
+    """
     if analysis.step_times.steps:
         return analysis.step_times
     steps = []

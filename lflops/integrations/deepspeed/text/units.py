@@ -1,4 +1,4 @@
-"""Format numbers like DeepSpeed's profiler, so that its report can be compared with lflops'.
+"""Format numbers like DeepSpeed's profiler, so that the reports of both tools can be compared.
 
 Numbers have at most two decimals. `K` is a thousand and `u` is a millionth. For parameters, a
 billion is `B`. An unknown value is shown as a dash. Only 0 is shown as `0`; small numbers keep one
@@ -22,7 +22,7 @@ def number(value: float | None, unit: str = "") -> str:
 
 
 def _prefix_of(value: float) -> tuple[float, str]:
-    """Return the prefix for a value, as its factor and its name: `(1e9, "G")` for 1.43 billion."""
+    """Return the factor and the name of a value's prefix: `(1e9, "G")` for 1.43 billion."""
     if value == 0:
         return 1.0, ""
     for size, prefix in _PREFIXES:
