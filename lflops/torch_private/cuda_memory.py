@@ -6,15 +6,15 @@ import torch
 
 
 def is_recording_memory() -> bool:
-    """Return whether the allocator is recording its history; a build without CUDA never is."""
+    """Return whether the allocator is recording its history. Without CUDA, the result is false."""
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return enabled is not None and bool(enabled())
 
 
 def record_memory(most: int) -> None:
-    """Record the latest allocations and frees of the allocator, with Python stacks.
+    """Start to record the allocations and frees of the allocator, with Python stacks.
 
-    `most` is the maximum number of recorded allocations and frees.
+    The allocator keeps the last `most` allocations and frees.
     """
     torch.cuda.memory._record_memory_history(enabled="all", stacks="python", max_entries=most)
 

@@ -18,7 +18,7 @@ with known_torch():
 without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = (
     _python_dispatch._disable_current_modes
 )
-"""Makes a context in which no dispatch mode receives the operators that run."""
+"""Returns a context in which no dispatch mode receives the operators that run."""
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ def isolated() -> Iterator[None]:
 class InternalMode(TorchDispatchMode):
     """Base class of the dispatch modes of lflops.
 
-    It distinguishes them from the user's modes on the stack; see `without_own_modes`.
+    `without_own_modes` uses this class to distinguish them from the user's modes.
     """
 
     def __init__(self) -> None:

@@ -65,7 +65,7 @@ def receive_operator() -> Any:
 
 
 _VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
-"""torch functions in which the stages of a pipeline agree on whether their shapes are known."""
+"""Functions of torch in which pipeline stages agree on whether the shapes of tensors are known."""
 
 _STAGES = str(Path("distributed", "pipelining", "stage.py"))
 """End of the path of torch's file that defines the functions in `_VOTES`."""
@@ -119,10 +119,9 @@ def group_store() -> Any:
 
 @contextlib.contextmanager
 def fake_group(world_size: int, rank: int = 0) -> Iterator[None]:
-    """Create a process group of one real rank and other ranks that do not exist.
+    """Return a context with a process group of this process and ranks that do not exist.
 
-    The group exists inside the context. Its collectives return immediately, with results of the
-    right shape.
+    Collectives of the group return immediately, with results of the right shape.
     """
     # This import registers the backend.
     from torch.testing._internal.distributed.fake_pg import FakeStore

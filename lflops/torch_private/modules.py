@@ -1,4 +1,4 @@
-"""Access modules: their children and buffers, global hooks, and their compilation."""
+"""Access internals of modules: children, buffers, packed parameters, hooks, and compilation."""
 
 import contextlib
 import inspect
@@ -107,9 +107,9 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """If `module` is a wrapper that `torch.compile` made, return the module inside it.
+    """Return the module inside a wrapper that `torch.compile` made.
 
-    Otherwise, return `module`.
+    Any other module is returned unchanged.
     """
     return getattr(module, "_orig_mod", module)
 
@@ -141,9 +141,9 @@ def without_global_hooks(
 ) -> Any:
     """Return a copy of a method of `nn.Module` that calls only the given global hooks.
 
-    The copy has torch's code but separate registries of global hooks. So a call takes as long as
-    one with global hooks, but it runs none of the user's global hooks. Modules that other threads
-    call do not run the given hooks.
+    The copy has torch's code but separate registries of global hooks. So a call of the copy takes
+    as long as a call with global hooks, but it runs none of the user's global hooks. The given
+    hooks run only in calls of the copy, not in modules that other threads call.
 
     Args:
         function: The method.

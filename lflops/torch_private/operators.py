@@ -44,7 +44,7 @@ def qualified_name(operator: Any) -> str:
 def overloads_of(operator: Any) -> list[Any]:
     """Return the overloads of any operator, except overloads that only TorchScript can call.
 
-    For any other object, the result is empty.
+    For an object that is not an operator, the result is empty.
     """
     if isinstance(operator, OpOverloadPacket):
         overloads: list[Any] = []
@@ -122,7 +122,10 @@ def python_kernel(operator: Any, args: Any, kwargs: Any) -> Any:
 
 
 def run_kernel(operator: OpOverload, key: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operator's kernel directly, so that no dispatch mode sees the operator itself."""
+    """Run an operator's kernel directly, so that no dispatch mode receives the operator itself.
+
+    `key` is the dispatch key of the kernel.
+    """
     if is_overridden(args):
         return operator._handle.redispatch_boxed(torch._C.DispatchKeySet(key), *args, **kwargs)
     return operator._op_dk(key, *args, **kwargs)
@@ -140,8 +143,8 @@ def call_without_overrides(operator: Any) -> Any:
     """Return a function that calls an operator so that no `__torch_function__` receives the call.
 
     Call the returned function while `__torch_function__` overrides are off. If the kernel of the
-    operator may be written in Python, the overrides are on while the kernel runs, as they would be
-    without lflops.
+    operator might be written in Python, the overrides are on while the kernel runs, as they would
+    be without lflops.
     """
     if type(operator) is not OpOverload:
         return with_overrides(operator)
@@ -179,7 +182,10 @@ def has_list_argument(operator: OpOverload) -> bool:
 
 
 def argument_names(operator: OpOverload) -> tuple[tuple[str, Any], ...]:
-    """Return the names and defaults of all arguments, in the order of the schema."""
+    """Return the name and the default of each argument, in the order of the schema.
+
+    An argument without a default has `None` instead.
+    """
     names = []
     for each in operator._schema.arguments:
         default = None
@@ -190,7 +196,7 @@ def argument_names(operator: OpOverload) -> tuple[tuple[str, Any], ...]:
 
 
 def makes_storage(operator: OpOverload) -> bool:
-    """Return whether the operator returns a new tensor, not one of its arguments or a view."""
+    """Return whether a result of the operator is a new tensor, not an argument or a view."""
     return any(each.alias_info is None for each in operator._schema.returns)
 
 
@@ -198,6 +204,9 @@ def attention_kernels(*, cudnn_first: bool = False) -> dict[str, Any]:
     """Return the attention kernels that torch chooses from on CUDA, in order of preference.
 
     Kernels that this version of torch does not have or that the user disabled are left out.
+
+    Args:
+        cudnn_first: Whether to put the cuDNN kernel first instead of last.
     """
     cuda = torch.backends.cuda
     switches: dict[str, Any] = {
@@ -208,7 +217,8 @@ def attention_kernels(*, cudnn_first: bool = False) -> dict[str, Any]:
     }
     names = list(switches)
     order = [names[number] for number in torch._C._get_sdp_priority_order() if number < len(names)]
-    # cuDNN is last in torch's order for most chips. An order that the user has set stays.
+    # cuDNN is last in torch's order for most chips. If it is not last, the user has set the order,
+    # which is then kept.
     if cudnn_first and order[-1] == "cudnn_attention":
         order.insert(0, order.pop())
     kernels = {}

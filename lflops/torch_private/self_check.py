@@ -494,7 +494,7 @@ def _are_hooks_found(module: nn.Module) -> bool:
 
 
 def _hides_hooks(module: nn.Module) -> bool:
-    """Return whether a hook is hidden from TorchScript and, if it is loaded, from torch.compile."""
+    """Return whether hooks can be hidden from TorchScript and, if it is loaded, torch.compile."""
     modules.never_compiled(_no_op)
     handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     before = () if handler is None else tuple(handler.start_callbacks)

@@ -1,4 +1,4 @@
-"""Run constructors of tensor subclasses without modes, because they fail under a dispatch mode.
+"""Run constructors of tensor subclasses without dispatch modes, under which they would fail.
 
 The constructor `Subclass(tensor)` calls an operator that returns an alias of the tensor, and then
 creates the Python object of the subclass for this alias. Under a dispatch mode, the alias already
@@ -51,9 +51,10 @@ class _HiddenConstructor:
 
 
 class _Installation:
-    """Installs the wrapper on `torch.Tensor` while at least one count is running.
+    """Installs a `_HiddenConstructor` on `torch.Tensor` while lflops counts operators.
 
-    Counts that run at the same time share the wrapper. It is removed while torch.compile compiles.
+    If several counts run at the same time, in different threads, they share this wrapper. It is
+    removed while torch.compile compiles.
     """
 
     def __init__(self) -> None:
@@ -103,7 +104,7 @@ _INSTALLATION = _Installation()
 
 
 def construct_without_modes(undo: CleanupStack) -> None:
-    """Construct tensor subclasses without the modes of lflops, until `undo` is closed."""
+    """Construct tensor subclasses without lflops' dispatch modes, until `undo` is closed."""
     user = object()
     undo.add(_INSTALLATION.remove, user)
     _INSTALLATION.add(user)

@@ -1,4 +1,4 @@
-"""Access tensors: storages, local parts of DTensors, sparse values, fake tensors."""
+"""Read internals of tensors: storages, local parts of DTensors, sparse values, fake tensors."""
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterable
@@ -59,7 +59,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 without_overrides: Callable[[], contextlib.AbstractContextManager[Any]] = DisableTorchFunction
-"""Makes a context in which no `__torch_function__` of a tensor's class or of a mode runs.
+"""Returns a context in which no `__torch_function__` of a tensor's class or of a mode runs.
 
 An example of such a mode is the mode that `torch.set_default_device` installs.
 """
@@ -77,10 +77,10 @@ def is_overridden(args: Any) -> bool:
 
 
 def with_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `function` with `__torch_function__` overrides on.
+    """Return a function that calls `function` with `__torch_function__` overrides enabled.
 
-    In each call, overrides of modes are on. Overrides of tensor classes are on if they were on when
-    `with_overrides` was called. The setting at the time of the call is ignored.
+    In each call, the overrides of modes are enabled. The overrides of tensor classes are enabled
+    only if they were enabled when `with_overrides` was called.
     """
     subclasses_are_on = torch._C._is_torch_function_enabled()
 
@@ -196,7 +196,7 @@ def stored_elements(tensor: Tensor) -> int:
 def only_shapes_run(tensors: Iterable[Tensor]) -> bool:
     """Return whether operators on these tensors compute only shapes and no values.
 
-    This is the case if one of them is a fake tensor, or if a fake mode is active.
+    This is the case if one of the tensors is a fake tensor, or if a fake mode is active.
     """
     modes = _python_dispatch._get_current_dispatch_mode_stack()
     if any(isinstance(mode, FakeTensorMode) for mode in modes):
