@@ -1,6 +1,7 @@
 """Define the ledger that users read: seconds of a run by category, slow steps and starts.
 
-A start is one process of the run. A run that was resumed from a checkpoint has several starts.
+A start is one process of the run. A run that was resumed from a checkpoint has several starts. If
+`trainer.test` follows `trainer.fit` in one process, it is a separate start of the same run.
 """
 
 import math
@@ -67,7 +68,7 @@ class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):
 
     Attributes:
         step: Number of the step, from 0.
-        end: Seconds from the beginning of the process to the end of the step.
+        end: Seconds from the beginning of the start (process) to the end of the step.
         seconds: Duration of the step.
         usual: Median duration of steps with a similar batch size, in seconds.
         cost: Lost time in seconds: the time by which the step exceeded `usual`. If validation or
@@ -100,8 +101,8 @@ class StepGroup(
             time between two steps belongs to the later step.
         longest: Seconds of the longest step.
         steps: The number of steps.
-        mode: "warm_up" for the first steps of a start, "profiled" if lflops counted, timed or
-            traced the steps, otherwise "unprofiled".
+        mode: "warm_up" for the first steps of a start (process), "profiled" if lflops counted,
+            timed or traced the steps, otherwise "unprofiled".
         start: Index in `Ledger.starts` of the start (process) in which the steps ran.
     """
 
@@ -198,11 +199,12 @@ class Start(Struct, frozen=True, kw_only=True):
     """One process of a run. A run that was resumed has several starts.
 
     Attributes:
-        begin: Unix time at which the process began, in seconds.
-        seconds: Seconds from the beginning of the process to the last entry in its ledger file.
+        begin: Unix time at which the process began, in seconds. If the process had finished another
+            run before, the time at which the account of that run ended.
+        seconds: Seconds from `begin` to the last entry in the ledger file.
         first_step: Number of steps that the run had done before this start, as counted by the
             loggers. 0 if unknown.
-        last_step: Number of steps that the run had done when the process ended.
+        last_step: Number of steps that the run had done when this start ended.
         ended: How the process ended: "finished", the class name of an exception, "exit" if the
             program ended without closing the run, or "killed". "running" if it has not ended.
     """
@@ -288,7 +290,7 @@ The growth is measured from the first to the last quarter.
 """
 
 FEWEST_SPANS = 20
-"""Smallest number of spans with known memory from which growth is computed."""
+"""Smallest number of spans (sections of a run) from whose memory the growth is computed."""
 
 GROWING = {"start_up", "warm_up", "compilation"}
 """Categories in which memory grows in any run. Spans with time in these categories are left out."""
@@ -297,7 +299,8 @@ GROWING = {"start_up", "warm_up", "compilation"}
 def memory_growth(ledger: Ledger) -> float | None:
     """Return how fast the memory of the run's last process grows, in bytes per hour.
 
-    Returns `None` if memory does not grow, or if it is known for too few spans of the ledger.
+    Returns `None` if memory does not grow, or if too few spans (sections of the run) have a known
+    memory.
     """
     last_begin = ledger.starts[-1].begin
     spans = []

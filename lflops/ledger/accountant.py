@@ -25,7 +25,7 @@ from lflops.ledger.account import (
 )
 
 REMEMBERED = 64
-"""Maximum number of recent steps that are kept. Their median is the usual duration of a step."""
+"""Maximum number of recent steps that are kept. Their median duration is the usual duration."""
 
 FEWEST = 8
 """Smallest number of recent steps with which a step is compared. With fewer, no step is slow."""
@@ -35,18 +35,19 @@ LEAST = 50_000_000
 """Time in nanoseconds by which a step must exceed the usual duration to be slow."""
 
 SHARE = 0.25
-"""Share of the usual duration by which a step must exceed it to be slow."""
+"""Time by which a step must exceed the usual duration to be slow, as a share of this duration."""
 
 SPREADS = 8
-"""Number of spreads by which a step must exceed the usual duration to be slow.
+"""Time by which a step must exceed the usual duration to be slow, as a multiple of the spread.
 
-The spread is the distance from the median of the recent steps to their 80th percentile.
+The spread is the distance from the median of the recent durations to their 80th percentile.
 """
 
 LONG_WAIT = 250_000_000
-"""Extra time in nanoseconds from which a step is slow if it only waited for a core.
+"""Time in nanoseconds by which a step that only waited for a core must exceed the usual duration.
 
-This is more than `LEAST`, because short waits are normal when programs share a machine.
+With less extra time, such a step is not slow. The limit is higher than `LEAST`, because short waits
+are normal when programs share a machine.
 """
 
 MANY_FAULTS = 50
@@ -65,9 +66,9 @@ If there are more, the recent steps of all classes are dropped.
 """
 
 MUCH_LARGER = 1.2
-"""Multiple of the usual size above which a batch is much larger than usual.
+"""A batch is much larger than usual if its size exceeds this multiple of the usual size.
 
-The size of a batch is its number of elements. The usual size is the median of the recent steps.
+The size of a batch is its number of elements. The usual size is the median over the recent steps.
 """
 
 
@@ -141,10 +142,11 @@ class Verdict(NamedTuple):
 
     Attributes:
         usual: Nanoseconds of the usual step.
-        cost: Nanoseconds that the slow step took longer than the usual step.
-        by_phase: The cost, divided among the phases of the step.
+        cost: Nanoseconds by which the slow step exceeded the usual step. If something interrupted
+            the step, such as validation, the nanoseconds of the interruption.
+        by_phase: Nanoseconds of the cost by phase of the step; empty for an interruption.
         cause: One of `CAUSES`.
-        phase: The phase with the largest part of the cost.
+        phase: The phase with the largest part of the cost, or the category of the interruption.
     """
 
     usual: int
@@ -193,7 +195,7 @@ class Usual:
         return Verdict(compared.totals.median, cost, by_phase, cause, phase)
 
     def beyond(self, step: StepSpent) -> Mapping[str, int] | None:
-        """Return the nanoseconds that a step took longer than the usual step, by phase.
+        """Return, for each phase, by how many nanoseconds a step exceeded the usual step.
 
         Returns `None` if there is no recent step yet.
         """
@@ -203,7 +205,7 @@ class Usual:
 
     @property
     def tolerance(self) -> int:
-        """Maximum nanoseconds by which a step may exceed the usual step without being slow."""
+        """Nanoseconds by which a step can exceed the usual step without being slow."""
         return self._all.totals.tolerance if self._all.knows else LEAST
 
     @property
@@ -220,7 +222,7 @@ def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larg
     Args:
         step: The slow step.
         recent: The recent steps with which it is compared.
-        cost: Nanoseconds that the step took longer than the usual step.
+        cost: Nanoseconds by which the step exceeded the usual step.
         phase: The phase with the largest part of the cost.
         is_larger: Whether the batch of the step is much larger than usual.
     """
@@ -290,7 +292,10 @@ class _Recent:
         self._net.replace(None if oldest is None else oldest.net, step.net)
 
     def cost_of(self, step: StepSpent) -> int:
-        """Return how many nanoseconds longer than usual a step took; 0 if the step is not slow."""
+        """Return by how many nanoseconds a step exceeded the usual step; 0 if it is not slow.
+
+        The time in which the step waited for a core may be left out.
+        """
         # Other processes make the durations of steps vary. To find other causes in spite of this, a
         # step must be slow even without its waits for a core, unless its extra time is long.
         cost = self.totals.beyond(step.total)
@@ -349,9 +354,9 @@ class _Times(list[int]):
 
     @property
     def tolerance(self) -> int:
-        """Maximum nanoseconds by which a step may exceed the median without being slow.
+        """Nanoseconds by which a step can exceed the median without being slow.
 
-        The more the durations vary, the larger this value is.
+        The value is larger if the durations vary more.
         """
         spread = self[len(self) * 4 // 5] - self.median
         return max(LEAST, int(SHARE * self.median), SPREADS * spread)
@@ -377,7 +382,7 @@ def elements(shapes: Any) -> int | None:
 
 
 COLD = 2
-"""Number of warm-up steps at the beginning of each start."""
+"""Number of warm-up steps at the beginning of each start (process of a run)."""
 
 INTERRUPTIONS = {
     "compilation": "compilation",
@@ -433,11 +438,12 @@ class StepAccountant:
         groups: Groups of all steps since the last `take_steps`.
         durations: Histogram of the durations of unprofiled steps since the last `take_steps`: the
             number of steps in each duration class.
-        lost: Total nanoseconds of lost time up to the last `take`.
+        lost: Total nanoseconds up to the last `take` that count as lost time: all categories except
+            `NO_LOSS`.
         slow_steps: Total number of slow steps up to the last `take`.
         steps: Number of steps that the run has done, as counted by the loggers. `None` before the
             first step.
-        first_step: Number of steps that the run had done before this process began. `None` before
+        first_step: Number of steps that the run had done before this account began. `None` before
             the first step.
         freezes: Begin and end of each period in which no thread of the process ran.
     """
@@ -647,7 +653,7 @@ class StepAccountant:
         )
 
     def _collected(self, begin: int, at: int) -> int:
-        """Return for how many nanoseconds Python's garbage collector ran between two moments."""
+        """Return the nanoseconds between two moments in which Python's garbage collector ran."""
         moments = self._collections
         collecting = 0
         while len(moments) >= 2 and moments[0] < at:

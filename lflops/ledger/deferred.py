@@ -11,10 +11,10 @@ from typing import Any
 from lflops.phase_log import PhaseLog
 
 LONGEST = 1 << 21
-"""Maximum number of values that may wait for the ledger's thread.
+"""Maximum length of the queue of recorded calls, in values. Each call has several values.
 
-This is enough for the recorded calls of about 40,000 steps. If more values wait, all waiting calls
-are dropped.
+This is enough for the recorded calls of about 40,000 steps. If the queue is longer, all recorded
+calls are dropped.
 """
 
 
@@ -58,7 +58,7 @@ class DeferredCalls:
     def note(self, call: Callable[..., object], *given: Any) -> None:
         """Record a call for later, or make it immediately if calls are not recorded.
 
-        `append` describes which arguments are allowed.
+        The attribute `append` explains which arguments are allowed.
         """
         if not self.runs:
             call(*given)

@@ -1,9 +1,9 @@
 """Write the ledger file of one process, and read the ledger of a run with all its restarts.
 
-A start is one process of a run. Each start has a file of JSON lines. Every few seconds, a line for
-the time since the previous line is added, which is called a row. Rows from long ago are joined, so
-that the file stays small; the shortened file replaces the old file atomically. If the process is
-killed, at most the last line of the file is incomplete.
+A start is one process of a run. Each start has a file of JSON lines. Every few seconds, a line is
+added for the time since the previous line. Such a line is called a row. Rows from long ago are
+joined, so that the file stays small; the shortened file replaces the old file atomically. If the
+process is killed, at most the last line of the file is incomplete.
 """
 
 import itertools
@@ -34,9 +34,9 @@ from lflops.profile.series import scaled, summed
 
 ENDING = ".ledger.jsonl"
 REQUEST = "window.request"
-"""Name of the file that requests a profiled window.
+"""Name of the file with which a user requests a window (a few steps to profile).
 
-A user creates this file in the folder in which a running process writes its ledger.
+The user creates this file in the folder in which a running process writes its ledger.
 """
 
 VERSION = 1
@@ -91,7 +91,8 @@ class Head(Struct, frozen=True, tag_field="kind", tag="head"):
     """The first line of a ledger file, which identifies the process.
 
     Attributes:
-        begin: Unix time at which the process began, in nanoseconds.
+        begin: Unix time at which the process began, in nanoseconds. If the process had finished
+            another run before, the time at which the ledger of that run ended.
         rank: Rank of the process.
         ranks: Number of ranks.
         pid: Id of the process.
@@ -109,14 +110,14 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
     """The time account of the seconds since the previous row.
 
     Attributes:
-        end: Nanoseconds from the beginning of the process to the end of the row.
+        end: Nanoseconds from `Head.begin` to the end of the row.
         spent: Nanoseconds by category.
         open: Nanoseconds by category of the step that is incomplete at the end of the row. They are
             not included in `spent` of this row, but in `spent` of the row in which the step ends.
         step: Number of steps that the run has done. `None` before the first step.
         first: Number of steps that the run had done before this process began. `None` before the
             first step, or if the number is unknown.
-        memory: Resident memory of the process in bytes.
+        memory: Resident memory of the process in bytes, or `None` if it was not read.
         durations: Histogram of the durations of unprofiled steps: the number of steps in each
             duration class.
         ended: How the run ended; `None` in rows before the end.
@@ -293,7 +294,10 @@ def _decoded(lines: Iterable[bytes], path: Path) -> Iterator[Line]:
 
 
 def _is_known(line: Line) -> bool:
-    """Return whether a line has only known categories and causes, and no number is too large."""
+    """Return whether a line has only known categories and causes, and no number that is too large.
+
+    Lines that another version of lflops wrote may have unknown categories.
+    """
     if isinstance(line, SlowStep):
         return line.cause in CAUSES
     if isinstance(line, StepGroup):
@@ -324,7 +328,8 @@ def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
     """Read the ledger of the last run in a folder, including its restarts.
 
     A process belongs to the same run as the previous process if it resumes from a step, or if the
-    previous process was killed or failed.
+    previous process was killed or failed. `trainer.test` after `trainer.fit` in one process is also
+    part of the same run.
 
     Args:
         path: The folder of a run's files, a folder above it, or one ledger file.
@@ -380,8 +385,8 @@ def _goes_on(before: Segment, segment: Segment) -> bool:
 
     A segment continues the run if it resumes from a step, if the previous segment did not finish,
     or if both segments are from one process and this segment has no training steps, such as
-    `trainer.test` after `trainer.fit`. It must not begin before the previous segment ends, except
-    for a difference of `CLOCKS_DIFFER`.
+    `trainer.test` after `trainer.fit`. In each case, it must not begin more than `CLOCKS_DIFFER`
+    before the previous segment ends.
     """
     if segment.head.begin < _end(before) - CLOCKS_DIFFER:
         return False
@@ -394,8 +399,8 @@ def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
 
     Args:
         segments: The segments in chronological order.
-        now: Unix time in seconds; by default, the current time. If the last row is recent, the
-            process counts as running.
+        now: Unix time in seconds; by default, the current time. If the last row is recent at this
+            time and records no end, the last process counts as running.
     """
     spans: list[Span] = []
     for place, segment in enumerate(segments):

@@ -46,16 +46,15 @@ LONGEST = WIDTH << 18
 """Maximum number of values of events that are kept until the ledger's thread reads them."""
 
 IDLE = 2_000_000
-"""Time off the core, in nanoseconds, after which the counters are read again.
+"""Nanoseconds for which the training thread must be off its core until its counters are read again.
 
-The counters are the scheduler counters and `getrusage`. The time is the time in which the training
-thread did not run. Until then, the last values are used, because reading new values takes as long
-as logging ten events.
+The counters are the scheduler counters and the result of `getrusage`. Until then, the last values
+are used, because reading new values takes as long as logging ten events.
 """
 
 
 def unknown() -> None:
-    """Return `None`. This function stands in for the counters on systems that have none."""
+    """Return `None`. This replaces the function that reads scheduler counters if there are none."""
 
 
 Mark = tuple[int, str | StepEnd]
@@ -75,7 +74,7 @@ class EventQueue:
 
 
 class CategoryMarks:
-    """Turns events into marks.
+    """Turns events of the phase log into marks.
 
     Categories can be nested, such as `compilation` in `forward`. When the inner category ends, the
     outer category continues.
@@ -96,8 +95,8 @@ class CategoryMarks:
 
         Args:
             values: The values of the events, as the phase log delivers them.
-            ledger: The ledger for which the marks are made. Only the ends of steps that were logged
-                for this ledger become marks.
+            ledger: The `LedgerWriter` for which the marks are made. An end of a step becomes a mark
+                only if this ledger has logged it.
         """
         for moment, event, subject, detail in events_in(values):
             if event == COUNTERS:
@@ -154,7 +153,7 @@ class CategoryMarks:
         return None if any(self._running) else category
 
     def _after_enter(self, phase: str, stage: str) -> str | None:
-        """Begin a phase, and return it. Return `None` if the ledger does not record its stage.
+        """Begin a phase, and return it, or `None` if the ledger does not record its stage.
 
         Time outside all phases is start-up at first. After the first phase of a training step has
         begun, it belongs to the steps, as their phase `other`.

@@ -1,7 +1,7 @@
 """Keep the ledger (the time account) of this process and write it to a file.
 
-The training run appends events to the phase log. A thread reads them once per second and writes a
-row of the ledger every three seconds.
+The training run appends events to the phase log. A thread reads them once per second. Every three
+seconds, it writes a row: the time account of the seconds since the previous row.
 
     writer = LedgerWriter(log)
     writer.start(folder)              # accounts for every second since the process began
@@ -87,18 +87,18 @@ WRITE = 3.0
 """Seconds between two rows of the ledger."""
 
 REQUEST_PERIOD = 0.1
-"""Seconds between two checks for a user's request of a window.
+"""Seconds between two checks whether the user has requested a window (a few steps to profile).
 
 The ledger's thread checks this only in a run with one process. Otherwise, another thread does.
 """
 
 AT_ONCE = 200
-"""Maximum number of deferred calls that the thread makes without a pause."""
+"""Maximum number of deferred calls that the ledger's thread makes without a pause."""
 
 BREATH = 0.001
-"""Seconds that the thread pauses after `AT_ONCE` calls, to let the training thread run.
+"""Seconds for which the ledger's thread pauses after `AT_ONCE` calls.
 
-Without a pause, Python would switch to the training thread only every 5 ms.
+The training thread runs in this time. Without a pause, Python would switch to it only every 5 ms.
 """
 
 LATE = 50_000_000
@@ -126,11 +126,12 @@ class LedgerWriter:
         retries: Function that returns how often the device's allocator has freed its cache and
             tried again.
         schedule: Function that returns the scheduler counters of the calling thread.
-        look_for_request: Function that checks for a user's request of a window. It is called every
-            `REQUEST_PERIOD` seconds.
+        look_for_request: Function that checks whether the user has requested a window. It is called
+            every `REQUEST_PERIOD` seconds.
 
     Attributes:
         error: The exception that ended the ledger before the end of the run.
+        counters: Reads the operating system's counters of the training thread.
         is_first: Set for the first ledger of this process. Its account includes the time since the
             process began.
         knows_step: Function that returns whether the number of steps continues from its last value
@@ -198,7 +199,7 @@ class LedgerWriter:
         touched: bool = False,
         counters: tuple[int, bytes | None, Any] | None = None,
     ) -> None:
-        """Log the end of a step.
+        """Append the end of a step to the phase log.
 
         Args:
             step: Number of steps that the run has done, as counted by the loggers.
@@ -250,8 +251,8 @@ class LedgerWriter:
     def _finish(self, ended: str) -> None:
         """Write the last row and close the file.
 
-        If the thread hangs in the file system, the last row is not written, so that the program can
-        continue.
+        If the ledger's thread hangs in the file system, the last row is not written, so that the
+        program can continue.
         """
         if not self._lock.acquire(timeout=PATIENCE):
             self.error = TimeoutError(f"the file was not written within {PATIENCE:g} s")
@@ -269,9 +270,9 @@ class LedgerWriter:
         return self._segment.head.pid
 
     def curves(self) -> dict[str, float]:
-        """Return the values that loggers plot: the share of lost time and the number of slow steps.
+        """Return values for loggers to plot: the share of lost time, and the number of slow steps.
 
-        The values cover this process up to the last row of the ledger, which is a few seconds old.
+        The values cover the time up to the last row of the ledger, which is a few seconds old.
         """
         rows = self._segment.rows
         if not rows:
