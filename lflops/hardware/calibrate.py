@@ -94,7 +94,7 @@ class TorchMachine:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Turn off dispatch modes inside a context, and make the device the current device.
+        """Return a context without dispatch modes, in which the device is the current device.
 
         Autocast stays on, because it does not change matmuls with an `out` argument.
         """
@@ -254,7 +254,10 @@ PROBE_SECONDS = 0.02
 """Seconds that a block of calls takes when matrix sizes are compared."""
 
 MEASURING_SECONDS = 12.0
-"""Seconds of measuring after which no new round starts, if `FEWEST_ROUNDS` rounds are done."""
+"""Seconds of measuring after which no new round starts.
+
+At least `FEWEST_ROUNDS` rounds are done in any case.
+"""
 
 BLOCK_SECONDS = 0.2
 """Seconds that a block of calls takes in a round."""
@@ -507,7 +510,8 @@ def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> 
 def _copy(machine: TorchMachine, clock: Clock, memory: float) -> _Task | None:
     """Return a copy whose source and target together are several times larger than the cache.
 
-    `memory` is the number of bytes that they may use. Returns `None` if this is too little.
+    `memory` is the number of bytes that source and target may use. Returns `None` if these bytes
+    are too few.
     """
     working_set = min(CACHES * machine.cache_bytes, int(memory))
     if working_set < FEWEST_CACHES * machine.cache_bytes:
@@ -580,9 +584,9 @@ def _checked(dtypes: Iterable[str] | None, machine: TorchMachine) -> tuple[str, 
 
 @contextlib.contextmanager
 def _one_process_at_a_time() -> Iterator[None]:
-    """Before a context begins, wait until no other process of this user measures this machine.
+    """Return a context that first waits until no other process of this user measures this machine.
 
-    The wait is at most `LONGEST_WAIT` seconds. If the lock file cannot be created, there is no
+    It waits for at most `LONGEST_WAIT` seconds. If the lock file cannot be created, it does not
     wait.
     """
     with contextlib.ExitStack() as undo:
@@ -600,7 +604,7 @@ def _locked(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[bool]:
-    """Lock a file inside a context. The context provides whether the file is locked.
+    """Lock a file inside a context. The variable after `as` is true if the file is locked.
 
     The file is not locked if another process keeps the lock for more than `LONGEST_WAIT` seconds.
     """

@@ -55,7 +55,7 @@ _KEYS = ("name", "names", "peaks", "source", "date", *_NUMBERS)
 
 
 def own_file() -> Path:
-    """Return the path of the user's file of chips. The file may not exist."""
+    """Return the path of the user's file of chips, even if the file does not exist."""
     given = os.environ.get(VARIABLE)
     if given:
         return Path(given).expanduser()
@@ -171,9 +171,9 @@ A chip with several names has several keys.
 """
 
 _given: dict[Path, _Table] = {}
-"""Tables of TOML files that a user passed instead of the name of a chip, keyed by path.
+"""Tables of the TOML files that a user passed instead of the name of a chip, keyed by path.
 
-They are kept so that `vendor_of` finds these chips as well.
+The tables are kept so that `vendor_of` finds their chips as well.
 """
 
 
@@ -238,7 +238,7 @@ def lookup(name: str) -> Hardware | None:
 USUAL = {"H100": "H100 SXM", "A100": "A100 SXM 80GB", "V100": "V100 SXM2 32GB"}
 """Short names that users can pass, and the names of the chips for which they stand.
 
-They are not used for names from drivers, because drivers report complete names.
+A short name is not accepted from a driver, because drivers report complete names.
 """
 
 

@@ -113,10 +113,11 @@ For example, a label may be `None` in one batch and a string in the next.
 
 
 class BatchReader:
-    """Reads the batches of one stage of a training run."""
+    """Finds the tensors of the batches of one stage, such as training or validation."""
 
     def __init__(self) -> None:
-        # The names of the tensors and the structure, keyed by type and length of the batch.
+        # The names of the tensors and the structure of the batch, keyed by the type and the length
+        # of the batch.
         self._known: dict[tuple[type, int], tuple[tuple[str, ...], _Structure | bool | None]] = {}
 
     def read(self, batch: Any) -> BatchTensors | None:
@@ -139,7 +140,10 @@ class BatchReader:
             return None
 
     def shapes(self, batch: Any) -> Hashable:
-        """Return `BatchTensors.shapes` of a batch, or `None` if it cannot be read."""
+        """Return a key for the names and shapes of a batch's tensors; see `BatchTensors.shapes`.
+
+        Returns `None` if the batch cannot be read.
+        """
         kind = type(batch)
         # A fast path for tensors and for the results of a data loader's default collate function.
         # It is needed because every step calls this method.
@@ -289,7 +293,7 @@ This is `{"samples": n, "tokens": n}` with one or both keys, or a function that 
 
 
 GIVEN = "units="
-"""Source that a profile states for a number of samples or tokens that the user passed."""
+"""The source in a profile of a number of samples or tokens that the user passed."""
 
 
 def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Numbers are never guessed: if none of the following sources exists, a number is unknown. The number
 of samples comes from the first source that exists:
 
-* the number of graphs that the batch states;
+* the attribute `num_graphs` of the batch, as graph neural networks use it;
 * the length of a list with one entry per sample, such as images of several sizes;
 * the batch size of the data loader, checked against the sizes of the tensors;
 * the first dimension of the token ids, or the first dimension of all tensors if it is the same.
@@ -90,7 +90,7 @@ class _Sized(NamedTuple):
 
 
 class BatchSizes:
-    """Reads the number of samples and tokens of each batch of one stage.
+    """Reads the number of samples and tokens of each batch of one stage, such as training.
 
     Args:
         loader_size: Returns the number of samples that the data loader puts into a batch, or `None`
@@ -99,7 +99,8 @@ class BatchSizes:
 
     def __init__(self, loader_size: Callable[[], int | None] | None = None) -> None:
         self._loader_size = loader_size
-        # Name of a tensor, and its dimension whose size was the loader's batch size.
+        # The name of a tensor, and the number of the dimension whose size was the batch size of the
+        # data loader in an earlier batch.
         self._dimension: tuple[str, int] | None = None
 
     def read(self, batch: Any, names: Iterable[str], tensors: Iterable[Tensor]) -> BatchSize:
@@ -246,10 +247,10 @@ def looked_up_tokens(
     Args:
         inputs: The name and layout of each integer input, from `lookups_of`.
         lookups: The layouts of the ids that embeddings looked up.
-        positions: For each layer with matmuls, the number of positions in one call. A tensor of ids
-            holds sequences only if the number of ids is also the number of positions of a layer.
-            This excludes tabular data: a row of ids looks like a sequence, but the layers process
-            one position per row.
+        positions: For each layer with matmuls, the number of positions (elements of sequences) in
+            one call. A tensor of ids holds sequences only if the number of ids is also the number
+            of positions of a layer. This excludes tabular data: a row of ids looks like a sequence,
+            but the layers process one position per row.
     """
     sequences = set()
     for looked_up in lookups:

@@ -19,7 +19,7 @@ def runtime(device: torch.device) -> Any:
     """Return the module of torch, such as `torch.cuda`, that can synchronize with a device.
 
     Raises:
-        RuntimeError: Torch cannot use the device here, or cannot synchronize with it.
+        RuntimeError: Torch cannot use the device on this machine, or cannot synchronize with it.
     """
     found = torch.accelerator if is_accelerator(device) else torch.get_device_module(device)
     if not hasattr(found, "synchronize") or not hasattr(found, "current_stream"):
@@ -34,10 +34,7 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Return the device with an index.
-
-    A device without an index gets the index of the current device.
-    """
+    """Return the device with an index: its own index, or else the index of the current device."""
     index: int | None = device.index
     if index is not None:
         return device
@@ -137,8 +134,8 @@ def _called(device: torch.device, name: str, of_accelerator: str | None = None) 
 def has_tf32(device_type: str | None) -> bool:
     """Return whether the device can multiply in TF32.
 
-    It must be an NVIDIA GPU of the Ampere architecture or later, and the environment variable
-    `NVIDIA_TF32_OVERRIDE` must not forbid TF32.
+    This requires an NVIDIA GPU of the Ampere architecture or later. The environment variable
+    `NVIDIA_TF32_OVERRIDE` can forbid TF32.
     """
     if device_type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
         return False

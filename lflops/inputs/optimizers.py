@@ -1,4 +1,4 @@
-"""Describe the optimizers of a run."""
+"""Describe an optimizer: its class, and whether its step uses fused or foreach kernels."""
 
 import inspect
 from collections.abc import Mapping

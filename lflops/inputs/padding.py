@@ -72,10 +72,11 @@ class Positions:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPadding:
-    """The positions of a batch that may be padding, from three kinds of tensors.
+    """The positions of a batch that may be padding, as counted in three kinds of tensors.
 
-    `share` uses only one kind. It is called later, when the tensors that hold tokens are known. The
-    keys are the names of tensors.
+    A position is one element of a row (a sequence). `share` uses only one of the three kinds. It is
+    called later, when the tensors that hold tokens are known. The keys of the mappings are the
+    names of tensors.
 
     Attributes:
         masks: Positions according to padding masks. Masked positions are padding.

@@ -1,4 +1,4 @@
-"""Describe a run: its versions, host, device and dtype."""
+"""Describe a run: the versions of software, the host, the device, the dtype and the batch size."""
 
 import datetime as dt
 import multiprocessing.process
@@ -107,7 +107,10 @@ def _autocasts(device: torch.device) -> bool:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of a device from its driver, or of a CPU from the operating system."""
+    """Return the name that the driver of a device reports.
+
+    For a CPU, return the name that the operating system reports.
+    """
     if device.type != "cpu":
         named = getattr(getattr(torch, device.type, None), "get_device_name", None)
         return device.type if named is None else str(named(device))

@@ -1,9 +1,9 @@
 """Find the tensors in arguments and results, with their device, dtypes and shapes.
 
 Containers are read directly from memory, so no property, `__getitem__` or `__iter__` of a user's
-class runs. Therefore no data is loaded by a mapping that loads entries on access, or by a batch
-that refers to its data set. In this file, the storage of a container is a plain dict, list or tuple
-with the entries of the container.
+class runs. Otherwise, reading could load data, for example from a mapping that loads its entries on
+access. In this file, the storage of a container is a plain dict, list or tuple with the entries of
+the container.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ _VALUES = (
 """Classes whose instances, and instances of their subclasses, hold no tensors."""
 
 _UNREAD = (set, frozenset, deque, Mapping)
-"""Containers that are not searched: they have no order, or reading them may run user code."""
+"""Containers that `storage_of` does not read, because they have no keys or may run user code."""
 
 _WRITTEN_IN_PYTHON = 1 << 9
-"""The flag in `type.__flags__` of classes that were created by a `class` statement."""
+"""The flag in `type.__flags__` that marks classes created by a `class` statement."""
 
 
 def is_tensor(value: Any) -> bool:
@@ -136,7 +136,7 @@ MOST_VALUES = 1_000
 
 
 def tensors_in(value: Any) -> Iterable[Tensor]:
-    """Return every tensor in nested containers, dataclasses and plain objects, in order.
+    """Return every tensor in a value and its nested containers, dataclasses and objects, in order.
 
     Only stored attributes are read, and no user code runs. The search ends after `MOST_VALUES`
     values that are not tensors, because an output may refer to a whole data set.
@@ -166,7 +166,7 @@ def named_tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 class _Search:
-    """Searches one value for tensors. The number of values is limited to `MOST_VALUES`."""
+    """Searches one value for tensors, and visits at most `MOST_VALUES` other values."""
 
     def __init__(self) -> None:
         self._left = MOST_VALUES

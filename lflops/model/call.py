@@ -191,9 +191,9 @@ def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 ASIDE = "aside"
-"""Name of the intervals between forward and backward and after backward, in which lflops works.
+"""Name of the parts of a pass in which lflops itself works. Their time is not counted.
 
-The time of these intervals is not counted.
+One such part is between forward and backward, and one is after backward.
 """
 
 Divide = Callable[..., None]
@@ -213,8 +213,8 @@ class ModelCall:
         args: The positional arguments, detached from any graph.
         kwargs: The keyword arguments, detached from any graph.
         backward: Whether a pass runs backward.
-        loss: Computes a scalar from the output. `None` means the sum of the floating-point outputs,
-            which is not counted as work of the model.
+        loss: Computes a scalar from the output. `None` means the sum of all outputs that require a
+            gradient. Computing this sum is not counted as work of the model.
         step: A function that is called with the model and its arguments. It replaces the call of
             the model, the loss and backward.
     """
@@ -259,8 +259,8 @@ class ModelCall:
     def begin_without_gradients(self) -> None:
         """Put the user's gradients aside before a pass.
 
-        `run` also does this before backward, but that is too late if forward itself runs a
-        backward.
+        `run` also does this before backward, but that is too late if forward itself runs a backward
+        pass.
         """
         self._gradients.save_and_clear((*self.model.parameters(), *self.inputs()))
 

@@ -86,7 +86,7 @@ class ModuleTree:
         """Return the name of the innermost module that contains `fqn`.
 
         If `fqn` is the name of a module, this is `fqn` itself. `fqn` may also be the name of a
-        scope inside a module.
+        scope, which the user opened with `lflops.scope` inside a module.
         """
         while fqn and fqn not in self.modules:
             fqn = fqn.rpartition(".")[0]
