@@ -1,6 +1,6 @@
 """`FlopsCallback`: the callback for a transformers Trainer.
 
-trainer = transformers.Trainer(model, args, callbacks=[lflops.huggingface.FlopsCallback()], ...)
+trainer = transformers.Trainer(model, args, callbacks=[lflops.huggingface.FlopsCallback()])
 """
 
 import copy
@@ -29,9 +29,9 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     It monitors a transformers Trainer in the way `FlopsMonitor` monitors a Lightning Trainer.
 
     Files are written below `args.output_dir`. If `report_to` has "tensorboard" or "wandb",
-    TensorBoard's writer or the wandb run receives metrics, text and tables. Every other reporter
-    receives only the metrics. `log_history`, the progress bar and your own callbacks receive
-    nothing.
+    TensorBoard's writer or the wandb run receives metrics, text and tables. Everything else in
+    `report_to` receives only the metrics. `log_history`, the progress bar and your own callbacks
+    receive nothing.
 
     Args:
         log: Function that receives the summary of each window, on the main process.
@@ -145,7 +145,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         return watched
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End a batch. With gradient accumulation, only the last batch of a step ends the step."""
+        """End a batch. If it is the last batch of its step, this also ends the step."""
         batch = self._batch
         self._batch = None
         if batch is not None and self._monitor is not None:
@@ -234,7 +234,10 @@ class _Reporter:
 
 
 def _loggers_of(trainer: Any) -> tuple[list[Any], Any]:
-    """Return the reporters of a Trainer as loggers, and TensorBoard's writer (or `None`)."""
+    """Return the reporters of a Trainer (callbacks that log metrics) as loggers.
+
+    The second result is TensorBoard's writer, or `None`.
+    """
     loggers: list[Any] = []
     writer = None
     for callback in trainer.callback_handler.callbacks:

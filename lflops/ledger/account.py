@@ -1,7 +1,8 @@
 """Define the ledger that users read: seconds of a run by category, slow steps and starts.
 
 A start is one process of the run. A run that was resumed from a checkpoint has several starts. If
-`trainer.test` follows `trainer.fit` in one process, it is a separate start of the same run.
+`trainer.test` follows `trainer.fit` in one process, it is a separate start of the same run. The
+number of steps that a run has done is the step on the x-axis of its loggers.
 """
 
 import math
@@ -42,7 +43,7 @@ cause of the slow step, as in `slow/loader`.
 """
 
 NO_LOSS = {"training", "warm_up"}
-"""Categories that do not count as lost time."""
+"""Categories that do not count as lost time. The time in all other categories is lost."""
 
 CAUSES = {
     "loader": "waiting for the data loader",
@@ -182,8 +183,7 @@ class Span(Struct, frozen=True, kw_only=True):
     Attributes:
         begin: Unix time at which the span begins, in seconds.
         seconds: Duration of the span: the sum of `spent`.
-        steps: Number of steps that the run has done by the end of the span, as counted by the
-            loggers.
+        steps: Number of steps that the run has done by the end of the span.
         spent: Seconds by category.
         memory: Resident memory of the process in bytes, or `None` if it was not read.
     """
@@ -199,11 +199,10 @@ class Start(Struct, frozen=True, kw_only=True):
     """One process of a run. A run that was resumed has several starts.
 
     Attributes:
-        begin: Unix time at which the process began, in seconds. If the process had finished another
-            run before, the time at which the account of that run ended.
+        begin: Unix time at which the account of this start begins, in seconds. Usually, this is the
+            beginning of the process.
         seconds: Seconds from `begin` to the last entry in the ledger file.
-        first_step: Number of steps that the run had done before this start, as counted by the
-            loggers. 0 if unknown.
+        first_step: Number of steps that the run had done before this start. 0 if unknown.
         last_step: Number of steps that the run had done when this start ended.
         ended: How the process ended: "finished", the class name of an exception, "exit" if the
             program ended without closing the run, or "killed". "running" if it has not ended.

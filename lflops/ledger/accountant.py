@@ -51,7 +51,7 @@ are normal when programs share a machine.
 """
 
 MANY_FAULTS = 50
-"""Number of additional memory pages read from disk that can explain why a step is slow."""
+"""A step can be slow because it reads at least this many more memory pages from disk than usual."""
 
 SIZES_PER_DOUBLING = 4
 """Number of size classes between a batch and a batch that is twice as large.
@@ -76,7 +76,7 @@ class StepEnd(NamedTuple):
     """The mark for the end of a step. The category that was active before remains active.
 
     Attributes:
-        step: Number of steps that the run has done, as counted by the loggers.
+        step: Number of steps that the run has done: the step on the x-axis of loggers.
         ran: Nanoseconds that the training thread has run on a core since the thread began.
         schedule: Scheduler counters of the training thread, read at or shortly before the end of
             the step. `None` if the system has none.
@@ -283,7 +283,7 @@ class _Recent:
         self._net = _Times()
 
     def add(self, step: StepSpent) -> None:
-        """Add a step, and drop the oldest if there are too many."""
+        """Add a step, and drop the oldest step if there are too many."""
         oldest = None
         if len(self.steps) == REMEMBERED:
             oldest = self.steps.popleft()
@@ -441,8 +441,7 @@ class StepAccountant:
         lost: Total nanoseconds up to the last `take` that count as lost time: all categories except
             `NO_LOSS`.
         slow_steps: Total number of slow steps up to the last `take`.
-        steps: Number of steps that the run has done, as counted by the loggers. `None` before the
-            first step.
+        steps: Number of steps that the run has done. `None` before the first step.
         first_step: Number of steps that the run had done before this account began. `None` before
             the first step.
         freezes: Begin and end of each period in which no thread of the process ran.
@@ -602,12 +601,11 @@ class StepAccountant:
             self.durations[duration_class(seconds)] += 1
 
     def _judged(self, step: StepSpent, end: StepEnd, at: int) -> tuple[dict[str, int], str]:
-        """Return the time of a step that does not count as training, and its category.
+        """Return the part of a step's time that is not training, and the category of this part.
 
-        The time is in nanoseconds by phase. For a slow step, it is the extra time. For a step that
-        lflops counted, timed by module or traced, it is also the extra time, which lflops caused,
-        or the whole step if there is no recent step to compare it with. For all other steps, no
-        time is returned.
+        The part is in nanoseconds by phase. For a slow step, it is the extra time. For a step that
+        lflops counted, timed by module or traced, it is the extra time that lflops caused, or the
+        whole step if there is no recent step for comparison. For all other steps, it is empty.
         """
         if end.touched:
             beyond = self._usual.beyond(step)

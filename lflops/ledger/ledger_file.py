@@ -91,8 +91,8 @@ class Head(Struct, frozen=True, tag_field="kind", tag="head"):
     """The first line of a ledger file, which identifies the process.
 
     Attributes:
-        begin: Unix time at which the process began, in nanoseconds. If the process had finished
-            another run before, the time at which the ledger of that run ended.
+        begin: Unix time at which the ledger begins, in nanoseconds. For the first ledger of a
+            process, this is the beginning of the process.
         rank: Rank of the process.
         ranks: Number of ranks.
         pid: Id of the process.
@@ -115,7 +115,7 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
         open: Nanoseconds by category of the step that is incomplete at the end of the row. They are
             not included in `spent` of this row, but in `spent` of the row in which the step ends.
         step: Number of steps that the run has done. `None` before the first step.
-        first: Number of steps that the run had done before this process began. `None` before the
+        first: Number of steps that the run had done before this ledger began. `None` before the
             first step, or if the number is unknown.
         memory: Resident memory of the process in bytes, or `None` if it was not read.
         durations: Histogram of the durations of unprofiled steps: the number of steps in each
@@ -321,7 +321,7 @@ They seem to overlap if the system clock is changed while a process runs.
 """
 
 ALIVE = 30.0
-"""Seconds after its last row in which a process counts as running, if no end was recorded."""
+"""A process without a recorded end counts as running for this many seconds after its last row."""
 
 
 def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:

@@ -202,7 +202,7 @@ class LedgerWriter:
         """Append the end of a step to the phase log.
 
         Args:
-            step: Number of steps that the run has done, as counted by the loggers.
+            step: Number of steps that the run has done: the step on the x-axis of loggers.
             shapes: The shapes of the batch, if they are known.
             touched: Whether lflops counted, timed or traced the step.
             counters: The result of `counters.read` when the step ended. By default, the step ends
@@ -292,9 +292,9 @@ class LedgerWriter:
     def step_after(self, seconds: float) -> int:
         """Predict the number of the first step that ends more than `seconds` from now.
 
-        A requested window opens at a predicted step, so that all ranks can be informed in time. The
-        prediction assumes that steps take as long as the recent steps. Steps are numbered as
-        counted by the loggers. Returns 0 if no step has ended yet.
+        A requested window (a few steps to profile) opens at a predicted step, so that all ranks can
+        be informed in time. The prediction assumes that steps take as long as the recent steps.
+        Steps are numbered as in `end_step`. Returns 0 if no step has ended yet.
         """
         if self.counters.last_end is None:
             return 0

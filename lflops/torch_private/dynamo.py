@@ -122,15 +122,15 @@ _LOCK = threading.RLock()
 _USERS: dict[int, weakref.ref[Any]] = {}
 """The objects that have called `keep_graphs`, by their id.
 
-While there is at least one, a wrapper around dynamo's call of its backend copies each graph.
+While there is at least one object, a wrapper around dynamo's call of its backend copies each graph.
 """
 
 
 def keep_graphs(user: object) -> None:
     """Keep a copy of each graph that is compiled from now on.
 
-    This ends when `release_graphs` is called for `user`, or when `user` is freed. A copy is kept as
-    long as the compiled code exists.
+    Copying ends when `release_graphs` is called for `user`, or when `user` is freed. A copy is kept
+    as long as the compiled code exists.
 
     Args:
         user: The object that needs the graphs.
@@ -187,7 +187,7 @@ def graph_of(code: CompiledCode, function: Any) -> CapturedGraph | None:
 
 
 def compiled_code() -> list[CompiledCode]:
-    """Return all compiled functions that still exist, and drop the graphs of all others."""
+    """Return all compiled functions that still exist, and drop the graphs of other functions."""
     found = []
     for hooks in list(CleanupManager.instance.values.values()):
         for hook in hooks:

@@ -28,8 +28,8 @@ with known_torch():
 PLAIN = frozenset((Tensor, nn.Parameter))
 """The classes of nearly all tensors. They have none of the attributes of special tensors.
 
-It is worth checking the class first: trying to read a missing attribute of a tensor takes as long
-as a small operator.
+Check the class before you look for such an attribute: trying to read a missing attribute of a
+tensor takes as long as a small operator.
 """
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)

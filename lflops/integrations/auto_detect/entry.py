@@ -1,6 +1,6 @@
 """Start lflops if the environment variable `LFLOPS` requests it.
 
-torch calls `watch` when it is imported. Lightning calls `monitors` for each Trainer.
+When torch is imported, it calls `watch`. Lightning calls `monitors` for each Trainer.
 
 Wherever lflops is installed, every program that imports torch runs this module. Therefore it
 imports other modules only if the variable requests lflops.

@@ -52,7 +52,7 @@ class AutoDetectedLoop(LoopMonitor):
         models: The models that the loop calls.
         steps: Number of steps before the loop was detected. They are included in the number of
             steps, but their durations are unknown.
-        log: Function that receives the summary of each window.
+        log: Function that receives the summary of each window, which is a few profiled steps.
         settings: The arguments of `FlopsMonitor`.
     """
 
@@ -96,9 +96,8 @@ class AutoDetectedLoop(LoopMonitor):
     def step_ends(self) -> None:
         """End the current step and begin the next step.
 
-        A window is a few steps that lflops profiles. While no window needs the steps, they are only
-        recorded in the ledger, the time account of the run. Then this method only queues the work,
-        and the ledger's thread does the work later.
+        While no window needs the steps, they are only recorded in the ledger, the time account of
+        the run. Then this method only queues the work, and the ledger's thread does the work later.
         """
         phases = self.phases
         ledger = self._ledger
@@ -336,7 +335,7 @@ class AutoDetectedPhases(LoopPhases):
         return 0
 
     def _note_batch(self, begun: int | None, iterator: Any, batch: Any) -> None:
-        """Record the end of a fetch.
+        """Record the end of the fetch of a batch.
 
         Args:
             begun: The result of `_note_fetch`.
@@ -398,7 +397,7 @@ class AutoDetectedPhases(LoopPhases):
     def end_step(self, *, failed: bool = False) -> None:
         """End the step.
 
-        The data loader that fetched the last batch is from now on treated as the training loader.
+        From now on, the data loader that fetched the last batch is treated as the training loader.
         """
         self._trains = self._last
         self._took = 0
@@ -458,7 +457,7 @@ class AutoDetectedPhases(LoopPhases):
             self.enter("optimizer", RUNNING)
 
     def _fetch_begins(self, learns: bool, loader: "ref[Any]") -> None:  # noqa: FBT001 - a recorded call
-        """Handle the beginning of a fetch.
+        """Handle the beginning of the fetch of a batch.
 
         Args:
             learns: Whether gradients were enabled.

@@ -85,7 +85,7 @@ class LightningHookTimes(HookTimes):
             self.seconds[label] = self.seconds.get(label, 0.0) + took - inner
 
     def is_outside_phases(self) -> bool:
-        """Return whether no phase is running, except for the phase of hooks themselves."""
+        """Return whether no phase is running, or only the phase `OTHER`, in which hooks run."""
         return self._phases.innermost in {None, OTHER}
 
 

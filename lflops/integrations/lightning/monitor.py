@@ -37,8 +37,8 @@ class FlopsMonitor(Base, PhaseListener):
     logs one warning and continues with the other files and loggers.
 
     Args:
-        schedule: How many steps to wait, to warm up, to count and to profile. Each stage counts its
-            own steps.
+        schedule: How many steps to wait, to warm up, to count and to profile. Steps are numbered
+            separately in each stage.
         stages: Stages that have windows: any of "train", "validate", "test" and "predict". With
             `()`, a window opens only on request.
         count: Whether to count a step. A profile of the same model that was counted elsewhere can
@@ -79,7 +79,7 @@ class FlopsMonitor(Base, PhaseListener):
             parallelism.
         gather_timeout: Maximum number of seconds to wait for results of other ranks at the end of a
             run. lflops never waits for these results at any other time.
-        html: Write a page that opens offline next to each profile.
+        html: Write an HTML page next to each profile. The page can be opened offline.
         ledger: Account for every second of the run, in a file next to the profiles.
         module_scalars: Number of modules for which metrics are logged: the modules with the most
             self time in the first window. This needs a schedule with at least three windows.
@@ -165,7 +165,7 @@ class FlopsMonitor(Base, PhaseListener):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the settings, and agree with other ranks on the folder for files.
 
-        Every process must call it.
+        Every process must call this method.
         """
         if not self._enabled:
             return
@@ -293,7 +293,7 @@ class FlopsMonitor(Base, PhaseListener):
     on_predict_start = on_test_start
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Leave out the time of the current training step, because it contains the checkpoint.
+        """Do not use the time of the current training step, because it contains the checkpoint.
 
         Nothing is added to the checkpoint.
         """

@@ -33,7 +33,7 @@ SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean
 """Methods of Lightning's strategy that are collectives."""
 
 SIGTERM_CHECK = "_broadcast_sigterm_tensor"
-"""Name of a method of Lightning's training epoch loop, which runs a collective.
+"""Name of a method of Lightning's training epoch loop. The method runs a collective.
 
 Newer versions of Lightning call it before each batch.
 """
@@ -83,7 +83,7 @@ MOST_ACTIONS = 512
 """Maximum number of actions whose context objects are kept, so that they can be used again."""
 
 DEFAULT_HOOKS = (".core.hooks", ".core.module", ".callbacks.callback")
-"""Ends of the names of Lightning's Python modules with the default hooks, which do nothing."""
+"""Suffixes of the names of Lightning's Python modules that define the default, empty hooks."""
 
 
 class PhaseListener:
@@ -129,7 +129,8 @@ class TrainerPhases(Phases):
     ) -> int:
         """Add a monitor, and return the number of monitors.
 
-        The first monitor installs the wrappers, and removing the last monitor removes them.
+        Adding the first monitor installs the wrappers around the profiler's methods. Removing the
+        last monitor removes them.
 
         Args:
             guard: Error guard of the monitor.
@@ -181,9 +182,9 @@ class TrainerPhases(Phases):
             self._wrap_collective(trainer.fit_loop.epoch_loop, SIGTERM_CHECK)
 
     def _replace(self, profiler: Any, name: str, function: Callable[..., Any]) -> None:
-        """Replace a method of the default profiler, which does nothing.
+        """Replace a method of the default profiler. The original method does nothing.
 
-        The method is restored when the last monitor is removed.
+        It is restored when the last monitor is removed.
         """
         shortcut = _Shortcut(function)
         shortcut.lflops_method = getattr(profiler, name)
@@ -191,7 +192,10 @@ class TrainerPhases(Phases):
         setattr(profiler, name, shortcut)
 
     def use_contexts(self, context_of: Callable[[str], Any]) -> Callable[[], None]:
-        """Run all actions in other contexts, until the returned function is called."""
+        """Run all actions in other contexts, until the returned function is called.
+
+        `context_of` returns the context for an action, given the name of the action.
+        """
         usual = self.context_of
         self.context_of = context_of
         profiler: Any = getattr(self._trainer(), "profiler", None)
@@ -214,7 +218,7 @@ class TrainerPhases(Phases):
             wrap(self._undo, owner, name, self._synchronize)
 
     def _fail(self, error: BaseException) -> None:
-        """Pass an error in this object to the error guards of all monitors."""
+        """Pass an error that occurred in this object to the error guards of all monitors."""
         for each in [*self._users]:
             each.contains(error)
 
@@ -280,7 +284,10 @@ class TrainerPhases(Phases):
         return name if name in STEPS else None
 
     def _look_up(self, name: str) -> tuple[str | None, str | None] | None:
-        """Return the phase and the stage of an action, or `None` if it is not a phase."""
+        """Return the phase and the stage of an action.
+
+        Returns `None` if the action is not a phase and contains no phases.
+        """
         trainer = self._trainer()
         if name.endswith(BEFORE_STEP):
             is_phase = trainer is not None and _has_hook_before_step(trainer, name)

@@ -88,9 +88,10 @@ def say(message: str) -> None:
 
 
 RUNS = "lflops_runs"
-"""Folder in the directory of the Trainer or of the logger, with a subfolder for each Trainer.
+"""Name of a folder with a subfolder for each Trainer.
 
-It is used if there is no logger, or if the logger has the same directory for all runs.
+The folder is in the directory of the Trainer or of the logger. It is used if there is no logger, or
+if the logger uses one directory for all runs.
 """
 
 _RUN_FOLDERS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()

@@ -228,7 +228,7 @@ class LoopMonitor:
             )
 
     def data(self, loader: Iterable[Item]) -> Iterator[Item]:
-        """Iterate over the batches of a loader. The wait for each batch is in the `data` phase."""
+        """Iterate over the batches of a loader. The wait for a batch counts as the phase `data`."""
         self.loader_sizes[self._stage] = loader_batch_size(loader)
         iterator = iter(loader)
         call_in = self._phases.call_in
@@ -390,9 +390,9 @@ class LoopMonitor:
     def _ends_step(self) -> bool:
         """Return whether the batch that is ending is the last batch of a training step.
 
-        If the loop uses `Accelerator.accumulate`, then `Accelerator.sync_gradients` is true exactly
-        for the last batch. Otherwise, it is always true. In this case, the step ends when all
-        optimizers have made a step, and after `accumulation` batches at the latest, because a
+        If the loop uses `Accelerator.accumulate`, then `Accelerator.sync_gradients` is true only
+        for the last batch of a step. Otherwise, it is always true. In this case, the step ends when
+        all optimizers have made a step, and after `accumulation` batches at the latest, because a
         `GradScaler` may skip the steps of optimizers.
         """
         loop = self._loop

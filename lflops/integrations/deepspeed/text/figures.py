@@ -61,8 +61,8 @@ def figure_lines(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str
 def _group_size(size: int | None, other: int | None, world: int) -> int | None:
     """Return the size of the data parallel or tensor parallel group.
 
-    An unknown size must be 1 if there is only one rank, or if the other group has all ranks. In any
-    other case, the result for an unknown size is `None`.
+    If the size is unknown, the result is `None`. But if there is only one rank, or if the other
+    group has all ranks, the size can only be 1.
 
     Args:
         size: The size of the group, if known.
@@ -143,9 +143,9 @@ def _double(macs: int | None) -> tuple[str, str]:
 
 
 def _speed(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, str]]:
-    """Yield the lines with the latencies of forward, backward, optimizer and step.
+    """Yield the lines with the latencies and the achieved FLOPs per second.
 
-    They are followed by the achieved FLOPs per second.
+    They cover forward, backward, the optimizer and the whole step.
     """
     root = analysis.profile.modules[""]
     forward = latencies.phases.get("forward")

@@ -19,8 +19,8 @@ class ModuleClass(Struct, frozen=True, kw_only=True):
     Attributes:
         name: Name of the class.
         modules: Number of modules.
-        parameters: Number of their parameters on this rank.
-        macs: MACs of forward.
+        parameters: Number of parameters on this rank, summed over the modules.
+        macs: MACs of forward, summed over the modules.
         seconds: Seconds of forward: the sum of the median times of those modules that ran. `None`
             if one of these times is unknown, or if no module ran.
     """
