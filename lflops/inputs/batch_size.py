@@ -306,7 +306,7 @@ def _shared_dimension(found: Sequence[_Sized]) -> _Samples | None:
     """
     ids = [each for each in found if each.holds_token_ids]
     if len(found) > 1 and all(_is_image(each.tensor) for each in found):
-        # These tensors may be images of one sample each, or batches of sequences.
+        # Each of these tensors may be the image of one sample, or a batch of sequences.
         return None
     for group in (ids, found):
         sizes = {each.sizes[0] for each in group}

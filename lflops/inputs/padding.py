@@ -5,8 +5,8 @@ the masked token ids or features look like padding: they are at the ends of rows
 same value, such as the id of the padding token. Other masks select tokens for the loss or for
 global attention, and do not show padding.
 
-In a batch without a padding mask, the end of a row counts as padding if its token ids repeat one
-id, or if its features are all zero.
+In a batch without a padding mask, the end of a row counts as padding if all token ids there are the
+same, or if all features there are zero.
 """
 
 import contextlib

@@ -1,5 +1,7 @@
 """`FlopsCallback`: the callback for a transformers Trainer.
 
+Pass it to the Trainer:
+
 trainer = transformers.Trainer(model, args, callbacks=[lflops.huggingface.FlopsCallback()])
 """
 

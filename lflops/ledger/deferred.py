@@ -42,7 +42,7 @@ class DeferredCalls:
         self.clock = log.clock
         self._log = log
         self._notes: deque[Any] = deque()
-        # A call of `extend` is atomic, even if several threads add notes.
+        # A call of `extend` is atomic, even if several threads record calls.
         self.append = self._notes.extend
         self._lock = threading.RLock()
         # While a recorded call runs: the moment at which it was recorded.

@@ -257,7 +257,7 @@ class ModelCall:
         return untouched(self.model, self.inputs(), self._gradients)
 
     def begin_without_gradients(self) -> None:
-        """Put the user's gradients aside before a pass.
+        """Store the user's gradients and set them to `None` before a pass.
 
         `run` also does this before backward, but that is too late if forward itself runs a backward
         pass.

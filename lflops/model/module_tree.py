@@ -1,9 +1,9 @@
 """Find the names of a model's modules, the owners of its parameters, and its repeated blocks.
 
 Modules in a compiled graph are more difficult to find. There, the name of a module is the Python
-expression with which the compiled function reaches it, such as `L['self'].blocks.0`. A graph may be
-compiled once and run for each of twelve blocks, so the same expression can refer to different
-modules. The running module determines the module to which the expression refers.
+expression with which the compiled function reaches the module, such as `L['self'].blocks.0`. A
+graph can be compiled once and run for each of twelve blocks, so the same expression can refer to
+different modules. The running module determines the module to which the expression refers.
 """
 
 import re
@@ -188,7 +188,7 @@ def parameter_sizes(tree: ModuleTree) -> Iterator[ParameterSize]:
     for parameter, fqn in tree.parameters():
         if id(parameter) not in flattened and not isinstance(parameter, UninitializedParameter):
             yield ParameterSize(fqn, parameter, *_sizes(parameter))
-    # A running count must not record the operators that unpack parameters.
+    # If lflops is counting operators, it must not count the operators that unpack parameters.
     with without_modes():
         for fqn, module in tree.modules.items():
             if fqn != tree.first_name(module):

@@ -225,8 +225,8 @@ class AutoDetectedPhases(LoopPhases):
         self._is_validating = False
         # set if the validation was detected by a fetch
         self._was_fetched = False
-        # whether models were called since the last backward pass: with gradients, and the number of
-        # calls without gradients
+        # Since the last backward pass: whether a model was called with gradients, and the number of
+        # calls without gradients.
         self._calls_with = False
         self._calls_without = 0
         # set if a call without gradients is the beginning of forward

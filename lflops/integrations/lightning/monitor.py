@@ -228,8 +228,8 @@ class FlopsMonitor(Base, PhaseListener):
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         phases = self._phases
-        # The phase ends at the end of the optimizer's step. If the optimizer has a closure, the
-        # step is already running here. With mixed precision, it begins later.
+        # The phase `optimizer` ends at the end of the optimizer's step. If the optimizer has a
+        # closure, the step is already running here. With mixed precision, the step begins later.
         if phases is None or (phases.running and phases.running[-1][0] == "optimizer"):
             return
         try:
