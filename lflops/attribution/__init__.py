@@ -1,4 +1,5 @@
-"""Track which module and which phase is running.
+"""Find out to which module and which phase of a step each operator belongs.
 
-This package uses hooks on modules, autograd's sequence numbers, optimizer steps and user scopes.
+The information comes from hooks on modules and optimizers, from the sequence numbers of autograd
+nodes, and from the parts of a step that the user names with `lflops.scope`.
 """

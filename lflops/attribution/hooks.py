@@ -1,5 +1,7 @@
 """Install hooks that call listeners when modules and optimizer steps begin and end.
 
+A listener is an object with the methods of `ModuleListener` or `OptimizerListener`.
+
     with CleanupStack() as undo:
         install_hooks(undo, listener)
         model(x)    # listener.enter_module(model, args) … listener.leave_module(model, …, output)
@@ -43,20 +45,21 @@ class ModuleListener(Protocol):
     """An object whose methods are called when a module or scope is entered or left.
 
     Attributes:
-        home: The thread on which the hooks were installed.
+        home: Identifier of the thread on which the hooks were installed.
     """
 
     home: int
 
     @property
     def tree(self) -> ModuleTree:
-        """The modules to follow.
+        """The modules that this listener follows.
 
-        The other methods are also called for modules outside this tree.
+        Torch's global hooks run for all modules, so `enter_module` and `leave_module` are also
+        called for modules outside this tree.
         """
 
     def follows_this_thread(self) -> bool:
-        """Return whether scopes on this thread should be reported."""
+        """Return whether scopes of the current thread should be reported to this listener."""
 
     def enter_module(self, module: nn.Module, args: Any, /) -> None:
         """Handle the start of a module's forward."""
@@ -69,7 +72,7 @@ class ModuleListener(Protocol):
         """
 
     def enter_scope(self, key: int, name: str, /) -> None:
-        """Handle the start of an `lflops.scope`."""
+        """Handle the start of an `lflops.scope`, which `key` identifies until its end."""
 
     def leave_scope(self, key: int, /) -> None:
         """Handle the end of the scope that was entered with the same key."""
@@ -108,11 +111,11 @@ def install_hooks(
     *,
     guard: Guard = unguarded,
 ) -> None:
-    """Report every module and scope to `listener`, and optimizer steps to `steps`.
+    """Report calls of modules and scopes to `listener`, and optimizer steps to `steps`.
 
     The hooks are removed when `undo` is closed. While they are installed, they are hidden from
-    torch.compile, so that they do not become part of compiled code. An error in `listener` goes to
-    `guard`, and not to the code that calls the module.
+    torch.compile, so that they do not become part of compiled code. `guard` handles the errors of
+    the listeners, so that these errors do not reach the code that calls the module.
     """
     if listener.tree.compiled:
         hide_hook_warning(undo)
@@ -188,7 +191,7 @@ def _forget(listener: ModuleListener) -> None:
 
 @contextlib.contextmanager
 def after_each_call(module: nn.Module, action: Callable[[], None]) -> Iterator[None]:
-    """Run an action after each call of a module, with a hook on that module alone."""
+    """Inside the `with` block, run `action` after each call of `module`."""
     handle = module.register_forward_hook(uncompiled(lambda *_: action()))
     try:
         yield
@@ -203,7 +206,8 @@ HOOKS = {"_forward_pre_hooks", "_forward_hooks"}
 class _ModelHook(partial[None]):
     """A hook on a user's module. Copies and pickles of the module do not contain the hook.
 
-    They contain a function that does nothing instead. So the module can be loaded without lflops.
+    A copy or pickle contains a function that does nothing instead, so it can be loaded without
+    lflops.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
-"""Track which module and which phase is running.
+"""Track which module and which phase of a step is running.
 
-Counting, time spans and traces share this tracker.
+Operators are counted and modules are timed with this tracker.
 
 Forward: each thread has a stack of the modules that it has entered. Global module hooks update the
 stack, and store nothing on the modules. A module or scope on the stack is called a frame.
@@ -19,15 +19,15 @@ segment, and so the module that built the node. This works for any type of argum
 If several threads build nodes, the same number occurs more than once, and a node does not record
 which thread built it. There are three cases:
 
-* Activation checkpointing rebuilds nodes during backward. On a GPU, this happens on autograd's
-  thread for the device. A nested backward pass on the same thread runs these nodes and frees them,
-  so `in_inner_backward` recognizes this case.
-* With `create_graph`, backward builds nodes for a second backward pass, also on that thread.
+* Activation checkpointing rebuilds nodes during backward. On a GPU, this happens on the thread that
+  autograd has for the device. A nested backward pass on the same thread runs these nodes and frees
+  them, so `in_inner_backward` recognizes this case.
+* With `create_graph`, backward builds nodes for a second backward pass, also on this thread.
 * The user runs forward on a second thread.
 
-In the last two cases, the nodes live longer. They are marked with the thread that built them (see
-`Claims`). If the thread of a node is still unclear, its work is assigned to the root module, and a
-note reports it (see `ambiguous`).
+In the last two cases, the nodes live longer. Each node is marked with the thread that built it (see
+`Claims`). If the thread of a node is still unclear, the work of the node is assigned to the root
+module, and a note in the profile reports this (see `ambiguous`).
 """
 
 import threading
@@ -98,11 +98,14 @@ class AutogradSegments:
             self._end = number
 
     def close(self, number: int) -> None:
-        """Keep the assignment of all nodes before `number`: `extend` no longer changes it."""
+        """Keep the modules of all nodes before `number`, also in later calls of `extend`."""
         self._end = number
 
     def name_of(self, number: int) -> str:
-        """Return the module that built a node, or the root if the node existed before tracking."""
+        """Return the name of the module that built a node.
+
+        The root is returned if the node was built before the tracking began.
+        """
         index = bisect_right(self._starts, number) - 1
         return self._fqns[index] if index >= 0 else ""
 
@@ -138,7 +141,7 @@ class Claims:
         return segments
 
     def release(self) -> None:
-        """Remove the entries from all nodes, because the user may keep the autograd graph."""
+        """Remove all entries that `claim` has stored, because the user may keep the graph."""
         for metadata in self._claimed:
             metadata.pop(self, None)
         self._claimed.clear()
@@ -164,11 +167,11 @@ class FrameStack(list[AnyFrame]):
     __slots__ = ()
 
     def cut(self, key: int) -> list[AnyFrame]:
-        """Remove and return the innermost frame with this key and all frames inside it.
+        """Remove and return the innermost frame with this key and all frames inside this frame.
 
-        The outermost of these frames comes first. Usually, there are no frames inside the frame
-        with this key. Frames remain there if an interrupt left them, because torch then calls no
-        hook.
+        The outermost of these frames comes first. The result is empty if no frame has the key.
+        Usually, the frame contains no other frames. If an interrupt has left inner frames, they are
+        still on the stack, because torch called no hook for them.
         """
         if self and self[-1].key == key:
             return [self.pop()]
@@ -205,7 +208,7 @@ class ThreadState:
 
     Attributes:
         stack: The modules and scopes that the thread is in.
-        segments: The segments of the thread's autograd nodes.
+        segments: The segments of the thread's autograd nodes; `None` until they are first needed.
         calls: Number of calls of each module.
         backward: Number of the latest backward pass on this thread.
         differentiated: Whether that pass builds autograd nodes so that it can itself be
@@ -217,7 +220,7 @@ class ThreadState:
         detour: Whether nodes were built outside the running frame since the last operator. The
             next operator must then begin a new segment. This happens after nodes are built in
             backward, or after an exception has left a frame.
-        unfollow: Function that is called when the thread has left the tree's modules.
+        unfollow: Function to call when the thread has left all modules; `None` if there is none.
         steps: The running optimizer steps, and for each step the number of the backward pass in
             which it began. While a step runs its closure, an entry with `None` instead of an
             optimizer follows.
@@ -244,13 +247,13 @@ class ThreadLocal(threading.local):
 
 
 class ModuleTracker:
-    """Follows a tree's modules through forward, backward, recomputation and the optimizer.
+    """Tracks which module runs in forward, backward, recomputation and optimizer steps.
 
     Attributes:
         tree: The modules.
         ambiguous: Number of operators in backward whose module is unknown, because it is unclear
             which thread built their autograd node.
-        home: The thread on which `start` or `begin` was called.
+        home: Identifier of the thread on which `start` or `begin` was called.
     """
 
     def __init__(
@@ -353,10 +356,10 @@ class ModuleTracker:
         return fqn, phase
 
     def current_of_view(self, operands: Any) -> tuple[str, Phase]:
-        """Return the module and phase of a view; in backward, the module is always the root.
+        """Return the module and phase of a view. In backward, the module may be the root instead.
 
-        In backward, this is faster than `current`, because it does not look up the module. The
-        module of a view does not matter, because no work is counted for a view.
+        In most backward passes, this is faster than `current`, because the module is not looked up.
+        The module of a view does not matter, because no work is counted for a view.
         """
         state = self._local.state
         if (
@@ -402,7 +405,10 @@ class ModuleTracker:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer whose step is running; `None` without a step, or while its closure runs."""
+        """The optimizer whose step is running.
+
+        `None` if no step is running, or while a step runs its closure.
+        """
         steps = self._local.state.steps
         if not steps:
             return None
@@ -468,7 +474,7 @@ class ModuleTracker:
         self._local.state.steps.append((optimizer, backward_id()))
 
     def leave_step(self, optimizer: Optimizer | None) -> None:
-        """Leave an optimizer step, and steps inside it that an exception has left."""
+        """Leave an optimizer step, and all steps inside it that an exception has left."""
         steps = self._local.state.steps
         while steps and steps.pop()[0] is not optimizer:
             pass
@@ -477,7 +483,7 @@ class ModuleTracker:
         self._local.state.steps.append((None, backward_id()))
 
     def leave_closure(self, _key: int) -> None:
-        """Leave the closure of a step, and steps inside it that an exception has left."""
+        """Leave the closure of a step, and all steps inside it that an exception has left."""
         self.leave_step(None)
 
     def follows_this_thread(self) -> bool:
@@ -511,7 +517,7 @@ class ModuleTracker:
             state.calls[fqn] += 1
 
     def _pop(self, key: int) -> bool:
-        """Remove a frame, and return whether it was the outermost frame."""
+        """Remove the frame with this key, and return whether it was the outermost frame."""
         state = self._local.state
         if not state.stack.cut(key):
             return False
@@ -528,9 +534,10 @@ class ModuleTracker:
         return True
 
     def _top(self, backward: int) -> TrackedFrame | None:
-        """Return the innermost frame if it was entered in this backward pass; otherwise `None`.
+        """Return the innermost frame if it was entered in the given backward pass, else `None`.
 
-        Outside backward, pass `NO_BACKWARD`. Frames that an exception has left are removed first.
+        `backward` is the number of the pass, or `NO_BACKWARD` outside backward. Frames that an
+        exception has left are removed first.
         """
         state = self._local.state
         stack = state.stack

@@ -1,6 +1,6 @@
-"""Find out from the Python stack of this thread which code is running.
+"""Find out from the Python stack of the current thread which code is running.
 
-The frames show which code called a hook, and in which of torch's functions an operator runs.
+The stack shows which code called a hook, and which function of torch is running an operator.
 """
 
 import sys
@@ -109,11 +109,10 @@ def in_communication_hook() -> bool:
 def sums_gradients(args: Any, kwargs: Any) -> bool:
     """Return whether autograd's engine called this addition in backward to sum two gradients.
 
-    The addition of two gradients allocates a result only because a dispatch mode is active. In a
-    normal run, the engine adds in place, so the addition needs no memory. The addition is
-    recognized by the stack: no Python function runs between the engine and the dispatch mode. This
-    is also true of additions in the gradient formulas of a few operators, so this function wrongly
-    returns true for them.
+    Such an addition allocates a result only because a dispatch mode is active. In a normal run, the
+    engine adds in place, so the addition needs no memory. The addition is recognized by the stack:
+    no Python function runs between the engine and the dispatch mode. A few operators have additions
+    in their gradient formulas with the same stack, so this function wrongly returns true for them.
     """
     if kwargs or len(args) != 2 or torch.is_grad_enabled():
         return False
