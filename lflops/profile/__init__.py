@@ -1,6 +1,6 @@
 """Define the result of a measurement: a `Profile` and its JSON file.
 
-A profile has frozen values in SI units, without sentences and without torch objects: modules and
-their work, operators, memory, steps, ranks, traces, notes. Every measurement makes a profile, and
-all analysis and reports are functions of a profile.
+A profile describes modules and their work, operators, memory, steps, ranks, traces and notes. Its
+values are immutable and in SI units, and it contains no sentences and no torch objects. Every
+measurement makes a profile, and all analyses and reports are made from profiles.
 """

@@ -1,4 +1,7 @@
-"""Find the kind of a collective from the name of an operator, a kernel or a trace event."""
+"""Find the kind of a collective from the name of an operator, a kernel or a trace event.
+
+Kinds are, for example, `all_reduce` and `all_gather`.
+"""
 
 import functools
 import re
@@ -25,7 +28,8 @@ def is_collective_kernel(name: str) -> bool:
 def collective_kind(name: str) -> str:
     """Return the kind of a collective, such as `all_reduce`, or `"other"` for an unknown name.
 
-    NCCL runs an all-to-all as `send_recv` kernels, so `send_recv` may mean an all-to-all.
+    NCCL runs an all-to-all as `send_recv` kernels, so the result `send_recv` can also mean an
+    all-to-all.
     """
     plain = re.sub(r"[^a-z]", "", name.lower())
     for part, kind in _KINDS.items():
@@ -35,9 +39,10 @@ def collective_kind(name: str) -> str:
 
 
 def bus_factor(kind: str, size: int | None) -> float | None:
-    """Return how many bytes a rank sends for each byte of a collective's message, as in nccl-tests.
+    """Return how many bytes a rank sends for each byte of a collective's message.
 
-    Returns `None` if the result depends on the number of ranks and this number is unknown.
+    The factors are the same as in nccl-tests. Returns `None` if the factor depends on the number of
+    ranks and this number is unknown.
 
     Args:
         kind: Kind of the collective, such as `all_reduce`.

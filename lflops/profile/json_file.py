@@ -1,7 +1,7 @@
-"""Read and write the JSON file of a profile, and make its JSON schema.
+"""Read and write the JSON file of a profile, and make the JSON schema of this file.
 
 The file is written atomically. Its content is checked before it is written and when it is read.
-Every failure is a `ProfileError`.
+Every failure raises a `ProfileError`.
 """
 
 import inspect
@@ -31,12 +31,13 @@ from lflops.profile.records import PHASES
 from lflops.profile.series import without_none
 
 LARGEST_FILE = 1 << 30
-"""Maximum size in bytes of a profile's file that is read."""
+"""Maximum size in bytes of a profile's file. Larger files are not read."""
 
 LARGEST_SEARCH = 1 << 25
-"""Number of bytes at the start of a file in which a JSON error is reported with its field.
+"""Number of bytes at the start of a file in which the field of a JSON error is searched.
 
-For a later error, the search for the field would take too long.
+The message of an error after these bytes does not name the field, because the search would take too
+long.
 """
 
 MOST_DIMENSIONS = 64
@@ -46,9 +47,9 @@ DEEPEST_NESTING = 100
 """Depth of nested objects and arrays at which the search for the field of a JSON error stops."""
 
 LARGEST_SHOWN = 10**1000
-"""Largest sum that a message shows. Python refuses to print much larger numbers."""
+"""Largest sum that an error message shows. Python refuses to print much larger numbers."""
 
-# Number of bytes that are decompressed to recognize a trace.
+# Number of bytes of a compressed file that are decompressed to check whether it is a trace.
 _BEGIN = 1 << 16
 _TRACE = "is a trace of torch.profiler: lflops trace show reads it"
 _LEDGER = "is a ledger: pass its folder to `lflops why` or `lflops ledger`"
@@ -158,9 +159,10 @@ def _checked(text: bytes) -> Profile:
 
 
 def _check_version(given: bytes) -> None:
-    """Check that lflops can read the major version of the file's schema.
+    """Check that lflops can read files with this version of the schema.
 
-    This is checked first. Otherwise, a file of another version would be reported as damaged.
+    The version is checked before the rest of the file. Otherwise, a file with another major version
+    would be reported as damaged.
 
     Args:
         given: The JSON text of the field `schema_version`; empty if the field is missing.
@@ -242,11 +244,11 @@ def _check_references(profile: Profile) -> None:
 
 
 def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
-    """Check that a module's inclusive counts are its self counts plus its submodules' counts.
+    """Check that the counts of each module are its self counts plus the counts of its submodules.
 
-    A wrong number in a module also makes the sum of its parent wrong. The modules are checked from
-    the last to the first, because submodules mostly come after their parents. The error then names
-    the module with the wrong number.
+    If the number of a module is wrong, the sum of its parent is wrong too. Usually, submodules come
+    after their parents, so the modules are checked from the last to the first. The first error is
+    then in the module with the wrong number.
     """
     sums = {name: _self_counts(work) for name, work in works.items()}
     for name, work in works.items():
@@ -281,9 +283,9 @@ def _decoded(text: bytes, kind: Any) -> Any:
 
 
 def _misfit(text: bytes, error: str) -> str:
-    """Return the message of a msgspec `ValidationError` with the full path and the invalid value.
+    """Return the message of a msgspec `ValidationError`, with the full path and the invalid value.
 
-    The path in msgspec's message has `...` for the keys of mappings.
+    In msgspec's message, the path has `...` instead of the keys of mappings.
     """
     reason, at, path = error.rpartition(" - at `$")
     if not at:
@@ -304,9 +306,9 @@ def _misfit(text: bytes, error: str) -> str:
 
 
 def _misfitting(text: bytes, path: str) -> tuple[list[Key], bytes, Any]:
-    """Find the value to which a msgspec error refers.
+    """Find the invalid value that a msgspec error reports.
 
-    If msgspec's path has `...` instead of a key, the values of the mapping are tried one by one.
+    If msgspec's path has `...` instead of a key, the first invalid value of the mapping is used.
 
     Returns:
         The keys of the full path, the JSON text of the value, and the expected type.
@@ -352,8 +354,8 @@ def _path_at_byte(text: bytes, byte: int) -> str:
     Returns the empty string for a byte at the top level. The result is also empty if the byte is
     beyond `LARGEST_SEARCH`, because the search would take minutes.
     """
-    # The key in each open object, or the index in each open array. An object without a key so far
-    # has `None`.
+    # For each open object its current key, and for each open array its current index. The key is
+    # `None` if the object has no key so far.
     keys: list[Key | None] = []
     if byte > LARGEST_SEARCH:
         return ""
@@ -386,14 +388,14 @@ def _encoded(profile: Profile) -> bytes:
 
 
 def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
-    """Raise an error that names the field if a value cannot be written.
+    """Raise an error that names the field if a value cannot be written to a file.
 
-    The errors of msgspec do not name the field, and msgspec writes NaN and infinity as null without
-    an error.
+    msgspec does not name the field in its errors, and writes NaN and infinity as null without an
+    error.
 
     Args:
-        value: The value, which may contain other values.
-        keys: The keys of the path to the value.
+        value: The value. Its fields or items are checked too.
+        keys: The keys that lead from the profile to the value.
     """
     items: Iterable[tuple[Key, object]] = ()
     match value:

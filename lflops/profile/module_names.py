@@ -65,9 +65,9 @@ def patterns(
     stands for all numbers. If only some of the numbered siblings are alike, their numbers are
     listed, as in `layers.{0-2,4}.mlp`. The pattern of a module that is not repeated is its name.
 
-    A module is repeated if its name is a number and the previous or the next sibling is alike. For
-    example, the 48 blocks of a stack are repeated. The first and the third layer of a `Sequential`
-    are not repeated if a different layer is between them.
+    A module is repeated if the last part of its name is a number, and if the sibling before or
+    after it is alike. For example, the 48 blocks of a stack are repeated. The first and the third
+    layer of a `Sequential` are not repeated if a different layer is between them.
 
     Siblings are alike if they have the same class. Siblings without submodules must also have the
     same number of parameters.
@@ -79,8 +79,8 @@ def patterns(
     below = below or children(modules)
     found = {"": ""}
     waiting = [[""]]
-    # Each item is a group of modules with equal patterns. The loop appends to the list that it
-    # reads.
+    # Each item of `waiting` is a group of modules with the same pattern. The loop appends the
+    # groups of their submodules to this list.
     for parents in waiting:
         above = found[parents[0]]
         taken: set[str] = set()
@@ -89,7 +89,8 @@ def patterns(
             if is_whole:
                 pattern = name_below(above, label)
             if pattern in taken:
-                # Another group has this pattern, so the modules of this group keep their names.
+                # Another group already has this pattern, so the modules of this group keep their
+                # names.
                 found.update({name: name for name in names})
             else:
                 found.update(dict.fromkeys(names, pattern))
@@ -103,7 +104,7 @@ def _alike(
     modules: Mapping[str, tuple[str, int | None]],
     below: Mapping[str, Sequence[str]],
 ) -> Iterator[tuple[str, list[str], bool]]:
-    """Group the modules directly below some parents by label and class.
+    """Group the modules directly below `parents` by label and class.
 
     The label is the last part of a module's name, or `*` for repeated modules.
 
@@ -174,17 +175,18 @@ def fold_repeats(
     key: Callable[[Item], tuple[str, *tuple[Hashable, ...]]],
     patterns: Mapping[str, str],
 ) -> list[tuple[str, list[Item]]]:
-    """Group the items of repeated modules, so that a table has one line for 48 identical layers.
+    """Group items, each of which belongs to a module, by the name pattern of the module.
 
-    Returns the label and the items of each group, in the order of the groups' first items. If a
-    group contains all modules with its pattern, the label is the pattern, such as `layers.*.mlp`.
-    Otherwise the label lists the numbers, as in `layers.{0-2,4}.mlp`.
+    For example, a table with one line per group has one line for 48 identical layers. Returns the
+    label and the items of each group, in the order of the groups' first items. If a group contains
+    all modules with its pattern, the label is the pattern, such as `layers.*.mlp`. Otherwise the
+    label lists the numbers of the modules, as in `layers.{0-2,4}.mlp`.
 
     Args:
         items: The items to group.
         key: Function that returns the name of an item's module, followed by the other values that
             must be equal within a group.
-        patterns: The result of `patterns`. A name without a pattern is its own pattern.
+        patterns: The result of `patterns`. A name that is missing there is used as the pattern.
     """
     modules_of_pattern = Counter(patterns.values())
 

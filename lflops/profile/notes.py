@@ -40,12 +40,12 @@ class NoteKind(NamedTuple):
     """One kind of note: the contents of a table of notes.toml.
 
     Attributes:
-        sentence: Template of the sentence, in the syntax that `_Words` describes. If the wording
-            depends on the values, this is a function that returns the sentence.
+        sentence: Template of the sentence, in the syntax that `_Words` describes. If the sentence
+            is too complex for a template, a function that returns the sentence.
         cause: The reason for the note, for the documentation.
         remedy: The action that a reader can take, for the documentation.
-        reasons: The possible reasons in the sentence, keyed by the subject of the note. Empty for
-            kinds of notes without such reasons.
+        reasons: Texts that explain the reason in the sentence, keyed by the subject of the note.
+            Empty for kinds of notes without such texts.
         values: The type of each value, by name. `*` stands for names that depend on the run.
     """
 
@@ -57,7 +57,10 @@ class NoteKind(NamedTuple):
 
 
 def sentence(note: Note) -> str:
-    """Return the sentence of a note. For an unknown code, it lists the code, subject and values."""
+    """Return the sentence of a note.
+
+    If the code is unknown, the sentence lists the code, the subject and the values.
+    """
     if note.code not in kinds():
         return _unknown(note)
     template = kinds()[note.code].sentence
@@ -69,7 +72,7 @@ def notes_with(code: str, notes: Iterable[Note]) -> Iterator[Note]:
     return (note for note in notes if note.code == code)
 
 
-# Maximum factor, up or down, by which module times may be scaled and still be reliable.
+# Maximum factor by which module times may be multiplied or divided and still be reliable.
 _FAR = 2
 
 
@@ -100,10 +103,10 @@ _UNITS: Mapping[str, Callable[[float | None], str]] = {
 class _Words(string.Formatter):
     """Formats the values in the template of a sentence.
 
-    `{macs}` is formatted as a count, and `{bytes:size}` as a size with its unit. `_UNITS` has all
-    such formats. `{calls:call}` is a count with a noun: "1 call" or "3 calls". If the plural is not
-    the singular with an s, it follows a slash: `{n:entry/entries}`. A missing value is shown as a
-    dash.
+    `{macs}` is formatted as a count, and `{bytes:size}` as a size with a unit. `_UNITS` has all
+    formats such as `size`. `{calls:call}` is a count with a noun: "1 call" or "3 calls". A plural
+    that is not the singular with an s follows a slash: `{n:entry/entries}`. A missing value is
+    shown as a dash.
     """
 
     def format_field(self, value: float | str | None, format_spec: str) -> str:
@@ -132,8 +135,8 @@ def filled(template: str, names: Mapping[str, float | str | None]) -> str:
 def _fill(template: str, note: Note) -> str:
     """Replace the placeholders of a template with the values and the subject of a note.
 
-    If the subject is a module, the template contains `{row}`. For the root, whose name is empty,
-    `{row}` becomes "the model itself".
+    If the subject is a module, the template contains `{row}` for the name of the module. The name
+    of the root is empty, so it is replaced by "the model itself".
     """
     row = note.subject or "the model itself"
     return filled(template, {**note.values, "subject": note.subject, "row": row})

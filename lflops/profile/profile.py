@@ -8,6 +8,9 @@ The name of a module is its dotted path; the name of the root is the empty strin
 of its submodules was running. The inclusive work of a module is its self work plus the work of all
 modules below it.
 
+A window is a few consecutive steps of a training run that lflops profiles. Each window ends with
+one profile.
+
 Python's garbage collector does not track the types that occur thousands of times in a profile
 (`gc=False`), which makes loading 5,000 modules a quarter faster. This is safe because values of
 these types cannot be part of a reference cycle.
@@ -68,8 +71,8 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
     """The work of one module in one phase.
 
     The value of each field includes the submodules. The field with the same name and the prefix
-    `self_` is the value without the submodules. Counts are for the counted pass. In a window of a
-    training run, they are for one step, including all accumulated batches.
+    `self_` is the value without the submodules. All counts are for the one pass that was counted.
+    In a training run, they are for one step, including all accumulated batches.
 
     Attributes:
         calls: Number of operator calls that computed or moved data. Views and allocations do not
@@ -120,7 +123,7 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
 
 
 COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
-"""The exact counts of `Work`, which are always known. All also exist with the prefix `self_`."""
+"""The fields of `Work` with exact counts, which are always known. Each has a `self_` field too."""
 
 OP_COUNT_FIELDS = COUNTS[:-1]
 """The fields of `OpCount` that are counts."""
@@ -204,7 +207,7 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
 def with_works(
     modules: Mapping[str, ModuleProfile], works: Mapping[ModulePhase, Work]
 ) -> dict[str, ModuleProfile]:
-    """Return the modules with new work for some modules and phases.
+    """Return a copy of `modules` with new work in some modules and phases.
 
     Args:
         modules: The modules by name.
@@ -225,15 +228,15 @@ class OpCount(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         module: Name of the innermost module that ran the operator. `""` means the root and
-            everything outside modules. In the phase `optimizer`, the module that owns the updated
-            parameter.
+            everything outside modules. In the phase `optimizer`, it is the module that owns the
+            updated parameter.
         operator: Name of the operator, such as `addmm`. It includes the namespace, except for
             `aten`. `torch.compile` is the work of a compiled graph that cannot be assigned to
             single operators.
         phase: The phase in which the operator ran; see `ModuleProfile`.
-        dtype: The dtype of the operands for matmuls, convolutions and attention. For other
-            operators, the dtype of the result. `tf32` for a matmul in float32 if torch's settings
-            allow TF32. Empty if the operator has no tensors.
+        dtype: For matmuls, convolutions and attention, the dtype of the operands. For other
+            operators, the dtype of the result. For a matmul in float32, it is `tf32` if torch's
+            settings allow TF32. Empty if the operator has no tensors.
         calls: Number of calls. A call in backward that repeats a part of forward, such as fused
             attention, is counted in `backward` and again in `recompute`.
         macs: Multiply-accumulates of all calls; see `Work.macs`.
@@ -286,8 +289,8 @@ class Communication(Struct, frozen=True, kw_only=True, gc=False):
         phase: The phase in which the collective was called; see `ModuleProfile`.
         collective: Name of the collective's operator without its namespace, such as `allreduce_`
             or `all_gather_into_tensor`.
-        group: Name of the process group in torch; empty if unknown. An estimate has numbers instead
-            of names.
+        group: Name of the process group in torch; empty if unknown. In an estimate, a number
+            instead of a name.
         group_size: Number of ranks in the process group; `None` if unknown.
         calls: Number of calls.
         bytes: The bytes that the rank sends or the bytes that it receives, whichever number is
@@ -324,7 +327,7 @@ class Moment(Struct, frozen=True, array_like=True, gc=False):
         phase: The phase in which the operator ran; see `ModuleProfile`.
         live_bytes: Bytes of tensors that were alive before the operator ran.
         index: Position of the operator among all operators of the step.
-        by_category: `live_bytes` by category.
+        by_category: `live_bytes`, divided into categories such as activations.
         highest_bytes: The most bytes that were alive from the beginning of this operator to the
             operator of the next entry.
     """
@@ -370,8 +373,8 @@ class Reserved(Struct, frozen=True, kw_only=True):
         requested_bytes: Bytes that tensors requested.
         allocated_bytes: Bytes in allocated blocks, like `torch.cuda.max_memory_allocated()`.
         reserved_bytes: Bytes in segments, like `torch.cuda.max_memory_reserved()`.
-        unused_bytes: Reserved bytes that are not allocated (cached blocks and fragments) when
-            `reserved_bytes` is reached.
+        unused_bytes: Reserved bytes that are not allocated (cached blocks and fragments) at the
+            moment when `reserved_bytes` is reached.
         retries: Number of times that the allocator frees its cache because the memory of the device
             is used up. 0 if the memory is sufficient. `None` if the step runs out of memory.
     """
@@ -391,8 +394,8 @@ class Memory(Struct, frozen=True, kw_only=True):
     only in some estimates.
 
     Attributes:
-        source: `counted` if the step really ran, `fake` if it ran with fake tensors, for which
-            nothing was allocated.
+        source: `counted` if the step really ran. `fake` if it ran with fake tensors, for which no
+            memory is allocated.
         peak_bytes: The most bytes that were alive at one time (the peak).
         peak_index: Position of the operator that reached the peak, among all operators of the step.
         by_category: Bytes at the peak in each category: parameters, gradients, optimizer_state,
@@ -404,8 +407,9 @@ class Memory(Struct, frozen=True, kw_only=True):
         timeline: The operators in the order of execution. If there are more than 20,000 operators,
             the step is divided into sections. In this case, the timeline has only the operator at
             the peak and, for each section, the operators with the least and the most live bytes.
-        activations_by_module: The bytes of activations in `by_module`, by module.
-        most_by_category: The most bytes of each category that were alive at any time. Activations
+        activations_by_module: The bytes of activations at the peak, by module. They are a part of
+            the bytes in `by_module`.
+        most_by_category: For each category, the most bytes that were alive at one time. Activations
             reach their maximum at the end of forward.
         reserved: Memory that torch's CUDA allocator reserves; `None` if it was not simulated.
     """
@@ -480,17 +484,19 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
             `tf32`. If no MACs were counted, the dtype of autocast or of most parameters. `None` if
             unknown.
         shapes: Shapes of the inputs.
-        stage: The stage of a training run: `train`, `validate`, `test` or `predict`. `None` if
-            `kind` is not `training`.
+        stage: What the training run did in the window: `train`, `validate`, `test` or `predict`.
+            `None` if `kind` is not `training`.
         step: Number of the last step of the window, as in `Step.index`. `steps` may contain a few
             later steps. `None` if `kind` is not `training`.
-        window: Number of the window in its stage, from 0. `None` if `kind` is not `training`.
-        partial: Whether results are missing: the code ended with an exception, the run ended before
-            the window did, or a rank failed or is missing.
+        window: Number of the window among all windows of this `stage`, from 0. `None` if `kind` is
+            not `training`.
+        partial: Whether results are missing, because the code ended with an exception, the run
+            ended before the window did, or a rank failed or is missing.
         hardware: The peak rates and memory of the chip. `None` if they are unknown or were not
             requested, or if the ranks have different chips.
-        precision: The precision as the training loop names it, such as `bf16-mixed`. Otherwise, the
-            autocast that was active, such as `autocast bfloat16`. `None` if there is neither.
+        precision: The precision as the training loop names it, such as `bf16-mixed`. If the loop
+            names none, the active autocast, such as `autocast bfloat16`. `None` if there is
+            neither.
         samples_per_step: Number of samples in a step on one rank, including all accumulated
             batches; `None` if unknown.
         tokens_per_step: Number of tokens in a step on one rank, including all accumulated batches.
@@ -515,14 +521,14 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
             if unknown.
         observer_ratio: Factor by which lflops made steps longer: the median duration of
             module-timing steps, divided by the median duration of unprofiled steps. If one pass was
-            both counted and timed, its duration with counting, divided by its duration without.
-            `None` if either duration is unknown.
+            both counted and timed, its duration with counting, divided by its duration without
+            counting. `None` if one of the two durations is unknown.
         device_type: Type of the device in torch, such as `cuda`.
         allocated_bytes: The most bytes that torch's CUDA allocator had allocated since its counters
             were last reset, read at the end of a window. For several ranks, the largest value.
             `None` on a CPU.
-        reserved_bytes: The most bytes that torch's CUDA allocator had reserved in the same time,
-            read in the same way.
+        reserved_bytes: The most bytes that torch's CUDA allocator had reserved; see
+            `allocated_bytes`.
         threads: Number of threads that torch uses in an operator on the CPU; `None` if the model
             runs on another device.
         cores: Number of cores that the process may use.
@@ -587,7 +593,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
         unsupported: Operators without a formula for their FLOPs.
         communication: The collectives that were called in each module and phase.
         waits: The modules and phases in which this rank runs a collective or waits for a
-            collective. There, it also waits for other ranks.
+            collective. In these modules and phases, it also waits for other ranks.
         steps: The observed steps. In a merged profile, each step is merged from the steps of all
             ranks. Empty if nothing was timed.
         memory: The memory of tensors in the counted pass or step. In a merged profile, it is from
@@ -598,9 +604,10 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
             not merged from ranks.
         rank_stats: The times of ranks in each module and phase that at least two ranks timed. Empty
             if the profile is not merged from ranks.
-        rank_comparison: The delays of ranks in module-timing steps.
-        unprofiled_comparison: The delays of ranks in unprofiled steps. There are more of these
-            steps, but they have no module times.
+        rank_comparison: The delays of ranks in module-timing steps. `None` if the profile is not
+            merged from ranks, or if the ranks cannot be compared.
+        unprofiled_comparison: Like `rank_comparison`, but in unprofiled steps. There are more
+            unprofiled steps, but they have no module times.
         notes: Facts that a reader of the profile must know.
         timelines: Timelines of a few steps. A profile of several ranks has timelines of the first
             ranks. For each rank, the step with the median length comes first. Empty if no step was
@@ -649,7 +656,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
         Args:
             phase: A phase, or `"all"` or `None` for the sum over all phases.
-            metric: The metric.
+            metric: The field of `Work` to return.
 
         Raises:
             ValueError: The phase or the metric is unknown.
@@ -725,10 +732,12 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
 
     @property
     def cpu_lost_shares(self) -> list[float]:
-        """The share of the process's CPU time that other processes took, for each measured step.
+        """For each measured step, the share of the needed CPU time that other processes took.
 
-        Steps without this measurement are left out. The list is empty for accelerators, because a
-        step on an accelerator does not always take longer if the host waits for a core.
+        The needed CPU time is the time in which the threads of the process ran or were ready to
+        run. Steps without this measurement are left out. The list is empty for accelerators,
+        because a step on an accelerator does not always take longer if the host waits for a CPU
+        core.
         """
         if self.run.device_type not in {"cpu", None}:
             return []
@@ -803,7 +812,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
         save(self, path)
 
     def _nonzero_counts(self, phase: PhaseQuery, metric: Metric) -> Iterator[tuple[str, str, int]]:
-        """Yield the module, the operator and the value of each count that is not 0."""
+        """For each `OpCount` with a value other than 0, yield the module, operator and value."""
         phases = _phases(phase, metric)
         for count in self.op_counts:
             value = getattr(count, metric)

@@ -1,4 +1,8 @@
-"""Define the phases of a step, timing statistics, and a profile's records of traces and ranks."""
+"""Define the phases of a step, timing statistics, and the parts of a profile on traces and ranks.
+
+In this module, a place is a module in a phase, or a phase of the step outside modules. An interval
+is the part of a step between two collectives.
+"""
 
 import math
 import statistics
@@ -33,10 +37,10 @@ def ready_for_threads(*kinds: Any) -> None:
 
 
 def step_phase(phase: str) -> str:
-    """Return the phase to which the time of a counted phase belongs.
+    """Return the phase of a step whose time includes the given phase.
 
-    This is `backward` for `recompute`: its operators are counted separately, but their time is part
-    of `backward`. All other phases are returned unchanged.
+    This is `backward` for `recompute`: the operators of `recompute` are counted separately, but
+    their time is a part of `backward`. All other phases are returned unchanged.
     """
     return "backward" if phase == "recompute" else phase
 
@@ -79,7 +83,8 @@ class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
     def error(self) -> float | None:
         """Standard error of the median in seconds; `None` for fewer than two steps.
 
-        It is computed from the quartiles, as `lflops.analysis.compare.significance` explains.
+        The error is computed from the quartiles, as `lflops.analysis.compare.significance`
+        explains.
         """
         if self.n < 2:
             return None
@@ -100,7 +105,7 @@ class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
         return cls(median=median, low=low, high=high, n=len(seconds))
 
     def shifted(self, seconds: float) -> Self:
-        """Return the times with `seconds` added. Negative results become 0."""
+        """Return a copy with `seconds` added to all times. Negative results become 0."""
         return replace(
             self,
             median=max(self.median + seconds, 0.0),
@@ -109,14 +114,14 @@ class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
         )
 
     def times(self, factor: float) -> Self:
-        """Return the times multiplied by `factor`."""
+        """Return a copy with all times multiplied by `factor`."""
         return replace(
             self, median=self.median * factor, low=self.low * factor, high=self.high * factor
         )
 
 
 def median_of(stats: TimingStats | None) -> float | None:
-    """Return the median, or `None` if there are no times."""
+    """Return the median in seconds, or `None` if `stats` is `None`."""
     if stats is None:
         return None
     return stats.median
@@ -148,7 +153,7 @@ class ByCategory(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> "ByCategory":
-        """Return the bytes of each category. A category that is missing in `sizes` has 0 bytes."""
+        """Convert a mapping from category to bytes. A missing category has 0 bytes."""
         return cls._make(sizes.get(name, 0) for name in cls._fields)
 
 
@@ -190,7 +195,7 @@ class Call(NamedTuple):
         start: Unix time at which the call begins, in nanoseconds.
         end: Unix time at which the call ends, in nanoseconds.
         device: Nanoseconds of the kernels that were launched during the call; 0 without a device.
-        innermost: Whether no other call lies within this call.
+        innermost: Whether this call contains no other call.
         thread: Number of the thread; 0 is the training thread.
     """
 
@@ -204,12 +209,14 @@ class Call(NamedTuple):
 
 
 class CompiledKernel(Struct, frozen=True, kw_only=True, gc=False):
-    """The share of one module in a kernel of compiled code, in one phase.
+    """A kernel of compiled code in one phase, or the share of one module in such a kernel.
 
-    A kernel that was fused from several modules has one `CompiledKernel` for each module.
+    If a kernel was fused from several modules, there is one `CompiledKernel` for each of these
+    modules.
 
     Attributes:
-        name: The name in generated code, such as `cpp_fused_gelu_1` or `extern_kernels.mm`.
+        name: The kernel's name in generated code, such as `cpp_fused_gelu_1` or
+            `extern_kernels.mm`.
         module: Name of the module that has this share of the kernel; `""` for the root.
         phase: The phase in which the graph runs. `recompute` for a part of forward that the graph
             repeats in backward.
@@ -250,13 +257,13 @@ class CompiledCode(Struct, frozen=True, kw_only=True):
         graphs: Number of different graphs that ran.
         unrecorded_graphs: Number of these graphs for which lflops does not know the modules,
             because their compilation was not recorded.
-        regions: Number of times that graphs were called.
+        regions: Number of calls of these graphs.
         timed_on: Where the times were measured: on the device if it was recorded, otherwise on the
             host.
-        seconds: Time in all graphs. It contains the time of all kernels and `unassigned_seconds`.
-        unassigned_seconds: Time that belongs to no known module.
-        divided_seconds: Time in kernels that were fused from several modules. It was divided among
-            these modules.
+        seconds: Time in all graphs: the sum of the times of all kernels and `unassigned_seconds`.
+        unassigned_seconds: The part of `seconds` that belongs to no known module.
+        divided_seconds: Time in kernels that were fused from several modules. This time was divided
+            among the modules.
         kernels: The kernels, with the longest time first.
     """
 
@@ -273,14 +280,14 @@ class CompiledCode(Struct, frozen=True, kw_only=True):
 class Trace(Struct, frozen=True, kw_only=True):
     """Totals over the steps that torch.profiler traced, and the files of the traces.
 
-    The times of the device do not overlap: at any moment, the device is idle, communicates, copies
-    or computes. They are `None` if no work was recorded on a device.
+    The four times of the device do not overlap: at any moment, the device counts as idle,
+    communicating, copying or computing. The times are `None` if no work was recorded on a device.
 
     Attributes:
         files: The path of each rank's trace.
         batches: Number of traced batches. All times are sums over these batches.
-        device_idle_seconds: Time between the first and the last work of the device in which it did
-            nothing.
+        device_idle_seconds: Time in which the device did nothing, between its first and its last
+            work.
         exposed_comm_seconds: Time in which the device communicated but computed nothing.
         exposed_copy_seconds: Time in which the device copied data and did nothing else.
         device_compute_seconds: Time in which the device ran a kernel other than communication.
@@ -306,7 +313,7 @@ class Trace(Struct, frozen=True, kw_only=True):
     def per_batch(self, figure: float | None) -> float | None:
         """Divide a total of the trace by the number of traced batches.
 
-        Returns `None` if the total is unknown or no batch was traced.
+        Returns `None` if the total is `None` or no batch was traced.
         """
         return ratio(figure, self.batches)
 
@@ -352,7 +359,7 @@ class Rank(Struct, frozen=True, kw_only=True, gc=False):
 
 
 PREEMPTED = "preempted"
-"""Name of a pseudo-phase: the time in which a rank's training thread waited for a core."""
+"""Name of a pseudo-phase: the time in which a rank's training thread waited for a CPU core."""
 
 
 class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
@@ -366,17 +373,17 @@ class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
         phase: One of `PHASES`, or `data`, `transfer`, `clip`, `validation` or `checkpoint`. `all`
             means everything that the rank's device does, `stage` means the rank's stage of a
             pipeline, and `PREEMPTED` means the time in which the rank's training thread waited for
-            a core.
+            a CPU core.
         rank: The rank.
         seconds: Median time of this rank in the place.
         usual: Median time of the other ranks in the place, or an estimate of it if no other rank
             runs the module.
-        excess: Seconds that this rank took longer than usual, for each compared step. Negative if
+        excess: For each compared step, seconds that this rank took longer than usual. Negative if
             it was faster.
-        late: Seconds by which this rank arrived later than the median rank at the collective that
-            ends the interval, for each compared step.
-        intervals: The intervals in which the place runs, by number. The collectives of a step
-            divide the step into intervals.
+        late: For each compared step, seconds by which this rank came later than the median rank to
+            the collectives that end `intervals`.
+        intervals: The numbers of the intervals in which the place runs. An interval is the part of
+            a step between two collectives.
         modules: Number of modules that `module` stands for.
         noise: Standard deviation of the median excesses of the other ranks in this place. It shows
             how large an excess can be by chance. `None` if there are too few ranks.
@@ -401,7 +408,7 @@ class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RankWait(Struct, frozen=True, kw_only=True, gc=False):
-    """The time that ranks wait for another rank in one place (a module in a phase).
+    """The time that ranks wait in one place (a module in a phase), mainly for one rank.
 
     Attributes:
         module: Name of the module. `""` means the root and everything outside modules.
@@ -414,8 +421,8 @@ class RankWait(Struct, frozen=True, kw_only=True, gc=False):
             typical.
         longest: Mean waiting time per step of the rank that waits longest.
         longest_rank: The rank that waits longest.
-        traced_seconds: Waiting time of the median rank according to the traced collectives; `None`
-            unless all ranks were traced.
+        traced_seconds: Like `seconds`, but according to the traces. `None` unless all ranks were
+            traced.
         transfer_seconds: The shortest time that any rank spent in the traced collectives. This is
             the time of the transfer without waiting. `None` unless all ranks were traced.
     """
@@ -439,12 +446,12 @@ class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         rank: The late rank.
-        late: Seconds by which the rank was late.
+        late: Seconds that the rank was busy, not counting its waits for other ranks.
         waited: Seconds in which the training thread was ready to run while another thread had its
-            core.
-        other_threads: CPU seconds of the process outside the training thread.
-        units_ratio: Number of tokens (or samples) in the batches of the rank, divided by the number
-            in the batches of the other ranks.
+            CPU core.
+        other_threads: CPU seconds that the process used outside the training thread.
+        units_ratio: Number of tokens (or samples) in the batches of the rank, divided by the median
+            number of the other ranks. This is a ratio, not a difference.
     """
 
     rank: Count
@@ -462,15 +469,15 @@ class FlaggedRank(Struct, frozen=True, kw_only=True, gc=False):
         phase: The phase in which the rank was slow; see `RankDelay`.
         modules: Number of modules that `module` stands for.
         rank: The slow rank.
-        seconds_lost: Mean cost per step, over the steps that were compared when the straggler was
-            found.
+        seconds_lost: Cost in seconds per step, over the steps that were compared when the straggler
+            was found.
         pattern: `steady` if the rank was slow in all steps, `intermittent` if only in some steps.
         slow_steps: Number of steps in which the rank was slow.
         steps: Number of steps that were compared.
         seconds: Median time of the rank in the module and phase.
         usual: Median time of the other ranks in the module and phase.
-        first_step: The index of the first compared step, or of the first slow step if the rank
-            became slow during the run.
+        first_step: The index of the first compared step. If the rank became slow during the run,
+            the index of the first slow step.
         last_step: The index of the last compared step.
         cause: The reason why the rank was slow; `None` if unknown.
         work_ratio: The rank's work divided by the work of the other ranks. `None` unless more work
@@ -494,10 +501,10 @@ class FlaggedRank(Struct, frozen=True, kw_only=True, gc=False):
 
 
 LARGE_EXCESS_RATIO = 2**-0.5
-"""Ratio of neighbouring sizes in `RankComparison.large_excesses`, which counts excesses by size.
+"""Ratio between consecutive limits in `RankComparison.large_excesses`.
 
-An excess is the time that a rank takes longer than the other ranks. The sizes are 1, 1/√2, 1/2, …
-of a step.
+This field counts excesses, which are times that a rank takes longer than the other ranks. Each
+count is the number of excesses above one limit. The limits are 1, 1/√2, 1/2, … of a step.
 """
 
 
@@ -512,28 +519,30 @@ class RankComparison(Struct, frozen=True, kw_only=True):
         steps: Number of compared steps.
         seconds: Time of the median step.
         lost_seconds: Seconds by which a step would be shorter if the last rank arrived at each
-            collective together with the median rank; `None` if unknown.
+            collective together with the median rank, as a mean over the steps. `None` if unknown.
         delays: The delays of ranks, with the most expensive delay first.
         waits: The places in which ranks wait for another rank, with the longest wait first.
-        large_excesses: How often any rank in any place took longer than the other ranks by at least
-            1, 1/√2, 1/2, … of a step. These counts show how large a delay can be by chance.
-        large_excess_seconds: Total time of all ranks and steps in the places that
-            `large_excesses` covers.
-        places: Number of places that `large_excesses` covers.
-        from_quartiles: Set if the times of single steps are unknown. Each rank then has three
-            values: the quartiles of its times, not the times of three steps.
+        large_excesses: One count for each of the limits 1, 1/√2, 1/2, … of a step: how often a rank
+            in a place took longer than the other ranks by at least this limit. These counts show
+            how large a delay can be by chance.
+        large_excess_seconds: Time in the places that were searched for `large_excesses`, summed
+            over all ranks and steps.
+        places: Number of places that were searched for `large_excesses`.
+        from_quartiles: Whether the times of single steps are unknown. In this case, the quartiles
+            of each rank's times are compared as if they were the times of three steps.
         usual_lost_seconds: Like `lost_seconds`, but for the median step instead of the mean step,
             so that rare delays do not change it.
-        at: The index of each compared step.
+        at: The index of each compared step, as in `Step.index`.
         awaited: The phases in which ranks wait for each other; `wait` is the end of backward. A
             long time in these phases does not make a rank a straggler.
         activity: Differences between late ranks and the other ranks that may explain the delays.
-        waited: Seconds per step in which a rank's training thread waited for a core, as a mean over
-            ranks and steps.
-        lengths_explain: Correlation between the busy time of a rank and the size of its batch, both
-            relative to the other ranks. Near 1, the sizes of the batches explain the delays.
-        excludes_waits: Set if the phases do not include the time in which a rank's training thread
-            waited for a core. It is then a separate delay with the phase `PREEMPTED`.
+        waited: Seconds per step in which a rank's training thread waited for a CPU core, as a mean
+            over ranks and steps.
+        lengths_explain: Correlation between the size of a rank's batch and the time that the rank
+            is busy, both relative to the other ranks. A value near 1 means that the sizes of the
+            batches explain the delays.
+        excludes_waits: Whether the times of the phases exclude the waits of the training thread for
+            a CPU core. If so, these waits are a separate delay with the phase `PREEMPTED`.
         flagged: The stragglers that were logged during the run.
     """
 
@@ -557,12 +566,14 @@ class RankComparison(Struct, frozen=True, kw_only=True):
 
     @property
     def compares_phases(self) -> bool:
-        """Return whether ranks are compared by the phases of unprofiled steps, not by modules."""
+        """Return whether this comparison is of the phases of unprofiled steps, not of modules."""
         return bool(self.at)
 
 
 class RankStat(Struct, frozen=True, kw_only=True, gc=False):
-    """The median times of ranks in a module, or in a phase outside modules.
+    """The fastest, median and slowest rank in one module and phase, or in a phase outside modules.
+
+    The time of a rank is its median over the steps.
 
     Attributes:
         module: Name of the module. `""` means the root and everything outside modules.
@@ -575,9 +586,8 @@ class RankStat(Struct, frozen=True, kw_only=True, gc=False):
             for other ranks.
         waits: Whether ranks wait for each other in this module and phase. If so, the times include
             the waiting.
-        by_rank: The seconds of each rank that reported them. Only the 32 entries with the largest
-            differences between ranks have this; it is `None` in all others, so that a profile does
-            not grow with modules x ranks.
+        by_rank: The time of each rank. `None` except in the 32 entries with the largest differences
+            between ranks, so that the size of a profile is not proportional to modules x ranks.
     """
 
     module: str

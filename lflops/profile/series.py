@@ -1,4 +1,4 @@
-"""Group items, add up numbers, and shorten long series."""
+"""Group items by a key, add up numbers of which some are unknown, and shorten long series."""
 
 import statistics
 from collections import Counter
@@ -126,7 +126,7 @@ def _spelled(run: Sequence[int]) -> str:
 
 
 def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
-    """Choose at most `most` indices of a series, so that a plot of their values has the same shape.
+    """Return at most `most` indices whose values show the shape of the whole series in a plot.
 
     The series is divided into sections of equal length. The result has the indices of the minimum
     and the maximum of each section, the first and the last index, and the indices in `keep`. If the

@@ -1,7 +1,8 @@
 """Define the steps of a run, and which of them count as unprofiled.
 
-Step times and throughput come only from unprofiled steps. Module-timing steps are used to divide
-this time among modules.
+In an unprofiled step, lflops only reads the clock. Step times and throughput come only from
+unprofiled steps. In a module-timing step, hooks time every module. These steps are used to divide
+the time of unprofiled steps among modules.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,14 +25,14 @@ takes about as long as other steps.
 """
 
 EVENTS = ("validation", "checkpoint")
-"""Disturbances that the training loop causes between batches.
+"""The marks of `DISTURBANCES` for work that the training loop does between batches.
 
-Ranks are also compared in such steps, because validation or a checkpoint may take longer on some
-ranks than on others.
+Ranks are also compared in steps with these marks, because validation or a checkpoint may take
+longer on some ranks than on others.
 """
 
 WITHIN_FORWARD = ("prefill", "decode")
-"""The phases of text generation. Their time is part of the forward phase."""
+"""The phases of text generation. Their times are also included in the forward phase."""
 
 
 def is_disturbed(marks: Collection[str]) -> bool:
@@ -64,8 +65,9 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
         phases: Seconds of each phase, which add up to the duration of the step. They are measured
             on the CUDA stream, or on the host for a CPU.
         host_phases: On CUDA, the seconds of each phase on the host.
-        cpu_user: CPU seconds of all threads in user mode. Not read in every step.
-        cpu_system: CPU seconds of all threads in the operating system's kernel.
+        cpu_user: CPU seconds of all threads in user mode. `None` in steps in which it was not read.
+        cpu_system: CPU seconds of all threads in the operating system's kernel, read in the same
+            steps as `cpu_user`.
         cpu_lost: Seconds in which threads of the process were ready to run while other processes
             had the CPU, summed over the threads. Only in module-timing steps; `None` if the system
             does not provide it.
@@ -74,16 +76,17 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
         thread_cpu: CPU seconds of the training thread. Only in module-timing steps; with several
             ranks, in all steps.
         thread_waited: Seconds in which the training thread was ready to run while another thread
-            had its core. Known in the same steps as `thread_cpu`.
-        waited_by_phase: `thread_waited` divided by phase; the phase `wait` is the end of backward.
-            Known only if unprofiled steps of several ranks are compared, otherwise `None`.
+            had its CPU core. Known in the same steps as `thread_cpu`.
+        waited_by_phase: The seconds of `thread_waited` in each phase; the phase `wait` is the end
+            of backward. Known only if unprofiled steps of several ranks are compared, otherwise
+            `None`.
         fetching_cpu: CPU seconds that the training thread needed to get the batch of the step. Only
             in module-timing steps.
         fetching_waited: The part of `thread_waited` before the batch of the step was available.
             Only in module-timing steps.
         uncontended_phases: Seconds of each phase without the time in which another thread had the
-            core of the training thread. Only in module-timing steps on a busy machine. The module
-            times of these steps exclude the time of the other threads as well.
+            CPU core of the training thread. Only in module-timing steps on a busy machine. The
+            module times of these steps exclude the time of the other threads as well.
         samples: Number of samples in the step. In a merged profile, the sum over the batches of all
             ranks. `None` if unknown.
         tokens: Number of tokens in the step. In a merged profile, the sum over the batches of all
@@ -113,16 +116,17 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_unprofiled(self) -> bool:
-        """Return whether lflops did nothing but read the clock, and the duration is typical."""
+        """Return whether lflops only read the clock in the step and its duration is typical."""
         return is_unprofiled(self.kind, self.marks)
 
 
 def with_phases(steps: Sequence[Step]) -> tuple[Sequence[Step], float]:
-    """Return the steps with known phases, and a factor for their times.
+    """Return the steps whose phases were timed, and a factor for the times of these phases.
 
-    If CUDA timing events are expensive, phases are measured only in some steps. Multiply the times
-    of these steps by the factor to estimate the mean times of all steps. The factor is the mean
-    duration of all steps, divided by the mean duration of the steps with known phases.
+    If CUDA timing events are expensive, phases are timed only in some steps. The mean time of a
+    phase in these steps, multiplied by the factor, is an estimate of its mean time in all steps.
+    The factor is the mean duration of all steps, divided by the mean duration of the steps whose
+    phases were timed. If no phases were timed, all steps are returned.
     """
     known = [step for step in steps if step.phases] or steps
     mean_of_known = _mean_seconds(known)

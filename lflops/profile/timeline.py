@@ -1,7 +1,7 @@
 """Define the timeline of a step on one rank: when its modules, operators and kernels ran.
 
-All moments are integer nanoseconds since the step began. A slice is a time range in which a module
-or one of its submodules ran.
+All times are integer nanoseconds since the step began. A slice is a time range in which a module or
+one of its submodules ran.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,17 +14,17 @@ from lflops.profile.records import Count
 
 Step = TypeVar("Step")
 
-# Maximum number of ranks whose timelines are in a merged profile: the first ranks.
+# Maximum number of ranks whose timelines are in a merged profile. The first ranks are chosen.
 MOST_RANKS = 8
 
-# Maximum number of timelines of a rank: one of the step with the median length, and the others of
-# the first other steps.
+# Maximum number of steps of a rank that have a timeline: the step with the median length, and the
+# first of the other steps.
 MOST_STEPS = 4
 
-# Maximum number of module slices in a timeline: the longest ones.
+# Maximum number of module slices in a timeline. The longest slices are kept.
 MOST_SLICES = 2_000
 
-# Maximum number of operators in a timeline, and maximum number of kernels: the longest ones.
+# Maximum number of operators in a timeline, and also of kernels. The longest ones are kept.
 MOST_WORK = 1_500
 
 
@@ -36,7 +36,7 @@ class ModuleSlice(Struct, frozen=True, array_like=True, gc=False):
         phase: One of `PHASES`, or a phase of the step outside modules, such as `data`.
         start: Nanoseconds from the beginning of the step to the beginning of the slice.
         length: Duration in nanoseconds.
-        depth: Number of slices that contain this slice; 0 for a phase.
+        depth: Number of slices that contain this slice; 0 for the root or a phase outside modules.
         lane: Number of the thread. Two slices of one thread are disjoint, or one contains the
             other.
     """
@@ -114,9 +114,9 @@ class SelfTime(NamedTuple):
 def nested(self_times: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlice]:
     """Convert the self times of one thread into nested slices of modules.
 
-    A slice of a module lasts until a module that is not below it runs. Two consecutive calls of a
-    module are therefore one slice. In backward, the time of the autograd engine between two modules
-    does not end a slice.
+    The slice of a module ends when a module outside it runs. So two consecutive calls of a module
+    are one slice. In backward, the time of the autograd engine between two modules does not end a
+    slice.
 
     Args:
         self_times: The self times in chronological order.
@@ -139,9 +139,10 @@ def nested(self_times: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlic
 
 
 def _common_depth(open_slices: Sequence[SelfTime], path: Sequence[str], phase: str) -> int:
-    """Return how many of the open slices also contain the next range of self time.
+    """Return how many of the open slices also contain the next self time.
 
-    The slices are compared from the outermost inward, up to the first one that does not contain it.
+    The slices are compared from the outermost to the innermost, until one does not contain the self
+    time.
 
     Args:
         open_slices: The slices that have not ended, with the outermost first.
@@ -210,9 +211,9 @@ def longest(
 
 
 def median_first(steps: Sequence[Step], length: Callable[[Step], float]) -> list[Step]:
-    """Choose the steps that get a timeline.
+    """Return the steps that get a timeline: at most `MOST_STEPS`.
 
-    The step with the median length comes first, then the first other steps.
+    The step with the median length comes first. The first of the other steps follow.
     """
     by_length = sorted(steps, key=length)
     median = by_length[(len(by_length) - 1) // 2]
