@@ -1,4 +1,4 @@
-"""Summarize the collectives of a step by kind and group, with the bandwidth that they reach."""
+"""Summarize the collectives of a step by kind and process group: sizes, times and bandwidths."""
 
 from collections.abc import Sequence
 
@@ -19,10 +19,11 @@ class Collective(Struct, frozen=True, kw_only=True):
         kind: Kind of collective, such as `all_reduce`.
         bytes: Total size of all messages. The size of a message is the number of bytes that a rank
             sends or receives, whichever is larger.
-        seconds: Time on one rank, including the wait for other ranks.
+        seconds: Time on one rank, including the wait for other ranks, summed over the calls.
         exposed_seconds: The part of `seconds` during which nothing was computed.
-        transfer_seconds: For each call, the shortest time on any traced rank, summed over the
-            calls; `None` if fewer than two ranks were traced.
+        transfer_seconds: Time of the transfers without waiting. It is the shortest time of each
+            collective on any traced rank, summed over the collectives. `None` if fewer than two
+            ranks were traced.
         bus_bytes_per_second: Bus bandwidth in bytes per second, as defined by nccl-tests. Computed
             from `transfer_seconds`, or from `seconds` if `transfer_seconds` is unknown.
         link_share: `bus_bytes_per_second` as a share of the link bandwidth between the chips of a

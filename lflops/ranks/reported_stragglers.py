@@ -1,6 +1,7 @@
 """Keep the stragglers that were logged during a run, for the report at the end of the run.
 
-The comparison at the end of a run covers only the last steps, which may not show earlier delays.
+A straggler is a rank that the other ranks wait for. The comparison of ranks at the end of a run
+covers only the last steps, which may not show earlier delays.
 """
 
 from collections.abc import Iterable
@@ -13,22 +14,25 @@ from lflops.profile.records import PASSES, FlaggedRank, RankComparison, step_pha
 from lflops.ranks.straggler import Cause, Straggler, Stragglers, in_module_of
 from lflops.ranks.straggler_search import WORTH_SAYING
 
-# Number of compared steps from which stragglers are kept. With fewer steps, later results replace
-# them.
+# Smallest number of compared steps for which stragglers are kept. The steps of a shorter comparison
+# are also part of the next comparisons, so its results are not needed.
 ENOUGH_TO_KEEP = 20
 
 
 class ReportedStragglers:
     """The stragglers that were logged during the run.
 
-    They are stored by stage, and then by rank, module and phase.
+    They are stored by stage (such as `train`), and then by rank, module and phase.
     """
 
     def __init__(self) -> None:
         self._flagged: dict[str | None, dict[tuple[int, str, str], FlaggedRank]] = {}
 
     def keep(self, profile: Profile, found: Stragglers) -> None:
-        """Keep the stragglers that were found in a profile and logged."""
+        """Keep the stragglers that were found in a profile and logged.
+
+        Nothing is kept if fewer than `ENOUGH_TO_KEEP` steps were compared.
+        """
         compared = profile.unprofiled_comparison
         if compared is None or len(compared.at) < ENOUGH_TO_KEEP:
             return
@@ -41,22 +45,23 @@ class ReportedStragglers:
                 of_stage[place] = _flagged_rank(row, row.slow_steps, row.steps, compared)
 
     def added_to(self, compared: RankComparison, stage: str | None) -> RankComparison:
-        """Return a copy of `compared` that has the stragglers kept for `stage`."""
+        """Return a copy of `compared` with the stragglers of `stage` in its field `flagged`."""
         return replace(compared, flagged=tuple(self._flagged.get(stage, {}).values()))
 
 
 def with_reported(rows: Iterable[Straggler], unprofiled: RankComparison) -> list[Straggler]:
-    """Add the stragglers that were logged during the run, if they show more than the current ones.
+    """Return the current stragglers, plus what the stragglers logged during the run add to them.
 
-    `rows` has the current stragglers. A logged straggler is used as follows:
+    `rows` has the current stragglers, and `unprofiled.flagged` has the logged stragglers. For each
+    logged straggler, the first matching rule is used:
 
-    * If a current straggler is the same rank in the same phase without a module, and the logged
-      straggler has a module, the module is added to the current straggler.
-    * If no current straggler is the same rank in the same phase, the logged straggler is added. If
-      the rank is also reported as slow in everything (phase `all`), the cost of the logged
-      straggler is subtracted there.
-    * If the logged straggler is slow in everything, it is dropped if the current stragglers already
-      include its rank.
+    * If it is slow in everything (phase `all`), and its rank is already a current straggler, it is
+      dropped.
+    * If its rank is not a current straggler in the same phase, it is added. If its rank is a
+      current straggler in the phase `all`, its cost is subtracted there.
+    * If its rank is a current straggler in the same phase, but without a module, its module is
+      added to the current straggler.
+    * Otherwise, it is dropped.
     """
     current = list(rows)
     for flagged in unprofiled.flagged:
@@ -81,9 +86,10 @@ def _is_same_phase(row: Straggler, earlier: Straggler) -> bool:
 
 
 def _without_cost(rows: Iterable[Straggler], earlier: Straggler, least: float) -> list[Straggler]:
-    """Subtract the cost of `earlier` from the row of the same rank with the phase `all`.
+    """Subtract the cost of `earlier` from the straggler of the same rank in the phase `all`.
 
-    Otherwise, the cost would count twice. Rows that then cost less than `least` are dropped.
+    Otherwise, the cost would count twice. A straggler in the phase `all` with a known cause is not
+    changed. Stragglers that then cost less than `least` are dropped.
     """
     left = []
     for row in rows:

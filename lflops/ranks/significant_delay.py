@@ -1,7 +1,8 @@
-"""Decide whether a rank's excess time over the other ranks is more than noise.
+"""Decide whether a rank takes longer than the other ranks by more than noise.
 
-An excess is *steady* if it is present in nearly every step, and *intermittent* if it is far larger
-in some steps than in the rest.
+The excess of a rank is the time that it takes longer than the other ranks in one place (a module in
+a phase), for each step. An excess is *steady* if it is present in nearly every step, and
+*intermittent* if it is far larger in some steps than in the rest.
 """
 
 import math
@@ -21,17 +22,17 @@ OF_MEDIAN = 1.2533
 PRESENT = 0.3
 # Smallest share of the steps in which a steady excess is present.
 NEARLY_ALL = 0.8
-# Number of standard errors by which a steady excess must exceed 0.
+# Number of standard errors by which the median of a steady excess must exceed 0.
 SIGMAS = 4.0
-# Number of standard deviations of the other ranks by which a steady excess must exceed its expected
-# maximum. Among many ranks, this maximum is well above 0 by chance alone.
+# Number of standard deviations of the other ranks by which a steady excess must exceed the expected
+# maximum of all ranks. With many ranks, this maximum is well above 0 by chance alone.
 SIGMAS_OF_RANKS = 4.0
 
 # Smallest and largest share of the steps in which an intermittent straggler is slow.
 LEAST_BURSTS = 0.01
 MOST_BURSTS = 0.9
 # Smallest number of steps in which an intermittent straggler is slow. One step fewer is enough if
-# each excess is larger than LARGE_BURST of a step.
+# the excess in each of these steps is larger than LARGE_BURST of a step.
 FEWEST_BURSTS = 3
 LARGE_BURST = 0.1
 # Smallest ratio of the smallest excess in slow steps to the largest excess in other steps.
@@ -49,15 +50,15 @@ LEAST_EXPOSED = 0.02
 
 
 class SignificantDelay(Struct, frozen=True, kw_only=True):
-    """An excess that is more than noise.
+    """A delay of a rank that is more than noise.
 
     Attributes:
-        delay: The excess.
+        delay: The delay. It has the rank's excess over the other ranks in each step.
         pattern: `steady` if the excess is present in nearly every step, `intermittent` if it is
             present in some steps.
-        seconds: Cost per step. For an intermittent excess, it is the mean over all steps. For a
-            steady excess, it is the median, so that a single disturbance of the machine has no
-            effect.
+        seconds: Cost per step. For a steady excess, it is the median over the steps, so that a
+            single disturbance of the machine has no effect. For an intermittent excess, it is the
+            median over the slow steps, spread over all steps.
         slow_steps: Number of steps in which the excess is present.
     """
 
@@ -68,9 +69,9 @@ class SignificantDelay(Struct, frozen=True, kw_only=True):
 
 
 def step_costs(delay: RankDelay) -> list[float]:
-    """Return the cost of a delay in each step: how much of the rank's extra time makes it late.
+    """Return the cost of a delay in each step: the extra time that makes the other ranks wait.
 
-    If the rank is faster than usual in a step, or is not late, the value is negative.
+    If the rank is faster than usual or early in a step, the value is negative.
     """
     return [min(step) for step in zip(delay.excess, delay.late, strict=True)]
 
@@ -81,9 +82,9 @@ def steps_at_least(seconds: Sequence[float], limit: float) -> int:
 
 
 def significant(delay: RankDelay, compared: RankComparison, ranks: int) -> SignificantDelay | None:
-    """Return the pattern and the cost of an excess, or `None` if it may be noise.
+    """Return the pattern and the cost of a delay, or `None` if the delay may be noise.
 
-    The more `ranks` a run has, the larger the excess must be, because in a large run some rank is
+    The more `ranks` a run has, the longer the delay must be, because in a large run some rank is
     always slow by chance.
     """
     if _is_steady(delay, ranks):
@@ -134,10 +135,11 @@ def _is_steady(delay: RankDelay, ranks: int) -> bool:
 
 
 def _far_excesses(excess: Sequence[float], step_seconds: float) -> list[float]:
-    """Divide the steps into slow steps and other steps; return the excesses in the slow steps.
+    """Divide the steps into slow steps and other steps, and return the excesses in the slow steps.
 
-    The largest excess comes first. The excesses in slow steps are far above the excesses in all
-    other steps, and close to each other. Returns an empty list if no such division exists.
+    The excesses in slow steps are far above the excesses in all other steps, and close to each
+    other. The largest excess comes first. Returns an empty list if the steps cannot be divided in
+    this way.
     """
     ordered = sorted(excess, reverse=True)
     most = math.floor(MOST_BURSTS * len(ordered))
@@ -155,10 +157,10 @@ def _far_excesses(excess: Sequence[float], step_seconds: float) -> list[float]:
 def _probability_by_chance(
     delay: RankDelay, slow: Sequence[float], compared: RankComparison, ranks: int
 ) -> float:
-    """Return the probability that a place has as many slow steps as in `slow` by chance.
+    """Return the probability that at least as many slow steps occur by chance as in a delay.
 
-    A place is a module in a phase. Consecutive slow steps count as one slow step. `slow` has the
-    excesses in the slow steps.
+    `slow` has the excesses of the delay in its slow steps, largest first. Consecutive slow steps
+    count as one slow step.
     """
     steps = len(delay.excess)
     smallest = slow[-1]
@@ -176,8 +178,8 @@ def _probability_by_chance(
 def _large_excess_rate(delay: RankDelay, smallest: float, compared: RankComparison) -> float:
     """Return the probability that an excess of at least `smallest` occurs in a step by chance.
 
-    It is estimated from how often such excesses occurred in other places (modules in a phase). The
-    longer a rank usually spends in the place of `delay`, the higher is the probability.
+    The probability is estimated from the number of such excesses in other places (modules in a
+    phase). It is proportional to the time that ranks usually spend in the place of `delay`.
     """
     if not compared.large_excess_seconds:
         return 0.0
@@ -192,7 +194,10 @@ def _large_excess_rate(delay: RankDelay, smallest: float, compared: RankComparis
 
 
 def _binomial_tail(trials: int, least: int, rate: float) -> float:
-    """Return the probability of at least `least` successes in `trials` trials."""
+    """Return the probability of `least` or more successes in `trials` trials.
+
+    `rate` is the probability of success in one trial.
+    """
     probability = 0.0
     for successes in range(least, trials + 1):
         failures = trials - successes

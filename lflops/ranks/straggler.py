@@ -15,14 +15,15 @@ Cause = Literal["work", "chip", "thread", "preempted"]
 """The reason why a rank takes longer.
 
 The rank has more work (`work`), it runs on a different chip (`chip`), another thread of its process
-was computing (`thread`), or the operating system gave its core to another process (`preempted`).
+was computing (`thread`), or the operating system gave its CPU core to another process
+(`preempted`).
 """
 
 
 class Straggler(Struct, frozen=True, kw_only=True):
-    """A straggler: one rank and the place in which it takes longer than the other ranks.
+    """A straggler: a rank that the other ranks wait for, and the place in which it is slow.
 
-    A place is a module in a phase.
+    A place is a module in a phase, or a phase of the step outside modules.
 
     Attributes:
         module: Name of the module. `""` means the root and everything outside modules;
@@ -31,7 +32,7 @@ class Straggler(Struct, frozen=True, kw_only=True):
             means everything that the rank's device does, and `stage` means the rank's part of a
             pipeline.
         modules: Number of modules that `module` stands for.
-        seconds_lost: Mean cost in seconds per step.
+        seconds_lost: Cost in seconds per step: the extra time that makes the other ranks wait.
         pattern: `steady` if the rank is slow in nearly every step, `intermittent` if it is slow in
             some steps.
         slow_steps: Number of steps in which the rank is slow; `None` if the times of single steps
@@ -43,10 +44,10 @@ class Straggler(Struct, frozen=True, kw_only=True):
         work_ratio: Ratio of the rank's work to the work of the other ranks; `None` unless `cause`
             is `work`.
         since: Index of the first slow step; `None` unless the rank became slow during the run.
-        until: Index of the last step for which the rank was reported as slow; `None` if it is still
-            slow.
-        is_whole_phase: Whether the place is the whole forward or backward, because no module-timing
-            step shows the slow module.
+        until: Index of the last step for which the rank was reported as slow; `None` if the rank is
+            still slow.
+        is_whole_phase: Whether the place is the whole forward or backward pass, because
+            module-timing steps do not show the slow module.
     """
 
     module: str
@@ -67,7 +68,7 @@ class Straggler(Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """Ratio of the slow rank's time to the time of the other ranks.
+        """Ratio of `seconds` to `usual`.
 
         `None` if the other ranks take no time, or if the rank is slow in only some steps.
         """
@@ -83,14 +84,14 @@ class Stragglers(Struct, frozen=True, kw_only=True):
         rows: The stragglers, sorted by cost in descending order.
         waits: The places (modules in a phase) where ranks wait for another rank, sorted by waiting
             time in descending order.
-        lost_share: Share of a step that is lost: the step would be shorter by this share if all
-            ranks were as fast as the median rank. `None` if unknown.
+        lost_share: Share by which a step would be shorter if the last rank arrived at each
+            collective together with the median rank. `None` if unknown.
         step_seconds: Median time of a compared step; `None` if ranks were not compared.
         too_few_steps: Number of compared steps if there are too few to flag a rank; otherwise
             `None`.
-        is_alternating: Whether the late rank changes from step to step, so that no single rank is
-            slow.
-        lengths_differ: Whether ranks alternate because their batches differ in size.
+        is_alternating: Whether different ranks are late in different steps, so that no single rank
+            is slow. In this case, `rows` is empty.
+        lengths_differ: Whether different ranks are late because their batches differ in size.
         busy_machine: Whether ranks are late because other programs use their processors.
     """
 
@@ -112,14 +113,14 @@ class Stragglers(Struct, frozen=True, kw_only=True):
 
 
 def in_module_of(row: Straggler, place: Straggler | RankDelay) -> Straggler:
-    """Return a straggler with the module and the phase of another straggler or of a delay."""
+    """Return a copy of `row` with the module and the phase of `place`."""
     return replace(
         row, module=place.module, phase=place.phase, modules=place.modules, is_whole_phase=False
     )
 
 
 def straggler_of(found: SignificantDelay, compared: RankComparison) -> Straggler:
-    """Return the straggler with the module, phase and cost of a significant delay."""
+    """Convert a significant delay in the comparison `compared` to a `Straggler` without a cause."""
     delay = found.delay
     are_steps_known = not compared.from_quartiles
     return Straggler(

@@ -1,6 +1,6 @@
-"""Find the cause of a straggler.
+"""Find out why a straggler (a rank that the other ranks wait for) is slow.
 
-Also find stragglers that are slow as a whole, and not in a single module or phase.
+Also find stragglers that are slow in everything, and not in a single module or phase.
 """
 
 import statistics
@@ -21,25 +21,25 @@ from lflops.ranks.significant_delay import (
 from lflops.ranks.straggler import Cause, Straggler, straggler_of
 from lflops.ranks.straggler_search import MANY_STEPS, WORTH_SAYING
 
-# Share of a step that threads wait for a core, from which other programs are said to use the
-# machine.
+# Smallest share of a step that threads must wait for a CPU core, if other programs use the machine.
 BUSY = 0.05
-# Ratio of a rank's work to the work of the other ranks from which the rank is slow because of its
-# work.
+# Smallest ratio of a rank's work to the work of the other ranks, if the work makes the rank slow.
 MORE_WORK = 1.15
-# Maximum factor between a rank's ratio of times and its ratio of work, if the work explains the
-# times. Both ratios compare the rank with the other ranks.
+# If a rank has 2 times the work of the other ranks, its work explains a time that is up to 2 x
+# AS_MUCH_LONGER times the time of the other ranks.
 AS_MUCH_LONGER = 1.5
-# Ratio of a rank's wait for a core to the wait of the other ranks from which only this rank shares
-# its core with other processes.
+# Smallest ratio of a rank's wait for a CPU core to the wait of the other ranks, if only this rank
+# shares its core with other processes.
 ALONE = 4.0
-# Smallest share of a rank's lateness, in seconds, that a cause must explain.
+# Smallest share of the time by which a rank is late that a cause must explain.
 EXPLAINED = 0.5
-# Maximum factor by which the standard deviation of an excess may increase when waits for a core are
-# subtracted from it. If it increases more, the waits do not explain the excess.
+# The excess of a rank is the time that it takes longer than the other ranks. Waits for a CPU core
+# explain the excess only if its standard deviation, after the waits are subtracted, is at most
+# VARIES_MORE times as large as before.
 VARIES_MORE = 1.1
-# To check whether a rank shares its core during the whole run, the run is divided into PARTS parts
-# with at least FEWEST_OF_PART steps each. The rank must wait for the core in nearly every part.
+# To check whether a rank shares its CPU core during the whole run, the run is divided into PARTS
+# parts with at least FEWEST_OF_PART steps each. The rank must wait for the core in nearly every
+# part.
 PARTS = 8
 FEWEST_OF_PART = 4
 
@@ -51,7 +51,7 @@ Neither the model's work nor the chip can explain a delay in such a phase.
 
 
 def is_busy(unprofiled: RankComparison | None) -> bool:
-    """Return whether ranks often wait for a core, because other programs use the machine."""
+    """Return whether ranks often wait for a CPU core, because other programs use the machine."""
     if unprofiled is None:
         return False
     return (unprofiled.waited or 0.0) >= BUSY * unprofiled.seconds
@@ -60,9 +60,9 @@ def is_busy(unprofiled: RankComparison | None) -> bool:
 def with_cause(row: Straggler, profile: Profile) -> Straggler:
     """Return a straggler with its cause, or unchanged if no cause is found.
 
-    If the cause is more work, the straggler keeps its place, because the work may be in that place
-    only. All other causes (see `Cause`) slow down the whole rank, so the straggler is then reported
-    as slow in everything (phase `all`).
+    If the cause is more work, the straggler keeps its module and phase, because the additional work
+    may be only there. All other causes (see `Cause`) slow down the whole rank, so the straggler is
+    then reported as slow in everything (phase `all`).
     """
     is_work = row.phase not in OUTSIDE_MODULES
     work_ratio = None
@@ -71,7 +71,8 @@ def with_cause(row: Straggler, profile: Profile) -> Straggler:
     if work_ratio is not None:
         return replace(row, cause="work", work_ratio=work_ratio)
     cause = _cause(row, profile, is_work=is_work)
-    # Another chip or a shared core slows down everything, so it does not explain a single module.
+    # A different chip or a shared core slows down everything, so neither explains why a single
+    # module is slow.
     if cause is None or (row.module and cause in {"chip", "preempted"}):
         return row
     return _in_no_place(row, cause)
@@ -80,9 +81,9 @@ def with_cause(row: Straggler, profile: Profile) -> Straggler:
 def _cause(row: Straggler, profile: Profile, *, is_work: bool) -> Cause | None:
     """Find out whether a different chip, another thread or another process causes a delay.
 
-    Returns `None` if none of them does. `is_work` is false for phases such as `data`, in which a
-    rank does none of the model's work. Neither the chip nor other threads can explain a delay
-    there.
+    Returns `None` if none of the three does. `is_work` is false for phases such as `data`, in which
+    a rank does none of the model's work. Neither the chip nor other threads can explain a delay in
+    such a phase.
     """
     if is_work and _has_other_chip(row.slow_rank, profile.ranks):
         return "chip"
@@ -101,11 +102,11 @@ def _in_no_place(row: Straggler, cause: Cause) -> Straggler:
 
 
 def preempted_ranks(unprofiled: RankComparison, ranks: int) -> Iterator[Straggler]:
-    """Yield the ranks that share their core with another process during the whole run.
+    """Yield the ranks that share their CPU core with another process during the whole run.
 
     A shared core delays some steps a lot and other steps not at all, so the delay is neither steady
-    nor intermittent. These ranks are found by the time that their thread waited for a core, which
-    the operating system measures.
+    nor intermittent. These ranks are found by the time that their training thread waited for a
+    core, which the operating system measures.
     """
     if unprofiled.steps < MANY_STEPS:
         return
@@ -122,7 +123,7 @@ def preempted_ranks(unprofiled: RankComparison, ranks: int) -> Iterator[Straggle
 
 
 def _is_core_shared(delay: RankDelay, unprofiled: RankComparison, ranks: int) -> bool:
-    """Return whether this rank waits for its core during the whole run, and the other ranks do not.
+    """Return whether only the rank of `delay` waits for its CPU core, during the whole run.
 
     If the other ranks wait for their cores too, it is a matter of chance which rank waits longest.
     """
@@ -145,7 +146,10 @@ def _is_core_shared(delay: RankDelay, unprofiled: RankComparison, ranks: int) ->
 def larger_stages(
     hooked: RankComparison, flagged: Collection[int], profile: Profile
 ) -> Iterator[Straggler]:
-    """Yield the pipeline ranks that are slow because they have more work, such as more layers."""
+    """Yield the pipeline ranks that are slow because they have more work, such as more layers.
+
+    Ranks in `flagged` are left out.
+    """
     for delay in hooked.delays:
         if delay.phase != "stage" or delay.rank in flagged:
             continue
@@ -160,8 +164,8 @@ def larger_stages(
 def _explaining_work_ratio(row: Straggler, profile: Profile) -> float | None:
     """Return the ratio of a rank's work to the work of the other ranks, if it explains the delay.
 
-    Otherwise, returns `None`. The work is measured in MACs or, if the rank does not have many more
-    MACs than the other ranks, in the size of its batches.
+    Otherwise, returns `None`. The work is measured in MACs. If the rank does not have many more
+    MACs than the other ranks, the work is measured by the size of its batches.
     """
     ratio = _macs_ratio(profile.ranks, row.slow_rank)
     if ratio is None or ratio < MORE_WORK:
@@ -177,7 +181,7 @@ def _explaining_work_ratio(row: Straggler, profile: Profile) -> float | None:
 
 
 def _macs_ratio(ranks: Iterable[Rank], rank: int) -> float | None:
-    """Return the ratio of a rank's MACs to the median MACs of the other ranks."""
+    """Return the ratio of a rank's MACs to the median of the other ranks; `None` if unknown."""
     own = None
     others = []
     for each in ranks:
@@ -212,10 +216,11 @@ def _activity(rank: int, unprofiled: RankComparison | None) -> RankActivity | No
 
 
 def _do_other_threads_explain(rank: int, unprofiled: RankComparison) -> bool:
-    """Return whether other threads of the process computed while the rank was late.
+    """Return whether a rank is late because other threads of its process were computing.
 
-    Their CPU time, compared with the other ranks, must be at least `EXPLAINED` of the lateness. It
-    must also be at least the time that the rank waited for a core.
+    The threads must have used more CPU time than on the other ranks. This additional time must be
+    at least `EXPLAINED` of the time by which the rank is late, and at least the additional time
+    that the rank waited for a CPU core.
     """
     activity = _activity(rank, unprofiled)
     if activity is None or not activity.late:
@@ -225,12 +230,12 @@ def _do_other_threads_explain(rank: int, unprofiled: RankComparison) -> bool:
 
 
 def _do_waits_explain(row: Straggler, unprofiled: RankComparison) -> bool:
-    """Return whether waits for a core explain the excess of a straggler.
+    """Return whether waits for a CPU core explain why a straggler takes longer in its phase.
 
-    The waits are known only for whole steps, so they may have occurred in another phase than the
-    excess. Both vary from step to step. If the waits occurred in the straggler's phase, the excess
-    is long in the same steps as the waits, so subtracting the waits does not make the excess vary
-    much more. Returns False if the compared times already exclude the waits.
+    The waits are known only for whole steps, so they may have occurred in a different phase. The
+    waits and the straggler's excess time vary from step to step. If the waits occurred in the
+    straggler's phase, both are long in the same steps, so the excess does not vary much more after
+    the waits are subtracted. Returns False if the compared times already exclude the waits.
     """
     if unprofiled.excludes_waits:
         return False
@@ -245,7 +250,10 @@ def _do_waits_explain(row: Straggler, unprofiled: RankComparison) -> bool:
 
 
 def _excess_of(rank: int, phase: str, unprofiled: RankComparison) -> Sequence[float]:
-    """Return a rank's excess in a phase, for each step; empty if the comparison has none."""
+    """Return, for each step, the time that a rank takes longer than the other ranks in a phase.
+
+    Empty if the comparison has no delay of this rank in this phase.
+    """
     for delay in unprofiled.delays:
         if delay.rank == rank and delay.phase == phase and not delay.module:
             return delay.excess

@@ -1,4 +1,7 @@
-"""Find the stragglers in one comparison of the ranks, without looking for their causes."""
+"""Find the stragglers in one comparison of the ranks, without looking for their causes.
+
+A straggler is a rank that the other ranks wait for. A place is a module in a phase.
+"""
 
 import operator
 import statistics
@@ -13,11 +16,11 @@ from lflops.ranks.straggler import Straggler, straggler_of
 
 # Smallest share of a step that a straggler must cost to be reported.
 WORTH_SAYING = 0.01
-# Smallest share of a delay's cost that a module must cause to be reported alone.
+# Smallest share of a delay's cost that a single module must cause to be reported instead.
 MOST_OF = 0.6
-# Smallest share of a whole step's delay that a phase must cause to be reported separately.
+# Smallest share of the delay of a whole step that a phase must cause to be reported instead.
 MUCH_OF = 0.3
-# Smallest number of compared steps with which a rank is flagged.
+# Smallest number of compared steps from which a rank is flagged as a straggler.
 ENOUGH = 6
 
 # With at least MANY_STEPS unprofiled steps, a straggler is reported if it costs at least
@@ -26,11 +29,11 @@ MANY_STEPS = 50
 MANY_STEPS_COST = 0.015
 FEW_STEPS_COST = 0.04
 
-# If all unprofiled steps together show no straggler, only the last 64 steps are searched, and then
-# only the last 32 steps.
+# If all unprofiled steps together show no straggler, only the last 64 steps are searched. If these
+# show none, only the last 32 steps are searched.
 RECENT = (64, 32)
-# Smallest share of the steps since the beginning of a delay in which the delay must be present, if
-# it began during the run.
+# For a rank that became slow during the run: the smallest share of the steps after this change in
+# which the rank must be slow.
 MOST_STEPS_OF = 0.8
 
 # `find_stragglers` skips delays in these phases. The search for causes handles them.
@@ -50,10 +53,10 @@ def find_stragglers(compared: RankComparison, ranks: int) -> tuple[Straggler, ..
 
 
 def unprofiled_stragglers(unprofiled: RankComparison, ranks: int) -> list[Straggler]:
-    """Return the stragglers in unprofiled steps.
+    """Return the stragglers in unprofiled steps, each with its first slow step if it is known.
 
-    If all steps together show none, only the last steps are searched, because a steady delay may
-    have begun late in the run.
+    If all steps together show no straggler, only the last steps are searched, because a steady
+    delay may have begun late in the run.
     """
     rows = _expensive(find_stragglers(unprofiled, ranks), unprofiled)
     for steps in RECENT:
@@ -73,8 +76,8 @@ def _stragglers_of_rank(
 ) -> Iterator[Straggler]:
     """Yield the stragglers of one rank: one for each place in which the rank is slow.
 
-    A place is a module in a phase. The search begins with the most expensive delay. After each
-    straggler, the lateness that it explains is subtracted from the rank's remaining delays.
+    A place is a module in a phase. The most expensive delay comes first. After each straggler, the
+    time that it explains is subtracted from the rank's remaining delays.
     """
     left = list(delays)
     while left:
@@ -123,9 +126,9 @@ def _most_specific(
 def _stands_out(delay: RankDelay, several: RankDelay) -> bool:
     """Return whether `delay` is in a single place, and mainly this place is slow.
 
-    A place is a module in a phase. If `several` is a delay of the whole step (phase `all`), the
-    place must be slowed down at least twice as much as the rest of the step, relative to the usual
-    times.
+    A place is a module in a phase. `several` is a delay that may include this place. If it is the
+    delay of the whole step (phase `all`), the place must be slowed down at least twice as much as
+    the rest of the step, relative to the usual times.
     """
     if delay.modules > 1 or delay.phase == "all":
         return False
@@ -140,9 +143,10 @@ def _stands_out(delay: RankDelay, several: RankDelay) -> bool:
 def _remaining(delay: RankDelay, found: RankDelay, compared: RankComparison) -> RankDelay:
     """Return `delay` without the part that `found`, another delay of the same rank, explains.
 
-    If the two delays share an interval between collectives, the cost of `found` is subtracted from
-    the lateness of `delay`. If, in addition, the place (a module in a phase) of `found` is a part
-    of the place of `delay`, the times of `found` are subtracted too.
+    If both delays are in the same interval between two collectives, the cost of `found` is
+    subtracted from the time by which `delay` makes the rank late. If, in addition, the place (a
+    module in a phase) of `found` is a part of the place of `delay`, the times of `found` are
+    subtracted too.
     """
     if set(delay.intervals).isdisjoint(found.intervals):
         return delay
@@ -194,7 +198,7 @@ def _expensive(rows: Iterable[Straggler], unprofiled: RankComparison) -> list[St
 
 
 def _last_steps(unprofiled: RankComparison, steps: int) -> RankComparison:
-    """Return a comparison of only the last steps."""
+    """Return a copy of the comparison with only the last `steps` steps."""
     delays = []
     for delay in unprofiled.delays:
         excess = delay.excess[-steps:]
@@ -204,7 +208,10 @@ def _last_steps(unprofiled: RankComparison, steps: int) -> RankComparison:
 
 
 def _with_onset(row: Straggler, unprofiled: RankComparison) -> Straggler:
-    """Return the straggler with its first slow step, if the rank became slow during the run."""
+    """Return the straggler with its first slow step in `since`.
+
+    The straggler is returned unchanged if the rank did not become slow during the run.
+    """
     if not unprofiled.at:
         return row
     for delay in unprofiled.delays:
@@ -222,9 +229,9 @@ def _with_onset(row: Straggler, unprofiled: RankComparison) -> Straggler:
 def change_point(is_slow: Sequence[bool]) -> int | None:
     """Return the index of the step at which a rank becomes slow for good, or `None`.
 
-    The index with the highest score is returned. A slow step after the index and a normal step
-    before it add 1 to the score. A slow step before the index subtracts 3. `None` means that even
-    this index does not clearly separate normal steps from slow steps.
+    The result is the index with the highest score. Each slow step from the index on and each normal
+    step before the index add 1 to the score. Each slow step before the index subtracts 3. `None`
+    means that even this index does not clearly separate normal steps from slow steps.
     """
     best = None
     best_score = 0

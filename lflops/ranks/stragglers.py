@@ -1,4 +1,4 @@
-"""Find stragglers: the ranks that other ranks wait for, with place, cause and cost per step.
+"""Find stragglers: the ranks that other ranks wait for, where they are slow, why, and their cost.
 
 Unprofiled steps are numerous. They show which rank is late, and in which phase of the step.
 Module-timing steps are few, but they also show the module. If ranks wait for each other within a
@@ -42,27 +42,24 @@ from lflops.ranks.straggler_search import (
 )
 
 # Large cost, as a share of a step. A rank that is slow in every module-timing step and costs this
-# much needs fewer steps to be flagged. If the typical step loses this much and no rank is a steady
-# straggler, the ranks alternate.
+# much needs fewer steps to be flagged. If ranks wait this much for each other in the median step
+# and no rank is a steady straggler, different ranks are late in different steps (they alternate).
 MUCH = 0.1
 # Smallest correlation between batch sizes and lateness at which the sizes explain why ranks are
 # late.
 CORRELATED = 0.5
-# Largest number of steps in which one of several alternating ranks is late, as a multiple of its
-# equal share of the steps.
+# Ranks alternate if different ranks are late in different steps. Each of n ranks is then late in
+# about 1/n of the steps, and in at most MOST_OF_A_TURN times as many.
 MOST_OF_A_TURN = 1.2
-# Smallest share of a straggler's cost that unprofiled steps must show in the same phase, if the
-# straggler was found in module-timing steps.
+# If a straggler was found in module-timing steps: the smallest share of its cost that unprofiled
+# steps must show in the same phase.
 CONFIRMED = 0.5
 
 _PASSES = frozenset({"forward", "backward"})
 
 
 def stragglers(profile: Profile) -> Stragglers:
-    """Find the ranks that other ranks wait for.
-
-    A profile of one rank has no stragglers.
-    """
+    """Find the ranks that other ranks wait for. A profile of one rank has none."""
     hooked = profile.rank_comparison
     unprofiled = profile.unprofiled_comparison
     shown = _most_telling(hooked, unprofiled)
@@ -93,8 +90,8 @@ def _most_telling(
 ) -> RankComparison | None:
     """Return the comparison that shows more delays.
 
-    This is the comparison in unprofiled steps if it shows all delays, and otherwise the comparison
-    in module-timing steps.
+    If the comparison in unprofiled steps shows all delays, it is returned. Otherwise, the
+    comparison in module-timing steps is returned, if there is one.
     """
     if hooked is None or _shows_all_delays(unprofiled):
         return unprofiled
@@ -102,9 +99,9 @@ def _most_telling(
 
 
 def _shows_all_delays(unprofiled: RankComparison | None) -> bool:
-    """Return whether unprofiled steps are enough to find all delays.
+    """Return whether the comparison in unprofiled steps is enough to find all delays.
 
-    There must be enough of them, and ranks must not wait for each other within forward or backward.
+    There must be enough steps, and ranks must not wait for each other within forward or backward.
     """
     if unprofiled is None or unprofiled.steps < ENOUGH:
         return False
@@ -114,7 +111,10 @@ def _shows_all_delays(unprofiled: RankComparison | None) -> bool:
 def _is_alternating(
     rows: Iterable[Straggler], unprofiled: RankComparison | None, number_of_ranks: int
 ) -> bool:
-    """Return whether the typical step loses a lot of time, but no rank is late in most steps."""
+    """Return whether ranks wait long for each other in the median step, but not for a single rank.
+
+    `rows` are the stragglers that were found.
+    """
     if unprofiled is None or not _shows_all_delays(unprofiled):
         return False
     if (unprofiled.usual_lost_seconds or 0.0) < MUCH * unprofiled.seconds:
@@ -152,7 +152,8 @@ def _all_rows(
         rows = with_reported(rows, unprofiled)
         named = {row.slow_rank for row in rows}
         for row in preempted_ranks(unprofiled, ranks):
-            # If the phases include the waits for a core, the cost of the waits is already counted.
+            # If the times of the phases include the waits for a CPU core, the cost of the waits is
+            # already counted.
             if unprofiled.excludes_waits or row.slow_rank not in named:
                 rows.append(row)
     if hooked is not None:
@@ -166,7 +167,10 @@ def _all_rows(
 def _rows(
     hooked: RankComparison | None, unprofiled: RankComparison | None, ranks: int
 ) -> list[Straggler]:
-    """Return the stragglers of unprofiled steps, and those found only in module-timing steps."""
+    """Return the stragglers in unprofiled steps, and then those found only in module-timing steps.
+
+    If a straggler in unprofiled steps is slow in a single module, it is returned with this module.
+    """
     rows: list[Straggler] = []
     if unprofiled is not None and unprofiled.steps >= ENOUGH:
         rows = unprofiled_stragglers(unprofiled, ranks)
@@ -201,11 +205,11 @@ def _is_enough(row: Straggler, hooked: RankComparison) -> bool:
 
 
 def _is_credible(row: Straggler, hooked: RankComparison, unprofiled: RankComparison) -> bool:
-    """Return whether unprofiled steps are consistent with a straggler from module-timing steps.
+    """Return whether unprofiled steps are consistent with a straggler found in module-timing steps.
 
     If ranks do not wait for each other within a phase, unprofiled steps show which rank is slow in
-    the phase. So if a module is slow in that phase, the phase must be slow in unprofiled steps as
-    well.
+    the phase. So if a rank is slow in a module in this phase, it must also be slow in this phase in
+    unprofiled steps.
     """
     phase = step_phase(row.phase)
     if phase in unprofiled.awaited:
@@ -223,11 +227,14 @@ def _is_credible(row: Straggler, hooked: RankComparison, unprofiled: RankCompari
 def _is_chance(row: Straggler, unprofiled: RankComparison | None) -> bool:
     """Return whether a straggler may be a coincidence, so that it must not be reported.
 
-    If another process uses the core of a rank for a few steps, the rank looks like an intermittent
-    straggler. So an intermittent straggler without a known cause may be a coincidence if it is slow
-    in the whole step. If it is slow in forward or backward, it may be a coincidence if the machine
-    is busy, few steps were compared, and the compared times include the waits for a core. With few
-    steps, a rank whose core was used by another process is always a coincidence.
+    If another process uses the CPU core of a rank for a few steps, the rank looks like an
+    intermittent straggler. So a straggler may be a coincidence in three cases:
+
+    * Its cause is another process on its core, and few steps were compared.
+    * It is intermittent and slow in the whole step, and its cause is not `work` or `thread`.
+    * It is intermittent and slow in forward or backward, and its cause is not `work` or `thread`.
+      In addition, the machine is busy, few steps were compared, and the compared times include the
+      waits for a core.
     """
     has_few_steps = (row.steps or 0) < MANY_STEPS
     if row.cause == "preempted" and has_few_steps:
@@ -245,7 +252,7 @@ def _with_module(
 ) -> Straggler:
     """Return the straggler with the module that causes most of its delay, if there is one.
 
-    The module is taken from module-timing steps.
+    The straggler was found in unprofiled steps. Its module is found in module-timing steps.
     """
     seconds_when_slow = row.seconds_lost * (row.steps or 1) / (row.slow_steps or 1)
     for found in hooked_rows:
@@ -266,12 +273,12 @@ def _with_module(
 def _slowest_module(
     row: Straggler, seconds_when_slow: float, hooked: RankComparison
 ) -> RankDelay | None:
-    """Return the module that causes most of a straggler's delay, found in module-timing steps.
+    """Return the delay of the module that causes most of a straggler's delay.
 
-    Module-timing steps may be too few to prove a delay. But unprofiled steps have already proved
-    this delay and shown its rank, phase and size. So a single module-timing step is enough to find
-    the module. Returns `None` if the slowest module's delay does not have about this size, or if
-    another module's delay is more than half as long.
+    There may be too few module-timing steps to prove a delay. But unprofiled steps have already
+    proved this straggler's delay and shown its rank, phase and size. So a single module-timing step
+    is enough to find the module. Returns `None` if the delay of the slowest module does not have
+    about the same size, or if the delay of another module is more than half as long.
     """
     late = []
     for delay in hooked.delays:
@@ -294,7 +301,7 @@ def _slowest_module(
 
 
 def _merged(rows: Iterable[Straggler]) -> list[Straggler]:
-    """Merge stragglers with the same rank and place (a module in a phase), and add up their costs.
+    """Merge stragglers with the same rank, module and phase, and add up their costs.
 
     For example, if one cause slows down a whole rank, the delays of the rank in several phases
     become one straggler.
@@ -314,8 +321,8 @@ def slowest_first(profile: Profile, found: Stragglers) -> tuple[int, ...]:
     """Return all ranks, slowest first.
 
     Ranks are ordered by their cost as stragglers, then by the time that other ranks waited for
-    them, then by their excess in all places (modules in a phase), then by the length of their step.
-    Ranks that did not report come last.
+    them, then by the time that their modules and phases took longer than on the median rank, then
+    by the length of their step. Ranks that did not report come last.
     """
     cost = summed((row.slow_rank, row.seconds_lost) for row in found.rows)
     waited_for = summed((wait.for_rank, wait.seconds) for wait in found.waits)
