@@ -1,1 +1,1 @@
-"""Merge the profiles of many ranks into one profile: modules, steps, and statistics over ranks."""
+"""Merge the profiles of many ranks into one profile, and compare the times of the ranks."""

@@ -29,7 +29,7 @@ Entry = TypeVar("Entry", bound=Any)
 
 
 def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
-    """Merge the profiles of a step's batches.
+    """Merge the profiles of all batches of one optimizer step into the profile of the step.
 
     Work and calls are added up. Most properties of the run are from the last batch, and memory is
     from the batch with the highest peak.
@@ -48,7 +48,7 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
     for profile in profiles:
         is_partial = is_partial or profile.run.partial
         takes_derivatives = takes_derivatives or profile.run.takes_derivatives
-        # A step of several batches may have one optimizer step for each batch.
+        # The optimizers may make one step for each batch.
         optimizers |= dict.fromkeys(profile.run.optimizers)
         op_counts += profile.op_counts
         unsupported += profile.unsupported
@@ -104,7 +104,10 @@ def _module(rows: Sequence[ModuleProfile]) -> ModuleProfile:
 
 
 def _work(works: Sequence[Work]) -> Work:
-    """Add up the counts of all batches. The times are copied from the first batch."""
+    """Add up the counts of one module in one phase over all batches.
+
+    The times are copied from the first batch.
+    """
     return replace(
         works[0],
         **sums(works, *_WORK_COUNTS),
@@ -114,9 +117,10 @@ def _work(works: Sequence[Work]) -> Work:
 
 
 def _summed(entries: Iterable[Entry], key: tuple[str, ...], counts: Iterable[str]) -> list[Entry]:
-    """Merge entries that have the same values in all `key` fields.
+    """Merge the entries that have the same values in all `key` fields.
 
-    The entries are, for example, the `OpCount`s of all batches. Their `counts` fields are added up.
+    The entries are, for example, the `OpCount`s of all batches. The fields `counts` of merged
+    entries are added up.
     """
     merged = []
     for same in grouped(entries, attrgetter(*key)).values():
@@ -127,7 +131,7 @@ def _summed(entries: Iterable[Entry], key: tuple[str, ...], counts: Iterable[str
 def _notes(profiles: Iterable[Profile]) -> tuple[Note, ...]:
     """Merge the notes of all batches.
 
-    Each note is returned once, with the sum of its integer values.
+    Notes with the same code and subject become one note, and their integer values are added up.
     """
     notes: dict[tuple[str, str], Note] = {}
     for profile in profiles:

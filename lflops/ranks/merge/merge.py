@@ -1,4 +1,7 @@
-"""Merge the profiles of the ranks of a run into one profile."""
+"""Merge the profiles of the ranks of a run into one profile.
+
+A place is a module in a phase, or a phase of the step outside modules.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -65,15 +68,16 @@ class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
     """The results of a rank, except for its modules, operators and memory.
 
     Attributes:
-        table: The name of the table with the rank's modules, operators and other counts. Ranks that
-            did the same work share a table.
+        table: Name of the shared table with the rank's modules, operators and other counts. Ranks
+            that did the same work have the same table.
         failed: Whether the run ended with an exception on this rank.
         model_macs: MACs of forward and backward.
         macs: MACs of all phases.
         flops: FLOPs of all phases.
-        memory_bytes: The memory peak of the rank, or `None` if unknown.
-        communication_seconds: Total and exposed seconds of each collective of the rank, in the
-            order of the collectives in the table.
+        peak_bytes: The memory peak of the rank; `None` if unknown.
+        memory_bytes: The memory peak in `Profile.memory`; `None` if the rank has no `memory`.
+        communication_seconds: Total seconds of each collective of the rank, and the seconds in
+            which nothing was computed. The collectives have the same order as in the table.
     """
 
     rank: Count
@@ -98,34 +102,36 @@ class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
 def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     """Merge the profiles that the ranks of a run made with `count`, `counting` or `measure`.
 
-    The work of a module is the work of one rank, not a sum over ranks (with the exception below).
-    It comes from the leading rank, which is the first rank with the most FLOPs. The properties of
-    the run come from the leading rank too, including the number of samples and tokens of its batch.
-    Times and memory may come from other ranks.
+    If all ranks have the same modules, the work of each module is the work of one rank, not a sum
+    over ranks. It is copied from the leading rank, which is the first rank with the most FLOPs. The
+    properties of the run come from the leading rank too, including the number of samples and tokens
+    of its batch. Times and memory may come from other ranks.
 
     Ranks may have different modules, such as the stages of a pipeline. A module that the leading
     rank does not have is copied from another rank, and its work is added to all modules that
     contain it. These containing modules then have the work of several ranks. No rank measured the
-    time of all this work, so their seconds are `None`. Modules with the same name are assumed to be
-    the same module.
+    time of all this work, so the times of the containing modules are `None`. Modules with the same
+    name are assumed to be the same module.
 
     The other fields:
 
     * `ranks` lists, for each rank, the MACs of forward and backward, the peak memory, and the
-      seconds of its unprofiled steps. A rank on which the run ended with an exception is `failed`;
-      it becomes the leading rank only if all ranks failed. A rank without a profile is `missing`.
-      If a rank is failed or missing, `run.partial` is true.
+      seconds of its unprofiled steps. The status of a rank is `failed` if the run ended with an
+      exception on it, and `missing` if it has no profile. If there are such ranks, `run.partial` is
+      true. A failed rank becomes the leading rank only if all ranks failed.
     * `rank_stats` has the median self time of each module on each rank. Modules whose self time is
       known on fewer than two ranks are left out.
-    * `rank_comparison` shows which rank is late and where it takes longer. Profiles do not contain
-      the times of modules in single steps, so the quartiles of these times are compared.
-    * `steps` divides each step at its collectives into intervals. The phases of an interval come
-      from the rank that came last at its end, which is the rank that waited least. A step has the
-      `marks` of all ranks, for example `warmup`. Samples and tokens are summed over the ranks if
+    * `rank_comparison` shows which rank is late, and in which modules it takes longer. Profiles do
+      not contain the times of modules in single steps, so the quartiles of these times are
+      compared.
+    * `steps` has one step for the same step of all ranks. Each step is divided at its collectives
+      into intervals. The phases of an interval come from the rank that arrived last at the
+      collective that ends the interval, which is the rank that waited least. A step has the `marks`
+      of all ranks, for example `warmup`. Samples and tokens are summed over the ranks if
       `data_parallel_size` shows which ranks have a separate batch.
-    * The times of modules are from the rank that came last most often at the end of the interval
-      with forward, over the unprofiled steps. If ranks have different modules, the times of a
-      module are from the same rank as its work.
+    * The times of modules are from the rank that, in most unprofiled steps, arrived last at the end
+      of the interval with forward. If ranks have different modules, the times of a module are from
+      the same rank as its work.
     * `memory` is from the rank with the largest peak. The peak of a module is its largest peak on
       any rank.
     * `unsupported` has all operators that any rank ran without a formula.
@@ -158,10 +164,10 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
 def _quartile_table(
     profiles: Mapping[int, Profile], waits: Collection[ModulePhase], patterns: Mapping[str, str]
 ) -> RankTable | None:
-    """Make a table of the ranks' times for a comparison without the times of single steps.
+    """Make a table of the ranks' times from profiles, which have no times of single steps.
 
-    For each place (a module in a phase), the table has the lower quartile, the median and the upper
-    quartile. Returns `None` if fewer than two ranks have timed modules.
+    For each rank and place (a module in a phase), the table has the lower quartile, the median and
+    the upper quartile of the time. Returns `None` if fewer than two ranks have timed modules.
     """
     times = {}
     waiting = {}
@@ -188,8 +194,8 @@ def summary_of_rank(
 ) -> RankSummary:
     """Make the summary of a rank's profile.
 
-    If `table` is `None`, the rank's modules are treated as different from the modules of all other
-    ranks.
+    `table` is the name of the table with the rank's modules. If it is `None`, the rank's modules
+    are treated as different from the modules of all other ranks.
     """
     root = profile.modules[""]
     memory = profile.memory
@@ -251,13 +257,13 @@ def merged(
         summaries: Summaries in rank order.
         rows_of: Returns a profile with the modules, operators, unsupported operators and
             collectives of a rank. Called for one rank of each distinct `RankSummary.table`, and for
-            the rank that came last in most unprofiled steps.
+            the rank from which the times of modules are copied.
         memory_of: Returns the memory of a rank. Called for the rank with the largest peak.
         rank_table: Returns the times of all ranks, or `None` if they are unknown. Called with the
             name pattern of each module, such as `layers.*.mlp`.
         waits: The places where ranks wait for each other. A place is a module in a phase.
         absent: Descriptions of ranks without a summary. A rank that is neither in `absent` nor in
-            `summaries` is missing.
+            `summaries` gets the status `missing`.
 
     Raises:
         ProfileError: The ranks are from different runs.
@@ -324,10 +330,10 @@ class _StepsOfRanks:
 
     Attributes:
         merged: Merges the ranks' steps into the steps of the run.
-        unprofiled: Compares the ranks in unprofiled steps and in module-timing steps. A window has
-            few unprofiled steps. Module-timing steps can be compared too, because the cost of hooks
-            is the same on all ranks.
-        of_rank: The statistics of each rank's unprofiled steps.
+        unprofiled: Compares the ranks phase by phase, in unprofiled steps and in module-timing
+            steps. A window has few unprofiled steps. Module-timing steps can be compared too,
+            because the cost of hooks is the same on all ranks.
+        of_rank: The statistics of each rank's unprofiled steps, by rank.
     """
 
     def __init__(self, waits: Collection[ModulePhase]) -> None:
@@ -337,7 +343,7 @@ class _StepsOfRanks:
         self.of_rank: dict[int, RankSteps] = {}
 
     def taken_from(self, summary: RankSummary) -> RankSummary:
-        """Add the steps of a rank, and return its summary without the steps."""
+        """Add the steps in a rank's summary, and return the summary without the steps."""
         compared = []
         for step in summary.steps:
             if step.kind in {"unprofiled", "module_timing"} and is_compared(step.marks):
@@ -356,8 +362,9 @@ def _merged_rows(
 ) -> tuple[MergedRows, dict[str, Sequence[Communication]]]:
     """Merge the modules, operators and collectives of all ranks.
 
-    Ranks that share a table are identical here, so only the first of them in `order` is read. Also
-    returns the collectives of each table, by the name of the table.
+    Ranks with the same `RankSummary.table` have the same modules, operators and collectives, so
+    only the first of these ranks in `order` is read. Also returns the collectives of each table, by
+    the name of the table.
     """
     lowest: dict[str, int] = {}
     for rank, summary in summaries.items():
@@ -376,9 +383,9 @@ def _merged_rows(
 def _timed_by(
     source: Mapping[str, ModuleProfile], modules: Mapping[str, ModuleProfile]
 ) -> dict[str, ModuleProfile]:
-    """Replace the times of modules by their times on another rank, where that rank has times.
+    """Return a copy of `modules` with the times in `source`, which has the modules of another rank.
 
-    `source` has the modules of the other rank.
+    A module that has no times in `source` keeps its own times.
     """
     works = {}
     for row, module in modules.items():
@@ -396,12 +403,13 @@ def _timed_by(
 def _fitted(
     modules: Mapping[str, ModuleProfile], steps: Iterable[Step], *, at_end: bool
 ) -> dict[str, ModuleProfile]:
-    """Scale the times of modules so that they add up to the run's unprofiled steps.
+    """Adjust the times of modules so that they add up to the mean time of the unprofiled steps.
 
     The steps are merged from several ranks, but the times of modules are from one rank. So the sum
-    of the modules' times differs from the step time. Normally, all modules are scaled by the same
-    factor. In backward, if ranks wait only at its end (`at_end`), the difference is waiting time:
-    it is added to the self time of the root, and the other modules keep their times.
+    of the modules' times differs from the step time. Normally, the times of all modules are
+    multiplied by the same factor. If ranks wait only at the end of backward (`at_end`), the
+    difference in backward is waiting time. It is added to the self time of the root, and the other
+    modules keep their times.
     """
     unprofiled, scale = with_phases([step for step in steps if step.is_unprofiled])
     fitted = dict(modules)
@@ -454,9 +462,10 @@ def _with_least_seconds(
     summaries: Iterable[RankSummary],
     of_table: Mapping[str, Sequence[Communication]],
 ) -> tuple[Communication, ...]:
-    """Fill in `least_seconds` of each collective: its shortest time on any rank.
+    """Set `least_seconds` of each collective to the shortest time of the collective on any rank.
 
-    `least_seconds` is left unchanged if fewer than two ranks have timed the collective.
+    The field is left unchanged if fewer than two ranks have timed the collective. `of_table` has
+    the collectives of each table, by the name of the table.
     """
     known: dict[tuple[object, ...], list[float]] = {}
     for summary in summaries:
@@ -482,7 +491,7 @@ def _key_on_all_ranks(each: Communication) -> tuple[object, ...]:
 
 
 def _self_work(modules: Mapping[str, ModuleProfile]) -> dict[ModulePhase, SelfWork]:
-    """Return the work of each module without its submodules."""
+    """Return the work of each module in each phase, without its submodules."""
     found = {}
     for row, module in modules.items():
         for phase in PHASES:
@@ -538,7 +547,8 @@ def _check_rank(rank: Any, profile: Any) -> None:
 def _check_one_run(summaries: Mapping[int, RankSummary]) -> None:
     """Raise a `ProfileError` if the ranks cannot be from one run.
 
-    An unknown value or a world size of 1 does not contradict any other value.
+    Properties such as the strategy must be equal on all ranks. Unknown values and a world size of 1
+    are ignored.
     """
     known: dict[str, tuple[int, object]] = {}
     for rank, summary in summaries.items():
@@ -638,8 +648,8 @@ def _ranks(
 ) -> Iterator[Rank]:
     """Yield a `Rank` for every rank of the run.
 
-    `slowest` has the number of steps in which each rank was the slowest. `absent` has the ranks
-    that sent no complete report.
+    `slowest` has the number of steps in which each rank was the slowest. `absent` has descriptions
+    of the ranks that sent no complete report.
     """
     for rank in range(world):
         if rank in summaries:
@@ -678,7 +688,10 @@ def _notes(
     rows: MergedRows,
     ranks: Sequence[Rank],
 ) -> tuple[Note, ...]:
-    """Return each note of the ranks once, then notes about missing ranks and different work."""
+    """Return each note of the ranks once, then notes about missing ranks and different work.
+
+    `order` has the ranks with the leading rank first.
+    """
     of_ranks: dict[tuple[str, str], Note] = {}
     for rank in order:
         for note in summaries[rank].notes:
@@ -703,7 +716,7 @@ def _notes(
 
 
 def _difference(summaries: Mapping[int, RankSummary], leading: int, rows: MergedRows) -> Note:
-    """Make a note which says that ranks did different work."""
+    """Make the note `ranks_differ`: the ranks did different work."""
     macs = [summary.macs for summary in summaries.values()]
     flops = [summary.flops for summary in summaries.values()]
     values = {

@@ -1,13 +1,15 @@
 """Compare the ranks: find which ranks are late, by how much, and where they took longer.
 
-A place is a module in a phase. An interval is the time between two collectives.
+A place is a module in a phase, or a phase of the step outside modules. An interval is the part of a
+step between two collectives. A rank is busy in all places in which it does not wait for other
+ranks.
 
 The lateness of a rank in an interval is its busy time minus the median busy time of the other
 ranks. The excess of a rank in a place is its time in this place minus the median time of the other
-ranks. The other ranks wait only for the part of the excess that makes the rank late.
+ranks. Only the part of the excess that makes the rank late makes other ranks wait.
 
-This module only measures excess and lateness in each step. `ranks.stragglers` decides whether they
-are more than noise.
+This module only measures the excess and the lateness in each step. `ranks.stragglers` decides
+whether they are more than noise.
 """
 
 import bisect
@@ -30,29 +32,28 @@ from lflops.profile.series import robust_deviation
 from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus, total
 from lflops.ranks.merge.rank_table import RankTable, is_in_model
 
-# Number of ranks that are compared place by place: the latest ranks.
+# Maximum number of ranks that are compared place by place. The latest ranks are chosen.
 CANDIDATES = 32
-# Number of excesses that a profile keeps: the most expensive ones.
+# Maximum number of delays in a comparison. The most expensive delays are kept.
 KEPT = 256
-# Smallest share of a step that an excess or a wait must cost to be kept.
+# Smallest share of a step that a delay or a wait must cost to be kept.
 WORTH_KEEPING = 0.004
-# Number of waits that a profile keeps: the longest ones.
+# Maximum number of waits in a comparison. The longest waits are kept.
 WAITS_KEPT = 32
 
-# Smallest share of a rank's busy time that must be outside its slowest place if the rank is slower
-# everywhere.
+# A rank is slower in most places only if its other places, without its slowest place, usually take
+# at least this share of the time.
 LEAST_SHARE = 0.3
-# Factor by which an estimated usual time is multiplied, so that an inaccurate estimate flags no
-# rank. If there is no similar module, the usual time of a module is estimated from its share of the
-# work.
+# If there is no similar module, the usual time of a module is estimated from its share of the work.
+# The estimate is multiplied by this factor, so that an inaccurate estimate flags no rank.
 GENEROUS = 3.0
 # Smallest number of other ranks for which their standard deviation is computed.
 FEW_RANKS = 5
-# Number of excesses of other ranks that a delay keeps: the largest ones.
+# Number of excesses of other ranks that are stored with a delay. The largest ones are stored.
 LARGEST = 8
-# Number of steps from which the single slowest step is ignored.
+# With at least this many steps, the single longest time is replaced by the second longest.
 MANY_STEPS = 5
-# Number of sizes for which large excesses are counted: the length of a step, and fractions of it.
+# Number of limits above which large excesses are counted (see `LARGE_EXCESS_RATIO`).
 LARGE_EXCESS_SIZES = 20
 
 EVERYTHING = ModulePhase("", "all")
@@ -72,15 +73,14 @@ class SelfWork(NamedTuple):
 
 
 class _Excess(NamedTuple):
-    """The extra time of one rank in one place: a series with one value for each step.
-
-    A place is a module in a phase.
+    """The extra time of one rank in one place (a module in a phase), for each step.
 
     Attributes:
-        seconds: The time of the rank in the place.
-        usual: The usual time in the place: the median of the other ranks, or an estimate.
-        late: Lateness of the rank in the intervals that contain the place, for each step.
-        intervals: The intervals that contain the place.
+        seconds: The time of the rank in the place, for each step.
+        usual: The usual time in the place, for each step: the median of the other ranks, or an
+            estimate.
+        late: Lateness of the rank, summed over `intervals`, for each step.
+        intervals: The intervals between collectives that contain the place.
         modules: Number of modules that the place stands for. It is greater than 1 only for
             repeated modules such as `layers.*.mlp`.
     """
@@ -99,28 +99,25 @@ class _Excess(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """Mean cost of the excess in seconds per step.
-
-        Only the part of the excess that makes the rank late costs time.
-        """
+        """Mean cost of the excess in seconds per step: the part that makes the rank late."""
         return mean_excess(map(min, self.excess, self.late))
 
 
 class _Single(NamedTuple):
-    """A place (a module in a phase) that only one rank has: this rank, and its time in each step."""
+    """The only rank that has a certain place (a module in a phase), and its time in each step."""
 
     rank: int
     seconds: Steps
 
 
 class _Usual(NamedTuple):
-    """The usual time of each rank in each place (module in a phase).
+    """The usual time in each place (a module in a phase), with which a rank's time is compared.
 
     Attributes:
         series: The usual times by place and rank. A place or rank with an unknown usual time is
             missing.
-        estimated: The places that only one rank has and that are like no other place. Their usual
-            times are estimated from their work, or unknown.
+        estimated: The places that only one rank has and that are not similar to any other place.
+            Their usual times are estimated from their work, or unknown.
     """
 
     series: dict[ModulePhase, RankSeries]
@@ -133,7 +130,7 @@ def compare_ranks(
     *,
     by_whole_step: bool = False,
 ) -> RankComparison | None:
-    """Compare the times of the ranks in each step: find delays, and long waits for a rank.
+    """Compare the times of the ranks in each step: find delays of ranks, and waits for ranks.
 
     Returns `None` if the table has fewer than two ranks or no steps.
 
@@ -150,7 +147,7 @@ def compare_ranks(
         return None
     lateness = _Lateness(table)
     usual = _usual(table, work or {})
-    # The places are compared lazily, because there may be very many places.
+    # The excesses are computed lazily, because there may be very many places.
     excesses = chain(
         _everywhere(table, usual, lateness, by_whole_step=by_whole_step),
         _in_places(table, usual, lateness),
@@ -199,10 +196,13 @@ def times_last(table: RankTable) -> dict[int, int]:
 
 
 class _Lateness:
-    """The lateness of the ranks in each interval, for each step.
+    """Computes how late the ranks are in each interval between two collectives, for each step.
 
-    If ranks have different modules, the lateness of a rank is the median waiting time of the other
-    ranks.
+    The lateness of a rank is its busy time minus the median busy time of the other ranks. If ranks
+    have different modules, it is the median waiting time of the other ranks in the whole step.
+
+    Attributes:
+        ranks: The ranks that are latest, at most `CANDIDATES`.
     """
 
     def __init__(self, table: RankTable) -> None:
@@ -210,13 +210,12 @@ class _Lateness:
         self._by_interval: dict[int, RankSeries] = {}
         for interval, series in table.busy.items():
             self._by_interval[interval] = series.excess_over_others()
-        # The ranks that are latest, at most `CANDIDATES`.
         self.ranks = self._least_waiting(table) if table.staged else self._latest()
 
     def within(self, rank: int, intervals: Iterable[int]) -> Steps:
-        """Return a rank's lateness, summed over several intervals.
+        """Return a rank's lateness in each step, summed over several intervals.
 
-        It is negative in steps in which the rank is early.
+        The lateness is negative in steps in which the rank is early.
         """
         if self._waiting_of_others is not None:
             return self._waiting_of_others[rank]
@@ -235,11 +234,12 @@ class _Lateness:
 
 
 def _usual(table: RankTable, work: Mapping[ModulePhase, SelfWork]) -> _Usual:
-    """Find the usual time of each rank in each place: the median of the other ranks.
+    """Return the usual time with which each rank's time in each place is compared.
 
-    A place is a module in a phase. Some modules exist on only one rank, for example in a pipeline.
-    Such a module is compared with similar modules, on other ranks if possible. If there are no
-    similar modules, its usual time is estimated from its share of the work.
+    A place is a module in a phase. The usual time is the median of the other ranks. Some modules
+    exist on only one rank, for example in a pipeline. The usual time of such a module is the median
+    of similar modules, on other ranks if possible. If there are no similar modules, it is estimated
+    from the module's share of the work.
     """
     series: dict[ModulePhase, RankSeries] = {}
     alone: dict[ModulePhase, _Single] = {}
@@ -267,7 +267,7 @@ def _usual(table: RankTable, work: Mapping[ModulePhase, SelfWork]) -> _Usual:
 def _median_of(places: Iterable[ModulePhase], alone: Mapping[ModulePhase, _Single]) -> Steps:
     """Return the median time over the given places (modules in a phase), for each step.
 
-    `alone` has all places that only one rank has.
+    `alone` has the times of all places that only one rank has.
     """
     seconds = [alone[place].seconds for place in places]
     return tuple(map(statistics.median, zip(*seconds, strict=True)))
@@ -276,7 +276,7 @@ def _median_of(places: Iterable[ModulePhase], alone: Mapping[ModulePhase, _Singl
 def _like_each_other(
     places: Iterable[ModulePhase], table: RankTable, work: Mapping[ModulePhase, SelfWork]
 ) -> Iterable[list[ModulePhase]]:
-    """Group places whose modules do the same work and differ only in numbers in their names.
+    """Group places whose modules do the same work and whose names differ only in numbers.
 
     A place is a module in a phase. For example, `layers.0.mlp` and `layers.1.mlp` in backward are
     in one group.
@@ -293,10 +293,10 @@ def _comparable(
     group: Sequence[ModulePhase],
     alone: Mapping[ModulePhase, _Single],
 ) -> list[ModulePhase]:
-    """Return the places (modules in a phase) in a group that a place is compared with.
+    """Return the places of a group with which one place of the group is compared.
 
-    These are the places on other ranks. If the group has no places on other ranks, they are all
-    other places of the group.
+    A place is a module in a phase. The result has the places on other ranks. If there are none, it
+    has all other places of the group.
     """
     rank = alone[place].rank
     on_other_ranks = []
@@ -314,10 +314,11 @@ def _by_work(
     alone: Mapping[ModulePhase, _Single],
     work: Mapping[ModulePhase, SelfWork],
 ) -> Steps | None:
-    """Estimate the time of a module in a phase, for each step, from the speed of the other modules.
+    """Estimate the time of a module in a phase, for each step, from its share of the work.
 
-    The speed is measured both in FLOPs and in bytes per second, and the longer of the two resulting
-    times is returned. Returns `None` if the work is unknown.
+    The share is computed from FLOPs and from bytes moved, and the larger share is used. The
+    estimate is the share times the time of the other modules, times `GENEROUS`. Returns `None` if
+    the work is unknown.
     """
     if place not in work:
         return None
@@ -341,7 +342,7 @@ def _by_work(
 
 
 def _in_places(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the excess of the ranks with the largest lateness, for each place separately.
+    """Yield the extra time of each of the latest ranks in each place.
 
     A place is a module in a phase. Places without a known usual time are left out.
     """
@@ -355,10 +356,10 @@ def _in_places(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator
 
 
 def _in_repeated(table: RankTable, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the excess of the ranks with the largest lateness in repeated modules.
+    """Yield the extra time of each of the latest ranks in repeated modules.
 
     Repeated modules have a common name pattern, such as `layers.*.mlp`. Their times are added up
-    before the excess is computed. The docstring of this file defines excess and lateness.
+    before they are compared with the times of the other ranks.
     """
     for place, repeated in table.repeated.items():
         usual = repeated.seconds.median_of_others()
@@ -374,7 +375,7 @@ def _in_repeated(table: RankTable, lateness: _Lateness) -> Iterator[_Excess]:
 def _everywhere(
     table: RankTable, usual: _Usual, lateness: _Lateness, *, by_whole_step: bool
 ) -> Iterator[_Excess]:
-    """Yield the excess of the ranks with the largest lateness in most places or in whole steps.
+    """Yield the extra time of each of the latest ranks over most places, or over whole steps.
 
     A place is a module in a phase. `by_whole_step` is described in `compare_ranks`.
     """
@@ -387,7 +388,10 @@ def _everywhere(
 
 
 def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> Iterator[_Excess]:
-    """Yield the excess busy time of each rank that is among the latest over the whole step."""
+    """Yield how much longer each of the latest ranks is busy in a whole step than the other ranks.
+
+    `place` is `EVERYTHING` or `STAGE`. It becomes the place of the results.
+    """
     busy = table.busy_in_all()
     usual = busy.median_of_others()
     intervals = tuple(table.busy)
@@ -397,10 +401,11 @@ def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> I
 
 
 def _devices(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield how much longer the latest ranks take because they are slow in most places.
+    """Yield the extra time of each of the latest ranks that is due to a slow device.
 
-    A place is a module in a phase. This excess is positive only if a rank is slower than usual in
-    most places, probably because its device is slow.
+    A rank whose device is slow is slower than usual by about the same factor in most places
+    (modules in a phase). The extra time is the usual time of all these places, multiplied by this
+    factor, minus the usual time.
     """
     intervals = tuple(table.busy)
     for rank in lateness.ranks:
@@ -425,8 +430,8 @@ def _slower_in_most_places(
 
     A place is a module in a phase. In each place, the factor is the rank's time divided by the
     usual time. The result is the median over the places, weighted by the usual time. The place with
-    the largest excess is left out. Returns `None` if the remaining places are too few, or take too
-    small a part of the step.
+    the largest extra time is left out. Returns `None` if there are too few other places, or if they
+    take too small a part of the step.
 
     Args:
         own: The times of the rank.
@@ -453,10 +458,10 @@ def _slower_in_most_places(
 def _in_model(
     table: RankTable, places: Iterable[ModulePhase], *, by_whole_step: bool
 ) -> RankSeries:
-    """Return the total time of each rank in all `places` inside the model.
+    """Return the total time of each rank in those `places` that are inside the model.
 
-    If `by_whole_step` is true, all `places` are included. A rank that lacks one of the included
-    places is left out.
+    If `by_whole_step` is true, all `places` are included. A rank that does not have all of the
+    included places is left out.
     """
     parts = []
     for place in places:
@@ -470,7 +475,7 @@ def _in_model(
 
 
 def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
-    """Return the first value at which half the total weight is reached; 1 if there are no values.
+    """Return the median of values with weights; 1 if there are no values.
 
     Args:
         weighted: Pairs of a value and its weight.
@@ -486,11 +491,11 @@ def _weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
 
 
 def _noise(excesses: RankSeries, rank: int) -> float | None:
-    """Return how much the ranks other than `rank` differ from each other.
+    """Return how much the ranks other than `rank` differ from each other in one place.
 
-    This is the standard deviation of the ranks' median excesses, estimated so that outliers have
-    little influence. Returns `None` if there are too few ranks. `excesses` has the excess of
-    each rank in each step.
+    `excesses` has the extra time of each rank in each step. The result is the standard deviation of
+    the ranks' medians, estimated so that outliers have little influence. Returns `None` if there
+    are too few ranks.
     """
     medians = excesses.medians()
     medians.pop(rank, None)
@@ -504,10 +509,10 @@ def _large_excesses(
 ) -> tuple[tuple[int, ...], float]:
     """Count the large excesses of all ranks, to estimate how likely a large excess is by chance.
 
-    For each of `LARGE_EXCESS_SIZES` sizes, counts how many excesses in `excesses_by_place` have at
-    least this size. Returns these counts, and the total time of all ranks in the same places
-    (modules in a phase) and steps. A count divided by the total time is the rate at which such
-    excesses occur.
+    `excesses_by_place` has the extra time of each rank in each step, by place (a module in a
+    phase). Returns one count for each of `LARGE_EXCESS_SIZES` limits: the number of excesses that
+    are at least as large as the limit. Also returns the total time of all ranks in these places. A
+    count divided by the total time is the rate at which such excesses occur.
     """
     sizes = [
         table.step_seconds * LARGE_EXCESS_RATIO**number for number in range(LARGE_EXCESS_SIZES)
@@ -564,7 +569,7 @@ def _waits(table: RankTable) -> Iterator[RankWait]:
 
 
 def _awaited_rank(series: RankSeries) -> int:
-    """Return the rank that the other ranks wait for longest, over all steps."""
+    """Return the rank for which the other ranks wait longest, summed over all steps."""
     ranks = list(series)
     waited_for: dict[int, float] = {}
     for step in series.by_step():
@@ -575,7 +580,7 @@ def _awaited_rank(series: RankSeries) -> int:
 
 
 def _lost(table: RankTable) -> float:
-    """Return the seconds per step that the median rank waits for the last rank."""
+    """Return the seconds per step that the median rank waits for the last rank at collectives."""
     lost = 0.0
     for series in table.busy.values():
         lost += _usual_mean(series.excess_of_slowest())
@@ -583,9 +588,9 @@ def _lost(table: RankTable) -> float:
 
 
 def _usual_mean(steps: Sequence[float]) -> float:
-    """Return the mean over the steps.
+    """Return the mean of `steps`, which has one value for each step.
 
-    With many steps, the longest step is replaced by the second longest, because one disturbance of
+    With many steps, the largest value is replaced by the second largest, because one disturbance of
     the machine is not typical of the run.
     """
     if len(steps) < MANY_STEPS:
@@ -595,9 +600,9 @@ def _usual_mean(steps: Sequence[float]) -> float:
 
 
 def _delay(excess: _Excess, excesses: RankSeries, *, begins_collective: bool) -> RankDelay:
-    """Convert an excess to a `RankDelay`.
+    """Convert the extra time of a rank to a `RankDelay`.
 
-    `excesses` has the excess of all ranks in the same place (a module in a phase).
+    `excesses` has the extra time of all ranks in the same place (a module in a phase).
     """
     return RankDelay(
         module=excess.place.fqn,

@@ -1,6 +1,6 @@
-"""Store the seconds of each rank in each step, and calculate with them.
+"""Store a time of each rank in each step, and calculate with these times.
 
-The seconds are plain tuples of numbers, because there may be thousands of ranks, and Python's
+The times of a rank are a plain tuple of seconds. There may be thousands of ranks, and Python's
 garbage collector does not track such tuples.
 """
 
@@ -13,7 +13,7 @@ from typing import Self
 FEW = 17
 
 Steps = tuple[float, ...]
-"""Seconds in each step."""
+"""Seconds, with one value for each step."""
 
 
 def plus(one: Sequence[float], other: Sequence[float]) -> Steps:
@@ -37,7 +37,7 @@ def positive(seconds: Iterable[float]) -> Steps:
 
 
 def mean_excess(seconds: Iterable[float]) -> float:
-    """Return the mean over the steps, where negative values count as 0."""
+    """Return the mean over the steps. Negative values count as 0."""
     return statistics.fmean(positive(seconds))
 
 
@@ -49,19 +49,19 @@ class RankSeries(dict[int, Steps]):
 
     @classmethod
     def zeros(cls, steps: dict[int, int]) -> Self:
-        """Make a series of zeros for each rank; `steps` has the number of steps of each rank."""
+        """Return zeros for each rank and step. `steps` has the number of steps, by rank."""
         return cls({rank: (0.0,) * number for rank, number in steps.items()})
 
     @classmethod
     def sum_of(cls, parts: Collection["RankSeries"], ranks: Iterable[int]) -> Self:
-        """Add up several series for the given ranks."""
+        """Add up several series step by step, for the given ranks."""
         sums = cls()
         for rank in ranks:
             sums[rank] = total([part[rank] for part in parts])
         return sums
 
     def by_step(self) -> list[Steps]:
-        """Return one tuple for each step, with the duration on each rank in seconds."""
+        """Return one tuple for each step, with the seconds of all ranks."""
         return list(zip(*self.values(), strict=True))
 
     def add(self, other: "RankSeries") -> None:
@@ -74,7 +74,10 @@ class RankSeries(dict[int, Steps]):
         return RankSeries({rank: minus(self[rank], other[rank]) for rank in other})
 
     def median_of_others(self) -> "RankSeries":
-        """Return, for each rank, the median of the other ranks in each step."""
+        """Return, for each rank and step, the median of the other ranks.
+
+        With many ranks, the median of all ranks is returned instead.
+        """
         by_step = self.by_step()
         if not by_step:
             return RankSeries()
@@ -88,11 +91,11 @@ class RankSeries(dict[int, Steps]):
         return others
 
     def excess_over_others(self) -> "RankSeries":
-        """Return the seconds of each rank minus the median of the other ranks."""
+        """Return, for each rank and step, the seconds minus the median of the other ranks."""
         return self.minus(self.median_of_others())
 
     def excess_of_slowest(self) -> list[float]:
-        """Return, for each step, by how many seconds the slowest rank exceeds the median rank."""
+        """Return, for each step, the seconds of the slowest rank minus those of the median rank."""
         excesses = []
         for step in self.by_step():
             excesses.append(max(step) - statistics.median_low(step))
@@ -107,7 +110,7 @@ class RankSeries(dict[int, Steps]):
         return {rank: statistics.median(seconds) for rank, seconds in self.items()}
 
     def values_except(self, excluded: int) -> list[float]:
-        """Return one list with the seconds of all ranks except `excluded` in all steps."""
+        """Return one list with the seconds of all ranks in all steps, without rank `excluded`."""
         values: list[float] = []
         for rank, seconds in self.items():
             if rank != excluded:

@@ -1,12 +1,12 @@
-"""Tabulate the times of all ranks in the same steps, by place and by interval.
+"""Make tables of the times of all ranks in the same steps, by place and by interval.
 
     rank 0   | data | forward ............ | backward | waits ....... | optimizer | waits |
     rank 1   | data | forward ............ | backward ................ | optimizer | waits |
     interval |                    0                                  |      1            |
 
 A place is a module in a phase, or a phase of the step outside modules, such as `("", "data")`. An
-interval is the time between two collectives. Ranks leave a collective together, so a rank that
-reaches a collective late was slow in the interval before it.
+interval is the part of a step between two collectives. Ranks leave a collective together, so a rank
+that reaches a collective late was slow in the interval before this collective.
 """
 
 import statistics
@@ -30,16 +30,16 @@ OUTSIDE = (*BEFORE_MODULES, *AFTER_MODULES)
 """The phases of a step outside modules, in the order in which they run."""
 
 SYNC = ModulePhase("", "sync")
-"""The synchronization of ranks at the end of a step."""
+"""The place in which ranks wait for each other at the end of a step."""
 
-# Maximum number of intervals in a step. With many ranks it has fewer intervals, so that a step has
-# at most `MOST_SUMS` sums over all ranks and intervals.
+# Maximum number of intervals in a step. With many ranks, the maximum is smaller, so that the number
+# of ranks times the number of intervals is at most `MOST_SUMS`. It is at least `FEWEST_INTERVALS`.
 MOST_INTERVALS = 64
 FEWEST_INTERVALS = 4
 MOST_SUMS = 1 << 17
 
-# Maximum number of `rank_stats` that keep the times of all ranks: the ones with the largest
-# differences.
+# Maximum number of `rank_stats` that have the times of all ranks. The ones with the largest
+# differences between ranks are chosen.
 WITH_ALL_RANKS = 32
 
 _PHASES = (*PHASES, *OUTSIDE)
@@ -51,8 +51,8 @@ class Repeated:
 
     Attributes:
         modules: Number of modules.
-        intervals: The intervals that contain the modules.
-        seconds: The time of each rank, summed over the modules.
+        intervals: The intervals between collectives that contain the modules.
+        seconds: The time of each rank in each step, summed over the modules.
     """
 
     modules: int
@@ -64,25 +64,28 @@ class Repeated:
 class RankTable:
     """Times of all ranks in the same steps.
 
+    A place is a module in a phase, or a phase of the step outside modules. An interval is the part
+    of a step between two collectives.
+
     Attributes:
-        seconds: The times of the ranks in each place (a module in a phase). If there are very many
-            ranks and modules, only the most important places are included.
+        seconds: The times of the ranks in each place. If there are very many ranks and modules,
+            only the most important places are included.
         repeated: Summed times of repeated modules. The key is a place whose name is a pattern, such
             as `layers.*.mlp`.
-        busy: For each interval, the summed time in all places where no rank waits.
-        waiting: The summed time in all places where ranks wait.
-        intervals: The interval of each place where no rank waits.
+        busy: For each interval, the times of the ranks, summed over all places of the interval.
+        waiting: The times of the ranks, summed over all places where ranks wait for each other.
+        intervals: The number of the interval of each place where ranks do not wait.
         waits: The places where ranks wait for each other.
-        step_seconds: Median time of a step over ranks and steps.
+        step_seconds: Median time of a step over all ranks and steps.
         staged: Whether ranks have different modules, as in a pipeline.
         patterns: The pattern of each module name. For example, `layers.0.mlp` has the pattern
             `layers.*.mlp` if there are several such modules.
-        are_quartiles: Whether the table has three quartiles instead of steps, because the times of
-            single steps are unknown.
+        are_quartiles: Whether each series has the three quartiles of a time instead of one value
+            for each step, because the times of single steps are unknown.
         async_starts: The places that start a collective whose result is awaited in another place.
-        exposed_on_all_ranks: For each place and rank, the exposed seconds of collectives per step,
-            in which no computation runs. Only places in `waits` are included, and only if all ranks
-            have traced times there.
+        exposed_on_all_ranks: For each place and rank, the seconds per step in which collectives run
+            but nothing is computed. It has only places in `waits` for which all ranks have traced
+            times.
     """
 
     seconds: Mapping[ModulePhase, RankSeries]
@@ -113,16 +116,17 @@ class RankTable:
         return statistics.median(steps) if steps else 0.0
 
     def busy_in_all(self) -> RankSeries:
-        """Return the busy time of each rank over all intervals."""
+        """Return the busy time of each rank in each step, summed over all intervals."""
         return RankSeries.sum_of(self.busy.values(), self.ranks)
 
 
 def repeated_places(
     intervals: Mapping[ModulePhase, int], patterns: Mapping[str, str]
 ) -> dict[ModulePhase, list[ModulePhase]]:
-    """Group the places (modules in a phase) of repeated modules.
+    """Group the places (modules in a phase) whose modules have the same name pattern.
 
-    The key of a group is a place whose name is a pattern, such as `layers.*.mlp`.
+    The key of a group is a place whose name is the pattern, such as `layers.*.mlp`. Places without
+    a similar place are left out.
     """
 
     def pattern_of(place: ModulePhase) -> ModulePhase:
@@ -135,12 +139,12 @@ def repeated_places(
 def intervals_of(
     places: Iterable[ModulePhase], waits: Collection[ModulePhase]
 ) -> dict[ModulePhase, int]:
-    """Return the number of the interval that contains each place where no rank waits.
+    """Return, for each place where ranks do not wait, the number of the interval that contains it.
 
-    A place is a module in a phase. `places` has modules in the order of their forward pass.
-    Backward is assumed to run in reverse order. If a step does not end with a collective, its last
-    interval continues in the next step, so the places in it get the number of the first interval,
-    0.
+    A place is a module in a phase, and an interval is the part of a step between two collectives.
+    `places` has modules in the order of their forward pass. Backward is assumed to run in reverse
+    order. If a step does not end with a collective, its last interval continues in the next step,
+    so the places in it get the number of the first interval, 0.
     """
     ordered = _in_execution_order(places)
     intervals = {}
@@ -179,10 +183,10 @@ def _in_execution_order(places: Iterable[ModulePhase]) -> list[ModulePhase]:
 
 
 def few_intervals(intervals: Mapping[ModulePhase, int], ranks: int) -> dict[ModulePhase, int]:
-    """Join neighboring intervals if there are too many for the memory of a table.
+    """Join neighboring intervals if a table of all intervals would need too much memory.
 
-    The more `ranks` a table has, the fewer intervals it may have. `intervals` has the number of the
-    interval of each place (a module in a phase), and so does the result.
+    `intervals` has the number of the interval of each place (a module in a phase). The result has
+    the new numbers. The more `ranks` a table has, the fewer intervals it may have.
     """
     number = max(intervals.values(), default=0) + 1
     most = max(min(MOST_INTERVALS, MOST_SUMS // max(ranks, 1)), FEWEST_INTERVALS)
@@ -203,10 +207,11 @@ def table_of(
     patterns: Mapping[str, str] | None = None,
     are_quartiles: bool = False,
 ) -> RankTable:
-    """Make a table from the seconds of each rank by step and place (a module in a phase).
+    """Make a table from the times of each rank in each step and place (a module in a phase).
 
     Args:
-        times: Seconds by rank, step and place; all ranks have the same steps.
+        times: For each rank, the seconds in each place, for each step. All ranks have the same
+            steps.
         waits: See `RankTable.waits`.
         async_starts: See `RankTable.async_starts`.
         known: See `RankTable.exposed_on_all_ranks`.
@@ -306,8 +311,8 @@ def _repeated(
 def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
     """Return the statistics of each place (a module in a phase) that several ranks have.
 
-    They are sorted by module, in the order of `rows`, and then by phase. If several ranks are
-    equally slow, the first of them is reported as the slowest. For an even number of ranks, the
+    The statistics are sorted by module, in the order of `rows`, and then by phase. If several ranks
+    are equally slow, the first of them is reported as the slowest. For an even number of ranks, the
     median is the lower of the two middle values.
     """
     order = positions(rows)
@@ -339,10 +344,10 @@ def _stat(place: ModulePhase, medians: dict[int, float], *, waits: bool) -> Rank
 
 
 def waiting_places(profile: Profile) -> set[ModulePhase]:
-    """Return the places (modules in a phase) in which this rank waits for other ranks.
+    """Return the places (modules in a phase) in which the profile's rank waits for other ranks.
 
     If the profile does not list these places, returns the places of its collectives. If no step was
-    counted, returns all places where ranks may wait.
+    counted, returns all places where ranks might wait.
     """
     if not profile.is_counted and profile.run.world_size > 1:
         return _possible_waits(profile)
@@ -362,10 +367,10 @@ def waiting_places(profile: Profile) -> set[ModulePhase]:
 
 
 def _possible_waits(profile: Profile) -> set[ModulePhase]:
-    """Return all places where ranks may wait, for a profile in which no step was counted.
+    """Return all places where ranks might wait, for a profile in which no step was counted.
 
     A place is a module in a phase. Under DDP, ranks wait at the end of backward. Otherwise, they
-    may wait anywhere in the model.
+    might wait anywhere in the model.
     """
     if "ddp" in (profile.run.strategy or "").lower():
         return {ModulePhase("", "backward"), SYNC}
@@ -377,21 +382,21 @@ def _possible_waits(profile: Profile) -> set[ModulePhase]:
 
 
 def async_starts_in(profile: Profile) -> set[ModulePhase]:
-    """Return the places that start a collective whose result is awaited in another place.
+    """Return the places (modules in a phase) that start a collective but do not wait for it.
 
-    A place is a module in a phase.
+    The result of the collective is awaited in another place.
     """
     begun = {ModulePhase(each.module, each.phase) for each in profile.communication}
     return begun - waiting_places(profile)
 
 
 def exposed_by_place(profile: Profile) -> dict[ModulePhase, float | None]:
-    """Return the exposed seconds of collectives per step, by the place where they are awaited.
+    """Return the seconds per step in which collectives run but nothing is computed.
 
-    A place is a module in a phase. Exposed means that nothing was computed at the same time. The
-    seconds include transfer and waiting. They are `None` if the time of any of the collectives is
-    unknown. If a collective begins in a module and is not awaited there, it is awaited at the end
-    of the phase, in the root.
+    The seconds are by the place (a module in a phase) where the collectives are awaited, and
+    include transfer and waiting. They are `None` if the time of any collective in the place is
+    unknown. If a collective is not awaited in the module in which it begins, it is awaited at the
+    end of the phase, in the root.
     """
     waits = waiting_places(profile)
     exposed: dict[ModulePhase, float | None] = {}
@@ -414,11 +419,11 @@ def exposed_on_all_ranks(
 ) -> dict[ModulePhase, dict[int, float]]:
     """Return the exposed seconds of collectives in the places where they are known on all ranks.
 
-    A place is a module in a phase.
+    A place is a module in a phase. Exposed seconds are those in which nothing is computed at the
+    same time.
 
     Args:
-        waiting: For each rank, the exposed seconds in each place; `None` if unknown. Exposed
-            means that nothing was computed at the same time.
+        waiting: For each rank, the exposed seconds in each place; `None` if unknown.
 
     Returns:
         For each place, the exposed seconds on each rank.
@@ -435,7 +440,8 @@ def quartiles_in(profile: Profile) -> list[dict[ModulePhase, float]]:
     """Return three dictionaries of times by place: lower quartiles, medians and upper quartiles.
 
     A place is a module in a phase. If the times of single steps are unknown, ranks are compared by
-    these three instead of by steps. Returns an empty list if no module was timed.
+    these three dictionaries, as if they were the times of three steps. Returns an empty list if no
+    module was timed.
     """
     stats: dict[ModulePhase, TimingStats] = {}
     for row, module in profile.modules.items():
