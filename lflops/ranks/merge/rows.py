@@ -1,6 +1,7 @@
-"""Merge the modules of several ranks.
+"""Merge the modules, operators and collectives of several ranks.
 
-A row is the `ModuleProfile` of one module. Each row comes from the first rank that has the module.
+A row is the `ModuleProfile` of one module. Each merged row comes from the first added rank that has
+the module.
 """
 
 from collections import Counter
@@ -43,11 +44,11 @@ Entry = TypeVar("Entry", OpCount, Communication)
 class MergedRows:
     """Merges the rows of ranks, which are added one after another, starting with the leading rank.
 
-    Only rows that no earlier rank had are stored. So memory depends on the number of different
-    modules, not on the number of ranks.
+    A row is the `ModuleProfile` of one module. Only rows that no earlier rank had are stored. So
+    the memory depends on the number of different modules, not on the number of ranks.
 
     Attributes:
-        sources: The rank that each row is from.
+        sources: The rank that each row is from, by module.
         differ: Whether any rank did different work than the leading rank.
         waits: The places (modules in a phase) where any rank waits for other ranks.
         unsupported: The operators that any rank ran without a formula, by module, operator and
@@ -71,10 +72,10 @@ class MergedRows:
         self._communication: dict[int, list[Communication]] = {}
 
     def add(self, rank: int, profile: Profile, lowest: int) -> None:
-        """Add the rows of the next rank.
+        """Add the rows (the `ModuleProfile` of each module) of the next rank.
 
-        Ranks with identical rows are added only once. `lowest` is the lowest rank that has exactly
-        these rows. The merged rows are sorted by it.
+        If several ranks have identical rows, only one of them must be added. `lowest` is the lowest
+        of these ranks, and decides the order of the merged rows.
         """
         if self._leading is None:
             self._leading = profile
@@ -102,10 +103,10 @@ class MergedRows:
         return [each for each in entries if self.sources[each.module] == rank]
 
     def modules(self) -> dict[str, ModuleProfile]:
-        """Return the merged rows.
+        """Return the merged modules.
 
-        If a module contains submodules that only other ranks have, their work is added to the row
-        of the module.
+        If a module contains submodules that only other ranks have, the work of these submodules is
+        added to the work of the module.
         """
         added_below: dict[str, list[ModuleProfile]] = {}
         for row, module in self._rows.items():
@@ -122,8 +123,8 @@ class MergedRows:
     def only_on(self) -> Iterator[tuple[list[int], list[str]]]:
         """Yield the modules that are missing on some ranks, grouped by the ranks that have them.
 
-        Each group consists of the ranks and of the names of the modules. A module is left out if
-        its parent module is in the same group.
+        Each group is a list of ranks and a list of module names. A module is left out if its parent
+        is in the same group.
         """
         all_ranks = (1 << len(self._added)) - 1
         uppermost: dict[int, list[str]] = {}
@@ -144,12 +145,12 @@ class MergedRows:
         return ranks
 
     def op_counts(self) -> Iterator[OpCount]:
-        """Yield the operators of each row, from the rank that the row is from."""
+        """Yield the operators of each module, from the rank in `sources`."""
         for rank in sorted(self._op_counts):
             yield from self._op_counts[rank]
 
     def communication(self) -> Iterator[Communication]:
-        """Yield the collectives of each row, from the rank that the row is from."""
+        """Yield the collectives of each module, from the rank in `sources`."""
         for rank in sorted(self._communication):
             yield from self._communication[rank]
 
@@ -163,9 +164,9 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def _with_added(row: ModuleProfile, below: list[ModuleProfile]) -> ModuleProfile:
-    """Return a module's row plus the submodules that only other ranks have.
+    """Add the parameters and the work of submodules that only other ranks have to a module.
 
-    `below` has the rows of these submodules. Their parameters and their work are added.
+    `row` is the module, and `below` has these submodules.
     """
     if not below:
         return row
@@ -183,7 +184,7 @@ def _with_added(row: ModuleProfile, below: list[ModuleProfile]) -> ModuleProfile
 
 
 def _with_added_work(work: Work, below: list[Work]) -> Work:
-    """Return the inclusive work of a module plus the work of modules from other ranks.
+    """Add the work of submodules from other ranks to the inclusive work of a module.
 
     If work is added, the times become `None`, because times of several ranks cannot be summed.
     """
@@ -199,10 +200,7 @@ def _with_added_work(work: Work, below: list[Work]) -> Work:
 
 
 def _differ(one: Profile, other: Profile) -> bool:
-    """Return whether two ranks did different work.
-
-    The order of the work does not matter.
-    """
+    """Return whether two ranks did different work. The order of the work does not matter."""
     if one is other:
         return False
     if one.op_counts != other.op_counts and set(one.op_counts) != set(other.op_counts):

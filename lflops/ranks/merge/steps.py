@@ -4,10 +4,10 @@
     rank 1   | data 51| forward 10 | backward 10                    | optimizer 5 | sync 1 |
     the run  | data 51| forward 10 | backward 10                    | optimizer 5 | sync 1 |
 
-Ranks leave a collective together. So the intervals of the ranks that came last add up to the time
-of the run, and contain no waiting. Ranks of a pipeline do not leave together, so the sum of their
-intervals is shorter than the step of any rank. In this case, the merged step is the step of the
-rank that waited least.
+Ranks leave a collective together. If each interval comes from the rank that arrived last at its
+end, the intervals add up to the time of the run, and contain no waiting. The ranks of a pipeline do
+not leave together, so the sum of these intervals is shorter than the step of any rank. In this
+case, the merged step is the step of the rank that waited least.
 """
 
 from collections import Counter, defaultdict
@@ -38,13 +38,13 @@ ORDER = (
 SYNC = "sync"
 """The phase in which all ranks except rank 0 wait for rank 0."""
 
-# Smallest share of the shortest rank's step that the intervals of an aligned step add up to. If
-# they add up to less, they overlap.
+# If the intervals of a merged step add up to less than this share of the shortest step of any rank,
+# they overlap, and are not used.
 ALIGNED = 0.97
 
 
 class RankSteps(Struct, frozen=True, kw_only=True):
-    """Statistics of one rank's unprofiled steps: step time, time waiting for data, and CPU time."""
+    """Statistics of one rank's unprofiled steps: step time, data wait, and CPU time per step."""
 
     step: TimingStats | None
     data: TimingStats | None
@@ -52,12 +52,15 @@ class RankSteps(Struct, frozen=True, kw_only=True):
 
 
 def waits_at_end(waits: Iterable[ModulePhase]) -> bool:
-    """Return whether ranks wait in backward only at its end, as under DDP, and in no module."""
+    """Return whether ranks wait for each other only at the end of backward, not in its modules.
+
+    This is the case under DDP.
+    """
     return not any(wait.fqn and step_phase(wait.phase) == "backward" for wait in waits)
 
 
 class MergedSteps:
-    """Merges the steps of ranks, which are added in rank order.
+    """Merges the steps of all ranks, which are added in rank order, into the steps of the run.
 
     Args:
         waits: The phases in which ranks wait for each other.
@@ -98,7 +101,7 @@ class MergedSteps:
 
     @property
     def last_rank(self) -> int | None:
-        """Return the rank that supplied the time of forward to most merged unprofiled steps.
+        """Return the rank from which most merged unprofiled steps have the time of forward.
 
         Returns `None` if there is no unprofiled step.
         """
@@ -129,7 +132,7 @@ def _statistics(steps: Iterable[Step]) -> RankSteps:
 
 
 class _Waits:
-    """Measures how long a rank waited, given the phases in which ranks wait for each other."""
+    """Computes how long a rank waited, given the phases in which ranks wait for each other."""
 
     def __init__(self, phases: Collection[str], *, at_end: bool) -> None:
         self._phases = frozenset(phases)
@@ -145,7 +148,10 @@ class _Waits:
         return self._seconds(step, step.phases, self._phases)
 
     def in_interval(self, step: Step, phases: Iterable[str]) -> float:
-        """Return the seconds that a rank waited in one interval, which consists of `phases`."""
+        """Return the seconds that a rank waited in one interval of a step.
+
+        `phases` are the phases in the interval, which ends with a collective.
+        """
         return self._seconds(step, phases, self.ends)
 
     def _seconds(self, step: Step, phases: Iterable[str], awaited: Collection[str]) -> float:
@@ -166,8 +172,8 @@ class _Waits:
     def intervals(self, step: Step) -> list[list[str]]:
         """Divide the phases of a step into intervals, each of which ends with a collective.
 
-        The last phases of a step, after its last collective, are part of the first interval,
-        because they continue in the next step.
+        The phases after the last collective of a step are part of the first interval, because this
+        interval continues in the next step.
         """
         phases = [phase for phase in ORDER if phase in step.phases]
         phases += [phase for phase in step.phases if phase not in ORDER]
@@ -195,10 +201,10 @@ class _MergedStep:
     """One step of the run, merged from the steps of the ranks.
 
     Attributes:
-        marks: The reasons why the step is not typical on any rank, such as `warmup`. They are the
-            keys of a dictionary, which keeps their order.
-        samples: Number of samples of each batch.
-        tokens: Number of tokens of each batch.
+        marks: The marks of the step on any rank, such as `warmup`. They are the keys of a
+            dictionary, which keeps their order.
+        samples: Number of samples of each batch; `None` if unknown.
+        tokens: Number of tokens of each batch; `None` if unknown.
     """
 
     def __init__(self, waits: _Waits) -> None:
@@ -207,7 +213,8 @@ class _MergedStep:
         self.tokens: list[int | None] = []
         self._waits = waits
         self._shortest: float | None = None
-        # The step of the rank that waited least, in total and in each interval.
+        # The step of the rank that waited least in the whole step, and for each interval the step
+        # of the rank that waited least there.
         self._least: _Candidate | None = None
         self._last: list[_Candidate] = []
 
@@ -247,16 +254,16 @@ class _MergedStep:
 
     @property
     def forward_rank(self) -> int:
-        """Return the rank that came last in the interval with forward."""
+        """Return the rank that came last to the end of the interval with forward."""
         for number, candidate in enumerate(self._last):
             if "forward" in self._waits.intervals(candidate.step)[number]:
                 return candidate.rank
         return self._least_waiting.rank
 
     def joined(self) -> Step:
-        """Join the intervals into one step.
+        """Return the merged step: each interval from the rank that came last to its end.
 
-        If their sum is shorter than the step of any rank, the intervals overlap. In this case,
+        If these intervals add up to less than the step of any rank, they overlap. In this case,
         returns the step of the rank that waited least.
         """
         step = self._joined_intervals()
@@ -303,7 +310,7 @@ def _disjoint_seconds(phases: Mapping[str, float]) -> float:
 
 
 class _Batches:
-    """Finds the ranks that have a separate batch.
+    """Finds out which ranks have a separate batch, to count each batch once.
 
     Ranks with the same data-parallel coordinate have the same batch, and only the first of them
     counts.
@@ -315,7 +322,7 @@ class _Batches:
         self._is_known = True
 
     def add(self, rank: int, run: Run, coordinates: Mapping[str, int]) -> bool:
-        """Add a rank, and return whether its batch differs from the batches of all earlier ranks."""
+        """Add a rank, and return whether no earlier rank has the same batch."""
         is_alone = run.world_size == 1
         self._expected = run.data_parallel_size
         if self._expected is None and is_alone:
@@ -332,7 +339,7 @@ class _Batches:
         return self._seen[coordinate] == 1
 
     def total(self, units: Sequence[int | None]) -> int | None:
-        """Return the sum of the samples (or tokens) of all batches; `None` if it is not known."""
+        """Return the sum of `units`, the samples (or tokens) of each batch; `None` if unknown."""
         if not self._is_known or len(units) != self._expected:
             return None
         return sum_known(units)

@@ -3,12 +3,15 @@
 Unprofiled steps have no module times, but there are many of them. So they also show delays that
 occur only in every tenth step, or that begin late in the run.
 
-A rank also takes longer while it waits for a core, because the operating system has given the core
-to another thread. This wait has nothing to do with the phase in which it happens. If each rank has
-measured its waits for a core in each phase, the phases are compared without the waits, and the
-waits are compared separately, as a phase called `preempted`:
+A rank also takes longer if its training thread waits for a CPU core, because the operating system
+has given the core to another thread. This wait has nothing to do with the phase in which it
+happens. If each rank has measured its waits for a core in each phase, the phases are compared
+without these waits, and the waits are compared separately, as a phase called `preempted`:
 
-    forward 30 ms (5 ms of it waiting), backward 40 ms (10 ms)   →   25 ms, 30 ms, preempted 15 ms
+    measured   forward 30 ms (5 ms of it waiting) | backward 40 ms (10 ms of it waiting)
+    compared   forward 25 ms | backward 30 ms | preempted 15 ms
+
+A place is a module in a phase. Here, all places are phases of the whole step.
 """
 
 import heapq
@@ -36,30 +39,31 @@ from lflops.ranks.merge.rank_series import RankSeries, Steps, mean_excess, minus
 from lflops.ranks.merge.rank_table import RankTable, table_of_series
 from lflops.ranks.merge.steps import waits_at_end
 
-# Maximum number of steps that are kept for each rank: the last ones.
+# Maximum number of steps that are kept for each rank. The last steps are kept.
 MOST_STEPS = 256
-# With many ranks, fewer steps are kept: at most `MOST_ROWS` for all ranks together, but at least
+# With many ranks, fewer steps are kept: at most `MOST_ROWS` for all ranks together, but always
 # `FEWEST_STEPS` for each rank.
 MOST_ROWS = 1 << 16
 FEWEST_STEPS = 16
 
 # Maximum number of delays that a comparison keeps. Each delay has two numbers per step.
 KEPT = 6
-# Number of ranks for which the waits for a core are kept: the ranks that wait longest.
+# Maximum number of ranks for which the waits for a CPU core are kept as a delay. The ranks that
+# wait longest are chosen.
 PREEMPTIONS_KEPT = 2
 
 WAIT = "wait"
 """The name of the phase in which ranks wait for the gradients of other ranks.
 
-It is the end of backward, but is compared as a separate phase.
+This is the end of backward, but it is compared as a separate phase.
 """
 
 _PHASES = (
     "data",
     "transfer",
     "forward",
-    # `wait` is the end of backward. It comes first, because a `RankTable` reverses the order of
-    # backward.
+    # `wait` is the end of backward. It is listed before `backward`, because a `RankTable` reverses
+    # the order of these two.
     WAIT,
     "backward",
     "clip",
@@ -68,19 +72,19 @@ _PHASES = (
     *EVENTS,
     "sync",
 )
-# CPU seconds of the process and of the training thread, seconds that the training thread waited for
-# a core, and the number of tokens (of samples, if tokens are unknown).
+# CPU seconds of the process, CPU seconds of the training thread, seconds that the training thread
+# waited for a CPU core, and the number of tokens (or of samples, if tokens are unknown).
 _COUNTERS = ("cpu", "thread_cpu", "waited", "units")
 
 
 def _waited_in(phase: str) -> str:
-    """Return the name of the column with the waits for a core in a phase."""
+    """Return the name of the column with the waits for a CPU core in a phase."""
     return f"waited in {phase}"
 
 
 _COLUMNS = (*_PHASES, *_COUNTERS, *map(_waited_in, _PHASES))
 
-# Smallest share of a step that a rank's waits for a core must cost to be kept.
+# Smallest share of a step that a rank's waits for a CPU core must cost to be kept.
 _WORTH_KEEPING = 0.004
 
 
@@ -90,14 +94,17 @@ def most_steps(ranks: int) -> int:
 
 
 class _Record(NamedTuple):
-    """One step of one rank as packed numbers, which the garbage collector does not track."""
+    """One step of one rank: its index, and its times and counters as packed bytes.
+
+    The garbage collector does not track bytes.
+    """
 
     step: int
     values: bytes
 
 
 class UnprofiledSteps:
-    """Keeps the last unprofiled steps of each rank."""
+    """Keeps the last unprofiled steps of each rank, and compares the ranks in these steps."""
 
     def __init__(self) -> None:
         self._records: dict[int, deque[_Record]] = {}
@@ -119,10 +126,10 @@ class UnprofiledSteps:
         return len(self._common_indices())
 
     def compared(self, waits: Collection[ModulePhase]) -> RankComparison | None:
-        """Compare the ranks in the steps that all of them have.
+        """Compare the ranks, phase by phase, in the steps that all ranks have.
 
         `waits` are the places (modules in a phase) where ranks wait for each other. Returns `None`
-        for fewer than two ranks, or without a common step.
+        if there are fewer than two ranks, or if the ranks have no step in common.
         """
         indices = self._common_indices()
         if len(self._records) < 2 or not indices:
@@ -168,9 +175,9 @@ class UnprofiledSteps:
         return sorted(set.intersection(*indices))
 
     def _columns(self, indices: Iterable[int]) -> dict[str, RankSeries]:
-        """Return the values of all ranks in each of `_COLUMNS`.
+        """Return the values of all ranks, by column, in the steps with these indices.
 
-        `indices` has the indices of the steps.
+        The names of the columns are in `_COLUMNS`.
         """
         columns = {name: RankSeries() for name in _COLUMNS}
         for rank, records in self._records.items():
@@ -182,7 +189,7 @@ class UnprofiledSteps:
 
 
 def _packed(step: Step) -> bytes:
-    """Pack a step into one float32 value for each column in `_COLUMNS`; unknown values are NaN."""
+    """Pack a step: one float32 value for each column in `_COLUMNS`. An unknown value is NaN."""
     seconds = _by_column(step, step.phases)
     seconds["backward"] -= step.waiting or 0.0
     seconds[WAIT] = _or_nan(step.waiting)
@@ -195,9 +202,9 @@ def _packed(step: Step) -> bytes:
 
 
 def _waits_of(step: Step) -> list[float]:
-    """Return the seconds that the training thread waited for a core in each phase.
+    """Return the seconds that the training thread waited for a CPU core in each phase.
 
-    The values are in the order of `_PHASES`, and NaN if they are unknown.
+    The values are in the order of `_PHASES`. They are NaN if they are unknown.
     """
     if step.waited_by_phase is None:
         return [math.nan] * len(_PHASES)
@@ -205,17 +212,17 @@ def _waits_of(step: Step) -> list[float]:
 
 
 def _by_column(step: Step, by_phase: Mapping[str, float]) -> dict[str, float]:
-    """Return the time of each phase in `_PHASES`.
+    """Return a time for each phase in `_PHASES`, given the times of a step in `by_phase`.
 
-    The time of a phase that is not in `_PHASES` is added to `other`. If the step is marked with an
-    event such as `validation`, the time of `other` is moved to this event.
+    The time of a phase that is not in `_PHASES` is added to `other`. If the step has the mark
+    `validation` or `checkpoint`, the time of `other` is moved to the phase with this name.
     """
     seconds = dict.fromkeys(_PHASES, 0.0)
     for phase, each in by_phase.items():
         column = phase if phase in seconds else "other"
         seconds[column] += each
     for event in EVENTS:
-        # An event runs between two batches, where nothing else takes long.
+        # Validation and checkpoints run between two batches, where nothing else takes long.
         if event in step.marks:
             seconds[event] = seconds["other"]
             seconds["other"] = 0.0
@@ -231,17 +238,17 @@ def _known(value: float) -> float | None:
 
 
 def _has_unknown(series: RankSeries) -> bool:
-    """Return whether any rank's series has a NaN."""
+    """Return whether any value of any rank is unknown (NaN)."""
     return any(math.isnan(sum(seconds)) for seconds in series.values())
 
 
 def _places(
     columns: Mapping[str, RankSeries], *, is_wait_known: bool
 ) -> dict[ModulePhase, RankSeries]:
-    """Return the times of the phases as places of a `RankTable`.
+    """Return the times of the ranks in each phase. The keys are the places of a `RankTable`.
 
-    A phase in which no rank spent time is left out. If the wait at the end of backward is unknown
-    on one rank, it counts as part of backward on all ranks.
+    A phase in which no rank spent time is left out. If any rank does not know its wait at the end
+    of backward (`is_wait_known` is false), this wait counts as part of backward on all ranks.
     """
     places = {}
     for phase in _PHASES:
@@ -277,9 +284,9 @@ def _contended(
     *,
     is_wait_known: bool,
 ) -> dict[ModulePhase, RankSeries] | None:
-    """Return the time that each rank waited for a core in each compared phase.
+    """Return the time that each rank waited for a CPU core in each compared phase.
 
-    Returns `None` if a wait is unknown on any rank. A rank that waits for other ranks needs no
+    Returns `None` if a time is unknown on any rank. A rank that waits for other ranks needs no CPU
     core, so the phases in which ranks wait for each other are left out.
     """
     for phase in _PHASES:
@@ -299,7 +306,7 @@ def _contended(
 def _without(
     phases: Mapping[ModulePhase, RankSeries], contended: Mapping[ModulePhase, RankSeries]
 ) -> dict[ModulePhase, RankSeries]:
-    """Subtract the waits for a core from the phases."""
+    """Return the times of the phases without the waits for a CPU core in `contended`."""
     uncontended = dict(phases)
     for place, waits in contended.items():
         left = RankSeries()
@@ -310,7 +317,7 @@ def _without(
 
 
 def _preemptions(waited: RankSeries, table: RankTable) -> list[RankDelay]:
-    """Return the delays of the ranks that waited longest for a core.
+    """Return delays for the ranks that waited longest for a CPU core.
 
     Args:
         waited: The time that each rank waited for a core in each step.
@@ -350,7 +357,8 @@ def _rounded(delay: RankDelay) -> RankDelay:
 def _awaited(waits: Iterable[ModulePhase], *, is_wait_known: bool) -> set[ModulePhase]:
     """Return the phases of a step in which ranks wait for each other.
 
-    If ranks are known to wait only at the end of backward, backward itself is not included.
+    If ranks wait only at the end of backward, and this wait is known, the phase `wait` is included
+    instead of `backward`.
     """
     phases = {ModulePhase("", step_phase(wait.phase)) for wait in waits}
     if is_wait_known:
@@ -365,9 +373,14 @@ def _activity(
 ) -> tuple[RankActivity, ...]:
     """Compare the processes of the given ranks with the processes of the other ranks.
 
-    The result helps to explain why a rank is late. For example, its thread waited longer for a
-    core, or its batches were larger. All times are means over the steps, weighted by the lateness
-    of the rank.
+    The result helps to explain why a rank is late. For example, its training thread waited longer
+    for a CPU core, or its batches were larger. All times are means over the steps. The later the
+    rank was in a step, the more weight the step has.
+
+    Args:
+        ranks: The ranks to explain.
+        columns: The values of all ranks, by column.
+        busy: The time in each step that each rank did not wait for other ranks.
     """
     late = busy.excess_over_others()
     waited = columns["waited"].excess_over_others()
@@ -390,7 +403,7 @@ def _activity(
 
 
 def _weighted_mean(values: Steps, weights: Sequence[float]) -> float | None:
-    """Return the weighted mean; `None` if a value is unknown or if all weights are 0."""
+    """Return the weighted mean; `None` if a value is unknown (NaN) or if all weights are 0."""
     if not any(weights):
         return None
     return _known(statistics.fmean(values, weights))
@@ -407,11 +420,11 @@ def _ratio_to_others(means: Mapping[int, float], rank: int) -> float | None:
 
 
 def _lengths_explain(units: RankSeries, busy: RankSeries) -> float | None:
-    """Return the correlation between the busy time of a rank and the size of its batch.
+    """Return the correlation between the size of a rank's batch and the rank's busy time.
 
-    It shows whether ranks are late because they have larger batches. Both values are relative to
-    the median of the other ranks. Returns `None` if the sizes or the busy times are all the same,
-    or if a size is unknown.
+    The correlation shows whether ranks are late because they have larger batches. Both values are
+    differences from the median of the other ranks. Returns `None` if the sizes or the busy times
+    are all the same, or if a size is unknown. `units` has the sizes of the batches.
     """
     more = list(chain.from_iterable(units.excess_over_others().values()))
     late = list(chain.from_iterable(busy.excess_over_others().values()))
