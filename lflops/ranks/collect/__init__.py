@@ -1,1 +1,1 @@
-"""Collect the reports of all ranks on rank 0, which merges them into one profile."""
+"""Send the profiles of all ranks to rank 0, which merges them into one profile."""

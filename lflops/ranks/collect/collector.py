@@ -2,12 +2,14 @@
 
 A report is one rank's profile of one window (a few consecutive steps). Reports go through the
 key-value store that the process group was created with, on a separate connection and on background
-threads. No collective is run, so ranks may report at different times, and a rank that never reports
-does not block the others. Rank 0 waits for reports on a background thread. Training waits for the
-reports only at the end of the run. Normally it waits for at most the timeout, or longer if rank 0
-is still reading reports that have arrived. After an exception, it waits for at most one second.
+threads. No collective is run, so ranks can report at different times, and a rank that never reports
+does not block the other ranks. Rank 0 waits for reports on a background thread. Training waits for
+the reports only at the end of the run. Normally, it waits for at most the timeout, or longer if
+rank 0 is still reading reports that have arrived. After an exception, it waits for at most one
+second.
 
-During the whole run, each rank also sends a few numbers about each unprofiled step to rank 0.
+During the whole run, each rank also sends its unprofiled steps to rank 0. In an unprofiled step,
+lflops only reads the clock.
 """
 
 import math
@@ -38,7 +40,8 @@ class SharedSteps:
     """Sends a rank's unprofiled steps to rank 0, which keeps the last steps of all ranks.
 
     Attributes:
-        comparisons: The latest comparison of the ranks in each stage. Empty on ranks other than 0.
+        comparisons: The latest comparison of the ranks, by stage (such as `train`). Empty on ranks
+            other than 0.
     """
 
     def __init__(self, store: RankStore, rank: int, ranks: int) -> None:
@@ -64,8 +67,8 @@ class SharedSteps:
     def send(self) -> None:
         """Send the queued steps of this rank to rank 0.
 
-        On rank 0, store the queued steps, and read the steps that the other ranks have sent. The
-        ranks are compared only in calls 1, 2, 4, 8, …, because a comparison takes long.
+        On rank 0, instead store the queued steps, read the steps that the other ranks have sent,
+        and compare the ranks. A comparison takes long, so it is made only in calls 1, 2, 4, 8, ….
         """
         for stage in list(self._unsent):
             steps = self._unsent[stage]
@@ -73,7 +76,7 @@ class SharedSteps:
             number = self._times.get((stage, self._rank), 0) + 1
             self._times[stage, self._rank] = number
             if self._rank:
-                # Rank 0 reads no steps after it has left.
+                # After rank 0 has ended its run, it reads no steps.
                 if steps and not self._store.has("left/0"):
                     self._store.put(f"steps/{stage}/{self._rank}/{number}", msgpack.encode(steps))
                 continue
@@ -81,7 +84,7 @@ class SharedSteps:
                 self._steps[stage] = UnprofiledSteps()
             self._steps[stage].add(0, steps, ranks=self._ranks)
             self._take(stage)
-            # Compare after 1, 2, 4, 8, … times, so that the cost of all comparisons grows slowly.
+            # Compare in calls 1, 2, 4, 8, …, so that the cost of all comparisons grows slowly.
             if number.bit_count() == 1:
                 self._compare(stage)
 
@@ -95,17 +98,17 @@ class SharedSteps:
             self._take(stage)
 
     def compare(self) -> None:
-        """Update `comparisons`: compare the ranks in each stage, over all steps that are kept."""
+        """Update `comparisons`: compare the ranks in each stage, in all steps that are kept."""
         for stage in self._steps:
             self._compare(stage)
 
     def improve(self, profile: Profile) -> Profile:
         """Return a window's profile in which the ranks are compared in as many steps as possible.
 
-        The comparison in the profile covers only the steps of the window. During the whole run, the
-        ranks also send unprofiled steps to rank 0. If all ranks have more of these steps in common
-        than the window has, the ranks are compared in these steps instead. Otherwise, the profile
-        is returned unchanged.
+        `profile` is merged from the reports on a window, and compares the ranks only in the steps
+        of the window. During the whole run, the ranks also send unprofiled steps to rank 0. If all
+        ranks have more of these steps in common than the window has, the ranks are compared in
+        these steps instead. Otherwise, the profile is returned unchanged.
         """
         stage = profile.run.stage or ""
         of_window = profile.unprofiled_comparison
@@ -137,9 +140,9 @@ class SharedSteps:
             self.comparisons[stage] = comparison
 
 
-# Deadlines at the end of the run, as shares of the timeout. Waiting for reports ends at PATIENCE,
-# merging the reports ends at PUT_TOGETHER, and notifying the other ranks that this rank leaves ends
-# at GOODBYE. The rest of the timeout is for threads to end.
+# Deadlines at the end of the run, as shares of the timeout. By PATIENCE, this rank has stopped
+# waiting for reports. By PUT_TOGETHER, the reports are merged. By GOODBYE, the other ranks are
+# notified that this rank has ended its run. In the rest of the timeout, the threads end.
 PATIENCE = 0.7
 PUT_TOGETHER = 0.85
 GOODBYE = 0.9
@@ -148,30 +151,30 @@ GOODBYE = 0.9
 # timeout. It is long because ranks do not close a window at the same step.
 WHILE_TRAINING = 20.0
 
-# Timeout in seconds after an exception, if it is shorter than the usual timeout. It gives the
-# process some time to finish work in progress.
+# Maximum timeout in seconds after an exception. It gives the process some time to finish work in
+# progress.
 EXIT_SECONDS = 1.0
 # Delay in seconds before a background thread starts its work. Two threads that start together slow
 # each other down.
 HEAD_START = 0.01
 # Maximum time in seconds that rank 0 waits for the last unprofiled steps of other ranks at the end
-# of the run. They add little to the steps that are already known.
+# of the run. The wait is short, because these steps add little to the steps that rank 0 has.
 LAST_STEPS = 2.0
-# Maximum time in seconds that interpreter shutdown waits for background threads. It never waits
-# longer than the timeout. It waits because a thread that outlives the interpreter crashes.
+# Maximum time in seconds that the shutdown of the interpreter waits for background threads, because
+# a thread that outlives the interpreter crashes. It never waits longer than the timeout.
 LAST_SECONDS = 3.0
 
 
 class RankCollector:
     """Sends the reports of this rank to rank 0. On rank 0, merges the reports of all ranks.
 
-    A monitor creates a new collector for each fit. The store that it passes must have a prefix that
-    no other program uses. Only `finish` blocks: for at most `timeout` seconds, or longer while the
-    store still answers requests.
+    A report is one rank's profile of one window (a few consecutive steps). Each training run needs
+    a new collector, and a store with a prefix that no other program uses. Only `finish` blocks: for
+    at most `timeout` seconds, or longer while the store still answers requests.
 
     Attributes:
-        comparisons: For each stage, the comparison of the ranks in the run's unprofiled steps.
-            Empty on ranks other than 0.
+        comparisons: The comparison of the ranks in the run's unprofiled steps, by stage (such as
+            `train`). Empty on ranks other than 0.
     """
 
     def __init__(
@@ -192,8 +195,8 @@ class RankCollector:
         # Set when no thread may wait any longer for other ranks.
         self._hurry = threading.Event()
         self._pause = self._hurry.wait if pause is None else pause
-        # The moments at which waiting for reports ends, and at which all threads should have ended.
-        # `finish` sets them.
+        # The time at which waiting for reports ends, and the time at which all threads should have
+        # ended. `finish` sets both.
         self._deadline = math.inf
         self._end = math.inf
         self._jobs: list[_Job] = []
@@ -205,7 +208,7 @@ class RankCollector:
     def push(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...] = ()) -> None:
         """Start to send this rank's report on a window to rank 0, and return immediately.
 
-        `steps` has the times of modules, as described in `RankReport`.
+        `steps` has the times of modules in each module-timing step; see `RankReport.steps`.
         """
         topology = self._topology
         profile = replace(profile, run=topology.of(profile.run))
@@ -242,10 +245,10 @@ class RankCollector:
 
     @property
     def busy(self) -> bool:
-        """Return whether a background thread is working rather than waiting for other ranks.
+        """Return whether a background thread is working, and not only waiting for other ranks.
 
-        A working thread may slow down the current training step. The step must then not be treated
-        as typical.
+        A working thread may slow down the current training step, so the step must not be treated as
+        typical.
         """
         return any(job.is_working for job in self._jobs)
 
@@ -263,8 +266,8 @@ class RankCollector:
     def finish(self, *, failed: bool = False) -> list[Profile]:
         """Wait for the reports in progress, and return the profiles that `ready` has not returned.
 
-        No report may be pushed after this call. If `failed` is true, the run or the monitor raised
-        an exception, and this method does not wait for other ranks.
+        No report may be pushed after this call. Pass `failed=True` if the run or the monitor raised
+        an exception; then this method does not wait for other ranks.
         """
         now = self._clock()
         seconds = min(EXIT_SECONDS, self._timeout) if failed else self._timeout
@@ -286,7 +289,7 @@ class RankCollector:
             profiles += job.results()
         self._hurry.set()
         self._jobs = [job for job in self._jobs if job.is_running]
-        # No head start, because the store is gone once the process of rank 0 has ended.
+        # This thread starts at once, because the store disappears when the process of rank 0 ends.
         leaving = _Job(lambda: self._leave(failed=failed), head_start=0.0)
         self._start(leaving)
         leaving.wait(now + GOODBYE * seconds - self._clock())
@@ -296,7 +299,8 @@ class RankCollector:
     def _share_last(self, seconds: float) -> None:
         """At the end of the run, send the unprofiled steps that this rank has not sent yet.
 
-        Rank 0 waits at most `seconds` for the steps of the other ranks, and compares the ranks.
+        Rank 0 instead waits at most `seconds` for the steps of the other ranks, and compares the
+        ranks.
         """
         latest = self._clock() + seconds
 
@@ -321,10 +325,10 @@ class RankCollector:
             last.wait(seconds)
 
     def _let_collect(self, answers: int, seconds: float) -> None:
-        """Let the threads that collect reports continue after the timeout, while they progress.
+        """Wait longer for the threads that collect reports, as long as they make progress.
 
         On a busy machine, these threads may be slow. Without the longer wait, reports that are
-        already in the store would be lost. The threads progress as long as the store answers
+        already in the store would be lost. The threads make progress as long as the store answers
         their requests.
 
         Args:
@@ -355,7 +359,7 @@ class RankCollector:
         return [*self._jobs, self._sharing]
 
     def _rest(self) -> None:
-        """Unregister the exit handler, which stops the threads, if no thread is running."""
+        """If no thread is running, unregister the exit handler, which would stop the threads."""
         if self._at_exit is not None and not any(job.is_running for job in self._all_jobs):
             self._at_exit.detach()
             self._at_exit = None
@@ -368,7 +372,10 @@ class RankCollector:
             job.wait(until - self._clock())
 
     def _leave(self, *, failed: bool) -> None:
-        """Notify the other ranks that this rank leaves, so that they stop waiting and sending."""
+        """Notify the other ranks that this rank has ended its run.
+
+        The other ranks then stop waiting for this rank and sending to it.
+        """
         self._store.put(f"left/{self._rank}", b"failed" if failed else b"ended")
         self._store.add("left")
 
@@ -378,8 +385,8 @@ class _Job(threading.Thread):
 
     Args:
         action: The task. It may return a profile, which becomes the result.
-        wait: A function that waits for other ranks. The thread calls it before `action`. Until it
-            returns, `is_working` is false.
+        wait: A function that waits for other ranks. The thread calls it before `action`. Until
+            `wait` returns, `is_working` is false.
         instead: A function that returns a fallback profile. `results` calls it if `action` has
             failed or is not done in time.
         head_start: Seconds that the thread sleeps before it starts to work.
@@ -395,12 +402,12 @@ class _Job(threading.Thread):
     ) -> None:
         super().__init__(name="lflops-gather", daemon=True)
         self._head_start = head_start
-        # None after the wait has ended.
+        # `None` after this function has returned.
         self._before = wait
         self._action = action
         self._instead = instead
         self._result: Profile | None = None
-        # None after the action has succeeded.
+        # `None` after the action has succeeded.
         self._problem: str | None = "it was not done in time"
 
     is_running = property(threading.Thread.is_alive)
@@ -413,10 +420,10 @@ class _Job(threading.Thread):
         self.join(max(seconds, 0.0))
 
     def results(self) -> list[Profile]:
-        """Return a list with the profile that the action returned; empty if it returned none.
+        """Return a list with the profile that `action` returned; empty if it returned none.
 
-        If the action failed or is not done in time, the list has the fallback profile with a
-        `gather_failed` note.
+        If `action` failed or is not done in time, the list has the fallback profile with the note
+        `gather_failed`. If there is no fallback, the list is empty.
         """
         if self._problem is None or self._instead is None:
             if self._result is None:

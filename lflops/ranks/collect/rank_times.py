@@ -1,7 +1,7 @@
 """Store the times of modules on all ranks as tensors, and make a table for straggler detection.
 
 A place is a module in a phase, such as `layers.3.mlp` in backward. There may be thousands of ranks,
-steps and places, so their times are summed and compared as tensors. The resulting `RankTable`
+steps and places, so the times are summed and compared as tensors. The resulting `RankTable`
 consists of Python numbers, so it has only the most important places.
 """
 
@@ -25,14 +25,14 @@ from lflops.ranks.merge.rank_table import (
     repeated_places,
 )
 
-# Approximate maximum number of values that are compared at once.
+# Approximate maximum number of values that are compared at once, to limit the memory.
 AT_ONCE = 1 << 18
 # Number of ranks whose times are summed at once.
 RANKS_AT_ONCE = 32
 # Maximum number of values in a table, over all ranks, steps and places.
 MOST_VALUES = 400_000
-# Number of places that a table may always have, even if it then has more than MOST_VALUES values. A
-# place is a module in a phase.
+# Number of places (modules in a phase) that a table may always have, even if it then has more than
+# MOST_VALUES values.
 FEWEST_PLACES = 64
 
 
@@ -42,7 +42,7 @@ class _Group:
     A place is a module in a phase.
 
     Attributes:
-        at: The indices of the steps within the run.
+        at: The index of each step, as in `Step.index`.
         columns: The column of each place in the tensor.
         rows: The row of each rank in the tensor.
     """
@@ -51,19 +51,20 @@ class _Group:
         self.at = at
         self.columns = positions(places.places)
         self.rows = positions(ranks)
-        # Shape: [ranks, steps + 1, places]. The last row of each rank has the scales of its places.
+        # Shape: [ranks, steps + 1, places]. After the steps of a rank, there is a row with the
+        # factors that remove hook overhead from the times of each place.
         self._times = torch.zeros(len(ranks), len(at) + 1, len(self.columns))
 
     def set(self, rank: int, times: bytes) -> None:
-        """Store the times of a rank, which are packed as in `Packed.times`."""
+        """Store the times of a rank in the format of `Packed.times`."""
         by_step = torch.frombuffer(bytearray(times), dtype=torch.float32)
         self._times[self.rows[rank]] = by_step.view(len(self.at) + 1, -1)
 
     def scaled(self, row: int) -> list[list[float]]:
-        """Return the times of one rank without hook overhead.
+        """Return the times of one rank without hook overhead: one list for each step.
 
-        The result has one list for each step, with the time of each place in the order of
-        `columns`. (A place is a module in a phase.) `row` is the rank's row in the tensor.
+        A list has the time in each place (a module in a phase), in the order of `columns`. `row` is
+        the rank's row in the tensor.
         """
         times = self._times[row].double()
         scaled: list[list[float]] = (times[:-1] * times[-1]).tolist()
@@ -82,7 +83,12 @@ class _Group:
 
 
 class RankTimes:
-    """Collects the times of modules on all ranks."""
+    """Collects the times of modules on all ranks, and makes the `RankTable` that compares them.
+
+    Args:
+        heads: The headers of the reports of all ranks.
+        tables: The places (modules in a phase) in each shared table, by `RankSummary.table`.
+    """
 
     def __init__(self, heads: Sequence[RankHeader], tables: Mapping[str, PlacesOfTable]) -> None:
         self._table_of_rank: dict[int, str] = {}
@@ -123,11 +129,11 @@ class RankTimes:
             self._group_of_rank[rank].set(rank, times)
 
     def of(self, rank: int) -> list[list[float]]:
-        """Return the times of a rank without hook overhead.
+        """Return the times of a rank without hook overhead: one list for each step.
 
-        The result has one list for each step, with the times of all places (modules in a phase). If
-        the rank has sent no times, returns the times of another rank that did the same work, or an
-        empty list if there is no such rank.
+        A list has the time in each place (a module in a phase). If the rank has sent no times,
+        returns the times of another rank that did the same work, or an empty list if there is no
+        such rank.
         """
         if rank in self._group_of_rank:
             group = self._group_of_rank[rank]
@@ -138,11 +144,11 @@ class RankTimes:
         return groups[0].scaled(0)
 
     def table(self, patterns: Mapping[str, str]) -> RankTable | None:
-        """Make a table of all ranks, over the steps that all ranks have.
+        """Make a table of the ranks that have sent times, over the steps that all of them have.
 
-        Steps that were disturbed on any rank are left out, unless no other steps are left. Returns
-        `None` if the ranks have no step in common, or if fewer than two ranks have sent times.
-        `patterns` is described in `RankTable`.
+        Steps whose duration was not typical on some rank, for example because of warmup, are left
+        out unless all steps are like this. Returns `None` if the ranks have no step in common, or
+        if fewer than two ranks have sent times. `patterns` is described in `RankTable`.
         """
         if len(self._group_of_rank) < 2:
             return None
@@ -161,9 +167,9 @@ class RankTimes:
 class _Selection:
     """Makes a `RankTable` with only the places that best show which rank is slow.
 
-    A place is a module in a phase. The ranks come in groups (see `_Group`). This class refers to a
-    group by its index in the argument `groups`. Its tensors have the ranks of the first group
-    first, then the ranks of the second group, and so on.
+    A place is a module in a phase. The ranks are divided into groups (see `_Group`). This class
+    refers to a group by the index of the group in the argument `groups`. The tensors of this class
+    have the ranks of the first group first, then the ranks of the second group, and so on.
     """
 
     def __init__(
@@ -191,7 +197,8 @@ class _Selection:
                 self._is_staged = True
         self._intervals = few_intervals(intervals_of(self._having, waits), world)
         self._number_of_intervals = max(self._intervals.values(), default=0) + 1
-        # Shape: [ranks, steps, intervals + 1]. The last column has the waiting time.
+        # Shape: [ranks, steps, intervals + 1]. The last column has the time in places where ranks
+        # wait for each other.
         sums = torch.cat(list(map(self._summed, groups, self._times)))
         self._busy = sums[:, :, :-1]
         self._waiting = sums[:, :, -1]
@@ -205,10 +212,10 @@ class _Selection:
         """Build the table of the selected places. A place is a module in a phase.
 
         Args:
-            async_starts: The places that start a collective whose result is awaited elsewhere. The
-                table's `async_starts` are these places without the places where ranks wait.
-            known: The table's `exposed_on_all_ranks`: exposed seconds of collectives, by place and
-                rank.
+            async_starts: The places that start a collective whose result is awaited in another
+                place. If ranks also wait in one of these places, the table leaves it out of
+                `RankTable.async_starts`.
+            known: See `RankTable.exposed_on_all_ranks`.
         """
         chosen = self._chosen_places()
         seconds = {}
@@ -241,9 +248,10 @@ class _Selection:
     def _summed(self, group: _Group, times: Tensor) -> Tensor:
         """Add up the times of each rank within each interval.
 
-        An interval is the time between two collectives, and usually contains many places (modules
-        in a phase). The shape of the result is [ranks, steps, intervals + 1]. The last column is
-        the total time in the places where ranks wait for each other, which are in no interval.
+        An interval is the part of a step between two collectives, and usually contains many places
+        (modules in a phase). The shape of the result is [ranks, steps, intervals + 1]. The last
+        column is the total time in the places where ranks wait for each other, which are in no
+        interval.
         """
         after_all = self._number_of_intervals
         intervals = [self._intervals.get(place, after_all) for place in group.columns]
@@ -256,11 +264,11 @@ class _Selection:
         return sums
 
     def _latest_ranks(self) -> set[int]:
-        """Return the (at most `CANDIDATES`) ranks that are latest, on average over the steps.
+        """Return the ranks that are latest, on average over the steps, at most `CANDIDATES` ranks.
 
-        A rank is late if it is busy longer than the median rank before a collective. If ranks have
-        different modules, their busy times cannot be compared. In this case, the ranks that wait
-        least are returned.
+        A rank is late if, before a collective, it computes longer than the median rank. If ranks
+        have different modules, their times cannot be compared in this way. In this case, the ranks
+        that wait least are returned.
         """
         if self._is_staged:
             late = -self._waiting.mean(1)
@@ -297,8 +305,9 @@ class _Selection:
     def _chosen_places(self) -> set[ModulePhase]:
         """Select as many places (modules in a phase) as fit into a table.
 
-        If not all places fit, half of the selected places are the places with the largest excess of
-        a late rank (see `_excess`). The other half are the places that usually take longest.
+        If not all places fit, one half of the selected places are the places in which a late rank
+        takes longest compared with the other ranks. The other half are the places that usually take
+        longest.
         """
         values_of_place = len(self._ranks) * self._times[0].shape[1]
         room = max(MOST_VALUES // values_of_place, FEWEST_PLACES)
@@ -321,11 +330,11 @@ class _Selection:
     def _excess(
         self, having: Sequence[int], places: Sequence[ModulePhase]
     ) -> tuple[list[float], list[float]]:
-        """Return the largest excess of a late rank in each place, and the usual time of each place.
+        """Return, for each place, the largest extra time of a late rank, and the usual time.
 
-        A place is a module in a phase. The usual time of a place is the median time over the ranks
-        that have the place. The excess of a rank is its time beyond this median. Both are means
-        over the steps. `having` has the indices of the groups whose ranks have the places.
+        A place is a module in a phase. The usual time is the median over the ranks that have the
+        place. The extra time of a rank is its time beyond this median. Both are means over the
+        steps. `having` has the indices of the groups whose ranks have the places.
         """
         times = self._stacked(having, places)
         ranks = self._ranks_of(having)
@@ -337,10 +346,10 @@ class _Selection:
         return excess.tolist(), usual.mean(0).tolist()
 
     def _repeated(self) -> dict[ModulePhase, Repeated]:
-        """Sum the times of repeated modules, such as all `layers.*.mlp`, on each rank.
+        """Return the summed times of repeated modules, such as all `layers.*.mlp`, on each rank.
 
-        The key of the result is a place (a module in a phase) with the pattern as its name, such as
-        `layers.*.mlp` in backward. Modules that no late rank has are left out.
+        A key of the result is a place (a module in a phase) with the pattern as the name of the
+        module, such as `layers.*.mlp` in backward. Modules that no late rank has are left out.
         """
         repeated = {}
         for pattern, members in repeated_places(self._intervals, self._patterns).items():
@@ -364,8 +373,8 @@ class _Selection:
     def _sum_of_places(self, number: int, places: Sequence[ModulePhase]) -> Tensor:
         """Return the times of one group of ranks, summed over the given places.
 
-        A place is a module in a phase. `number` is the index of the group. The shape is [ranks,
-        steps].
+        A place is a module in a phase. `number` is the index of the group. The shape of the result
+        is [ranks, steps].
         """
         columns = self._columns(number, places)
         sums = []

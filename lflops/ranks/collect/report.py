@@ -1,9 +1,10 @@
-"""Pack and unpack the report of one rank on a window.
+"""Pack and unpack the report of one rank on a window (a few consecutive steps).
 
 The names of modules and all counts are the same on most ranks of a run. So they are packed
-separately, as a shared blob (`Table`) whose name is a hash of its content, and most ranks only
-refer to a blob that another rank has already sent. The rest of a report differs between ranks. It
-consists of the rank's steps and of the times of its modules, which are an array of float32 values.
+separately, as a `Table`. The packed bytes are called a shared blob. The name of a blob is a hash of
+its content, and most ranks only send the name of a blob that another rank has already sent. The
+rest of a report differs between ranks. It consists of the rank's steps and of the times of its
+modules, which are an array of float32 values.
 
 A place is a module in a phase, or a phase of the step outside modules, such as `("", "data")`. Each
 time belongs to a place.
@@ -49,12 +50,12 @@ _FAST = 1
 
 
 class RankReport(NamedTuple):
-    """The report of a rank on a window.
+    """The report of a rank on a window (a few consecutive steps).
 
     Attributes:
-        steps: The self time of each module in each phase, for each module-timing step of the
-            profile, in order. The times include hook overhead.
-        node: The node that the rank runs on, if it has a name.
+        steps: The self times of modules, one mapping for each module-timing step of the profile, in
+            order. The times include hook overhead.
+        node: Name of the node that the rank runs on; `None` if unknown.
         coordinates: The rank's coordinate in each kind of parallelism, such as `{"data": 3,
             "tensor": 0}`.
     """
@@ -67,13 +68,14 @@ class RankReport(NamedTuple):
 
 
 class PlacesOfTable(Struct, frozen=True, kw_only=True):
-    """The part of a `Table` that says where each packed time belongs. It can be unpacked alone.
+    """The part of a `Table` that says to which place each packed time belongs.
+
+    A place is a module in a phase. This part can be unpacked without the rest of the table.
 
     Attributes:
-        places: The places (modules in a phase) that have times, in the order of the packed times.
+        places: The places that have times, in the order of the packed times.
         waits: The places where ranks wait for each other.
-        async_starts: The places that start a collective. Ranks wait for its result in another
-            place.
+        async_starts: The places that start a collective whose result is awaited in another place.
     """
 
     places: tuple[ModulePhase, ...]
@@ -84,13 +86,13 @@ class PlacesOfTable(Struct, frozen=True, kw_only=True):
 class Table(PlacesOfTable, frozen=True, kw_only=True):
     """The part of a report that is identical on all ranks that do the same work.
 
-    It has no times. It has numbers instead of the names of collective groups, because the names
+    It has no times. It has numbers instead of the names of process groups, because these names
     differ between ranks.
 
     Attributes:
-        counted_waits: The `waits` of the profile: the places (modules in a phase) where this rank
-            waited in the counting step. The field `waits` of the table also has the places that
-            `waiting_places` adds.
+        counted_waits: The places (modules in a phase) where a rank waited in the counting step, as
+            in `Profile.waits`. The field `waits` of the table has more places; see
+            `waiting_places`.
     """
 
     modules: Mapping[str, ModuleProfile]
@@ -104,15 +106,17 @@ class RankHeader(Struct, frozen=True, kw_only=True, gc=False):
     """The part of a report that differs between ranks, without the times of modules.
 
     Attributes:
-        at: The step index of each packed module-timing step; empty if the rank sends no times.
-        disturbed: The indices of the steps that are not typical of this rank.
-        memory: The name of the shared blob with the rank's `Memory`; `None` if the memory is
-            unknown.
-        groups: The names of the collective groups. The `group` of a collective in the table is an
+        at: The index of each module-timing step whose times are sent; empty if the rank sends no
+            times.
+        disturbed: The indices of the steps whose duration is not typical, for example because of
+            warmup.
+        memory: The name of the packed `Memory`, which ranks with the same memory share. `None` if
+            the memory is unknown.
+        groups: The names of the process groups. The `group` of a collective in the table is an
             index into this tuple.
-        waiting: For each place (module in a phase) where the rank waits for collectives: the
-            exposed seconds per step, in which no computation runs. A key is an index into
-            `PlacesOfTable.places`.
+        waiting: For each place (a module in a phase) where the rank waits for collectives, the
+            seconds per step in which collectives run but nothing is computed. A key is an index
+            into `PlacesOfTable.places`.
     """
 
     summary: RankSummary
@@ -130,8 +134,9 @@ class Packed(NamedTuple):
     """A packed report.
 
     Attributes:
-        head: The `RankHeader`.
-        shared: The shared blobs by name: the `Table` and, if known, the `Memory`.
+        head: The packed `RankHeader`.
+        shared: The packed `Table` and, if known, the packed `Memory`, by name. They may be
+            identical on several ranks.
         times: Float32 values with one row for each module-timing step and one column for each place
             (a module in a phase). A last row has the factors that remove hook overhead (see
             `_scales`).
@@ -188,9 +193,9 @@ def pack(report: RankReport, *, ranks: int = 1) -> Packed:
 def ranks_with_times(ranks: int, bytes_of_rank: int) -> Collection[int]:
     """Return the ranks that send the times of their modules.
 
-    `bytes_of_rank` is the size of the times of one rank. If the times of all ranks are too large,
-    returns a random sample, which covers hosts and meshes about evenly. All ranks compute the same
-    sample.
+    `bytes_of_rank` is the size of the times of one rank. If the times of all ranks are too large, a
+    random sample of the ranks is returned, which covers hosts and meshes about evenly. All ranks
+    compute the same sample.
     """
     if ranks * bytes_of_rank <= MOST_BYTES:
         return range(ranks)
@@ -202,11 +207,10 @@ def ranks_with_times(ranks: int, bytes_of_rank: int) -> Collection[int]:
 def _timed_steps(
     hooked: Sequence[Step], modules_by_step: Sequence[Mapping[ModulePhase, float]]
 ) -> list[dict[ModulePhase, float]]:
-    """Return the time of every module in every phase, for each module-timing step.
+    """Return the times of all modules and of all phases outside modules, for each step in `hooked`.
 
-    Phases of the step outside modules are included. The result is empty if modules were not timed.
-
-    `modules_by_step` has the module times in these steps. The times include hook overhead.
+    `hooked` are the module-timing steps, and `modules_by_step` has the module times in these steps.
+    The times include hook overhead. The result is empty if modules were not timed.
     """
     if not modules_by_step:
         return []
@@ -245,7 +249,7 @@ def _groups(profile: Profile) -> tuple[str, ...]:
 
 
 def unpacked(blob: bytes, kind: type[Part]) -> Part:
-    """Unpack a blob as an instance of `kind`.
+    """Unpack the packed bytes `blob` as an instance of `kind`.
 
     A packed `Table` can also be unpacked as `PlacesOfTable`, which is faster.
     """
@@ -255,8 +259,8 @@ def unpacked(blob: bytes, kind: type[Part]) -> Part:
 def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) -> Profile:
     """Rebuild a rank's profile from its table and header, without steps, memory and notes.
 
-    `times` has the seconds of each place (a module in a phase) in each step, without hook overhead;
-    empty if unknown.
+    `times` has one sequence for each step: the seconds in each place (a module in a phase), without
+    hook overhead. It is empty if the times are unknown.
     """
     communication = []
     seconds_of_calls = head.summary.communication_seconds
@@ -308,8 +312,8 @@ def _scales(
     """Return, for each place, the factor that removes hook overhead from its times.
 
     A place is a module in a phase. The factor is the median self time in the profile, which
-    excludes hook overhead, divided by the median of the measured times. It is 1 if one of them is
-    unknown.
+    excludes hook overhead, divided by the median of the measured times. It is 1 if one of these two
+    medians is unknown.
     """
     scales = {}
     for place in set().union(*steps):
@@ -336,7 +340,7 @@ def _without_times(modules: Mapping[str, ModuleProfile]) -> Mapping[str, ModuleP
 
 
 def _named(value: Table | Memory) -> tuple[str, bytes]:
-    """Pack a value; return the name of the blob, which is a hash of its content, and the blob."""
+    """Pack a value. Return a name, which is a hash of the content, and the packed bytes."""
     packed = msgpack.encode(value)
     name = hashlib.blake2b(packed, digest_size=16).hexdigest()
     return name, zlib.compress(packed, _FAST)

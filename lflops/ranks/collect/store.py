@@ -17,12 +17,12 @@ STORES: Any = distributed
 # A key in the store of the process group. Its value is the random prefix of this run's keys.
 RUN = "run"
 
-# Share of the timeout that torch gets to open a connection. If the connection is refused, torch
-# tries twice and takes up to 2.5 times as long.
+# Share of the timeout that is passed to torch to open a connection. If the connection is refused,
+# torch tries twice and takes up to 2.5 times as long.
 CONNECT = 0.25
 
-# Timeout of a wait that should not time out, because torch would log it. A longer timeout would
-# overflow, because torch counts in milliseconds.
+# Timeout of a wait that should never time out, because torch would log the timeout. A longer value
+# would overflow, because torch counts in milliseconds.
 FOREVER = timedelta(days=20)
 
 # Maximum size in bytes of a value that is stored in one piece. A larger value is split, because a
@@ -33,15 +33,15 @@ LARGEST_VALUE = 1 << 22
 def shared_store(name: str, *, timeout: float) -> Any:
     """Open a second connection to the store of the default process group.
 
-    Returns `None` if the connection fails or the kind of store is unknown.
+    Returns `None` if the connection fails or the class of the store is unknown.
 
     A connection serves one caller at a time, and the process group must not wait for a background
     thread, so background threads need their own connection. All ranks must call this function at a
     point where no rank is training. No collective is run. Each call for the same process group
-    needs a different `name`. Takes at most `timeout` seconds.
+    needs a different `name`. The call takes at most `timeout` seconds.
 
-    The store's `clone` method cannot be used: it would wait for the connection as long as the
-    group's timeout, usually half an hour. Other threads rely on that timeout, so it cannot be
+    For a `TCPStore`, the `clone` method cannot be used: it would wait for the connection as long as
+    the group's timeout, usually half an hour. Other threads rely on that timeout, so it cannot be
     changed. Instead, a new connection to the store's address is opened.
     """
     group = group_store()
@@ -72,8 +72,7 @@ def _innermost(store: Any) -> Any:
 def wait_for(store: Any, key: str, is_over: threading.Event) -> None:
     """Wait until a key exists, without a timeout.
 
-    `is_over` also ends the wait, but only if the store has to be polled (any store except
-    `TCPStore`).
+    For any store except `TCPStore`, the wait also ends when `is_over` is set.
     """
     if isinstance(_innermost(store), STORES.TCPStore):
         store.wait([key], FOREVER)
@@ -99,9 +98,10 @@ def poll(
     is_over: Callable[[], bool],
     longest: float = 0.2,
 ) -> bool:
-    """Poll until `is_there` or `is_over` returns True; return whether `is_there` did.
+    """Wait until `is_there` or `is_over` returns True; return whether `is_there` did.
 
-    Each pause is twice as long as the last, up to `longest` seconds.
+    Between two calls of these functions, `pause` is called with a number of seconds. Each pause is
+    twice as long as the one before, up to `longest` seconds.
     """
     seconds = 0.005
     while not is_there():
@@ -116,8 +116,8 @@ class RankStore:
     """A key-value store that accepts values of any size.
 
     Attributes:
-        answers: Number of requests that the store has answered. While it increases, the store
-            works.
+        answers: Number of read requests that the store has answered. While this number increases,
+            the store works.
     """
 
     def __init__(self, store: Any) -> None:
@@ -136,10 +136,10 @@ class RankStore:
         return self._open
 
     def put(self, key: str, value: bytes) -> None:
-        """Set a key.
+        """Store a value under a key.
 
-        A large value is split into parts, each with its own key. The first part is set last: once
-        it exists, the value is complete.
+        A large value is split into parts, each with its own key. The first part is stored last, so
+        the value is complete if the first part exists.
         """
         starts = range(0, max(len(value), 1), LARGEST_VALUE)
         parts = [value[start : start + LARGEST_VALUE] for start in starts]

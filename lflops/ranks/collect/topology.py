@@ -1,9 +1,9 @@
 """Find the coordinates of each rank, and the work of the whole model.
 
-A rank has one coordinate for each kind of parallelism that is known. For example, `{"data": 3,
-"tensor": 0}` is the fourth rank in data parallelism and the first in tensor parallelism. With
-tensor parallelism, a rank executes only a part of the model. If its sharded tensors do not show the
-work of the whole model, the work is taken from a profile of the unsharded model.
+A rank has one coordinate for each known kind of parallelism. For example, `{"data": 3, "tensor":
+0}` is the fourth rank in data parallelism and the first rank in tensor parallelism. With tensor
+parallelism, a rank executes only a part of the model. If the sharded tensors of the rank do not
+show the work of the whole model, this work is copied from a profile of the unsharded model.
 """
 
 import math
@@ -24,9 +24,9 @@ from lflops.profile.profile import ModuleProfile, Profile, Run, Work, with_works
 from lflops.profile.records import PASS_PHASES, ModulePhase, Phase
 
 KINDS = ("data", "tensor", "pipeline", "expert")
-"""The kinds of parallelism whose size is a field of `Run`.
+"""The kinds of parallelism whose size is a field of `Run`, such as `data_parallel_size`.
 
-Other kinds, such as context parallelism, have coordinates but no such field.
+For other kinds, such as context parallelism, ranks have coordinates, but `Run` has no size.
 """
 
 _NAMES = {
@@ -48,9 +48,9 @@ _NAMES = {
     "context": ("context", "cp"),
     "sequence": ("sequence", "sp"),
 }
-"""The names of mesh dimensions that stand for each kind of parallelism.
+"""For each kind of parallelism, the names that dimensions of device meshes have.
 
-A name may also end with `_parallel`, such as `data_parallel`.
+A name can also end with `_parallel`, such as `data_parallel`.
 """
 
 _NEEDED_FUNCTION = (
@@ -65,7 +65,8 @@ class Topology(Struct, frozen=True, kw_only=True):
     Attributes:
         coordinates: The coordinates of each rank, by kind of parallelism. A rank is missing if this
             process cannot find its coordinates.
-        sizes: The number of different coordinates of each kind.
+        sizes: Number of different coordinates in each kind of parallelism.
+        node: Name of the node of this process; `None` if unknown.
     """
 
     world_size: int
@@ -101,8 +102,8 @@ def topology_of(
 ) -> Topology:
     """Find the coordinates of the ranks from several sources.
 
-    The sources are read in the order of the arguments. A later source only adds kinds of
-    parallelism that no earlier source has.
+    The sources are `function`, `mesh`, `model` and `sampler`, in this order. A later source only
+    adds kinds of parallelism that no earlier source has.
 
     Args:
         world_size: Number of ranks.
@@ -131,7 +132,7 @@ def topology_of(
     if "data" not in sizes and sampler and "num_replicas" in sampler:
         sizes["data"] = sampler["num_replicas"]
         coordinates.setdefault(rank, {})["data"] = sampler.get("rank", 0)
-    # If the other kinds use all ranks, all ranks have the same batch.
+    # If all ranks are used for other kinds of parallelism, all ranks have the same batch.
     if "data" not in sizes and math.prod(sizes.values()) == world_size:
         sizes["data"] = 1
         for number in range(world_size):
@@ -163,7 +164,11 @@ def _coordinates_from(function: Any, world_size: int) -> dict[int, dict[str, int
 
 
 def _sizes_of(coordinates: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
-    """Return the number of coordinates of each kind, after checking that they count from 0."""
+    """Return the number of different coordinates in each kind of parallelism.
+
+    Raises:
+        CountError: The coordinates do not count from 0 without gaps.
+    """
     sizes = {}
     for kind in coordinates[0]:
         values = {at[kind] for at in coordinates.values()}
@@ -232,8 +237,8 @@ def _kinds_of_parameters(model: nn.Module, mesh: Any) -> list[str]:
 def _mesh(mesh: Any, names: Iterable[str]) -> _Mesh:
     """Return a device mesh's size in each kind of parallelism, and the coordinates of its ranks.
 
-    Dimensions of the same kind, such as `dp_replicate` and `dp_shard`, are joined into one in
-    row-major order.
+    Dimensions for the same kind of parallelism, such as `dp_replicate` and `dp_shard`, are joined
+    into one dimension in row-major order.
     """
     shape = [int(size) for size in mesh.mesh.shape]
     kinds = [_kind(name) for name in names]
@@ -272,11 +277,11 @@ def check_logical(caller: str, logical: object) -> None:
 
 
 def with_logical(profile: Profile, whole: Profile) -> Profile:
-    """Fill in the unknown logical MACs of a rank's profile.
+    """Return a rank's profile in which unknown logical MACs are filled in.
 
-    Logical MACs are the MACs of the whole model, not only of one rank. They are taken from `whole`,
-    a profile of the unsharded model. If the two profiles contradict each other in a phase, that
-    phase is left unchanged and a note is added.
+    Logical MACs are the MACs of the whole model, not only of one rank. They are copied from
+    `whole`, a profile of the unsharded model. If the two profiles contradict each other in a phase,
+    this phase is left unchanged and a note is added.
     """
     works: dict[ModulePhase, Work] = {}
     notes = []

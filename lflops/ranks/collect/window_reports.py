@@ -1,4 +1,8 @@
-"""Send the report of each rank on one window to rank 0, which merges the reports."""
+"""Send the report of each rank on one window to rank 0, which merges the reports.
+
+A window is a few consecutive steps. A report consists of a header and of module times, and refers
+to shared blobs: packed data that is identical on several ranks, and that only a few of them upload.
+"""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
@@ -22,14 +26,15 @@ from lflops.ranks.collect.store import RankStore, poll
 from lflops.ranks.collect.topology import Topology
 from lflops.ranks.merge.merge import RankSummary, merged
 
-# Number of ranks that upload the same shared blob. A rank may be killed during its upload.
+# Number of ranks that upload the same shared blob. One is not enough, because a process may be
+# killed during its upload.
 COPIES = 2
 
 
 class RankWindow:
-    """Sends or collects the reports on one window, through keys in the store.
+    """Sends or collects the reports of the ranks on one window, through a key-value store.
 
-    All keys start with `name`, which differs between windows.
+    All keys in the store start with `name`, which differs between windows.
     """
 
     def __init__(self, store: RankStore, name: str, topology: Topology) -> None:
@@ -40,7 +45,8 @@ class RankWindow:
     def hand_in(self, report: RankReport) -> None:
         """Put the report of this rank into the store, from which rank 0 reads it.
 
-        Raises a `ConnectionError` if rank 0 no longer waits for the report.
+        Raises:
+            ConnectionError: Rank 0 no longer waits for the report.
         """
         if self._store.has(self._key("closed")) or self._store.has("left/0"):
             raise ConnectionError("rank 0 has stopped waiting for this report")
@@ -50,7 +56,8 @@ class RankWindow:
     def deliver(self, rank: int, packed: Packed) -> None:
         """Upload a packed report.
 
-        The counter of complete reports is incremented last, so it never includes a partial report.
+        The counter of complete reports is incremented last, so that it never includes an incomplete
+        report.
         """
         store = self._store
         for name, blob in packed.shared.items():
@@ -78,7 +85,10 @@ class RankWindow:
         poll(is_complete, pause, is_over)
 
     def collected(self, report: RankReport) -> Profile:
-        """Merge the report of rank 0 with all reports that are in the store."""
+        """Merge the report of rank 0 with all complete reports in the store.
+
+        The reports are then deleted from the store, and later reports on this window are refused.
+        """
         packed = pack(report)
         heads = self._heads(unpacked(packed.head, RankHeader), packed.shared.keys())
 
@@ -124,17 +134,19 @@ class RankWindow:
     def _summary(self, own_rank: int, packed: Packed, rank: int) -> RankSummary:
         """Return the summary of a rank, including the rank's steps.
 
-        The summary is read from the rank's header, which is then removed from the store. `_heads`
-        has already read all headers, but dropped the steps to save memory.
+        The summary is read from the rank's header, which is then deleted from the store. `_heads`
+        has already read all headers, but without the steps, to save memory.
         """
         head = packed.head if rank == own_rank else self._store.take(self._key("head", rank))
         return unpacked(head, RankHeader).summary
 
     def _heads(self, own: RankHeader, at_hand: AbstractSet[str]) -> dict[int, RankHeader]:
-        """Return the headers of all ranks whose reports are complete, but without their steps.
+        """Return the headers of all ranks whose reports are complete, without the ranks' steps.
 
-        `at_hand` has the names of the shared blobs that rank 0 does not need to read from the
-        store.
+        Args:
+            own: The header of rank 0.
+            at_hand: The names of the shared blobs (the packed table and memory) that rank 0 has
+                packed itself.
         """
         heads = {own.summary.rank: own}
         available: dict[str, bool] = dict.fromkeys(at_hand, True)
@@ -150,7 +162,7 @@ class RankWindow:
         return heads
 
     def _absent_ranks(self, heads: Mapping[int, RankHeader]) -> dict[int, Rank]:
-        """Describe the ranks with missing or incomplete reports."""
+        """Describe the ranks whose reports are missing or incomplete."""
         absent = {}
         for rank in range(self._topology.world_size):
             if rank not in heads:
@@ -189,7 +201,7 @@ class RankWindow:
 
 
 def _blobs(head: RankHeader) -> Iterable[str]:
-    """Return the names of the shared blobs that a rank's report refers to."""
+    """Return the names of the shared blobs (the packed table and memory) of a rank's report."""
     if head.memory is None:
         return (head.summary.table,)
     return (head.summary.table, head.memory)
