@@ -111,7 +111,7 @@ def install_hooks(
     *,
     guard: Guard = unguarded,
 ) -> None:
-    """Report calls of modules and scopes to `listener`, and optimizer steps to `steps`.
+    """Report calls of modules and scopes to `listener`, and any optimizer steps to `steps`.
 
     The hooks are removed when `undo` is closed. While they are installed, they are hidden from
     torch.compile, so that they do not become part of compiled code. `guard` handles the errors of
@@ -161,7 +161,7 @@ def _hook(
 
 @contextlib.contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Name a part of a step. Reports then show it below the module that was running.
+    """Name a part of a step. Reports then show this part below the module that was running.
 
     Does nothing while torch.compile compiles the code, or if nothing is being profiled.
 
@@ -221,13 +221,14 @@ def hook_models(
     before: Callable[..., None],
     after: Callable[..., None] | None = None,
 ) -> None:
-    """Call hooks before and after each call of the given modules, until `undo` is closed.
+    """Run hooks before and after each call of the given modules, until `undo` is closed.
 
     The hooks receive the arguments of torch's forward hooks. `before` runs before the user's hooks,
-    so their time counts as forward. `after` is not called if the call raises an exception. The
-    hooks must do nothing while Dynamo compiles the calling code (see `unless_compiled`). A module
-    that was compiled in place gets no hooks, because a new hook would make torch compile the module
-    again. `undo` holds only weak references to the modules, so it does not keep them alive.
+    so the time of the user's hooks counts as forward. `after` is not called if the call raises an
+    exception. Both must do nothing while Dynamo compiles the calling code (see `unless_compiled`).
+    A module that was compiled in place gets no hooks, because a new hook would make torch compile
+    the module again. `undo` holds only weak references to the modules, so it does not keep them
+    alive.
     """
     scripted_without(undo, lambda each: isinstance(each, _ModelHook))
     before = _ModelHook(before)
@@ -297,7 +298,7 @@ def hook_optimizers(
     after: Callable[..., None] | None,
     only: Optimizer | None = None,
 ) -> None:
-    """Call hooks before and after each step of all optimizers, until `undo` is closed.
+    """Run hooks before and after each step of all optimizers, until `undo` is closed.
 
     The hooks must do nothing while Dynamo compiles the calling code (see `unless_compiled`). If
     `only` is passed, the hooks are called for that optimizer alone.

@@ -66,7 +66,9 @@ from lflops.torch_private.autograd import (
 
 
 class AutogradSegments:
-    """The segments of one thread's autograd nodes: which node numbers belong to which module.
+    """Maps the numbers of one thread's autograd nodes to the modules that built the nodes.
+
+    A segment is a range of numbers that belong to the same module.
 
     Attributes:
         lasting: Whether the thread built nodes that a later backward pass may run. Nodes that are
@@ -294,7 +296,8 @@ class ModuleTracker:
     def begin(self) -> None:
         """Follow the current thread as the home thread, without installing hooks.
 
-        The tracker then only follows frames that the caller enters, for example with `enter_name`.
+        The tracker then only knows modules and scopes that the caller enters, for example with
+        `enter_name`.
         """
         self.home = threading.get_ident()
         self._boundary("", NO_BACKWARD)
@@ -307,7 +310,7 @@ class ModuleTracker:
         self._follow = None
 
     def outside(self, phase: Phase) -> None:
-        """Set the phase that operators outside all modules belong to from now on.
+        """Set the phase of operators outside all modules, from now on.
 
         The next forward pass sets this phase to `forward`, and the next backward pass to `other`.
         """
@@ -418,7 +421,10 @@ class ModuleTracker:
         return optimizer
 
     def _running(self) -> tuple[str, str]:
-        """Return the running module or scope, and the nearest module at or above it."""
+        """Return the names of the running module or scope and of the innermost running module.
+
+        The two names differ if a scope is running.
+        """
         backward = backward_id()
         top = self._top(backward)
         if top is not None:
@@ -454,7 +460,7 @@ class ModuleTracker:
         self._pop(key)
 
     def enter_name(self, key: int, fqn: str) -> None:
-        """Enter a frame with the name `fqn`, which need not be a module that is being called.
+        """Treat the module or scope `fqn` as running, although it is not being called.
 
         Unlike `enter_module`, this does not count as a call of the module, and it does not change
         the phase of operators outside modules.
@@ -467,7 +473,7 @@ class ModuleTracker:
         self._boundary(fqn, backward)
 
     def running(self) -> str:
-        """Return the module or scope that this thread is running."""
+        """Return the name of the module or scope that this thread is running."""
         return self._running()[0]
 
     def enter_step(self, optimizer: Optimizer) -> None:
@@ -487,7 +493,10 @@ class ModuleTracker:
         self.leave_step(None)
 
     def follows_this_thread(self) -> bool:
-        """Return whether this thread is the home thread, is in a module or runs backward."""
+        """Return whether this tracker should follow the current thread now.
+
+        It follows the home thread, and other threads while they are in a module or run backward.
+        """
         is_home = threading.get_ident() == self.home
         is_active = bool(self._local.state.stack) or backward_id() != NO_BACKWARD
         return (is_home or is_active) and self._is_mine()
@@ -588,10 +597,7 @@ class ModuleTracker:
         return fqn, "recompute"
 
     def _built_by(self, node: Any, number: int) -> str:
-        """Return the module that built a node.
-
-        This method is used if several threads build nodes.
-        """
+        """Return the name of the module that built a node, if several threads build nodes."""
         # A nested pass on the same thread, inside the recomputing pass, runs the recomputed nodes.
         if self._local.state.recomputed_round == self._round and in_inner_backward():
             return self._segments().name_of(number)

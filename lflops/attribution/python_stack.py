@@ -48,7 +48,7 @@ def caller() -> FrameType | None:
 
 
 def is_running(caller: FrameType | None) -> bool:
-    """Return whether a Python frame is on this thread's stack; true if `caller` is `None`.
+    """Return whether `caller` is on this thread's Python stack; true if it is `None`.
 
     The search skips the three innermost frames, which always belong to lflops. This saves time,
     because Python creates an object for each frame that is read.
@@ -107,12 +107,13 @@ def in_communication_hook() -> bool:
 
 
 def sums_gradients(args: Any, kwargs: Any) -> bool:
-    """Return whether autograd's engine called this addition in backward to sum two gradients.
+    """Return whether an addition was called by autograd's engine to sum two gradients.
 
-    Such an addition allocates a result only because a dispatch mode is active. In a normal run, the
-    engine adds in place, so the addition needs no memory. The addition is recognized by the stack:
-    no Python function runs between the engine and the dispatch mode. A few operators have additions
-    in their gradient formulas with the same stack, so this function wrongly returns true for them.
+    `args` and `kwargs` are the arguments of the addition. Such an addition allocates a result only
+    because a dispatch mode is active. In a normal run, the engine adds in place, so the addition
+    needs no memory. The addition is recognized by the stack: no Python function runs between the
+    engine and the dispatch mode. A few operators have additions in their gradient formulas with the
+    same stack, so this function wrongly returns true for them.
     """
     if kwargs or len(args) != 2 or torch.is_grad_enabled():
         return False

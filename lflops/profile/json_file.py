@@ -34,7 +34,7 @@ LARGEST_FILE = 1 << 30
 """Maximum size in bytes of a profile's file. Larger files are not read."""
 
 LARGEST_SEARCH = 1 << 25
-"""Number of bytes at the start of a file in which the field of a JSON error is searched.
+"""Number of bytes at the start of a file in which lflops finds the field of a JSON error.
 
 The message of an error after these bytes does not name the field, because the search would take too
 long.
@@ -244,7 +244,7 @@ def _check_references(profile: Profile) -> None:
 
 
 def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
-    """Check that the counts of each module are its self counts plus the counts of its submodules.
+    """Check that the counts of each module are its self counts plus those of its direct submodules.
 
     If the number of a module is wrong, the sum of its parent is wrong too. Usually, submodules come
     after their parents, so the modules are checked from the last to the first. The first error is

@@ -49,7 +49,7 @@ def name_below(above: str, label: str) -> str:
 
 
 def children(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names directly below each name, in the given order."""
+    """Return, for each name, the names directly below it, in the given order."""
     below: dict[str, list[str]] = {name: [] for name in names}
     for name in filter(None, below):
         below[parent_of(name)].append(name)

@@ -27,7 +27,7 @@ class Note(Struct, frozen=True, kw_only=True):
         code: The kind of note, such as `graph_breaks`. A file from a later version of lflops may
             have unknown codes.
         subject: The thing that the note is about, such as the name of a module. For each code,
-            notes.toml describes the subject. Some codes have no subject; it is then empty.
+            notes.toml describes the subject. It is empty for codes without a subject.
         values: Values by name, with the types that notes.toml defines.
     """
 

@@ -148,8 +148,8 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
         class_name: The name of the class; `"scope"` for a named scope.
         depth: Number of modules above this module; 0 for the root.
         calls: Number of calls in forward; 0 for a container that is never called itself.
-        compiled: Whether the module usually runs as code of torch.compile. In the counting step, it
-            runs without compilation.
+        compiled: Whether the module is compiled with torch.compile. `lflops.count` and
+            `lflops.measure` run its Python code without compilation.
         owner: If the module shares its parameters with an earlier module, the name of the earlier
             module, where the parameters are counted. Otherwise `None`.
         parameters: Number of parameters of this module and its submodules. In the whole profile,
@@ -612,8 +612,8 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
         timelines: Timelines of a few steps. A profile of several ranks has timelines of the first
             ranks. For each rank, the step with the median length comes first. Empty if no step was
             traced or timed by module.
-        hooks: Mean seconds per module-timing step of the slowest hooks of callbacks and of the
-            LightningModule that run outside all phases, by class and method, such as
+        hooks: The slowest hooks of callbacks and of the LightningModule that run outside all
+            phases: mean seconds per module-timing step, by class and method, such as
             `ModelCheckpoint.on_train_batch_end`. Empty in loops without such hooks. In a merged
             profile, they are from one rank.
     """

@@ -363,7 +363,7 @@ PREEMPTED = "preempted"
 
 
 class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
-    """The delay of one rank in one place: the extra time that it takes there in each step.
+    """The delay of one rank in one place: the extra time that the rank takes in each step.
 
     A place is a module in a phase, or a phase outside modules.
 
@@ -566,7 +566,7 @@ class RankComparison(Struct, frozen=True, kw_only=True):
 
     @property
     def compares_phases(self) -> bool:
-        """Return whether this comparison is of the phases of unprofiled steps, not of modules."""
+        """Return whether the phases of unprofiled steps were compared, and not modules."""
         return bool(self.at)
 
 

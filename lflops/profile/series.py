@@ -99,8 +99,8 @@ def ratio(part: float | None, whole: float | None) -> float | None:
 def robust_deviation(values: Sequence[float]) -> float:
     """Estimate the standard deviation, without the influence of a few outliers.
 
-    The result is 1.4826 times the median distance from the median. For normally distributed values,
-    this is the standard deviation.
+    The result is 1.4826 times the median of the distances from the median. For normally distributed
+    values, this equals the standard deviation.
     """
     middle = statistics.median(values)
     return 1.4826 * statistics.median(abs(value - middle) for value in values)

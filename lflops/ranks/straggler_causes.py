@@ -1,6 +1,9 @@
 """Find out why a straggler (a rank that the other ranks wait for) is slow.
 
 Also find stragglers that are slow in everything, and not in a single module or phase.
+
+In this module, `unprofiled` is the comparison of the ranks in unprofiled steps, in which lflops
+only reads the clock. A place is a module in a phase.
 """
 
 import statistics
@@ -148,7 +151,7 @@ def larger_stages(
 ) -> Iterator[Straggler]:
     """Yield the pipeline ranks that are slow because they have more work, such as more layers.
 
-    Ranks in `flagged` are left out.
+    Ranks in `flagged` are left out. `hooked` is the comparison of the ranks in module-timing steps.
     """
     for delay in hooked.delays:
         if delay.phase != "stage" or delay.rank in flagged:

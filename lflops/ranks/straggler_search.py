@@ -1,6 +1,7 @@
 """Find the stragglers in one comparison of the ranks, without looking for their causes.
 
-A straggler is a rank that the other ranks wait for. A place is a module in a phase.
+A straggler is a rank that the other ranks wait for. A place is a module in a phase. In unprofiled
+steps, lflops only reads the clock.
 """
 
 import operator

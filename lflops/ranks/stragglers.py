@@ -1,9 +1,10 @@
 """Find stragglers: the ranks that other ranks wait for, where they are slow, why, and their cost.
 
-Unprofiled steps are numerous. They show which rank is late, and in which phase of the step.
-Module-timing steps are few, but they also show the module. If ranks wait for each other within a
-phase, unprofiled steps cannot show which rank was slow in that phase, so only module-timing steps
-are used for such a phase.
+In unprofiled steps, lflops only reads the clock. These steps are numerous, and show which rank is
+late, and in which phase of the step. In module-timing steps, hooks time every module. These steps
+are few, but also show the slow module. If ranks wait for each other within a phase, unprofiled
+steps cannot show which rank was slow in that phase, so only module-timing steps are used for such a
+phase.
 
 In this module, `hooked` is the comparison of the ranks in module-timing steps, and `unprofiled` is
 the comparison of the ranks in unprofiled steps.

@@ -257,7 +257,7 @@ def unpacked(blob: bytes, kind: type[Part]) -> Part:
 
 
 def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) -> Profile:
-    """Rebuild a rank's profile from its table and header, without steps, memory and notes.
+    """Rebuild the profile of a rank, without steps, memory and notes, from the parts of its report.
 
     `times` has one sequence for each step: the seconds in each place (a module in a phase), without
     hook overhead. It is empty if the times are unknown.

@@ -1,6 +1,7 @@
 """Merge the profiles of the ranks of a run into one profile.
 
-A place is a module in a phase, or a phase of the step outside modules.
+A place is a module in a phase, or a phase of the step outside modules. In an unprofiled step,
+lflops only reads the clock. In a module-timing step, hooks time every module.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

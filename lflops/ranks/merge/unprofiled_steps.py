@@ -1,7 +1,8 @@
 """Compare the ranks in unprofiled steps, phase by phase.
 
-Unprofiled steps have no module times, but there are many of them. So they also show delays that
-occur only in every tenth step, or that begin late in the run.
+In an unprofiled step, lflops only reads the clock. So there are no module times, but there are many
+such steps. They also show delays that occur only in every tenth step, or that begin late in the
+run.
 
 A rank also takes longer if its training thread waits for a CPU core, because the operating system
 has given the core to another thread. This wait has nothing to do with the phase in which it
@@ -89,7 +90,7 @@ _WORTH_KEEPING = 0.004
 
 
 def most_steps(ranks: int) -> int:
-    """Return the number of steps that are kept for each rank."""
+    """Return the number of steps that are kept for each rank, in a run with `ranks` ranks."""
     return max(min(MOST_STEPS, MOST_ROWS // max(ranks, 1)), FEWEST_STEPS)
 
 
