@@ -218,7 +218,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 class _Reporter:
-    """Logger that passes metrics to a reporter: a transformers callback such as `MLflowCallback`.
+    """Logger that passes metrics to a reporter: a transformers callback such as MLflowCallback.
 
     The reporter receives only the metrics of lflops. The control flags and the history of the
     Trainer do not change.
