@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Context, Decimal, InvalidOperation
 from itertools import chain
+from operator import attrgetter
 from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import Raw, Struct
@@ -331,7 +332,9 @@ def outer_first(
         may_cross: Whether a slice that begins inside another slice, but ends later than the other
             slice, counts as inside the other slice.
     """
-    for each in sorted(slices, key=lambda each: (each.start, -each.end)):
+    # Sorting by the end first is faster than one key of two values, because sorting is stable.
+    by_end = sorted(slices, key=attrgetter("end"), reverse=True)
+    for each in sorted(by_end, key=attrgetter("start")):
         must_contain = each.start if may_cross else each.end
         while opened and (opened[-1].end <= each.start or opened[-1].end < must_contain):
             opened.pop()

@@ -405,15 +405,16 @@ class _Walk:
     def count(self, item: HostItem) -> _Times:
         """Add a call to the totals of all calls with its name, and return these totals."""
         table = self._spans if isinstance(item, Span) else self._operators
-        times = table.get(item.name)
+        name = item.name
+        times = table.get(name)
         if times is None:
             times = _Times(
-                item.name,
-                is_node=item.name.startswith(NODE) and isinstance(item, OperatorCall),
-                is_region=item.name.startswith(REGION),
-                launches=item.name.startswith(LAUNCHES),
+                name,
+                is_node=name.startswith(NODE) and isinstance(item, OperatorCall),
+                is_region=name.startswith(REGION),
+                launches=name.startswith(LAUNCHES),
             )
-            table[item.name] = times
+            table[name] = times
         times.calls += 1
         times.host += item.end - item.start
         return times
