@@ -220,7 +220,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | COMMAND
     | FORMULAS
     | {"trace", "analysis", "analysis.compare", "hardware.peaks"},
-    "memory.snapshots": VALUE | COMMAND | {"report.payload"},
+    "memory.snapshots": VALUE | COMMAND | {"memory.allocator", "report.payload"},
     "estimation.planning": VALUE
     | COMMAND
     | {

@@ -15,8 +15,9 @@ from lflops.ranks.straggler import Cause, Straggler, Stragglers, in_module_of
 from lflops.ranks.straggler_search import WORTH_SAYING
 
 # Smallest number of compared steps for which stragglers are kept. The steps of a shorter comparison
-# are also part of the next comparisons, so its results are not needed.
-ENOUGH_TO_KEEP = 20
+# are also part of the next comparisons, so its results are not needed. With thousands of ranks, no
+# comparison has more steps than this.
+ENOUGH_TO_KEEP = 16
 
 
 class ReportedStragglers:

@@ -132,7 +132,7 @@ def _share(text: str, name: str, value: str) -> float:
 def _mebibytes(text: str, name: str, value: str) -> int:
     least = LEAST_SPLIT_MIB + 1 if name == "max_split_size_mb" else LEAST_SPLIT_MIB
     if not value.isdecimal() or int(value) < least:
-        raise _refused(text, name, value, f"a whole number of MiB above {LEAST_SPLIT_MIB}")
+        raise _refused(text, name, value, f"a whole number of MiB, at least {least}")
     return int(value) * MIB
 
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.hardware.chips import Hardware
+from lflops.memory.allocator.simulation import LARGE_SEGMENT
 from lflops.memory.snapshots.holders import (
     CATEGORIES,
     Alive,
@@ -71,8 +72,6 @@ HUGE_SHARE = 0.2
 # If the results of at least this many earlier forward passes are still alive, they are a leak. With
 # fewer passes, the reason might be pipelining, or a graph that was retained by accident.
 MANY = 3
-# Bytes that torch can request from the device for a smaller allocation.
-LARGE_SEGMENT = 20 * 2**20
 # Maximum number of bytes that a process may use outside the allocator, such as CUDA's context,
 # NCCL's buffers and libraries.
 OUTSIDE_ALLOCATOR = 3 * 2**30
@@ -172,6 +171,7 @@ def _elsewhere(case: _Case) -> Cause | None:
     failed = case.peak.ran_out
     if failed is None or failed.device_free is None:
         return None
+    # For a smaller allocation, torch may request a whole segment from the device.
     if failed.device_free >= failed.size + LARGE_SEGMENT:
         return Cause(code="process_limit", bytes=failed.device_free)
     if case.total is None:

@@ -42,7 +42,11 @@ WRONG = {
     "no truth": ("expandable_segments:yes", "expandable_segments=yes: pass True or False"),
     "too small": (
         "max_split_size_mb:20",
-        "max_split_size_mb=20: pass a whole number of MiB above 20",
+        "max_split_size_mb=20: pass a whole number of MiB, at least 21",
+    ),
+    "too small for rounding": (
+        "max_non_split_rounding_mb:19",
+        "max_non_split_rounding_mb=19: pass a whole number of MiB, at least 20",
     ),
     "no share": (
         "garbage_collection_threshold:2",
