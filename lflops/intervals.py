@@ -46,7 +46,7 @@ def outside(intervals: Iterable[Interval], others: Sequence[Interval]) -> Interv
     return left
 
 
-def shares(intervals: Intervals, *others: Intervals) -> list[int]:
+def lengths_inside(intervals: Intervals, *others: Intervals) -> list[int]:
     """Return how many nanoseconds of `intervals` lie inside each of the sets `others`.
 
     The result has one more value at its end: the nanoseconds that lie in none of the sets. Time

@@ -57,7 +57,7 @@ class Ceiling(Struct, frozen=True, kw_only=True):
         flops_per_second: The peak, which is the flat part of the roof.
         bandwidth_bytes_per_second: The bandwidth, which is the slope of the roof. `None` if
             unknown.
-        is_judged_by: Whether points are compared with the roof of this chip.
+        is_reference: Whether points are compared with the roof of this chip.
     """
 
     hardware: str
@@ -65,7 +65,7 @@ class Ceiling(Struct, frozen=True, kw_only=True):
     dtype: str
     flops_per_second: float
     bandwidth_bytes_per_second: float | None
-    is_judged_by: bool
+    is_reference: bool
 
 
 class Point(Struct, frozen=True, kw_only=True, gc=False):
@@ -533,9 +533,9 @@ def _ceilings(profile: Profile, chip: Hardware | None) -> tuple[Ceiling, ...]:
                 dtype=peak_name,
                 flops_per_second=known.peak_flops_per_second[peak_name],
                 bandwidth_bytes_per_second=known.bandwidth_bytes_per_second,
-                is_judged_by=False,
+                is_reference=False,
             )
-            ceilings.setdefault(ceiling, replace(ceiling, is_judged_by=known is chip))
+            ceilings.setdefault(ceiling, replace(ceiling, is_reference=known is chip))
     return tuple(ceilings.values())
 
 

@@ -36,7 +36,7 @@ POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
 """Policies for the activation checkpointing of a block.
 
 With `none`, backward recomputes nothing. With `selective`, backward recomputes all operators except
-the operators in `KEPT`. With `full`, backward recomputes all operators.
+the operators in `SAVED_OPERATORS`. With `full`, backward recomputes all operators.
 """
 
 EVERY_POLICY: tuple[Policy, ...] = ("none", "selective", "selective-op", "full")
@@ -52,7 +52,12 @@ _ATTENTION = (
     "cudnn_attention",
     "flash_attention_for_cpu",
 )
-KEPT = ("mm", "addmm", "convolution", *(f"_scaled_dot_product_{name}" for name in _ATTENTION))
+SAVED_OPERATORS = (
+    "mm",
+    "addmm",
+    "convolution",
+    *(f"_scaled_dot_product_{name}" for name in _ATTENTION),
+)
 """ATen operators that the policy `selective` does not recompute; their results are kept.
 
 These are linear layers, convolutions and fused attention.
@@ -182,9 +187,9 @@ def recompute(block: nn.Module, policy: Policy) -> None:
 
 
 def _kept_operators() -> list[Any]:
-    """Return the operators in `KEPT`, except operators that this version of torch does not have."""
+    """Return the operators in `SAVED_OPERATORS`, except operators that this version of torch does not have."""
     kept = []
-    for name in KEPT:
+    for name in SAVED_OPERATORS:
         operator = getattr(torch.ops.aten, name, None)
         if operator is not None:
             kept.append(operator.default)

@@ -22,7 +22,7 @@ from lflops.torch_private.dispatch_modes import InternalMode, on_stack, without_
 # Number of blocks that a folded model keeps in a sequence of equal blocks. The first and the last
 # block may behave differently. With six blocks, the two middle blocks are not next to the first or
 # the last block.
-KEPT = 6
+USUALLY_KEPT = 6
 # A sequence is folded only if it has at least this many equal blocks.
 WORTHWHILE = 10
 
@@ -42,7 +42,7 @@ class Fold(NamedTuple):
     container: str
     first: int
     length: int
-    kept: int = KEPT
+    kept: int = USUALLY_KEPT
 
     def block(self, number: int) -> str:
         """Return the full name of the block with this number, such as `layers.3` for number 3."""

@@ -62,7 +62,7 @@ The number of all operators is `None` while it is unknown. In the last call, bot
 same.
 """
 
-KEPT = (3, 5)
+FEWER_BLOCKS = (3, 5)
 """Numbers of equal blocks with which an estimate runs a model, to save time.
 
 The estimate first runs the model with three and with four of its equal blocks. If the results for
@@ -410,7 +410,7 @@ class Estimator:
             The profile of the whole model. `None` if the profile cannot be derived, so that the
             whole model has to run.
         """
-        for kept in KEPT:
+        for kept in FEWER_BLOCKS:
             # The model may fail with fewer blocks. The run of the whole model raises the model's
             # own errors.
             with contextlib.suppress(Exception):

@@ -166,7 +166,7 @@ def _modules(
     parameters, owners = _parameters(tree)
 
     modules: dict[str, ModuleProfile] = {}
-    for name in (*tree.modules, *collected.calls, *collected.totals.rows()):
+    for name in (*tree.modules, *collected.calls, *collected.totals.module_names()):
         for fqn in reversed(ancestry(name)):
             if fqn in modules:
                 continue

@@ -208,7 +208,7 @@ class Totals:
         self.add_to(lambda fqn, phase: (moved, *target_of(fqn, phase)))
         return moved
 
-    def rows(self) -> Iterator[str]:
+    def module_names(self) -> Iterator[str]:
         """Yield the module of every operator and collective. A name may occur several times."""
         for keys in (self.op_counts, self.unsupported, self.collectives):
             for key in keys:

@@ -181,10 +181,10 @@ class Usual:
         return verdict
 
     def _verdict(self, step: StepSpent, recent: "_Recent") -> Verdict | None:
-        is_new_size = not recent.knows
+        is_new_size = not recent.has_enough_steps
         compared = self._all if is_new_size else recent
         cost = 0
-        if compared.knows:
+        if compared.has_enough_steps:
             cost = compared.cost_of(step)
         if not cost:
             return None
@@ -206,7 +206,7 @@ class Usual:
     @property
     def tolerance(self) -> int:
         """Nanoseconds by which a step can exceed the usual step without being slow."""
-        return self._all.totals.tolerance if self._all.knows else LEAST
+        return self._all.totals.tolerance if self._all.has_enough_steps else LEAST
 
     @property
     def median(self) -> int:
@@ -305,7 +305,7 @@ class _Recent:
         return net
 
     @property
-    def knows(self) -> bool:
+    def has_enough_steps(self) -> bool:
         """Return whether there are enough steps to define the usual step."""
         return len(self.steps) >= FEWEST
 

@@ -76,7 +76,7 @@ class DeferredCalls:
         """The moment at which the next waiting call was recorded, or `None` if no call waits."""
         return self._notes[0] if self._notes else None
 
-    def play(self, most: int = LONGEST) -> None:
+    def run_calls(self, most: int = LONGEST) -> None:
         """Make up to `most` of the recorded calls.
 
         If a call raises an exception, all other waiting calls are dropped.
@@ -114,15 +114,15 @@ class DeferredCalls:
         self._lock = threading.RLock()
         self._notes.clear()
 
-    def plays_here(self) -> bool:
-        """Return whether the calling thread is now making recorded calls in `play`."""
+    def runs_here(self) -> bool:
+        """Return whether the calling thread is now making recorded calls in `run_calls`."""
         return self._player == threading.get_ident()
 
     def stop(self) -> None:
         """Make all recorded calls now, and make later calls immediately."""
         if self.runs:
             with self._lock:
-                self.play()
+                self.run_calls()
                 self._end()
 
     def _end(self) -> None:

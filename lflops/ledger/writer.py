@@ -339,7 +339,7 @@ class LedgerWriter:
 
     def _read(self, pause: float = 0.0) -> None:
         while True:
-            self._deferred.play(AT_ONCE)
+            self._deferred.run_calls(AT_ONCE)
             # Read the clock before the log, so that no later event is older than `now`.
             now = self._clock()
             next_note = self._deferred.next

@@ -93,7 +93,7 @@ class RunLedger:
         cleanup.add(self.stop, "interrupted")
         self._writer.start(folder)
         # `DeferredCalls` itself handles errors of the calls that it makes
-        guard.passes = self._deferred.plays_here
+        guard.passes = self._deferred.runs_here
         cleanup.add(self.requests.stop)
         self.requests.start(self._writer.step_after)
         if self._writer.is_first:

@@ -20,7 +20,7 @@ from lflops.inputs.run_info import with_allocator_peaks
 from lflops.model.module_tree import ModuleTree
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import Stage, Training
-from lflops.monitoring.window.counting_step import CountingMode, StepCounter, has_backward
+from lflops.monitoring.window.counting_step import CountingStepMode, StepCounter, has_backward
 from lflops.monitoring.window.live_metrics import LiveMetrics
 from lflops.monitoring.window.step_modes import ModuleTimingMode, StepMode
 from lflops.monitoring.window.step_timer import MAX_PENDING_STEPS, StepTimer, TimedStep
@@ -398,7 +398,7 @@ class Session:
             self._step_timer.mark_phases()
         if self._windows:
             window = self._windows[-1]
-            if window.number < cursor.window and not window.complete:
+            if window.number < cursor.window and not window.has_ended:
                 window.end(ordinal, self._step_timer.logged_step)
                 if cursor.phase != "over":
                     self._windows.append(Window(cursor.window, ordinal))
@@ -467,7 +467,7 @@ class Session:
             )
         }
         if settings.count is True:
-            modes["count"] = CountingMode(self._counter, self._stage, window)
+            modes["count"] = CountingStepMode(self._counter, self._stage, window)
         paths = self._results.paths
         if self._traces_steps and paths is not None:
             modes["traced"] = TracedMode(
@@ -497,7 +497,7 @@ class Session:
     @property
     def _waits_for_steps(self) -> bool:
         """Return whether a window has ended but still waits for missing unprofiled steps."""
-        return bool(self._windows) and self._windows[0].complete
+        return bool(self._windows) and self._windows[0].has_ended
 
     @property
     def _point_period(self) -> int | None:
@@ -624,7 +624,7 @@ class Session:
             return False
         ordinal = self._step_timer.ordinal
         room = self._cursor.idle_until - ordinal
-        if room > WANTED and window.may_count_again and self._lacks_backward(window):
+        if room > WANTED and window.has_counts_left and self._lacks_backward(window):
             window.request(range(ordinal, ordinal + 1), "count")
             return True
         missing = window.missing_timing_steps

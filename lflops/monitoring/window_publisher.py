@@ -44,7 +44,7 @@ LARGE = 5_000
 
 # Maximum number of windows of a run that are kept in memory, because a window of a large model
 # takes a few MB, and a schedule may repeat without end.
-KEPT = 32
+MOST_PROFILES = 32
 # maximum number of seconds that the end of a run waits for pages that are being written
 LONGEST = 30.0
 
@@ -126,7 +126,7 @@ class WindowPublisher:
         store: A store that all ranks can reach, or `None`.
 
     Attributes:
-        profiles: The profiles of the last windows, at most `KEPT`, each merged from all ranks.
+        profiles: The profiles of the last windows, at most `MOST_PROFILES`, each merged from all ranks.
             Empty if this is not the main process.
         shares: For each stage, the samples and tokens of all ranks in the last window, divided by
             the samples and tokens of this rank.
@@ -168,7 +168,7 @@ class WindowPublisher:
         self._own: dict[tuple[str | None, int | None], tuple[bool, tuple[Step, ...]]] = {}
         # for each stage, the last rank comparison that was handled
         self._compared: dict[str, RankComparison] = {}
-        # the keys of the sentences about slow ranks that were logged (see `Reporters.slow_ranks`)
+        # the keys of the sentences about slow ranks that were logged (see `Reporters.slow_rank_sentences`)
         self._flagged: set[Hashable] = set()
         self._reported = ReportedStragglers()
         self._in_background: deque[tuple[_Closed, Future[PreparedWindow]]] = deque()
@@ -282,7 +282,7 @@ class WindowPublisher:
         compared = self._reported.added_to(compared, window.run.stage)
         profile = replace(window, unprofiled_comparison=compared)
         analysis = analyze(profile)
-        slow = reporters.slow_ranks(analysis)
+        slow = reporters.slow_rank_sentences(analysis)
         is_new = False
         for key, sentence in slow.items():
             if key not in self._flagged:
@@ -296,7 +296,7 @@ class WindowPublisher:
             return
         # Save now, so that the file agrees with the log however the run ends.
         path = None
-        differs = slow.keys() != reporters.slow_ranks(analyze(window)).keys()
+        differs = slow.keys() != reporters.slow_rank_sentences(analyze(window)).keys()
         if self.paths is not None and differs:
             path = self.paths.profile(profile.run)
         is_saved = path is not None and self.save(profile, path)
@@ -378,7 +378,7 @@ class WindowPublisher:
         step = self._training.logged_step()
         analysis = analyze(profile)
         if profile.ranks:
-            self._flagged.update(self.reporters.slow_ranks(analysis))
+            self._flagged.update(self.reporters.slow_rank_sentences(analysis))
             self._reported.keep(profile, analysis.stragglers)
         ended = _ended(profile, cut_short=cut_short)
         closed = _Closed(
@@ -401,7 +401,7 @@ class WindowPublisher:
     def _keep(self, profile: Profile) -> None:
         self._closed += 1
         self.profiles.append(profile)
-        del self.profiles[:-KEPT]
+        del self.profiles[:-MOST_PROFILES]
         self._last[profile.run.stage] = profile
         if profile.trace is not None:
             self._traces += map(Path, profile.trace.files.values())

@@ -162,7 +162,7 @@ def _rate(analysis: Analysis, phase: Phase | None) -> ModuleColumn:
     The text of a value above the peak of the chip says so, because such a value cannot be right.
     """
     ceilings = analysis.roofline.ceilings
-    peaks = [ceiling.flops_per_second for ceiling in ceilings if ceiling.is_judged_by]
+    peaks = [ceiling.flops_per_second for ceiling in ceilings if ceiling.is_reference]
     peak = max(peaks, default=None)
     return ModuleColumn(
         f"{_SHORT[phase]}\nFLOP/s",

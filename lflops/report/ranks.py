@@ -130,7 +130,7 @@ def _common_host(found: Stragglers, analysis: Analysis) -> str:
     return f", all of them{of_slow_ranks.pop()}"
 
 
-def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
+def slow_rank_sentences(analysis: Analysis) -> dict[Hashable, str]:
     """Return a sentence about each of the slowest ranks.
 
     The keys are tuples of the slow rank, the module and the phase in which it is slow, and the

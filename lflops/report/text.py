@@ -130,7 +130,7 @@ def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
             f"the peak of {run.device_name} is unknown; set hardware of FlopsMonitor or "
             'lflops.measure to "measure", or to a name that `lflops hardware` prints'
         )
-    if not any(ceiling.is_judged_by for ceiling in ceilings):
+    if not any(ceiling.is_reference for ceiling in ceilings):
         return f"{run.hardware.name} has no known peak for any dtype that the matmuls use"
     if run.hardware.bandwidth_bytes_per_second is None:
         return f"the bandwidth of {run.hardware.name} is not known"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from lflops.intervals import Intervals, joined, length, outside, shares
+from lflops.intervals import Intervals, joined, length, lengths_inside, outside
 from lflops.profile.collective_names import is_collective_kernel
 from lflops.profile.series import sums
 from lflops.trace.recorded import DeviceEvent
@@ -103,7 +103,7 @@ def states(work: Sequence[DeviceEvent], start: int, end: int) -> Timeline:
 def timeline(found: Timeline) -> DeviceTimeline:
     """Return the time that the device spends in each state, such as computing or idle."""
     window = [(found.start, found.end)]
-    computing, exposed_communication, exposed_copies, idle = shares(
+    computing, exposed_communication, exposed_copies, idle = lengths_inside(
         window, found.computing, found.communicating, found.copying
     )
     return DeviceTimeline(

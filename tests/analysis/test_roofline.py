@@ -271,7 +271,7 @@ def test_the_ceilings_are_of_all_that_is_known_of_the_device() -> None:
         ("chip", 1000.0, True),
         ("NVIDIA H200", 50e12, False),
         (datasheet.name, datasheet.peak_flops_per_second["fp32"], False),
-    ] == [(ceiling.hardware, ceiling.flops_per_second, ceiling.is_judged_by) for ceiling in found]
+    ] == [(ceiling.hardware, ceiling.flops_per_second, ceiling.is_reference) for ceiling in found]
     assert {"fp32"} == {ceiling.dtype for ceiling in found}
     judged = Ceiling(
         hardware="chip",
@@ -279,7 +279,7 @@ def test_the_ceilings_are_of_all_that_is_known_of_the_device() -> None:
         dtype="fp32",
         flops_per_second=1000.0,
         bandwidth_bytes_per_second=100.0,
-        is_judged_by=True,
+        is_reference=True,
     )
     assert judged == found[0]
     # A chip that only differs in a field without an effect on the roofline is no second ceiling.

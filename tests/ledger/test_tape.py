@@ -54,7 +54,7 @@ def test_calls_wait_while_it_runs_and_have_their_moments() -> None:
         tape.note(hear, name)
     clock.now = 9
     assert [("at once", 1)] == heard
-    tape.play()
+    tape.run_calls()
     assert [("first", 5), ("second", 7), ("third", 7)] == heard[1:]
     tape.note(hear, "fourth")
     clock.now = 11
@@ -86,7 +86,7 @@ def test_the_account_of_what_was_noted_is_that_of_what_was_marked() -> None:
         ):
             tape.note(call, *given)
         clock.now = 100
-        tape.play()
+        tape.run_calls()
         phases.log.deliver()
         book.read(CategoryMarks().of(queue.pop()), clock())
         assert {"training/data": 20, "training/forward": 40, "training/other": 30} == book.open
@@ -102,7 +102,7 @@ def test_another_thread_plays_in_the_same_order_while_notes_come() -> None:
 
     def play() -> None:
         while not is_over.is_set():
-            tape.play()
+            tape.run_calls()
 
     thread = threading.Thread(target=play)
     thread.start()
@@ -117,7 +117,7 @@ def test_another_thread_plays_in_the_same_order_while_notes_come() -> None:
 def test_an_error_ends_it_and_goes_to_no_boundary() -> None:
     """An error in a recorded call stops the recording and is kept for the training thread.
 
-    The error guard must not handle the error while `play` runs, because its handler removes hooks,
+    The error guard must not handle the error while `run_calls` runs, because its handler removes hooks,
     and that must happen only in the training thread. The training thread gets the error from
     `raise_error`. The following call in the queue is dropped.
     """
@@ -125,7 +125,7 @@ def test_an_error_ends_it_and_goes_to_no_boundary() -> None:
     taken_off = list[Any]()
     heard = list[int]()
     boundary = ErrorGuard(taken_off.append)
-    boundary.passes = tape.plays_here
+    boundary.passes = tape.runs_here
 
     def fail() -> None:
         with boundary:
@@ -134,13 +134,13 @@ def test_an_error_ends_it_and_goes_to_no_boundary() -> None:
     tape.start()
     tape.note(fail)
     tape.note(heard.append, 1)
-    tape.play()
+    tape.run_calls()
     assert (False, [], []) == (tape.runs, taken_off, heard)
     with pytest.raises(RuntimeError, match="planted"):
         tape.raise_error()
     # The error is raised only once.
     tape.raise_error()
-    # Outside `play`, the error guard handles the same error.
+    # Outside `run_calls`, the error guard handles the same error.
     fail()
     assert ["planted"] == [str(each) for each in taken_off]
 
@@ -157,11 +157,11 @@ def test_notes_that_no_one_plays_do_not_fill_the_memory(monkeypatch: pytest.Monk
     tape.start()
     for number in range(5):
         tape.note(heard.append, number)
-    tape.play()
+    tape.run_calls()
     assert [3, 4] == heard
     kept = Clock()
     tape.note(isinstance, kept, Clock)
-    tape.play()
+    tape.run_calls()
     alive = ref(kept)
     del kept
     gc.collect()
@@ -169,7 +169,7 @@ def test_notes_that_no_one_plays_do_not_fill_the_memory(monkeypatch: pytest.Monk
 
 
 def test_so_many_are_played_at_once() -> None:
-    """`play(2)` makes at most two calls, so five notes need three calls of `play`."""
+    """`run_calls(2)` makes at most two calls, so five notes need three calls of `run_calls`."""
     tape = DeferredCalls(PhaseLog())
     heard = list[int]()
     tape.start()
@@ -177,7 +177,7 @@ def test_so_many_are_played_at_once() -> None:
         tape.note(heard.append, number)
     left = []
     for _ in range(3):
-        tape.play(2)
+        tape.run_calls(2)
         left.append((tape.next is not None, len(heard)))
     assert [(True, 2), (True, 4), (False, 5)] == left
 

@@ -25,7 +25,7 @@ def test_the_last_windows_are_kept(
     All windows have their files. The messages of the first window and of the end of the run say
     where to see more.
     """
-    monkeypatch.setattr(results, "KEPT", kept)
+    monkeypatch.setattr(results, "MOST_PROFILES", kept)
     model = nn.Linear(2, 2)
     said = list[str]()
     optimizer = torch.optim.SGD(model.parameters())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lflops import units
 from lflops.errors import CountError
-from lflops.estimation.changes import KEPT, POLICIES, Policy
+from lflops.estimation.changes import POLICIES, SAVED_OPERATORS, Policy
 from lflops.estimation.estimate import Estimator, Model, Subject, built, checked_model
 from lflops.estimation.largest_batch import empty_room
 from lflops.estimation.mesh import checked_mesh
@@ -175,7 +175,7 @@ def recompute(block, **options):
 
 """
 
-_KEPT_LINES = "".join(f"    torch.ops.aten.{name}.default,\n" for name in KEPT)
+_SAVED_LINES = "".join(f"    torch.ops.aten.{name}.default,\n" for name in SAVED_OPERATORS)
 
 _SELECTIVE_CODE = f"""\
 from functools import partial
@@ -189,7 +189,7 @@ def recompute(block, **options):
 
 
 kept = [
-{_KEPT_LINES}]
+{_SAVED_LINES}]
 selective = partial(create_selective_checkpoint_contexts, kept)"""
 
 

@@ -34,7 +34,7 @@ from lflops.profile.series import grouped
 
 # Number of equal blocks that a folded model keeps from each sequence of equal blocks. A second
 # folded model keeps one block less.
-KEPT = 4
+BLOCKS_TO_ESTIMATE = 4
 
 
 class Role(NamedTuple):
@@ -372,7 +372,7 @@ class WorkSheets:
     def _inspect(self, model: nn.Module) -> list[Fold]:
         """Set the attributes that describe the model, and return its sequences of equal blocks."""
         blocks = blocks_in(model)
-        runs = [fold._replace(kept=KEPT) for fold in folds_of(blocks)]
+        runs = [fold._replace(kept=BLOCKS_TO_ESTIMATE) for fold in folds_of(blocks)]
         is_one_run = len(runs) == 1 and runs[0].length == len(blocks)
         self._block_names = list(blocks)
         self.blocks = list(with_submodules(blocks))
@@ -389,12 +389,12 @@ def _at_depth(lines: _DepthLines, depth: int | None) -> Sheet:
     if depth is None:
         whole = longer
         for length, shorter in lines.shorter:
-            whole = moved(whole, shorter, longer, length - KEPT)
+            whole = moved(whole, shorter, longer, length - BLOCKS_TO_ESTIMATE)
         return whole
     longer = _memory_only(longer)
     whole = longer
     for _, shorter in lines.shorter:
-        whole = moved(whole, _memory_only(shorter), longer, depth - KEPT)
+        whole = moved(whole, _memory_only(shorter), longer, depth - BLOCKS_TO_ESTIMATE)
     return whole
 
 

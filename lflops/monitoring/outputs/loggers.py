@@ -40,7 +40,7 @@ from lflops.report.first_screen.text import first_screen_markdown, first_screen_
 from lflops.report.first_screen.window import WindowSummary, window_summary
 from lflops.report.ledger import has_losses, headline
 from lflops.report.log_text import log_text
-from lflops.report.ranks import slow_ranks
+from lflops.report.ranks import slow_rank_sentences
 from lflops.report.report import report_of
 
 _CHARTS = msgspec.toml.decode(
@@ -652,7 +652,7 @@ class Reporters:
         with self._failures.contained("the page"):
             page.write(page.page_of_run(windows, ledger), self._last_page, is_named=False)
 
-    def slow_ranks(self, analysis: Analysis) -> dict[Hashable, str]:
+    def slow_rank_sentences(self, analysis: Analysis) -> dict[Hashable, str]:
         """Return a sentence about each rank that makes other ranks wait.
 
         The key of a sentence identifies the rank and its delay, so that no sentence is logged
@@ -660,7 +660,7 @@ class Reporters:
         """
         found: dict[Hashable, str] = {}
         with self._failures.contained("the summary"):
-            found.update(slow_ranks(analysis))
+            found.update(slow_rank_sentences(analysis))
         return found
 
     def log(self, prepared: PreparedWindow) -> None:

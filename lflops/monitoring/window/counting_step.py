@@ -208,7 +208,7 @@ class StepCounter:
         return any(module.training for module in below or [root])
 
 
-class CountingMode(StepMode):
+class CountingStepMode(StepMode):
     """Counts the operators of a step, unless a step with the same shapes was counted before."""
 
     touches_step = True

@@ -1,7 +1,7 @@
 """Define the modes in which a step can run.
 
     unprofiled       only the clock is read                    `StepMode`
-    counting         every operator is counted                 `CountingMode` in counting_step.py
+    counting         every operator is counted                 `CountingStepMode` in counting_step.py
     traced           torch.profiler records the step           `TracedMode` in traced_steps.py
     module-timing    hooks take timestamps on every module     `ModuleTimingMode`
 

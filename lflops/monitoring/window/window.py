@@ -101,7 +101,7 @@ class Window:
         self._end = ordinal
 
     @property
-    def complete(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the window has ended.
 
         A window that has ended may still collect the later steps that it needs (see `add`).
@@ -122,7 +122,7 @@ class Window:
         return min(MORE_TIMING_STEPS, MOST_TIMING_STEPS - timed)
 
     @property
-    def may_count_again(self) -> bool:
+    def has_counts_left(self) -> bool:
         """Return whether the window may request another counting step.
 
         The window needs another one if the counted step ran no backward. The loop then skipped the
@@ -182,7 +182,7 @@ class Window:
         A window is reported if it has opened. A window that is still waiting for its warm-up is
         reported only if it is the first one and has steps.
         """
-        if self.complete or self.opened or self.counted is not None:
+        if self.has_ended or self.opened or self.counted is not None:
             return True
         return self.number == 0 and bool(self._wait_steps)
 
@@ -218,7 +218,7 @@ class Window:
             counted.run,
             step=logged_step if self._last_logged_step is None else self._last_logged_step,
             window=self.number,
-            partial=failed or not self.complete or counted.run.partial,
+            partial=failed or not self.has_ended or counted.run.partial,
         )
         usual = _usual_step(steps)
         if usual is not None:

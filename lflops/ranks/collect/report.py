@@ -256,7 +256,7 @@ def unpacked(blob: bytes, kind: type[Part]) -> Part:
     return msgpack.decode(zlib.decompress(blob), type=kind)
 
 
-def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) -> Profile:
+def profile_of_rank(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) -> Profile:
     """Rebuild the profile of a rank, without steps, memory and notes, from the parts of its report.
 
     `times` has one sequence for each step: the seconds in each place (a module in a phase), without

@@ -19,7 +19,7 @@ from lflops.ranks.collect.report import (
     RankReport,
     Table,
     pack,
-    rows_in,
+    profile_of_rank,
     unpacked,
 )
 from lflops.ranks.collect.store import RankStore, poll
@@ -112,7 +112,7 @@ class RankWindow:
             if rank == report.rank:
                 return report.profile
             head = heads[rank]
-            return rows_in(unpacked(blob(head.summary.table), Table), head, times.of(rank))
+            return profile_of_rank(unpacked(blob(head.summary.table), Table), head, times.of(rank))
 
         def memory_of(rank: int) -> Memory | None:
             name = heads[rank].memory

@@ -35,7 +35,7 @@ from lflops.ranks.merge.rank_table import RankTable, is_in_model
 # Maximum number of ranks that are compared place by place. The latest ranks are chosen.
 CANDIDATES = 32
 # Maximum number of delays in a comparison. The most expensive delays are kept.
-KEPT = 256
+MOST_DELAYS = 256
 # Smallest share of a step that a delay or a wait must cost to be kept.
 WORTH_KEEPING = 0.004
 # Maximum number of waits in a comparison. The longest waits are kept.
@@ -153,7 +153,7 @@ def compare_ranks(
         _in_places(table, usual, lateness),
         _in_repeated(table, lateness),
     )
-    worst = heapq.nlargest(KEPT, excesses, key=attrgetter("cost"))
+    worst = heapq.nlargest(MOST_DELAYS, excesses, key=attrgetter("cost"))
     excesses_by_place = {}
     for place, series in usual.series.items():
         excesses_by_place[place] = table.seconds[place].minus(series)

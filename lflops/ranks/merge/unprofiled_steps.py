@@ -48,7 +48,7 @@ MOST_ROWS = 1 << 16
 FEWEST_STEPS = 16
 
 # Maximum number of delays that a comparison keeps. Each delay has two numbers per step.
-KEPT = 6
+MOST_DELAYS = 6
 # Maximum number of ranks for which the waits for a CPU core are kept as a delay. The ranks that
 # wait longest are chosen.
 PREEMPTIONS_KEPT = 2
@@ -152,7 +152,7 @@ class UnprofiledSteps:
         comparison = compare_ranks(table, by_whole_step=True)
         if comparison is None:
             return None
-        delays = [*comparison.delays[:KEPT], *_preemptions(waited, whole)]
+        delays = [*comparison.delays[:MOST_DELAYS], *_preemptions(waited, whole)]
         busy = table.busy_in_all()
         return replace(
             comparison,

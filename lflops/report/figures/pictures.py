@@ -465,7 +465,7 @@ def _roofline(axes: Axes, ceiling: Ceiling, intensities: Iterable[float]) -> Lin
     (line,) = axes.plot(
         xs,
         ys,
-        "-" if ceiling.is_judged_by else "--",
+        "-" if ceiling.is_reference else "--",
         color=TEXT,
         lw=1.2,
         label=f"{ceiling.hardware}, {ceiling.dtype}: {rates}",

@@ -90,7 +90,7 @@ def _ceilings(ceilings: Sequence[Ceiling]) -> RenderableType:
         if ceiling.source:
             source = f", {ceiling.source}"
         unused = ""
-        if not ceiling.is_judged_by:
+        if not ceiling.is_reference:
             unused = " (not used as the limit)"
         line = f"{peak} in {ceiling.dtype}, {bandwidth}: {ceiling.hardware}{source}{unused}"
         rows.append(("roofline", prose(line)))

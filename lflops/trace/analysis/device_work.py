@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from lflops.intervals import shares
+from lflops.intervals import lengths_inside
 from lflops.profile.series import grouped, summed
 from lflops.trace.analysis.categories import (
     CATEGORIES,
@@ -170,7 +170,7 @@ def streams(work: Iterable[DeviceEvent], start: int, end: int) -> tuple[StreamTi
         row = StreamTimes(
             device=device,
             stream=stream,
-            busy=shares(covered(found), [(start, end)])[0],
+            busy=lengths_inside(covered(found), [(start, end)])[0],
             kernels=kinds["kernel"],
             copies=kinds["copy"],
         )

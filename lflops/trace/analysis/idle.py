@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, get_args
 
 from msgspec import Struct
 
-from lflops.intervals import Intervals, shares
+from lflops.intervals import Intervals, lengths_inside
 from lflops.trace.recorded import DeviceEvent, HostItem, RecordedTrace, RuntimeCall, covered
 
 Cause = Literal[
@@ -145,7 +145,7 @@ def idle_by_cause(
             before_launch[launch.thread].append((start, call_start))
     activities = _activities(trace, before_launch.keys())
     for thread, intervals in before_launch.items():
-        times = shares(intervals, *activities[thread])
+        times = lengths_inside(intervals, *activities[thread])
         for cause, took in zip((*_ACTIVITIES, "python"), times, strict=True):
             causes[cause] += took
     return in_order_of_causes(causes)

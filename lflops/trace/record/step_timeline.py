@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import asdict
 
-from lflops.intervals import Intervals, joined, length, outside, shares
+from lflops.intervals import Intervals, joined, length, lengths_inside, outside
 from lflops.profile.collective_names import collective_kind
 from lflops.profile.records import Call
 from lflops.profile.timeline import (
@@ -175,7 +175,7 @@ def _lanes(by_thread: Mapping[int, Sequence[SelfTime]]) -> list[list[SelfTime]]:
     lanes: list[list[SelfTime]] = []
     for _, called in sorted(by_thread.items()):
         for lane in lanes:
-            if not shares(covered(lane), covered(called))[0]:
+            if not lengths_inside(covered(lane), covered(called))[0]:
                 lane.extend(called)
                 break
         else:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import lflops
 from lflops import Hardware
-from lflops.monitoring.window.counting_step import CountingMode
+from lflops.monitoring.window.counting_step import CountingStepMode
 from lflops.schedule import Schedule
 from tests.integrations.lightning.test_outlets import Recorder
 from tests.support.cpu_stand_ins import packed_attention_kernels
@@ -130,14 +130,14 @@ def test_each_window_counts_its_own_packed_batch(
 ) -> None:
     """Each window counts a batch, although the batch of the first window had the same shapes."""
     counted: list[Any] = []
-    begin = CountingMode.begin_batch
+    begin = CountingStepMode.begin_batch
 
-    def noted(self: CountingMode, batch: Batch, *, begins_step: bool) -> None:
+    def noted(self: CountingStepMode, batch: Batch, *, begins_step: bool) -> None:
         begin(self, batch, begins_step=begins_step)
         if self._counting is not None:
             counted.append(batch)
 
-    monkeypatch.setattr(CountingMode, "begin_batch", noted)
+    monkeypatch.setattr(CountingStepMode, "begin_batch", noted)
     model = Packed(clock)
     monitor = watching(hardware=CHIP, schedule=Schedule(wait=3, warmup=2, active=2, repeat=2))
     fit(model, monitor, data=DataLoader(Batches(packed_batches()), batch_size=None))

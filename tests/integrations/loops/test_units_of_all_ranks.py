@@ -168,8 +168,8 @@ def trained(
     step = next(each for each in profile.steps if each.is_unprofiled)
     each_second = (speed.samples_per_second, speed.tokens_per_second)
     macs = [each.macs for each in profile.ranks]
-    slow_ranks = [row.slow_rank for row in lflops.stragglers(profile).rows]
-    return step.samples, step.tokens, each_second, macs, slow_ranks
+    slow_rank_sentences = [row.slow_rank for row in lflops.stragglers(profile).rows]
+    return step.samples, step.tokens, each_second, macs, slow_rank_sentences
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from lflops.intervals import joined, length, outside, shares
+from lflops.intervals import joined, length, lengths_inside, outside
 from lflops.trace.analysis.summary import summarise
 from lflops.trace.device_states import DeviceTimeline, states, timeline
 from lflops.trace.recorded import DeviceEvent
@@ -108,7 +108,7 @@ def test_stretches_are_sets_of_moments(
     assert all(end < start for (_, end), (start, _) in pairwise(union))
     assert (len(ours - others), len(ours & others)) == (
         length(outside(union, more)),
-        shares(union, more)[0],
+        lengths_inside(union, more)[0],
     )
 
 
