@@ -1,6 +1,6 @@
 """Compare a training step with a saved baseline, for example in CI.
 
-If a limit is broken, the exit status is 1.
+If a limit is violated, the exit status is 1.
 
 python examples/compare.py --baseline good.profile.json   # the first call records the baseline
 python examples/compare.py --baseline good.profile.json --max-memory 5%
@@ -19,7 +19,7 @@ import lflops
 
 
 def build(hidden: int) -> nn.Module:
-    """The model to compare."""
+    """Build the model to measure."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(64, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, 8)
@@ -27,14 +27,14 @@ def build(hidden: int) -> nn.Module:
 
 
 def main() -> int:
-    """Record this run, and compare it with the baseline, if there is one."""
+    """Measure the model, and compare the profile with the baseline if there is one."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--baseline", type=Path, default=Path("good.profile.json"))
     parser.add_argument(
         "--hidden",
         type=int,
         default=256,
-        help="width of the model; another width breaks the limits",
+        help="width of the hidden layers; a larger width violates the limits",
     )
     parser.add_argument("--repeats", type=int, default=30)
     given, limits = parser.parse_known_args()
@@ -44,7 +44,7 @@ def main() -> int:
     )
     if not given.baseline.exists():
         profile.save(given.baseline)
-        print(f"recorded {given.baseline}")
+        print(f"recorded the baseline {given.baseline}")
         return 0
     now = given.baseline.with_suffix(".now.json")
     profile.save(now)

@@ -1,7 +1,7 @@
 """Train a model without torch.compile, and then with compiled blocks.
 
-Both runs are counted exactly. A compiled block is one row in the table of times. The example takes
-half a minute on two cores; most of this time is compilation.
+lflops counts the work of both runs exactly. In the table of times, each compiled block is one row.
+The example takes half a minute on two cores, mostly for compilation.
 
 python examples/compiled.py
 lflops show runs/compiled/train-0-*.profile.json
@@ -21,7 +21,7 @@ FEATURES, WIDTH, LAYERS, CLASSES, BATCH, STEPS = 64, 256, 3, 10, 128, 30
 
 
 class Block(nn.Module):
-    """A gated MLP with a residual connection: the compiler can fuse many operators."""
+    """A gated MLP with a residual connection. The compiler can fuse many of its operators."""
 
     def __init__(self) -> None:
         super().__init__()

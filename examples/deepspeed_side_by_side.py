@@ -1,6 +1,6 @@
 """Profile a model with DeepSpeed or with lflops, with the same call.
 
-`docs/how-to/deepspeed.md` shows both outputs side by side.
+`docs/how-to/deepspeed.md` shows and compares both outputs.
 
 python examples/deepspeed_side_by_side.py lflops
 python examples/deepspeed_side_by_side.py deepspeed    # if DeepSpeed is installed

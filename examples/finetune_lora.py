@@ -1,7 +1,7 @@
 """Fine-tune a frozen transformer with low-rank adapters.
 
-Backward costs about as much as forward, not twice as much. The example takes some
-seconds on two cores.
+Because most layers are frozen, backward costs about as much as forward, not twice as much. The
+example takes some seconds on two cores.
 
 python examples/finetune_lora.py
 lflops show runs/lora/train-0-*.profile.json --phase backward
@@ -70,7 +70,7 @@ class Block(nn.Module):
 
 
 class Classifier(LightningModule):
-    """A frozen model, as if it had been trained before, and a head for the task."""
+    """A frozen model with adapters, and a trained head. In practice, the model is pretrained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def main() -> None:
     ):
         forward, backward = profile.total(name), profile.total(name, phase="backward")
         print(
-            f"{name or 'the whole model':24}{forward:14,}{backward:14,}   {backward / forward:.2f} times the forward"
+            f"{name or 'the whole model':24}{forward:14,}{backward:14,}   {backward / forward:.2f} times forward"
         )
 
 

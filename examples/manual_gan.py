@@ -48,7 +48,7 @@ class GAN(LightningModule):
         self.untoggle_optimizer(of_generator)
 
     def wrong(self, images: Tensor, *, real: bool) -> Tensor:
-        """Compute the loss of the discriminator for a label."""
+        """Compute the discriminator's loss for images that are all real or all generated."""
         said = self.discriminator(images)
         with scope("loss"):
             return F.binary_cross_entropy_with_logits(said, torch.full_like(said, float(real)))

@@ -1,6 +1,6 @@
 """Train a small ResNet on generated images in bf16-mixed.
 
-The output shows which stages take more time than their share of the work.
+The output compares the share of the time that each stage takes with its share of the work.
 
 The example takes some seconds on two cores.
 

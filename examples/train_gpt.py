@@ -81,7 +81,7 @@ def text() -> Tensor:
 def main() -> None:
     """Train the model."""
     torch.manual_seed(0)
-    print("Measuring how fast this machine multiplies: ten seconds, once")
+    print("Measuring the peak FLOP/s of this machine takes ten seconds")
     hardware = lflops.calibrate("cpu", dtypes=("fp32",))
     monitor = FlopsMonitor(Schedule(wait=5, warmup=2, active=3, repeat=2), hardware=hardware)
     logger, progress = (
