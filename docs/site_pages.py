@@ -182,14 +182,14 @@ def issue_threshold(rule: Any) -> str:
 
     threshold = rule.threshold
     if threshold.share is None:
-        return "never; it only shows where the time goes."
+        return "never. The finding only shows where the time goes."
     costs = []
     if threshold.share:
         whole = "run's time without start-up" if is_about_run(rule) else "step"
         costs.append(f"{threshold.share * 100:g} % of the {whole}")
     if threshold.seconds:
         costs.append(f"{threshold.seconds * 1000:g} ms per step")
-    text = f"if it costs at least {' and '.join(costs)}" if costs else "always"
+    text = f"if the cost is at least {' and '.join(costs)}" if costs else "always"
     if rule.right is not None:
         said = track_record(*rule.right)
         text += f". {said[0].upper()}{said[1:]}"

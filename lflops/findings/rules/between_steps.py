@@ -21,7 +21,7 @@ class Validation(BetweenStepsRule):
 class Inference(BetweenStepsRule):
     """The model runs in eval mode without gradients, outside the validation of the training loop.
 
-    It is never an issue, because a run may need rollouts, evaluations or generated text.
+    This finding is never an issue, because a run may need rollouts, evaluations or generated text.
     """
 
     name = "inference"
@@ -32,7 +32,7 @@ class Inference(BetweenStepsRule):
 
 
 class SavingCheckpoints(BetweenStepsRule):
-    """The run saves checkpoints often, or large ones."""
+    """The run saves checkpoints often, or the checkpoints are large."""
 
     name = "checkpoint"
     threshold = Threshold(share=0.05)

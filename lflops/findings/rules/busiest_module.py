@@ -14,7 +14,7 @@ from lflops.findings.rules.python_code import in_brackets, modules_of
 class NoMatmuls(StepRule):
     """A module spends time in operators without matmuls, such as norms and activations.
 
-    This is reported only if the chip's peak is unknown, and it is never an issue.
+    lflops reports this only if the chip's peak is unknown, and never as an issue.
     """
 
     name = "no_products"
@@ -67,9 +67,9 @@ def _patterns_with_operators(step: StepEvidence) -> set[str]:
 
 
 class BusiestModule(StepRule):
-    """The module that takes the most time.
+    """One module takes more time than any other module.
 
-    It is reported if there is no other finding, or if the chip's peak is unknown.
+    lflops reports this if there is no other finding, or if the chip's peak is unknown.
     """
 
     name = "busiest"

@@ -17,9 +17,10 @@ SMALL_MESSAGE_BYTES = 1 << 20
 
 
 class ExposedCommunication(PartRule):
-    """Ranks communicate or wait for each other, and compute nothing in this time.
+    """Ranks communicate or wait for each other, and compute nothing during this time.
 
-    It is an issue if a step has at least 8 collectives with an average size of less than 1 MiB.
+    This time is an issue only if a step has at least 8 collectives, with an average size of less
+    than 1 MiB.
     """
 
     name = "communication"

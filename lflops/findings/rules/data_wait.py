@@ -10,9 +10,10 @@ from lflops.findings.stalls import stalls_of
 class DataWait(PartRule):
     """The training loop waits for the next batch.
 
-    The time in which a worker process hands over a finished batch does not count towards an issue,
-    because more workers do not shorten it. With workers, the wait is not an issue if other programs
-    use the CPU, because the workers may then not get a core.
+    A part of this wait is the time in which a worker process hands over a finished batch. More
+    workers do not shorten this part, so it is ignored when lflops decides whether the wait is an
+    issue. If the data loader has workers and other programs use the CPU, the wait is not an issue,
+    because the workers may be waiting for a core.
     """
 
     name = "data"
@@ -31,7 +32,7 @@ class DataWait(PartRule):
 
 
 class DataWaitOfRun(RunRule):
-    """The training loop waits for batches, in all steps or in slow ones."""
+    """The training loop waits for batches, in all steps or only in slow steps."""
 
     name = "data"
     threshold = DataWait.threshold

@@ -8,9 +8,9 @@ from lflops.findings.rule import Candidate, Threshold
 class HostToDeviceCopy(PartRule):
     """The step waits while the batch is copied to the device.
 
-    On a CPU nothing is copied, and the time is spent in other code that prepares the batch. On a
-    CPU, it is not an issue if forward has more MACs than backward: the loop then also runs the
-    model to prepare the batch, as Trainers do that generate and score text.
+    On a CPU, nothing is copied, and the time is spent in other code that prepares the batch. This
+    time is not an issue if forward has more MACs than backward, because the loop then also runs the
+    model to prepare the batch. Trainers that generate and score text do this.
     """
 
     name = "transfer"
@@ -41,7 +41,7 @@ class HostToDeviceCopy(PartRule):
 class InferenceInStep(PartRule):
     """The model is called to generate or score text while a batch is prepared.
 
-    It is never an issue, because training needs the generated text or the scores.
+    This finding is never an issue, because training needs the generated text or the scores.
     """
 
     name = "inference"
@@ -53,7 +53,7 @@ class InferenceInStep(PartRule):
 
 
 class ExposedCopies(PartRule):
-    """A traced device copies data, and computes nothing in this time."""
+    """The device copies data and computes nothing during this time, as a trace shows."""
 
     name = "copy"
     threshold = Threshold(share=0.10)

@@ -9,7 +9,7 @@ class GradientWork(PartRule):
     """The training loop works on gradients between backward and the optimizer's step.
 
     Typical reasons are histograms or norms of gradients for a logger, and gradients that are
-    clipped in a loop over the parameters. lflops does not know which of them it is.
+    clipped in a loop over the parameters. lflops does not know which reason applies.
     """
 
     name = "clip"

@@ -13,11 +13,12 @@ If clipping takes less, the host waits because of calls such as `.item()`.
 
 
 class IdleDevice(PartRule):
-    """A traced device is idle in forward and backward, because the host is too slow.
+    """The device is idle in forward and backward, because the host is too slow.
 
-    If the host waits for the device at least ten times per step, for example in `.item()`, 10 % of
-    the step is already an issue. This lower threshold does not apply if work on gradients takes at
-    least 5 % of the step, because it may be the reason for the waits.
+    lflops reports this only for a device that was traced. If the host waits for the device at least
+    ten times per step, for example in `.item()`, an idle time of 10 % of the step is already an
+    issue. This lower threshold does not apply if work on gradients takes at least 5 % of the step,
+    because this work may be the reason for the waits.
     """
 
     name = "idle"

@@ -7,7 +7,7 @@ from lflops.findings.step_parts import LEAST_ALLOCATING_SHARE
 
 
 class AllocatingMemory(PartRule):
-    """A traced device idles while the host waits for the driver to allocate or free memory."""
+    """The device is idle while the host waits for the driver to allocate or free memory."""
 
     name = "allocating"
     threshold = Threshold(share=LEAST_ALLOCATING_SHARE)

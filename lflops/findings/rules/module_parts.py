@@ -27,9 +27,9 @@ The values are the names of these parts in the sentence of the finding.
 
 
 class IdealCompute(PartRule):
-    """The time that the step's matmuls need at the chip's peak.
+    """The step's matmuls need this time even if they run at the chip's peak.
 
-    It is never reported as a finding, but the step breakdown shows it.
+    This time is never reported as a finding, but the step breakdown shows it.
     """
 
     name = "ideal_compute"
@@ -38,9 +38,9 @@ class IdealCompute(PartRule):
 
 
 class RecomputedMatmuls(PartRule):
-    """The matmuls that activation checkpointing recomputes take time.
+    """Activation checkpointing recomputes matmuls in backward.
 
-    The cost is the time that they would take at the chip's peak.
+    The cost is the time that the recomputed matmuls would take at the chip's peak.
 
     If the step needs at most half of the device's memory, a cost of 5 % is already an issue.
     """
@@ -58,7 +58,7 @@ class RecomputedMatmuls(PartRule):
 
 
 class MemoryBoundWork(PartRule):
-    """Operators that are limited by memory: moving bytes takes longer than the arithmetic."""
+    """Operators are limited by memory: moving their bytes takes longer than their arithmetic."""
 
     name = "memory_bound"
     label = "memory-bound"
@@ -103,7 +103,7 @@ def _main_modules(step: StepEvidence) -> Iterable[str]:
 
 
 class InefficientKernels(PartRule):
-    """Time that modules take beyond the least time that their operators need on this chip.
+    """Modules take longer than the least time that their operators need on this chip.
 
     Typical causes are small kernels, kernel launches and slow memory layouts. If the device was not
     traced, its idle time is included.
@@ -126,9 +126,9 @@ class InefficientKernels(PartRule):
 
 
 class ForwardOutsideModules(PartRule):
-    """Forward time outside all modules that lflops monitors.
+    """Forward spends time outside all modules that lflops monitors.
 
-    It is not reported as a separate finding: the cost of the finding `outside` includes it.
+    This time is not reported as a separate finding: the cost of the finding `outside` includes it.
     """
 
     name = "forward"
@@ -137,7 +137,7 @@ class ForwardOutsideModules(PartRule):
 
 
 class BackwardOutsideModules(PartRule):
-    """Backward time outside all modules that lflops monitors."""
+    """Backward spends time outside all modules that lflops monitors."""
 
     name = "backward"
     phrase = "backward outside the layers"

@@ -39,7 +39,7 @@ class FrozenLayers(StepRule):
 
 
 class UnusedLayer(StepRule):
-    """A trainable layer runs in forward, but no gradient reaches it: nothing uses its output."""
+    """A trainable layer runs in forward, but gets no gradient, because its output is not used."""
 
     name = "unused"
     threshold = Threshold(share=0.05)

@@ -29,10 +29,11 @@ SLOW_ON_DEVICE = 2.0
 
 
 class SlowOptimizer(PartRule):
-    """The optimizer takes a lot of time, and more than its operators need.
+    """The optimizer takes a lot of time, and takes longer than its operators need.
 
-    On a CPU, the operators need up to 20 µs per call and 0.2 ns per byte. On a device, they need
-    the time to move their bytes, and the optimizer is an issue if it takes more than twice as long.
+    On a CPU, lflops assumes that the operators need up to 20 µs per call and 0.2 ns per byte. On
+    other devices, it assumes the time to launch the operators and to move their bytes. There, the
+    optimizer is an issue only if it takes more than twice this time.
     """
 
     name = "optimizer"

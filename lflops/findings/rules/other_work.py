@@ -17,9 +17,9 @@ MODEL_PHASES = {"forward", "backward", "recompute"}
 
 
 class OtherWork(PartRule):
-    """The training loop spends time outside all phases: callbacks, metrics, logging, other code.
+    """The step spends time outside all other phases, for example in callbacks, metrics or logging.
 
-    It is not an issue if many matmuls run in this time. The loop then trains another model that
+    This time is not an issue if many matmuls run in it. The loop then trains another model that
     lflops does not monitor, such as the discriminator of a GAN.
     """
 
@@ -98,7 +98,7 @@ def model_was_never_called(step: StepEvidence) -> bool:
 
 
 class OtherWorkOfRun(OnceAllowedRule):
-    """Slow steps spend their extra time outside all phases.
+    """Slow steps spend their extra time outside all other phases.
 
     A single slow step is not an issue.
     """
@@ -117,7 +117,7 @@ class OtherWorkOfRun(OnceAllowedRule):
 
 
 class OtherWorkWithoutWindow(UncertainRule):
-    """The training loop spends time outside all phases, in a run without a profiled window."""
+    """Steps spend time outside all other phases, in a run without a profiled window."""
 
     name = "other"
     category = "training/other"

@@ -17,8 +17,8 @@ PYTHON_SHARE = 0.5
 class OutsideLayers(ModuleRule):
     """The model spends time outside its layers.
 
-    It is an issue if Python code takes most of this time. Operators that the model calls itself,
-    such as functional pooling, are not an issue. It is also not an issue if ranks wait for each
+    This time is an issue if Python code takes most of it. It is not an issue if operators that the
+    model calls itself, such as functional pooling, take most of it, or if ranks wait for each
     other during this time, for example under DDP before the model runs.
     """
 

@@ -11,9 +11,9 @@ from lflops.profile.notes import notes_with
 class Padding(StepRule):
     """A large share of each batch is padding, which the model computes as well.
 
-    The cost is the time that forward and backward spend on padding. It is reported if at least 30 %
-    of the positions are padding. lflops detects padding by a padding mask in the batch. Without a
-    mask, the end of a sequence counts as padding if it repeats one value.
+    The cost is the time that forward and backward spend on padding. lflops reports this if at least
+    30 % of the positions are padding. To detect padding, lflops uses a padding mask in the batch.
+    Without a mask, the end of a sequence counts as padding if it repeats one value.
     """
 
     name = "padding"

@@ -21,9 +21,9 @@ FLOAT32_HALVES_FLOAT64 = 0.5
 class WideDtype(ModuleRule):
     """A module, or the whole model, runs matmuls in a wider dtype than necessary.
 
-    A repeated module is compared with the other repeats, for example a block with the other blocks.
-    Modules without repeats and the whole model are reported only for float64, because float32 saves
-    at least half of their time.
+    A repeated module is compared with the other repeats: for example, a block is compared with the
+    other blocks. Modules without repeats, and the whole model, are reported only for float64,
+    because float32 saves at least half of their time.
     """
 
     name = "dtype"
@@ -120,7 +120,7 @@ def _public_name(dtype: str) -> str:
 
 
 class UnusedTensorCores(StepRule):
-    """The model runs matmuls in one dtype, although the chip is faster in a narrower one.
+    """The model runs matmuls in a dtype, although the chip is faster in a narrower dtype.
 
     On NVIDIA GPUs, float32 is compared with TF32, and TF32 with bfloat16. The saving is computed
     from the peaks of the chip and the ideal time of the matmuls.

@@ -17,7 +17,7 @@ MOSTLY_PYTHON = 3
 
 
 class PythonCode(StepRule):
-    """Modules themselves take more time in forward than their operators need.
+    """In forward, the Python code of modules takes longer than the operators that it runs.
 
     Typical causes are forward hooks, prints and loops in Python. A module that runs operators is
     reported only if a trace shows that it takes at least three times as long as its operators need.

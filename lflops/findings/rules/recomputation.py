@@ -9,7 +9,7 @@ from lflops.findings.rule import Candidate, StepRule, Threshold
 class Recomputation(StepRule):
     """Activation checkpointing recomputes activations in backward.
 
-    If the step needs at most half of the device's memory, 5 % of the step is already an issue.
+    If the step needs at most half of the device's memory, a cost of 5 % is already an issue.
     """
 
     name = "recomputed"

@@ -25,11 +25,13 @@ class RepeatedBackward(StepRule):
     """Backward has at least 2.5 times as many MACs as forward, so it runs more than once.
 
     Twice as many MACs are normal, because backward computes gradients of the inputs and of the
-    weights. Nothing is reported if the step computes derivatives with `torch.autograd.grad` or
-    `create_graph=True`, as a gradient penalty does: backward then differentiates them as well.
-    Also, nothing is reported if an operator of backward is much larger than every operator of
-    forward. Such an operator belongs to a function without matmuls in forward, for example a
-    Cholesky decomposition.
+    weights.
+
+    Nothing is reported if the step computes derivatives with `torch.autograd.grad` or
+    `create_graph=True`, for example for a gradient penalty, because backward then also
+    differentiates these derivatives. Also, nothing is reported if an operator of backward is much
+    larger than every operator of forward. Such an operator belongs to a function without matmuls in
+    forward, for example a Cholesky decomposition.
     """
 
     name = "backward_twice"

@@ -12,8 +12,9 @@ class SleepingThread(ModuleRule):
 
     If the module is slower than identical modules, another finding reports the time.
 
-    This is reported only for runs on a CPU with one rank, because the thread of other runs also
-    waits for a device or for other ranks. Waits for a core and for a batch are subtracted.
+    This is reported only for runs on a CPU with one rank, because in other runs, the training
+    thread also waits for a device or for other ranks. Waits for a core and for a batch are
+    subtracted.
     """
 
     name = "sleep"

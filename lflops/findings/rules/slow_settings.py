@@ -59,7 +59,7 @@ class GraphBreaks(NotedSetting):
 
 
 class FindUnusedParameters(NotedSetting):
-    """DistributedDataParallel searches for unused parameters in each step, but all are used."""
+    """DistributedDataParallel searches for unused parameters in each step, but there are none."""
 
     name = "find_unused"
     sentence = (

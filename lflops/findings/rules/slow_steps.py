@@ -23,7 +23,7 @@ class GarbageCollection(OnceAllowedRule):
 
 
 class NotScheduled(RunRule):
-    """The process did not run, because other programs used its cores or it was stopped.
+    """The process did not run, because other programs used its cores or because it was stopped.
 
     This is never an issue, because the training run is not the reason. If the process did not run
     for a large part of the time, lflops cannot rule out other issues.

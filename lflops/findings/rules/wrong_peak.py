@@ -7,7 +7,7 @@ from lflops.findings.rule import Candidate, Facts, StepRule
 
 
 class PeakTooLow(StepRule):
-    """The step, or a layer, is faster than the chip's peak allows, so the peak is too low."""
+    """The step, or a layer, is faster than the chip's peak allows, so the known peak is too low."""
 
     name = "peak"
     sentence = (
