@@ -273,9 +273,11 @@ def main() -> None:
         (t.name, c.name): judge_backward(found[t.name, c.name], c) for t in backwards for c in both
     }
     lines = [
-        f"MACs against what was worked out by hand (`tests/conformance`). Forward, {len(cases)} cases:"
+        "Each tool counts the MACs of test cases. Its results are compared with results that were worked out by hand (`tests/conformance`).",
+        f'The column "{POINTWISE}" has the results that are too high only because the tool counts pointwise operators as MACs.',
+        f'"None" means that the tool had no result. Forward, {len(cases)} cases:',
     ]
-    lines += ["", *summary(forward, TOOLS, KINDS), "", f"Backward, {len(both)} of them:"]
+    lines += ["", *summary(forward, TOOLS, KINDS), "", f"Backward, {len(both)} of these cases:"]
     lines += ["", *summary(backward, backwards, [kind for kind in KINDS if kind != POINTWISE])]
     lines += [
         "",

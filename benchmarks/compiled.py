@@ -307,12 +307,12 @@ def measured(name: str, folder: str, *options: str) -> dict[str, Any]:
 def main() -> None:
     """Measure, and write the section."""
     lines = [
-        "| model | graphs | assigned to modules | in fused kernels that are divided | parts and regions differ by |",
+        "| model | graphs | share of time assigned to modules | share of time in fused kernels that are divided among modules | difference between the sum of the parts and the time of the compiled code |",
         "|---|---|---|---|---|",
     ]
     costs = [
         "",
-        "| model | first step without | with | step without | with | same loss | same kernels |",
+        "| model | first step without lflops | first step with lflops | step without lflops | change with lflops | same loss | same kernels |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in CASES:
@@ -334,12 +334,13 @@ def main() -> None:
     lines += [
         *costs,
         "",
-        f"The eighth of twelve blocks is 8 times as wide. It is the slowest in {wide['slowest']} of {ROUNDS} steps, and takes",
-        f"{wide['share']:.1%} of the blocks' time: {wide['ratio']:.3f} times what it takes compiled alone (quartiles {wide['low']:.3f} to",
-        f"{wide['high']:.3f}). Both run in every step of one traced window, and the ratio is taken step by step.",
+        "In a model with twelve blocks, the eighth block is 8 times as wide as the others. lflops shows it as the slowest block in",
+        f"{wide['slowest']} of {ROUNDS} steps, with {wide['share']:.1%} of the time of all blocks. This time is {wide['ratio']:.3f} times the time of",
+        f"the same block compiled alone (quartiles {wide['low']:.3f} to {wide['high']:.3f}). Both run in every step of one traced window, and the",
+        "ratio is computed for each step.",
         "",
-        "First steps, which compile, and steps are in CPU time of the process and of its compilers. One thread, inductor's C++ backend,",
-        "fresh caches, real widths. Not run on CUDA.",
+        "The first step compiles the model. Times are CPU times of the process and of the compilers that it starts. One thread,",
+        "inductor's C++ backend, empty caches, models with their real widths. Not run on CUDA.",
     ]
     record("compiled.py", "Inside of compiled code", lines)
 

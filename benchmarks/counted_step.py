@@ -111,7 +111,7 @@ def train(name: str, counted: int | None) -> tuple[list[int], list[tuple[float, 
 def main() -> None:
     """Train each model twice, and write the table."""
     lines = [
-        "| training | neighbours' peak, MiB | counted step's | ratio | losses and random numbers |",
+        "| model | peak of the steps before and after, MiB | peak of the counting step, MiB | ratio | losses and random numbers |",
         "|---|--:|--:|--:|---|",
     ]
     for name in MODELS:

@@ -121,7 +121,7 @@ def bert() -> Iterator[str]:
     yield "| BERT-base for masked LM, batch 32, length 128, float32 | |"
     yield "|---|--:|"
     yield f"| parameters | {root.parameters:,} = {root.parameter_bytes / MIB:.2f} MiB |"
-    yield f"| forward, contractions | {2 * root.forward.macs / 1e9:.2f} GFLOP |"
+    yield f"| matmuls of forward | {2 * root.forward.macs / 1e9:.2f} GFLOP |"
     for title, profile in (
         ("forward alone", forward),
         ("training with SGD", sgd),
@@ -335,8 +335,9 @@ def limited() -> Iterator[str]:
         lflops.estimate(small_gpt, kwargs=tokens(50257, 1, 128)(), backward=True, **how)
     ).peak_bytes
     own = int(trained(1).stdout) - one
-    yield f"`largest_batch` of a small GPT-2 with AdamW in 1 GiB: {found} samples. Real trainings of two steps, each in a process that"
-    yield f"may have 1.05 GiB of address space beside the {own / MIB:.0f} MiB that it has with one sample and the estimate does not:"
+    yield f"For a small GPT-2 with AdamW and 1 GiB of memory, `largest_batch` returns {found} samples. To check this, real training runs of two"
+    yield f"steps ran in processes with limited address space: 1.05 GiB, plus {own / MIB:.0f} MiB for everything that is not in the estimate, as"
+    yield "measured with one sample."
     yield ""
     yield "| samples | estimated | trains |"
     yield "|--:|--:|---|"
@@ -394,7 +395,7 @@ def main() -> None:
         return
     lines = [*large(), "", *bert()]
     if not options.without_real:
-        left = "Two steps each; the batch is in both figures. What is left are workspaces of kernels, of convolutions above all."
+        left = "Each run has two steps. Both figures include the batch. The differences are workspaces of kernels, mainly of convolutions."
         lines += ["", *limited(), "", *real(), "", left]
     lines += ["", *on_cuda()]
     record("estimate.py", "Estimates", lines)

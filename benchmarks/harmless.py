@@ -46,12 +46,13 @@ def lines(verdicts: Sequence[Verdict], seconds: float, processes: int) -> Iterat
     """Yield the lines of the section."""
     of = {verdict.case: CASES[verdict.case] for verdict in verdicts}
     yield (
-        f"{len(verdicts)} trainings, each with and without the monitor, in processes of their own, {processes} at a time: {seconds:.0f} s."
+        f"{len(verdicts)} training runs were each made with and without the monitor, in separate processes, {processes} at a time. "
+        f"This took {seconds:.0f} s."
     )
     yield (
-        "Compared are losses, weights, gradients, the states of optimizers and schedulers, what loggers, callbacks and files were given, "
-        "random numbers to come, how often the user's hooks and modules were called, prints, exceptions, exit codes, and what is left in "
-        "the process."
+        "The comparison includes losses, weights, gradients, the states of optimizers and schedulers, the output of loggers and callbacks, "
+        "files, the next random numbers, the number of calls of the user's hooks and modules, printed text, exceptions, exit codes, and "
+        "what remains in the process after the run."
     )
     yield ""
     drivers = sorted({(case.driver, case.ranks) for case in of.values()})
@@ -83,7 +84,7 @@ def lines(verdicts: Sequence[Verdict], seconds: float, processes: int) -> Iterat
     ]
     yield from table("axis", [(axis, each) for axis, each in by_axis if each])
     yield ""
-    yield "*Windows* are the profiles that were written; *gave up* are trainings in which the monitor warned and went off."
+    yield "*Windows* are the profiles that were written; *gave up* are training runs in which the monitor logged a warning and turned itself off."
     found = [verdict for verdict in verdicts if verdict.outcome != "equal"]
     if found:
         yield from ("", "| differs | how | first difference |", "|---|---|---|")

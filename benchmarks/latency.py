@@ -125,8 +125,9 @@ def main() -> None:
         lines.append(f"| {title} | {truth * 1e3:.2f} ms | {' | '.join(cells)} |")
     lines += [
         "",
-        f"Medians of {rounds} rounds, in each of which the loop ({PASSES} passes) goes before and behind the two; off by the median of the",
-        "rounds' own ratios. One thread, evaluation mode, gradients recorded as DeepSpeed does.",
+        f"All times are medians of {rounds} rounds. In each round, the plain loop ({PASSES} passes) runs before and after lflops and",
+        "DeepSpeed. The percentages are the medians of the differences in each round. One thread, evaluation mode; autograd records",
+        "gradients, as in DeepSpeed's profiler.",
     ]
     record("latency.py", "The latency that is printed", lines)
 

@@ -198,7 +198,7 @@ ROWS_8B = (
         lambda: stepping(torch.optim.SGD, **EIGHT),
         chunked_loss(CompiledLoss.apply),
         "sgd",
-        "blocks as written, not as compiled; optimizer in backward; its paged state is in no allocator's figure",
+        "blocks as written, not as compiled; optimizer in backward; the paged state of the optimizer is in no allocator's figure",
     ),
     Row(
         "LoRA, on an RTX 4090",
@@ -221,20 +221,23 @@ ROWS_8B = (
 
 def torchtune_8b() -> Iterator[str]:
     """Yield the rows on one GPU in the table of models in torchtune's README."""
-    yield "**torchtune, Llama 3.1 8B.** Batch 2, packed to 2,048 tokens, everything in bfloat16, compiled, activation checkpointing, from"
-    yield "the [README](https://github.com/meta-pytorch/torchtune#memory-and-training-speed). The head has a weight of its own."
+    yield "**torchtune, Llama 3.1 8B.** The published figures are from the"
+    yield "[README](https://github.com/meta-pytorch/torchtune#memory-and-training-speed): batch size 2, sequences packed to 2,048 tokens,"
+    yield "everything in bfloat16, compiled, with activation checkpointing. The head does not share its weight with the embedding."
     yield ""
     yield from table(ROWS_8B, IDS[:, :2048])
 
 
 def torchtune() -> Iterator[str]:
     """Yield the rows of the table in torchtune's README of November 2024."""
-    yield "**torchtune, Llama 3.2 3B.** Full fine-tuning on an A100, batch 2, packed to 4,096 tokens, everything in bfloat16; the"
-    yield "peak of active memory in GiB, from the [README](https://github.com/pytorch/torchtune#optimization-flags). The model, written"
-    yield "in plain torch (`tests/support/published_models.py`): 3,212,749,824 parameters, tied embeddings, RMSNorm and rotary positions in"
-    yield "single precision, keys and values repeated to 24 heads, flash attention. AdamW is fused, and its state in bfloat16: by lists it"
-    yield "would need 5 copies of the parameters, 29.9 GiB, which is more than the rows below 25 GiB. Packed batches have a mask of blocks"
-    yield "(flex attention), here causal: both keep query, key, value, the result and a statistic a row."
+    yield "**torchtune, Llama 3.2 3B.** The published figures are the peaks of active memory in GiB, from the"
+    yield "[README](https://github.com/pytorch/torchtune#optimization-flags): full fine-tuning on an A100, batch size 2, sequences packed"
+    yield "to 4,096 tokens, everything in bfloat16. For the estimate, the model is written in plain torch"
+    yield "(`tests/support/published_models.py`). It has 3,212,749,824 parameters, tied embeddings, RMSNorm and rotary positions in"
+    yield "float32, keys and values repeated to 24 heads, and flash attention. AdamW is fused, and its state is in bfloat16. With `foreach`,"
+    yield "AdamW would need 5 copies of the parameters, 29.9 GiB, which is more than the published peaks below 25 GiB. torchtune's packed"
+    yield "batches use a block mask in flex attention, and the estimate uses a causal mask. Both keep query, key, value, the result and one"
+    yield "statistic for each row."
     yield ""
     yield from table(ROWS, IDS)
 
@@ -283,11 +286,13 @@ def zero() -> Iterator[str]:
         backward=True,
         optimizer=MixedPrecisionAdam,
     )
-    yield "**ZeRO** ([Rajbhandari et al., 2019](https://arxiv.org/abs/1910.02054), figure 1). 7.5 G parameters on 64 devices, Adam in mixed"
-    yield "precision: 2 bytes a parameter, 2 its gradient, 12 of optimizer state. Here 75 blocks of one product of 10,000 × 10,000, and a"
-    yield "batch of one row. In GB of 10^9 bytes. The paper counts these three alone; what a rank has besides is in the last two columns."
+    yield "**ZeRO** ([Rajbhandari et al., 2019](https://arxiv.org/abs/1910.02054), figure 1). The example in the paper has"
+    yield "7.5 G parameters on 64 devices, and Adam in mixed precision: for each parameter, 2 bytes for the parameter, 2 bytes for the"
+    yield "gradient and 12 bytes for the optimizer state. The estimated model has 75 blocks with one linear layer of 10,000 × 10,000, and a"
+    yield "batch of one row. All figures are in GB of 10^9 bytes. The paper only adds parameters, gradients and optimizer state. The last two"
+    yield "columns have all other memory of a rank."
     yield ""
-    yield "| | published | parameters, gradients and state by lflops | difference | a rank's peak | gathered, buffers | the rest |"
+    yield "| | published | parameters, gradients and state by lflops | difference | a rank's peak | gathered parameters, buffers | the rest |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
     for each, published in zip(sharded(profile, RANKS), ZERO, strict=True):
         states = each.parameter_bytes + each.gradient_bytes + each.optimizer_state_bytes
@@ -296,19 +301,21 @@ def zero() -> Iterator[str]:
         )
         yield f"| {each.strategy} | {published} | {states / GB:.2f} | {states / GB / published - 1:+.1%} | {sizes} |"
     yield ""
-    yield "The three are those of the moment of the peak. Where that is in backward, the last gradients are not there yet: hence the small"
-    yield "negative differences. What is gathered under DDP are its buckets, as large as all gradients."
+    yield "The table shows parameters, gradients and state at the moment of the peak. If the peak is in backward, some gradients do not"
+    yield "exist yet, which explains the small negative differences. For DDP, the column for gathered parameters has the gradient buckets,"
+    yield "which are as large as all gradients."
     yield "`tests/estimation/test_mesh.py` compares FSDP2 with real processes."
 
 
 def korthikanti() -> Iterator[str]:
     """Yield the activations of a transformer layer."""
     yield "**A transformer layer's activations** ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), section 4.1):"
-    yield "s·b·h·(34 + 5·a·s/h) bytes, of a layer that is written as theirs, in bfloat16. Torch also keeps the mean and the deviation of"
-    yield "each row in two layer norms, of 2 bytes each, which the paper leaves out. The layer's result is kept for the loss, and its"
-    yield "input is the caller's: the paper counts the input, of the same size. Masks of dropout have a byte an element, as in the paper."
+    yield "s·b·h·(34 + 5·a·s/h) bytes for a layer in bfloat16 that is built as in the paper. s is the sequence length, b the batch size,"
+    yield "h the hidden size, and a the number of heads. torch also keeps the mean and the standard deviation of each row in two layer norms,"
+    yield "with 2 bytes each. The paper ignores these statistics. The estimate includes the result of the layer, but not its input. The paper"
+    yield "includes the input, which has the same size, but not the result. Masks of dropout have one byte per element, as in the paper."
     yield ""
-    yield "| s, b, h, a | published | lflops | statistics | what is left |"
+    yield "| s, b, h, a | published | lflops | statistics | difference without the statistics |"
     yield "|---|--:|--:|--:|--:|"
     for s, b, h, a in ((2048, 4, 6144, 64), (2048, 1, 12288, 96), (512, 8, 1024, 16)):
         x = torch.empty(b, s, h, dtype=torch.bfloat16, requires_grad=True, device="meta")

@@ -244,7 +244,7 @@ def many_runs(browser: Any, logs: Path) -> dict[str, tuple[float, float | None]]
                 drawn(browser, server, "summary", ".figure"),
                 0.5,
             ),
-            f"{RUNS} runs of {WINDOWS} windows: the tab drawn, at Runs": (
+            f"{RUNS} runs of {WINDOWS} windows: the tab shows the Runs view": (
                 drawn(browser, server, "runs", "[role=grid] .grid-body [role=row]"),
                 0.5,
             ),
@@ -266,26 +266,32 @@ def main() -> None:
         with board(Path(folder)) as server:
             listed, answer, size = answered(server)
             seconds = {
-                "the list of windows, answered": (listed, 0.1),
-                "a window, answered": (answer, 0.1),
-                "the tab drawn, at Summary": (drawn(browser, server, "summary", ".figures"), 0.5),
-                "the tab drawn, at Modules": (drawn(browser, server, "modules", row), 0.5),
-                "the tab drawn, at Compare": (drawn(browser, server, "compare", ".changes"), None),
+                "the server sends the list of windows": (listed, 0.1),
+                "the server sends a window": (answer, 0.1),
+                "the tab shows the Summary view": (
+                    drawn(browser, server, "summary", ".figures"),
+                    0.5,
+                ),
+                "the tab shows the Modules view": (drawn(browser, server, "modules", row), 0.5),
+                "the tab shows the Compare view": (
+                    drawn(browser, server, "compare", ".changes"),
+                    None,
+                ),
             }
         seconds |= {act: (each, 0.05) for act, each in acted(browser, file).items()}
         seconds |= many_runs(browser, Path(folder) / "many")
-        seconds["the payload made, CPU time"] = (payload_made(profiles[0]), 1.0)
-        seconds["a window's page and payload: CPU time of the training's thread"] = (
+        seconds["CPU time to create the data of the page"] = (payload_made(profiles[0]), 1.0)
+        seconds["CPU time of the training thread to write the page and the data of a window"] = (
             taken_of_training(profiles[0], Path(folder)),
             0.05,
         )
         browser.close()
         sizes = {
-            "the file of a window": file.stat().st_size,
-            "the file of two": both,
-            "a window, as it is stored and sent": size,
+            "the HTML file of one window": file.stat().st_size,
+            "the HTML file that compares two windows": both,
+            "the data of a window, as it is stored and sent": size,
         }
-    lines = ["| | seconds | at most |", "|---|--:|--:|"]
+    lines = ["| | seconds | limit |", "|---|--:|--:|"]
     lines += [
         f"| {what} | {each:.3f} | {'' if most is None else most} |"
         for what, (each, most) in seconds.items()
@@ -296,7 +302,7 @@ def main() -> None:
         "|---|--:|",
         *(f"| {what} | {each / 1e6:.2f} |" for what, each in sizes.items()),
     ]
-    chosen = f"{MODULES:,} modules, a time in every work; medians of {REPEATS}. The file of a window is to have 5 MB at most."
+    chosen = f"The profile has {MODULES:,} modules, with a time for each entry of work. All values are medians of {REPEATS} measurements. The limit for the HTML file of one window is 5 MB."
     record("page.py", "The page with 20,000 modules", [*lines, "", chosen])
 
 

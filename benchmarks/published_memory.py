@@ -303,7 +303,8 @@ def titan(folder: Path, ranks: int) -> lflops.Profile:
 def titan_rows() -> Iterator[str]:
     """Yield the predicted rows of torchtitan."""
     found = tomllib.loads(PREDICTED.read_text())
-    yield "torchtitan's Llama 3 8B with FSDP2 on H100s, GiB of a rank. It publishes what is reserved, which the simulated allocator gives:"
+    yield "This table shows torchtitan's Llama 3 8B with FSDP2 on H100s, in GiB per rank. torchtitan publishes the reserved memory."
+    yield "The predictions are the reserved memory of the simulated allocator:"
     yield from (
         "",
         "| ranks | how | predicted, eager | published | error |",
@@ -314,8 +315,8 @@ def titan_rows() -> Iterator[str]:
         for how, published in rows.items():
             yield f"| {ranks} | {how} | {ours:.1f} | {published:.1f} | {ours / published - 1:+.1%} |"
     yield ""
-    yield "What compiled code and float8 need less is unknown, so these rows are predicted as eager code."
-    yield "Its other rows are not predicted: they have context parallelism, float8 under tensor parallelism, or pipelines of 512 GPUs."
+    yield "It is unknown how much memory compiled code and float8 save, so these rows are predicted as eager code."
+    yield "The other rows of torchtitan are not predicted: they use context parallelism, float8 under tensor parallelism, or pipelines on 512 GPUs."
 
 
 def predicted_titan(folder: Path) -> Iterator[str]:

@@ -21,7 +21,7 @@ from statistics import median
 import torch
 
 RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
-HEAD = "# Measured\n\nEach section is what the script it names printed; `make bench` writes them anew.\n"
+HEAD = "# Measured\n\nEach section names the script that printed it; `make bench` replaces the sections.\n"
 
 
 def record(script: str, title: str, lines: Sequence[str]) -> None:

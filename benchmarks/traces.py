@@ -167,19 +167,19 @@ def large(folder: Path) -> list[str]:
         unpacked = sum(map(len, file))
     return [
         "",
-        f"A trace of {recording.events:,} events ({steps} steps of the thin BERT, {len(recording.calls):,} calls of modules):",
+        f"This table shows what happens at the end of a trace of {recording.events:,} events ({steps} steps of the BERT with hidden size 48, {len(recording.calls):,} calls of modules):",
         "",
         "| | seconds |",
         "|---|--:|",
-        f"| joined to modules, with the table of operators | {joined:.2f} |",
+        f"| assigning events to modules, and making the table of operators | {joined:.2f} |",
         f"| looking for other profilers | {watch.seconds['other_profiler_runs']:.2f} |",
-        f"| all of `Tracer.stop`: the stall behind the last step; the rest is torch's, which stops and writes | {stall:.2f} |",
-        f"| starting the annotation | {started:.3f} |",
-        f"| until it is done, in a process of its own{'' if failure is None else f' ({failure})'} | {annotated:.2f} |",
+        f"| all of `Tracer.stop`, which stops training after the last step. torch needs the rest of this time to stop and to write the trace | {stall:.2f} |",
+        f"| starting the process that writes module names into the trace file | {started:.3f} |",
+        f"| until this process has finished{'' if failure is None else f' ({failure})'} | {annotated:.2f} |",
         "",
         (
-            f"The annotation's process takes {peak:.0f} MiB at most; {size / 1e6:.0f} MB become {unpacked / 1e6:.0f} MB, "
-            f"packed {recording.path.stat().st_size / 1e6:.1f} MB."
+            f"This process uses at most {peak:.0f} MiB of memory. The trace file grows from {size / 1e6:.0f} MB to {unpacked / 1e6:.0f} MB; "
+            f"compressed, it has {recording.path.stat().st_size / 1e6:.1f} MB."
         ),
     ]
 
@@ -253,7 +253,8 @@ def main() -> None:
         ]
     lines += [
         "",
-        f"Medians of {rounds} rounds of {ACTIVE} steps, half as many for BERT-base, in turn in one process. Not run on CUDA.",
+        f"All times are medians of {rounds} rounds of {ACTIVE} steps (half as many rounds for BERT-base).",
+        "The plain and the recorded steps alternate in one process. Not run on CUDA.",
     ]
     record("traces.py", "Traces", [*lines, *behind, *step_times()])
 

@@ -405,9 +405,10 @@ def main() -> None:
             print(lines[-1], flush=True)
     lines += [
         "",
-        f"CPU time of the training thread: {asked.rounds} pairs of blocks of 8 or 10 steps, in turn within one process,",
-        "each with both orders of the two threads; one thread of torch on one core. The auto-detected loop: pairs of",
-        "processes, and no window. glibc keeps its memory in all of them. Not run on CUDA.",
+        "The table shows CPU time of the training thread. A run with lflops and a run without lflops are two threads of one",
+        f"process. They alternate in blocks of 8 or 10 steps, with {asked.rounds} pairs of blocks. Each run is measured both as the main",
+        "thread and as the second thread. torch uses one thread on one core. For the auto-detected loop, pairs of processes are",
+        "compared, without a window. In all processes, glibc keeps freed memory. Not run on CUDA.",
     ]
     if not asked.print:
         record("unprofiled_step.py", "What an unprofiled step costs", lines)

@@ -291,14 +291,15 @@ def main() -> None:
         )
         sys.stderr.write(rows[-1] + "\n")
     table = [
-        "| change | step | predicted of it | measured | off by | in the interval |",
+        "| change | step without the change | predicted ratio (interval) | measured ratio | difference | in the interval |",
         "|---|--:|--:|--:|--:|---|",
         *rows,
     ]
     lines = [
         *table,
         "",
-        f"{held} of {len(rows)} intervals hold. Steps without lflops; each ratio is the median of {PAIRS} pairs.",
+        f"{held} of {len(rows)} intervals hold: they contain the measured ratio. Steps are measured without lflops.",
+        f"Each ratio is the median of {PAIRS} pairs of runs.",
     ]
     if words:
         print("\n".join(lines))

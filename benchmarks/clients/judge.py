@@ -347,22 +347,22 @@ def totals(rows: list[Row]) -> Iterator[str]:
     """Yield how many clients and faults are right."""
     compared = [row for row in rows if row.is_deterministic and row.is_equal is not None]
     equal = sum(bool(row.is_equal) for row in compared)
-    yield f"- Equal to the bit: {equal} of {len(compared)} deterministic clients."
-    yield f"- Clients in which a process died: {sum(bool(row.died) for row in rows)} of {len(rows)}."
+    yield f"- With and without lflops, {equal} of {len(compared)} deterministic training runs are equal, bit for bit."
+    yield f"- A process died in {sum(bool(row.died) for row in rows)} of {len(rows)} training runs."
     for unit in ("samples", "tokens"):
         answers = [getattr(row, unit) for row in rows]
         wrong = sum(answer.startswith("wrong") for answer in answers)
-        yield f"- {unit}: {answers.count('right')} right, {answers.count('unknown')} unknown, {wrong} wrong."
+        yield f"- {unit.title()} in a step: {answers.count('right')} right, {answers.count('unknown')} unknown, {wrong} wrong."
     false = sum(len(row.false) for row in rows)
     of = sum(len(row.findings) for row in rows)
-    yield f"- Issues in runs without a fault: {of}, of which {false} are known to be false."
+    yield f"- Runs without a fault have {of} issues, of which {false} are known to be false."
     for held_out in (False, True):
         planted = [fault for row in rows if row.held_out is held_out for fault in row.faults]
         asked = [fault for fault in planted if (fault.share or 0) >= LEAST_SHARE]
         first = [fault for fault in asked if fault.is_first]
         exact = sum(fault.is_exact for fault in first)
-        label = "held out" if held_out else "planted"
-        yield f"- Faults, {label}: {len(first)} of {len(asked)} come first, {exact} of these cost within {TOLERANCE:.0%} of the stopwatch."
+        place = " in training code that was held out" if held_out else ""
+        yield f"- Planted faults{place}: {len(first)} of {len(asked)} are the first finding. For {exact} of these, the cost is within {TOLERANCE:.0%} of the stopwatch."
 
 
 def wrong_answers(rows: list[Row]) -> Iterator[str]:

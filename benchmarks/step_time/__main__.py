@@ -67,9 +67,10 @@ def _report(steps: Sequence[Step]) -> Iterator[str]:
     )
     rates = fit(known)
     low, high = interval(models, WIDER)
-    yield f"{len(known)} rows of MPT are fitted by {_rates(rates)}; an 80 % interval is {low:.3f} to {high:.3f} of a prediction."
+    yield f"{len(known)} rows of MPT are fitted by {_rates(rates)}; the 80 % interval is {low:.3f} to {high:.3f} times a prediction."
+    yield 'The "constant" is a simpler prediction, from the median MFU of the other steps.'
     yield ""
-    yield "| what is left out | rows | mean error | worst | the constant's mean | its worst | 80 % intervals hold |"
+    yield "| left out of the fit | rows | mean error | largest error | mean error of the constant | largest error of the constant | intervals that contain the measured time |"
     yield "|---|---|---|---|---|---|---|"
     for name, found, group in (("each model", models, _model), ("each chip", chips, _chip)):
         yield _row(name, found, f"{coverage(found, group, WIDER):.0%}")
@@ -78,14 +79,15 @@ def _report(steps: Sequence[Step]) -> Iterator[str]:
     fitted = [each._replace(predicted=each.step.predicted(rates)) for each in models]
     yield _row("nothing: these were fitted", fitted, "")
     yield ""
-    yield "Which of two steps of one model that differ in one thing has more tokens/s on a GPU, where each model is left out:"
+    yield "The next table compares pairs of steps of one model that differ in one thing. It shows how well the predictions rank the pairs by"
+    yield "tokens/s on a GPU. Each model is left out of the fit:"
     yield ""
-    yield "| what differs | pairs | Kendall's tau | the constant's |"
+    yield "| what differs | pairs | Kendall's tau | Kendall's tau of the constant |"
     yield "|---|---|---|---|"
     for name, (pairs, predicted, constant) in order([*models, *unseen]).items():
         yield f"| {name} | {pairs} | {predicted:.2f} | {constant:.2f} |"
     yield ""
-    yield "Compiled code and tensor parallelism are not predicted; torchtitan's other four rows have them."
+    yield "Compiled code and tensor parallelism are not predicted. torchtitan's other four rows use them."
     yield ""
     yield "The farthest off, where each model is left out, and the rows that are always:"
     yield ""
