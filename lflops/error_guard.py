@@ -95,16 +95,20 @@ class ErrorGuard:
 
 
 class ExitBy:
-    """A descriptor for `__exit__` that lets an `ExitStack` exit the instances of a class.
+    """A descriptor that makes `with` call the `__exit__` of an `ExitStack`.
 
-    Ctrl-C could interrupt an `__exit__` method of the class before its first line, and then nothing
-    would be cleaned up. A `with` statement looks up `__exit__` before its block begins. With this
-    descriptor, it finds the bound `__exit__` of an `ExitStack`, so no other function must run when
-    the block ends.
+    If a class defined an `__exit__` method, Ctrl-C could interrupt this method before its first
+    line, and then nothing would be cleaned up. With the descriptor, the class needs no such method:
+    a `with` statement looks up `__exit__` before its block begins, finds the method of the
+    `ExitStack`, and calls it directly when the block ends.
     """
 
     def __init__(self, stack_of: Callable[[Any], contextlib.ExitStack]) -> None:
-        """Create the descriptor. `stack_of` returns the `ExitStack` that exits an instance."""
+        """Create the descriptor.
+
+        `stack_of` is called with an instance of the class. It returns the `ExitStack` that cleans up
+        the instance.
+        """
         self._stack_of = stack_of
 
     def __get__(self, instance: Any, owner: type) -> Callable[..., bool | None]:
@@ -130,7 +134,10 @@ class CleanupStack:
         self._parts: list[Callable[[], object]] = []
 
     def add(self, remove: Callable[..., object], *args: Any) -> None:
-        """Add a function and its arguments, before you install what the function removes."""
+        """Add a function that `close` calls with the given arguments.
+
+        Call `add` before you install the hook or wrapper that the function removes.
+        """
         self._parts.append(partial(remove, *args))
 
     def enter(self, context: contextlib.AbstractContextManager[Any]) -> None:

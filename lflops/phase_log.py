@@ -11,7 +11,8 @@ For example:
 
 A moment is an integer number of nanoseconds. The log is a flat list: the four values of an event
 are not put into a tuple, because thousands of tuples would make Python's garbage collector run. The
-constants below are the events, and their docstrings describe the subject and the detail.
+constants below are the events. Their docstrings describe the subject and the detail, which are
+`None` if they are not mentioned.
 
 Some events assign time to a category of the ledger, which is the time account of the whole run.
 """
@@ -25,65 +26,69 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 ENTER = "enter"
-"""Event: a phase begins. Subject: the name of the phase. Detail: its stage, such as "train"."""
+"""Event when a phase begins. The subject is the name of the phase, the detail is its stage."""
 
 LEAVE = "leave"
-"""Event: the innermost phase ends."""
+"""Event when the innermost phase ends."""
 
 DROP = "drop"
-"""Event: the innermost phase ends because of an exception."""
+"""Event when the innermost phase ends because of an exception."""
 
 WAIT = "wait"
-"""Event: backward begins to wait for other ranks.
+"""Event when backward begins to wait for other ranks.
 
 DDP does this after the last autograd node has run: it waits until the gradients of all ranks have
 been reduced. The wait is a part of backward.
 """
 
 STEP_END = "step_end"
-"""Event: a step ends for one reader. Subject: this reader. Detail: the number of the step, if any.
+"""Event when a step ends, as counted by one reader of the log, such as the ledger.
 
-A reader is an object that reads the log, such as the ledger. Readers may count steps differently,
-so each reader ignores the step ends of other readers.
+The subject is the reader, and the detail is the number of the step or `None`. Readers can count
+steps differently, so each reader ignores the step ends of other readers.
 """
 
 COUNTERS = "counters"
-"""Event: counters of the training thread were read, just before a `STEP_END`.
+"""Event with counters of the training thread, just before a `STEP_END`.
 
-Subject: the thread's scheduler counters. Detail: its resource usage. The first value of this event
-is not a moment, but the time that the thread has run on a core, in nanoseconds.
+The subject is the thread's scheduler counters, and the detail is its resource usage. The first
+value of this event is not a moment, but the time that the thread has run on a core, in nanoseconds.
 """
 
 BATCH = "batch"
-"""Event: the batch of the step is known, just before a `STEP_END`.
+"""Event that describes the batch of the step, just before a `STEP_END`.
 
-Subject: the shapes of the batch, or `None` if they are unknown. Detail: whether lflops counted,
-timed or traced the step.
+The subject is the shapes of the batch, or `None` if they are unknown. The detail is true if lflops
+counted, timed or traced the step.
 """
 
 BEGIN = "begin"
-"""Event: a category of the ledger begins, for example validation. Subject: its name."""
+"""Event when a category of the ledger begins, for example validation. The subject is its name."""
 
 END = "end"
-"""Event: a category of the ledger ends, with everything that began inside it. Subject: its name.
+"""Event when a category of the ledger ends, and everything that began inside it.
 
-If the category has begun several times, only the part since the latest `BEGIN` ends.
+The subject is the name of the category. If the category has begun several times, only the part
+since the latest `BEGIN` ends.
 """
 
 REST = "rest"
-"""Event: time outside all phases belongs to this ledger category from now on. Subject: its name."""
+"""Event when the ledger category of the time outside all phases changes.
+
+The subject is the name of the new category.
+"""
 
 PAST = "past"
-"""Event: the time just before this event belongs to a category of the ledger.
+"""Event that assigns the time just before it to a category of the ledger.
 
-Subject: the name of the category. Detail: how many nanoseconds belong to it.
+The subject is the name of the category, and the detail is the number of nanoseconds.
 """
 
 MOVE = "move"
-"""Event: some time of a phase belongs to a ledger category instead, for example to compilation.
+"""Event that moves time from a phase to a category of the ledger, for example to compilation.
 
-Subject: the names of the phase and of the category, as a tuple. Detail: the number of nanoseconds
-that move from the phase to the category.
+The subject is a tuple: the name of the phase and the name of the category. The detail is the number
+of nanoseconds to move.
 """
 
 WIDTH = 4

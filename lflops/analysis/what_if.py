@@ -75,7 +75,7 @@ class WhatIf(Struct, frozen=True, kw_only=True):
 
 
 class _Phase(NamedTuple):
-    """The seconds of a phase, and their error in seconds."""
+    """The predicted seconds of a phase, and the error of this prediction in seconds."""
 
     seconds: float
     error: float = 0.0

@@ -493,18 +493,20 @@ class ModuleTracker:
         self.leave_step(None)
 
     def follows_this_thread(self) -> bool:
-        """Return whether this tracker should follow the current thread now.
+        """Return whether this tracker should record what the current thread runs now.
 
-        It follows the home thread, and other threads while they are in a module or run backward.
+        It always records its home thread (see `home`). It records another thread only while this
+        thread is in a module or runs backward, and only if `_is_mine` allows it.
         """
         is_home = threading.get_ident() == self.home
         is_active = bool(self._local.state.stack) or backward_id() != NO_BACKWARD
         return (is_home or is_active) and self._is_mine()
 
     def _is_mine(self) -> bool:
-        """Return whether this tracker may follow the current thread.
+        """Return whether this tracker is allowed to record what the current thread runs.
 
-        It may not follow the home thread of another tracker, unless both have the same home thread.
+        The home thread of a listener is the thread on which it was started. It is reserved for the
+        listeners that were started on it; all other threads are open to every tracker.
         """
         thread = threading.get_ident()
         return thread == self.home or all(thread != listener.home for listener in LISTENERS)

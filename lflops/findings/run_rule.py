@@ -252,8 +252,10 @@ class RunRule(Rule):
 class BetweenStepsRule(RunRule):
     """A rule about time between steps, such as validation.
 
-    Other programs on the machine delay both the steps and the work between them, so the share of
-    this work in the run changes little. Therefore, the threshold rises less than for other rules.
+    A rule reports an issue if the cost reaches a threshold. If other programs use the CPU, the
+    thresholds rise. However, these programs delay both the steps and the work between the steps, so
+    the share of this work in the run changes little. Therefore, the threshold of this rule rises
+    less than the thresholds of other rules.
     """
 
     def allowance(self, run: RunEvidence) -> float:

@@ -27,7 +27,11 @@ LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default
 """One layer of an LSTM in one direction, computed by oneDNN."""
 
 Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
-"""A function that takes a fake result and the operator's arguments, and corrects the result."""
+"""A function that corrects the strides and memory of a fake result of an operator.
+
+The arguments are the fake result and the operator's arguments. The function returns the corrected
+result, or `None` if the result is a gradient that is not requested.
+"""
 
 
 class Correction(Struct, frozen=True, forbid_unknown_fields=True):

@@ -192,18 +192,19 @@ class FunctionFormula(NamedTuple):
 
 
 FUNCTIONS: dict[str, FunctionFormula] = {}
-"""Formulas for functions of packages.
+"""Formulas for functions that other packages call without torch's dispatcher, keyed by name.
 
-The keys are names such as `package.module:function` or `package.module:Class.method`.
+A name has the form `package.module:function` or `package.module:Class.method`.
 """
 
 
 def function_formula(
     *functions: str, reads: str = "", again_in_backward: bool = False, tensors_at: int | None = None
 ) -> Callable[[_AnyFormula], _AnyFormula]:
-    """Add the decorated formula for functions of a package. The package need not be installed.
+    """Register the decorated function as the formula for functions of another package.
 
-    While a step is counted, these functions are wrapped to count their calls.
+    The package need not be installed. While a step is counted, the functions of the package are
+    wrapped to count their calls.
 
     Args:
         functions: Names of functions, such as `package.module:function`. Name the module in which

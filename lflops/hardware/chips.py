@@ -243,12 +243,13 @@ A short name is not accepted from a driver, because drivers report complete name
 
 
 def named(name: str) -> Hardware:
-    """Return the chip with a name from a user, or the only chip in a TOML file.
+    """Return the chip that a user has named.
 
-    The name may be short; for example, `H100` stands for `H100 SXM`.
+    `name` is either the name of a chip or the path of a TOML file with exactly one chip. The name
+    of a chip can be short; for example, `H100` stands for `H100 SXM`.
 
     Raises:
-        HardwareError: The chip is unknown.
+        HardwareError: The chip is unknown, or the file does not have exactly one chip.
     """
     if name.endswith(".toml"):
         return _only_chip(Path(name))
@@ -261,10 +262,10 @@ def named(name: str) -> Hardware:
 def chip_named(hardware: Hardware | str | None) -> Hardware | None:
     """Return the chip for the argument `hardware` of a public function.
 
-    A name is looked up. A `Hardware` or `None` is returned unchanged.
+    A string is looked up with `named`. A `Hardware` or `None` is returned unchanged.
 
     Raises:
-        HardwareError: The chip is unknown.
+        HardwareError: The chip is unknown, or the file does not have exactly one chip.
     """
     if isinstance(hardware, str):
         return named(hardware)

@@ -72,7 +72,7 @@ A few unreadable lines are normal, because a killed process leaves one incomplet
 """
 
 MOST_CATEGORIES = 1_000
-"""Maximum number of categories in a row."""
+"""Maximum number of categories in a single row. A row is a line of a ledger file."""
 
 MOST_STEPS = 2**53
 """Upper limit of the number of steps of a run.

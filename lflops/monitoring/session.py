@@ -357,9 +357,11 @@ class Session:
         self._step_timer.flush_fast_path(last + 1 if logged_step == last else logged_step)
 
     def _advance(self) -> None:
-        """Do the work that is due at the end of a step; most steps have none.
+        """Do the work that is due between two steps. After most steps, there is none.
 
-        The work is to read steps, change the mode, report windows and log points of curves.
+        The work can be to read the times of finished steps, to change the mode (for example to
+        counting), to report finished windows, to log a point of the loggers' curves, and to send
+        times to rank 0.
         """
         logs_point = self._is_due(self._point_period)
         shares = self._is_due(self._share_period)

@@ -97,12 +97,12 @@ def _ended(profile: Profile, *, cut_short: bool) -> str:
 
 
 class _Closed(NamedTuple):
-    """A closed window that is not logged yet.
+    """A window (a few profiled steps) that is over and will be logged.
 
     Attributes:
-        message: The first line of its log text.
-        files: The files that have already been written.
-        step: The step on the loggers' x-axis.
+        message: The first line of the text to log.
+        files: The files of the window that have already been written.
+        step: The step at which loggers show the results of the window.
         is_first: Whether it is the first window of the run.
     """
 

@@ -31,7 +31,10 @@ open a requested window after the next step.
 """
 
 NOTICE = 0.03
-"""Seconds after which rank 0 assumes that every rank has received the chosen step."""
+"""Seconds within which all ranks are assumed to receive the step that rank 0 chooses.
+
+All ranks open the requested window after this step, so they must receive it before it ends.
+"""
 
 ANSWER = 1.0
 """Maximum number of seconds that rank 0 waits for the proposals of other ranks."""
@@ -42,7 +45,7 @@ STOP = 2.0
 ASKS = "?"
 """Message with which rank 0 asks each rank to propose a step.
 
-The other messages of rank 0 are the chosen step and `ENDS`.
+The other messages of rank 0 are `ENDS` and the step after which all ranks open the window.
 """
 
 ENDS = ""

@@ -398,10 +398,10 @@ class ModuleTimer:
             self._derivative = None
 
     def _end_segments(self) -> None:
-        """Stamp the code that called backward, because the last autograd node has run.
+        """Record that the last autograd node of a backward pass has run.
 
         Autograd now runs its final callbacks, such as DDP's wait for the gradients of all ranks.
-        Their time belongs to the root module.
+        `_resume_around_segments` chooses the module to which their time belongs.
         """
         self._ends_backward = False
         self._end_derivative()
@@ -409,10 +409,11 @@ class ModuleTimer:
             self._resume_around_segments()
 
     def _resume_around_segments(self) -> None:
-        """Stamp the module that runs outside the segments of backward.
+        """Record that no segment of backward is running from now on.
 
-        Usually, this is the root module in the phase `backward`. But if a module's forward calls
-        `autograd.grad`, it is the module that makes this call.
+        A segment is consecutive autograd nodes that one module built. Time outside all segments
+        usually belongs to the root module in the phase `backward`. But if a module's forward calls
+        `autograd.grad`, the time belongs to this module.
         """
         running = ModulePhase("", "backward")
         self._recompute.outside.module_phase = running
@@ -622,7 +623,11 @@ def _of_timer(device: torch.device | None) -> HookOverhead:
 def _timed(
     clock: Clock, chain: Chain, x: Tensor, *, with_backward: bool = False
 ) -> dict[str, PassTimes]:
-    """Time a pass of the chain with a `ModuleTimer` whose hooks run only for its modules."""
+    """Time a chain of small modules in forward and, if `with_backward` is true, in backward.
+
+    The timer's hooks run only for the modules of the chain. The keys of the result are "forward"
+    and, if it was timed, "backward".
+    """
     timer = ModuleTimer(ModuleTree({"": chain.root}), clock)
     chain.hooked(timer)
     try:

@@ -68,7 +68,7 @@ _VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
 """Functions of torch in which pipeline stages agree on whether the shapes of tensors are known."""
 
 _STAGES = str(Path("distributed", "pipelining", "stage.py"))
-"""End of the path of torch's file that defines the functions in `_VOTES`."""
+"""Last parts of the path of the torch file that defines the functions in `_VOTES`."""
 
 
 def is_pipeline_vote() -> bool:
@@ -81,10 +81,10 @@ def is_pipeline_vote() -> bool:
 
 
 _INFERS = ("_propagate_tensor_meta_non_cached",)
-"""DTensor's function that runs an operator only for the shape of its result."""
+"""Function of DTensor that runs an operator only to infer the shape of its result."""
 
 _SHARDING = str(Path("distributed", "tensor", "_sharding_prop.py"))
-"""End of the path of torch's file that defines the function in `_INFERS`."""
+"""Last parts of the path of the torch file that defines the function in `_INFERS`."""
 
 
 def infers_sharding() -> bool:
@@ -101,7 +101,7 @@ def infers_sharding() -> bool:
 def _is_called_by(functions: Collection[str], file: str) -> bool:
     """Return whether this thread runs one of these functions of a file.
 
-    `file` is the end of the file's path.
+    `file` is the last parts of the file's path, such as `pipelining/stage.py`.
     """
     for frame, _ in walk_stack(currentframe()):
         code = frame.f_code

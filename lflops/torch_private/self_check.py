@@ -100,7 +100,11 @@ def check_fake_group() -> None:
 
 
 def _is_sharding_inferred() -> bool:
-    """Return whether `infers_sharding` is true where DTensor infers a shape, and only there."""
+    """Return whether `infers_sharding` distinguishes two kinds of operator calls by DTensor.
+
+    It must return true during calls that only infer the shape of a result, and false during the
+    real call.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 

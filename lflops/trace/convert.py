@@ -203,7 +203,7 @@ def _readable(stream: TraceStream[Raw], left_out: LeftOut) -> Iterator[Raw]:
 
 
 def _relabelled(raw: Raw) -> dict[str, Any]:
-    """Return an event with the name, category and times that the copy has."""
+    """Decode an event and convert its name, category and times for torch-tb-profiler."""
     event: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
     category = event.get("cat")
     name = event.get("name") or ""
@@ -222,10 +222,11 @@ def _relabelled(raw: Raw) -> dict[str, Any]:
 
 
 def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
-    """Yield each call of a module as an event of a Python call. The outer calls come first.
+    """Yield a `python_function` event for each call of a module. The outer calls come first.
 
-    torch-tb-profiler identifies a module by a number. Calls with the same name inside the same
-    module get the same number, so they are in the same row of its table.
+    torch-tb-profiler reads these events as calls of modules, and identifies a module by a number.
+    Calls with the same name inside the same module get the same number, so torch-tb-profiler shows
+    them in one row of its table of modules.
     """
     calls, beginnings = _calls(events)
     calls += _backward_passes(calls, beginnings)

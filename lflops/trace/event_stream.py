@@ -170,7 +170,10 @@ class TraceStream(Generic[_Event]):
         return piece
 
     def _count_lines(self, text: bytes) -> None:
-        """Advance the current line and column, which error messages show, past a decoded text."""
+        """Move the line and column that error messages show to the end of `text`.
+
+        `text` begins at the current line and column.
+        """
         self._line += text.count(b"\n")
         if b"\n" in text:
             self._column = len(text) - text.rfind(b"\n")

@@ -947,10 +947,14 @@ def _grouped(
 def _name_of(modules: Sequence[ModuleDiff], sizes: Mapping[str, int]) -> str:
     """Return a name for a group of modules.
 
-    * For a single module, this is the name of the module.
-    * If the modules have different patterns, it is their class.
-    * If the group has all modules with a pattern, it is this pattern, such as `layers.*.mlp`.
-    * Otherwise, it is the list of the modules' names.
+    A pattern is a name with `*` for the indices of repeated modules, such as `layers.*.mlp`.
+    `sizes` has the number of all modules that match each pattern. The first case that applies
+    determines the name of the group:
+
+    * The group is a single module: the name of the module.
+    * The modules match different patterns: their class.
+    * The group contains all modules that match a pattern: the pattern.
+    * All other groups: the list of the modules' names.
     """
     first = modules[0]
     if len(modules) == 1:

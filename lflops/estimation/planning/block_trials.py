@@ -303,7 +303,11 @@ def _possible_keys(kinds: Sequence[int]) -> set[Key]:
 
 
 def _keys_after(kinds: Sequence[int], index: int, before: Policy) -> set[Key]:
-    """Return each `Key` that a block can have if the policy of the previous block is `before`."""
+    """Return the `Key` of a block for each checkpointing policy that the block can have.
+
+    A `Key` has the kinds and policies of the block and of the previous block. `index` is the
+    position of the block, and `before` is the policy of the previous block.
+    """
     return {key_of(kinds, index, before, choice) for choice in POLICIES}
 
 

@@ -167,7 +167,7 @@ def _pairs_by_width(x: Shape, dt: Shape) -> int:
 
 @function_formula(f"{SSD}_bmm_chunk_fwd", again_in_backward=True)
 def pairs_of_a_chunk(a: Shape, b: Shape, chunk_size: int) -> Cost:
-    """Cost of the matmul C x B (`a` and `b`) in each chunk.
+    """Cost of the matmuls C x B of all chunks, where `a` is C and `b` is B.
 
     Each pair of time steps of a chunk needs the dot product of a row of C and a row of B. The last
     chunk is padded, so it costs as much as the other chunks.

@@ -1,8 +1,9 @@
 """Formulas for xformers: flash attention, CUTLASS kernels, and AMD's composable kernels (CK).
 
 The Triton kernels of xformers have no formula, so they are listed as unsupported. Newer releases
-call ATen's memory-efficient attention instead of the CUTLASS kernels. If heads are divided into
-groups, the shape is [batch, length, groups, heads, width].
+call ATen's memory-efficient attention instead of the CUTLASS kernels. Queries, keys and values have
+the shape [batch, length, heads, width] or, if heads are divided into groups, [batch, length,
+groups, heads, width].
 """
 
 from math import prod

@@ -450,14 +450,15 @@ _LISTED = 12
 
 
 class Explanation(NamedTuple):
-    """The text that a report prints for one kind of cause.
+    """The text that a report prints for one reason why much memory is in use.
 
     Attributes:
-        sentence: Sentence that names the cause. It may contain the placeholders `{bytes}`,
+        sentence: Sentence that names the reason. It can contain the placeholders `{bytes}`,
             `{count}`, and `{each}` (the bytes divided by the count).
         remedy: How to free the memory.
-        within: The category that includes the bytes of the cause, for example `activations`. Empty
-            if the cause is itself a category, or has no category.
+        within: The category of tensors that contains the memory. For example, the memory of
+            `kept_graphs` is a part of `activations`. Empty if the reason is a whole category, such
+            as `gradients`, or not a part of a single category, such as `fragmentation`.
     """
 
     sentence: str

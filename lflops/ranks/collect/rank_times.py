@@ -349,7 +349,8 @@ class _Selection:
         """Return the summed times of repeated modules, such as all `layers.*.mlp`, on each rank.
 
         A key of the result is a place (a module in a phase) with the pattern as the name of the
-        module, such as `layers.*.mlp` in backward. Modules that no late rank has are left out.
+        module, such as `layers.*.mlp` in backward. A pattern is left out if fewer than two ranks
+        have all of its modules, or if none of these ranks is late.
         """
         repeated = {}
         for pattern, members in repeated_places(self._intervals, self._patterns).items():

@@ -268,7 +268,15 @@ def _listed(values: Iterable[object]) -> str:
 
 
 def check_logical(caller: str, logical: object) -> None:
-    """Raise a `CountError` unless `logical` is a profile or `None`."""
+    """Check the argument `logical` of a public function: a `Profile` or `None`.
+
+    Args:
+        caller: Beginning of the error message, such as "count: ".
+        logical: The argument.
+
+    Raises:
+        CountError: The argument has another type.
+    """
     if logical is not None and not isinstance(logical, Profile):
         raise CountError(
             f"{caller}logical={describe(logical)}: pass the Profile of the unsharded model on a"

@@ -57,9 +57,12 @@ MANY_STEPS = 5
 LARGE_EXCESS_SIZES = 20
 
 EVERYTHING = ModulePhase("", "all")
-"""The place that stands for everything that a rank's device does in a step."""
+"""A special place for delays of a rank that is slow everywhere, not only in some modules.
+
+Except for `STAGE`, every other place is a module in a phase, or a phase outside modules.
+"""
 STAGE = ModulePhase("", "stage")
-"""The place that stands for everything that a rank does in a step.
+"""A special place for delays of a rank in the whole step.
 
 It is used only if ranks have different modules, such as the stages of a pipeline.
 """
@@ -213,9 +216,10 @@ class _Lateness:
         self.ranks = self._least_waiting(table) if table.staged else self._latest()
 
     def within(self, rank: int, intervals: Iterable[int]) -> Steps:
-        """Return a rank's lateness in each step, summed over several intervals.
+        """Return a rank's lateness in each step, summed over intervals between collectives.
 
-        The lateness is negative in steps in which the rank is early.
+        The lateness is negative in steps in which the rank is early. If ranks have different
+        modules, the lateness is that of the whole step, and `intervals` is ignored.
         """
         if self._waiting_of_others is not None:
             return self._waiting_of_others[rank]

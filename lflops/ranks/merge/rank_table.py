@@ -391,12 +391,12 @@ def async_starts_in(profile: Profile) -> set[ModulePhase]:
 
 
 def exposed_by_place(profile: Profile) -> dict[ModulePhase, float | None]:
-    """Return the seconds per step in which collectives run but nothing is computed.
+    """Return, for each place, the seconds per step in which collectives run without computation.
 
-    The seconds are by the place (a module in a phase) where the collectives are awaited, and
-    include transfer and waiting. They are `None` if the time of any collective in the place is
-    unknown. If a collective is not awaited in the module in which it begins, it is awaited at the
-    end of the phase, in the root.
+    A place is a module in a phase. A collective is counted in the place where ranks wait for its
+    result: in the module that starts it or, if this module does not wait, in the root module in the
+    same phase. The seconds include transfer and waiting. They are `None` if the time of any
+    collective that is counted in the place is unknown.
     """
     waits = waiting_places(profile)
     exposed: dict[ModulePhase, float | None] = {}

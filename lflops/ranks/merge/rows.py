@@ -164,9 +164,10 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def _with_added(row: ModuleProfile, below: list[ModuleProfile]) -> ModuleProfile:
-    """Add the parameters and the work of submodules that only other ranks have to a module.
+    """Return the row of a module after adding the parameters and work of missing submodules.
 
-    `row` is the module, and `below` has these submodules.
+    `row` comes from a rank that does not have all submodules of the module, for example because it
+    runs one stage of a pipeline. `below` has the rows of the submodules that only other ranks have.
     """
     if not below:
         return row
@@ -184,9 +185,11 @@ def _with_added(row: ModuleProfile, below: list[ModuleProfile]) -> ModuleProfile
 
 
 def _with_added_work(work: Work, below: list[Work]) -> Work:
-    """Add the work of submodules from other ranks to the inclusive work of a module.
+    """Return the inclusive work of a module after adding the work of missing submodules.
 
-    If work is added, the times become `None`, because times of several ranks cannot be summed.
+    `work` comes from a rank that does not have these submodules. `below` has the work of each
+    submodule, from ranks that have it. If work is added, the times become `None`, because times of
+    several ranks cannot be summed.
     """
     if not any(sums(below, *COUNTS).values()):
         return work

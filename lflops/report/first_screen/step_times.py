@@ -108,10 +108,11 @@ def _times_of_run(
 def _with_divided_other(
     phases: Mapping[str, float], of_window: Mapping[str, float]
 ) -> dict[str, float]:
-    """Divide the ledger's phase `other` in the same proportions as in the window.
+    """Divide the ledger's phase `other` into the phases that only the window has, and the rest.
 
-    The ledger has no phases between backward and the optimizer step, such as gradient clipping. In
-    the ledger, the time of these phases is part of `other`.
+    `phases` is from the ledger, and `of_window` from the window. The ledger has no phases between
+    backward and the optimizer step, such as gradient clipping; their time is part of `other`. The
+    window shows the proportions in which to divide `other`.
     """
     divided = dict(phases)
     parts = {name: took for name, took in of_window.items() if name not in phases}

@@ -1,6 +1,6 @@
-"""Build the data that the page needs to compare two windows, and the results of a comparison.
+"""Compare two windows for the page, and build the data of a window that a comparison needs.
 
-A window is a few profiled steps. The page draws the results.
+A window is a few profiled steps. The page itself compares nothing: it draws the results.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -18,8 +18,9 @@ _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.
 def page_script(entry: str) -> str:
     """Join a JavaScript module and all modules that it imports into one module.
 
-    `entry` is the path of the module below `page/`, without its suffix. The result exports the same
-    names as this module. Each module becomes a function that returns the exports of the module.
+    `entry` is the path of the first JavaScript module below `page/`, without its suffix. The result
+    exports the same names as `entry`. Inside the result, each module is a function that returns the
+    exports of the module.
     """
     script = "".join(_functions(entry, set()))
     exported = _exports(_source(entry))

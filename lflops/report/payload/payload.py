@@ -274,7 +274,7 @@ class LedgerShown(Struct, frozen=True, kw_only=True):
 
 
 class RunShown(Struct, frozen=True, kw_only=True):
-    """The data of a run that the page shows.
+    """The data that the page shows about a whole run.
 
     Attributes:
         screen: The first screen.
@@ -289,7 +289,10 @@ class RunShown(Struct, frozen=True, kw_only=True):
 
 
 def run_shown(window: WindowSummary | None, ledger: Ledger | None) -> RunShown:
-    """Build the data of a run from its last window and its ledger."""
+    """Build the data that the page shows about a whole run.
+
+    The data come from the last window of the run and from its ledger.
+    """
     steps: Iterator[StepGroup] = iter(())
     if ledger is None and window is not None:
         steps = _groups(window.profile)

@@ -34,8 +34,9 @@ from lflops.report.verdict import verdict_lines
 def header(analysis: Analysis, *, of_run: bool = False) -> Group:
     """Draw the lines above the table: the verdict, the run, its speed, totals, memory and remarks.
 
-    If `of_run` is true, the first screen of the run is shown above these lines. Then the verdict is
-    left out, and the labels of times say that the times are about the window.
+    `of_run` is true if the summary of the whole run is shown above these lines. In this case, the
+    verdict is left out, and each label of a time says that the time is from one window of the run
+    (a few profiled steps).
     """
     report = report_of(analysis)
     blocks: list[RenderableType] = []

@@ -65,7 +65,7 @@ _STYLE = Path(__file__).with_suffix(".css")
 
 
 def trace_page(found: TraceSummaries) -> str:
-    """Return the page's HTML. If the traces of several ranks are compared, this comes first."""
+    """Return the HTML of the page. If ranks are compared, their comparison is at the top."""
     names = ", ".join(map(file_name, found.traces))
     parts = ['<div id="root">', f"<header><h1>{_text(names)}</h1></header>"]
     if found.ranks is not None:

@@ -92,13 +92,14 @@ _SMALL = 0.01
 It is also the smallest relative difference to MFU for which HFU is mentioned.
 """
 _LARGE = 0.05
-"""Share above which a time is large enough for an additional sentence.
+"""Share above which the verdict on a trace mentions three kinds of time.
 
-* A device state other than computing, as a share of the analyzed time: the sentence gives advice.
-* The time before the first device work, as a share of all steps or, without steps, of the
-  recording: the sentence mentions it.
-* Kernels of a category that can be fused, as a share of the kernel time: the sentence about fusing
-  names the category.
+* The time in a device state other than computing: above this share of the analyzed time, a sentence
+  says how to reduce it.
+* The time before the first device work: above this share of the time of all steps, a sentence
+  states it. If the trace has no steps, the time of the whole recording is used.
+* The time of a category of kernels that can be fused: above this share of the time of all kernels,
+  the sentence about fusing names the category.
 """
 _MOST = 0.6
 """If the largest cause takes at least this share of the idle time, it is always named.

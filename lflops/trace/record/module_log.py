@@ -70,8 +70,8 @@ class ModuleLog:
 
     Attributes:
         tree: The names of the modules.
-        home: Python's number of the training thread.
-        threads: The log of each thread, keyed by Python's number of the thread.
+        home: The training thread, as returned by `threading.get_ident`.
+        threads: The log entries of each thread. The keys are also from `threading.get_ident`.
     """
 
     def __init__(self, tree: ModuleTree) -> None:
