@@ -20,19 +20,21 @@ from lflops.trace.files import is_trace
 _UNKNOWN = {
     "unknown_max_regress": "cannot be checked: each run needs at least two unprofiled steps",
     "unknown_min_mfu": (
-        "cannot be checked: the second run has no MFU, because its step times or the peak of its "
-        "chip are unknown"
+        "cannot be checked: the second run has no MFU, because its step times or the peak FLOP/s "
+        "of its chip are unknown"
     ),
     "unknown_max_memory": "cannot be checked: the peak memory of the second run is unknown",
 }
 
 _JSON = (
-    "Print one JSON object: status (of the step: slower, faster, same, cannot tell), headline "
-    "(sentences), issues (of both runs: new, still, gone, cannot tell), limits, facts (differing "
-    "circumstances), whole (all modules together), step, phases, mfu, samples_per_second, "
-    "tokens_per_second, peak_bytes and modules. Modules have self and inclusive figures, before "
-    "and after. Unknown values are null. For traces: window, step, mfu, states, idle, categories, "
-    "operators, kernels."
+    "Print one JSON object. For two profiles, its keys are status, headline, issues, limits, "
+    "facts, whole, step, phases, mfu, samples_per_second, tokens_per_second, peak_bytes, "
+    "unreliable, cpu_lost and modules. `status` is the verdict on the step time: slower, faster, "
+    "same or cannot tell. `headline` is a list of sentences. Each of the `issues` is new, still "
+    "there, gone, or cannot tell. `facts` are the circumstances that differ between the runs. "
+    "`whole` is the change of all modules together. Each of the `modules` has self and inclusive "
+    "figures, before and after. For two traces, the keys are headline, limits, window, step, mfu, "
+    "states, idle, categories, operators, kernels and more. Unknown values are null."
 )
 
 
@@ -41,15 +43,16 @@ def diff(
         Path,
         typer.Argument(
             metavar="BEFORE",
-            help="A profile's JSON file, the folder of a training run (its last window is used), "
-            "or a trace.",
+            help="The first run: a profile's JSON file, a trace of torch.profiler, or the folder of "
+            "a training run. From a folder, the profile of the last window is read.",
         ),
     ],
     after: Annotated[
         Path,
         typer.Argument(
             metavar="AFTER",
-            help="A second file or folder of the same kind. The limits apply to it.",
+            help="The second run. The limits apply to this run. If BEFORE is a trace, AFTER must be "
+            "a trace too.",
         ),
     ],
     *,
@@ -57,7 +60,8 @@ def diff(
         str | None,
         typer.Option(
             metavar="SHARE",
-            help="Maximum slowdown, for example 3%. A slowdown within the noise passes.",
+            help="Maximum slowdown of the step, for example 3%. A slowdown that may be noise passes "
+            "too.",
         ),
     ] = None,
     min_mfu: Annotated[
@@ -68,8 +72,8 @@ def diff(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Maximum peak of live memory, for example 24GiB or 24GB; "
-            "or its maximum growth, for example 5%.",
+            help="Maximum peak of live memory, for example 24GiB or 24GB. A share, for example 5%, "
+            "limits how much the peak may grow.",
         ),
     ] = None,
     strict: Annotated[
@@ -86,8 +90,8 @@ def diff(
 ) -> int:
     """Compare two runs, module by module. The exit status is 1 if a limit is violated.
 
-    If a limit cannot be checked because the machine was busy or the steps vary too much, the status
-    is 0 and the output says so.
+    If a limit cannot be checked because the machine was busy or the steps vary too much, the exit
+    status is 0, and the output says so.
     """
     regress = _share("--max-regress", max_regress)
     mfu = _share("--min-mfu", min_mfu)
@@ -135,7 +139,7 @@ def refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None
     for limit in checked:
         if limit.is_broken is None and limit.caveat is None:
             option = limit.name.replace("_", "-")
-            raise UsageError(f"--{option}: {reasons[f'unknown_{limit.name}']}")
+            raise UsageError(f"--{option} {reasons[f'unknown_{limit.name}']}")
 
 
 def _share(option: str, given: str | None) -> float | None:
@@ -160,8 +164,8 @@ def memory_limit(given: str | None, before: float | None) -> float | None:
     if given.endswith("%"):
         if before is None:
             raise UsageError(
-                f"--max-memory={given!r}: the peak memory of the first run is unknown: "
-                "pass a size, such as 24GiB"
+                f"--max-memory={given!r} limits the growth of the peak memory, but the peak memory "
+                "of the first run is unknown: pass a size, such as 24GiB"
             )
         return before * (1 + (_share("--max-memory", given) or 0))
     parts = re.fullmatch(r"(.*?)\s*([kKMGT]?i?B|)", given.strip())
@@ -169,8 +173,8 @@ def memory_limit(given: str | None, before: float | None) -> float | None:
     if parts is not None and number is not None:
         if not parts[2]:
             raise UsageError(
-                f"--max-memory={given!r} has no unit: pass {parts[1]}GiB, {parts[1]}GB or, "
-                f"as a growth, {parts[1]}%"
+                f"--max-memory={given!r} has no unit: pass a size, such as {parts[1]}GiB or "
+                f"{parts[1]}GB, or a growth, such as {parts[1]}%"
             )
         if parts[2] in BYTES:
             return number * float(BYTES[parts[2]])

@@ -29,24 +29,28 @@ from lflops.report.terminal.modules import render
 from lflops.report.terminal.roofline import render_lower_bound, render_prediction
 
 _TARGET = (
-    "The model. Either its configuration: a config.json of transformers, the folder of that file, "
-    "or hf:NAME for a model in the local cache (nothing is downloaded). Or PACKAGE.MODULE:BUILD: a "
-    "function that is called with the number of samples and returns (model, batch) or (model, "
-    "batch, loss). The batch is a tuple of the model's arguments, a tensor, or a mapping of "
-    "keyword arguments; the loss is a function that takes the model's output and returns a scalar. "
-    "The module is searched for in the current folder first."
+    "The model, as a configuration or as a function that builds the model. A configuration is a "
+    "config.json of transformers, the folder of such a file, or hf:NAME for a model in the local "
+    "cache of transformers. Nothing is downloaded. A function is written as PACKAGE.MODULE:BUILD. "
+    "PACKAGE.MODULE is searched for in the current folder first. BUILD is called with the number "
+    "of samples, and returns (model, batch) or (model, batch, loss). The batch is a tuple of the "
+    "model's arguments, a tensor, or a mapping of keyword arguments. The loss is a function that "
+    "receives the model's output and returns a scalar."
 )
 _AC = (
     "Activation checkpointing of the blocks: none, full, selective, selective-op or best. "
+    "full recomputes everything in a block. "
     "selective recomputes everything except linear layers, convolutions and fused attention. "
-    "selective-op also recomputes every second linear layer, as torchtitan does. best chooses "
-    "which blocks to checkpoint so that the step fits into --memory, or on the chip, with the "
-    "least extra work. Implies --backward."
+    "selective-op also recomputes every second linear layer, as torchtitan does. best searches for "
+    "the checkpointing with the least extra work that fits into --memory, or into the memory of "
+    "the --hardware chip. Every value except none implies --backward."
 )
 _JSON = (
-    "Print one JSON object: profile, fits (true or false), memory_fit (memory of the chip and "
-    "memory needed), bounds, predicted, checkpointed (a row for each block), sharded, plan (of --ac best), and "
-    "largest_batch (of --batch max). Unknown values are null."
+    "Print one JSON object with the keys profile, fits (true or false), memory_fit (the memory of "
+    "the chip and the memory that the step needs), bounds (lower bounds on the step time), "
+    "predicted (the predicted step time), checkpointed (a row for each block), sharded (the memory "
+    "of a rank under ZeRO), plan (only with --ac best) and largest_batch (only with --batch max). "
+    "Unknown values are null."
 )
 
 
@@ -57,22 +61,25 @@ def estimate(
         str,
         typer.Option(
             metavar="N",
-            help="Number of samples on each rank, or max for the largest number that fits on the chip, "
-            "or into --memory.",
+            help="Number of samples on each rank. max searches for the largest number that fits "
+            "into --memory, or into the memory of the --hardware chip.",
         ),
     ] = "1",
     backward: Annotated[
         bool,
         typer.Option(
-            "--backward", help="Also run backward, from the loss or the sum of the outputs."
+            "--backward",
+            help="Also run backward from the loss. Without a loss, backward starts from the sum of "
+            "the outputs.",
         ),
     ] = False,
     optimizer: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Name of an optimizer in torch.optim, such as adamw, or adamw8bit. Its default "
-            "settings are used. Runs two steps and implies --backward.",
+            help="Optimizer with its default settings: the name of an optimizer in torch.optim, "
+            "such as adamw, or adamw8bit. Two steps are estimated, because the optimizer allocates "
+            "its state in the first step. Implies --backward.",
         ),
     ] = None,
     optimizer_in_backward: Annotated[
@@ -93,30 +100,34 @@ def estimate(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Name of a chip from the output of `lflops hardware`, or a TOML file. Prints "
-            "whether the step fits on this chip, and the least time of the step.",
+            help="The chip: a name that `lflops hardware` lists, or a TOML file. The output then "
+            "says whether the step fits into the memory of this chip, and how long it takes at "
+            "least.",
         ),
     ] = None,
     grad_scaler: Annotated[
         bool,
-        typer.Option("--grad-scaler", help="Scale the loss, and unscale the gradients."),
+        typer.Option(
+            "--grad-scaler",
+            help="Scale the loss, and unscale the gradients, as torch.amp.GradScaler does.",
+        ),
     ] = False,
     round_to: Annotated[
         int,
         typer.Option(
             metavar="BYTES",
             min=1,
-            help="Round the memory of each tensor up to a multiple of BYTES. The CUDA allocator "
-            "uses 512.",
+            help="Round the memory of each tensor up to a multiple of BYTES. torch's CUDA allocator "
+            "rounds to 512.",
         ),
     ] = 1,
     allocator: Annotated[
         str | None,
         typer.Option(
             metavar="SETTINGS",
-            help="Settings of torch's allocator for CUDA, as in PYTORCH_ALLOC_CONF, for example "
-            "expandable_segments:True. The allocator is simulated. For a listed chip, it is "
-            "simulated without this option too.",
+            help="Simulate torch's CUDA allocator with these settings. They are written as in "
+            "PYTORCH_ALLOC_CONF, for example expandable_segments:True. If --hardware is an NVIDIA "
+            "or AMD GPU, the allocator is simulated without this option too.",
         ),
     ] = None,
     ranks: Annotated[
@@ -124,7 +135,7 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Also compute the memory of each of N ranks under ZeRO stages 1 to 3.",
+            help="Also compute the memory that each of N ranks needs under ZeRO stages 1, 2 and 3.",
         ),
     ] = None,
     fsdp: Annotated[
@@ -132,8 +143,8 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Run as one of N ranks with FSDP2, which shards each block and the rest of the "
-            "model.",
+            help="Estimate one of N ranks under FSDP2. fully_shard is applied to each block and "
+            "then to the model.",
         ),
     ] = None,
     ddp: Annotated[
@@ -141,15 +152,15 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Run as one of N ranks of DistributedDataParallel, with buckets of gradients.",
+            help="Estimate one of N ranks under DistributedDataParallel, with its gradient buckets.",
         ),
     ] = None,
     hsdp: Annotated[
         str | None,
         typer.Option(
             metavar="RxN",
-            help="Run as one rank of HSDP: R replicas of the model, each sharded by FSDP2 over N "
-            "ranks, such as 2x8.",
+            help="Estimate one rank under HSDP, for example 2x8. The model has R replicas, and "
+            "FSDP2 shards each replica over N ranks.",
         ),
     ] = None,
     tp: Annotated[
@@ -157,8 +168,8 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Run as one of N ranks with tensor parallelism, as the model's tp_plan describes "
-            "it.",
+            help="Estimate one of N ranks under tensor parallelism. The model's tp_plan determines "
+            "how its layers are split.",
         ),
     ] = None,
     seq: Annotated[
@@ -166,38 +177,39 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Tokens per sample. Default for a configuration: 512. A BUILD function receives "
-            "the number as its second argument.",
+            help="Number of tokens per sample. If TARGET is a configuration, the default is 512. If "
+            "TARGET is a function, the number is its second argument.",
         ),
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Dtype of parameters and floating-point arguments: fp32, bf16, fp16, or the name "
-            "of a torch dtype.",
+            help="Dtype of the model's parameters and floating-point inputs: fp32, bf16, fp16, or "
+            "the name of a torch dtype.",
         ),
     ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Autocast: bf16-mixed or 16-mixed. Default: no autocast."
+            metavar="NAME",
+            help="Precision of autocast: bf16-mixed or 16-mixed. Default: no autocast.",
         ),
     ] = None,
     mp: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Dtype in which blocks compute, for example bf16. The shards keep their dtype. "
-            "Only with --fsdp.",
+            help="Dtype in which FSDP2 computes, for example bf16. The sharded parameters keep their "
+            "dtype. Only with --fsdp or --hsdp.",
         ),
     ] = None,
     reduce: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Dtype in which gradients are reduced, fp32 or bf16. Default: the dtype of --mp. "
-            "Only with --fsdp.",
+            help="Dtype in which gradients are reduced, for example fp32. Default: the dtype of "
+            "--mp. Only with --fsdp or --hsdp.",
         ),
     ] = None,
     ac: Annotated[str | None, typer.Option(metavar="HOW", help=_AC)] = None,
@@ -206,40 +218,41 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Compute logits and loss in N parts of the sequence. Backward recomputes each "
-            "part. Only if TARGET is a configuration.",
+            help="Split the sequence into N chunks, and compute the logits and the loss of one "
+            "chunk at a time. Backward recomputes the logits of each chunk. Only for a language "
+            "model of transformers.",
         ),
     ] = None,
     compiled_loss: Annotated[
         bool,
         typer.Option(
             "--compiled-loss",
-            help="Compute the loss as torch.compile does, in one pass over the logits. Only if "
-            "TARGET is a configuration.",
+            help="Compute the loss in one pass over the logits, as code from torch.compile "
+            "does. Only for a language model of transformers.",
         ),
     ] = False,
     offload_activations: Annotated[
         bool,
         typer.Option(
             "--offload-activations",
-            help="Move activations to the host until backward needs them. The copies are not "
-            "timed.",
+            help="Keep activations in host memory until backward needs them. The time of the copies "
+            "is not included.",
         ),
     ] = False,
     cpu_offload: Annotated[
         bool,
         typer.Option(
             "--cpu-offload",
-            help="Keep shards, gradients and optimizer state on the host. The copies are not "
-            "timed. Only with --fsdp.",
+            help="Keep sharded parameters, gradients and optimizer state in host memory. The time "
+            "of the copies is not included. Only with --fsdp or --hsdp.",
         ),
     ] = False,
     memory: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Number of bytes that tensors may occupy, for example 40GB. Only with --ac best "
-            "or --batch max.",
+            help="Memory that tensors may occupy, for example 40GB. Only with --ac best or --batch "
+            "max.",
         ),
     ] = None,
     lora: Annotated[
@@ -254,16 +267,16 @@ def estimate(
         str | None,
         typer.Option(
             metavar="HOW",
-            help="Store the weights of the adapted layers in 4 bits as bitsandbytes does: nf4 or "
-            "nf4-dq (QLoRA). Only with --lora.",
+            help="Store the weights of the layers with adapters in 4 bits, as bitsandbytes does: "
+            "nf4, or nf4-dq for double quantization as in QLoRA. Only with --lora.",
         ),
     ] = None,
     trust_remote_code: Annotated[
         bool,
         typer.Option(
             "--trust-remote-code",
-            help="Run Python code that comes with a configuration. "
-            "Without this option it is refused.",
+            help="Run Python code that comes with a configuration. Without this option, such a "
+            "configuration is refused.",
         ),
     ] = False,
     accumulation: Annotated[
@@ -271,7 +284,8 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Micro-batches per step, each of --batch samples, for the predicted time.",
+            help="Number of micro-batches per step, for the predicted time. Each micro-batch has "
+            "--batch samples.",
         ),
     ] = 1,
     tokens: Annotated[
@@ -279,8 +293,8 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Tokens of the whole training run, for example 1e12. The output then has the days "
-            "and GPU-hours of the run, from the predicted step time.",
+            help="Number of tokens in the whole training run, for example 1e12. If the step time "
+            "can be predicted, the output then has the days and GPU-hours of the run.",
         ),
     ] = None,
     price: Annotated[
@@ -288,25 +302,36 @@ def estimate(
         typer.Option(
             metavar="N",
             min=0,
-            help="Price of a GPU-hour. With --tokens, the output has the cost of the run.",
+            help="Price of a GPU-hour. The output then has the cost of the run. Only with --tokens.",
         ),
     ] = None,
     depth: Annotated[
-        int, typer.Option(metavar="N", help="Levels of the tree below the model; -1 for all.")
+        int,
+        typer.Option(
+            metavar="N",
+            help="Number of levels below the model to show in the tree of modules, or -1 for all.",
+        ),
     ] = -1,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the profile, for lflops show and lflops diff."),
+        typer.Option(
+            metavar="FILE",
+            help="Write the profile to this file. lflops show and lflops diff can read it.",
+        ),
     ] = None,
     figure: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw live memory over the step, as .png, .svg or .pdf."),
+        typer.Option(
+            metavar="FILE",
+            help="Draw the live memory over the step into this file: .png, .svg or .pdf.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
 ) -> None:
-    """Estimate a step before the run: its work, its memory, and a lower bound on its time on a chip.
+    """Estimate the work, the memory and the least time of a training step before the run.
 
-    Nothing is allocated and nothing is computed.
+    The model runs on fake tensors, which have shapes but no values. This needs no GPU and almost no
+    memory.
     """
     searches_policy = ac == "best"
     searches_batch = batch == "max"
@@ -383,7 +408,7 @@ def estimate(
     name_file(figure, as_json=as_json)
 
 
-_SAMPLES = "a number of samples, 1 or more, or max"
+_SAMPLES = "max, or a number of samples of at least 1"
 _COPIES_NOT_TIMED = Note(code="copies_not_timed", subject="", values={})
 _CASTS_ARE_KEPT = Note(code="casts_are_kept", subject="", values={})
 
@@ -395,34 +420,42 @@ def _check_search(memory: str | None, hardware: str | None, *, policy: bool, bat
     It needs a memory limit, and `memory` is not allowed without a search.
     """
     if policy and batch:
-        raise UsageError("--ac best and --batch max both fill the memory: pass one of them")
+        raise UsageError(
+            "--ac best and --batch max cannot be combined, because each of them fills the memory: "
+            "pass only one of them"
+        )
     if not policy and not batch:
         if memory is not None:
             raise UsageError(
-                "--memory applies only to --ac best and --batch max; "
-                "--hardware prints whether a step fits on a chip"
+                "--memory applies only to --ac best and --batch max: leave --memory out, or pass "
+                "--hardware to see whether the step fits on a chip"
             )
     elif memory is None and hardware is None:
         option = "--ac best" if policy else "--batch max"
         raise UsageError(
-            f"{option} needs a memory limit: pass --memory, such as 40GB, or --hardware"
+            f"{option} needs a memory limit: pass a size, such as --memory 40GB, or a chip with "
+            "--hardware"
         )
 
 
 def _check_optimizer(optimizer: str | None, *, grad_scaler: bool, fused: bool, early: bool) -> None:
     if fused and optimizer is None:
         raise UsageError("--fused needs an optimizer: pass --optimizer")
-    if early and (optimizer is None or grad_scaler):
+    if early and optimizer is None:
+        raise UsageError("--optimizer-in-backward needs an optimizer: pass --optimizer")
+    if early and grad_scaler:
         raise UsageError(
-            "--optimizer-in-backward needs an optimizer: pass --optimizer, "
-            "and no --grad-scaler, which needs all gradients"
+            "--optimizer-in-backward and --grad-scaler cannot be combined, because a GradScaler "
+            "needs all gradients before the optimizer runs: pass only one of them"
         )
 
 
 def _adapter_rank(lora: str | None) -> int | None:
     if lora is None:
         return None
-    return _positive("--lora", lora.removeprefix("r="), "the rank, such as r=16", lora)
+    return _positive(
+        "--lora", lora.removeprefix("r="), "the rank of the adapters, such as r=16", lora
+    )
 
 
 def _training(
@@ -459,8 +492,8 @@ class Training(NamedTuple):
         speed = self.tokens_of_a_rank / predicted.seconds
         on_all = ""
         if ranks > 1:
-            on_all = f", {speed * ranks:,.0f} on all {ranks}"
-        yield "tokens/s", f"{speed:,.0f} on a GPU{on_all}"
+            on_all = f", {speed * ranks:,.0f} on all {ranks} GPUs"
+        yield "tokens/s", f"{speed:,.0f} on each GPU{on_all}"
 
         def interval(amount: float, unit: str = "", digits: int = 0) -> str:
             low = amount * predicted.low / predicted.seconds
@@ -471,7 +504,7 @@ class Training(NamedTuple):
         days = interval(hours / ranks / 24, " days", 1)
         yield f"{self.tokens:g} tokens", f"{days}, {interval(hours, ' GPU-hours')}"
         if self.price is not None:
-            yield "cost", f"{interval(hours * self.price)}, at {self.price:g} a GPU-hour"
+            yield "cost", f"{interval(hours * self.price)}, at {self.price:g} per GPU-hour"
 
 
 class _Estimate(NamedTuple):
@@ -554,7 +587,7 @@ class _Estimate(NamedTuple):
         if ranks > 1:
             where = f" on each of {ranks} ranks"
         if not largest:
-            return f"not even one sample{where} fits; the figures below are for one sample"
+            return f"not even one sample{where} fits; the figures above are for one sample"
         return f"largest batch: {largest} samples{where}"
 
 
@@ -580,14 +613,14 @@ def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -
     if ddp is not None:
         if (fsdp, hsdp, tp) != (None, None, None):
             raise UsageError(
-                "--ddp replicates the whole model: pass --hsdp for replicas of shards, or remove "
-                "--fsdp, --hsdp and --tp"
+                "--ddp cannot be combined with --fsdp, --hsdp or --tp, because it replicates the "
+                "whole model: pass only --ddp, or pass --hsdp for replicas that FSDP2 shards"
             )
         return {"replica": ddp}
     mesh = {}
     if fsdp is not None:
         if hsdp is not None:
-            raise UsageError("--hsdp also shards the model: pass either --fsdp or --hsdp")
+            raise UsageError("--fsdp and --hsdp both shard the model: pass only one of them")
         mesh["data"] = fsdp
     if hsdp is not None:
         replicas, _, shards = hsdp.partition("x")
@@ -609,7 +642,7 @@ def _check_fsdp_options(
         if is_given:
             raise UsageError(
                 f"{option} applies only to FSDP2: pass --fsdp or --hsdp"
-                + ("" if cpu_offload else "; --precision sets autocast")
+                + ("" if cpu_offload else ", or pass --precision for autocast")
             )
     if cpu_offload:
         raise UsageError("--cpu-offload applies only to FSDP2: pass --fsdp or --hsdp")
@@ -689,7 +722,10 @@ def _builder(target: str, tokens: int | None, *, remote_code: bool) -> Callable[
         configured = builder_of(target, remote_code=remote_code, tokens=tokens or TOKENS)
         return lambda samples: subject_of(target, configured(samples))
     if remote_code:
-        raise UsageError("--trust-remote-code applies only to a configuration")
+        raise UsageError(
+            f"--trust-remote-code applies only to a configuration, but {target} is a function: "
+            "leave --trust-remote-code out"
+        )
     build = _function(target)
     more = [] if tokens is None else [tokens]
     _check_arguments(target, build, [1, *more])
@@ -701,7 +737,7 @@ def _function(target: str) -> Callable[..., Any]:
     module, _, name = target.partition(":")
     if not module or not name or module.endswith(".py"):
         raise UsageError(
-            f"{target!r}: pass package.module:function; "
+            f"{target!r} is neither a configuration nor a function: pass package.module:function; "
             "for example, train:build is the function build in train.py in this folder"
         )
     try:
@@ -727,4 +763,6 @@ def _check_arguments(target: str, build: Callable[..., Any], arguments: list[int
             passed = (
                 "two arguments: the number of samples (--batch) and the tokens per sample (--seq)"
             )
-        raise UsageError(f"{target}{signature}: {error}; lflops calls it with {passed}") from error
+        raise UsageError(
+            f"{target}{signature}: {error}; lflops calls this function with {passed}"
+        ) from error

@@ -23,15 +23,17 @@ def hardware(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="The name of a chip, as the driver or the list of chips spells it, or a TOML file "
-            "with a chip.",
+            help="The chip: a name that `lflops hardware` lists, a name that the driver reports, or "
+            "a TOML file that describes a chip.",
         ),
     ] = None,
     *,
     measure: Annotated[
         bool,
         typer.Option(
-            "--measure", help="Measure this machine, and compare it with the chip's figures."
+            "--measure",
+            help="Measure the FLOP/s and the bandwidth of this machine, and compare them with the "
+            "published figures of the chip.",
         ),
     ] = False,
     save_as: Annotated[
@@ -47,14 +49,17 @@ def hardware(
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object: `chips` is a list, `measured` is null without --measure.",
+            help="Print one JSON object with two keys. `chips` is a list of chips. `measured` has "
+            "the measured figures, and is null without --measure.",
         ),
     ] = False,
 ) -> None:
-    """List the chips whose peaks are known, print one of them, or measure this machine."""
+    """List the chips whose peak FLOP/s are known, print one chip, or measure this machine."""
     if save_as is not None:
         if not measure:
-            raise UsageError("--save saves what --measure measures: pass --measure as well")
+            raise UsageError(
+                "--save needs the figures that --measure measures: pass --measure as well"
+            )
         check_new(save_as)
     chip = None if name is None else _chip(name)
     measured = None
@@ -87,33 +92,37 @@ def _chip(name: str) -> Hardware:
     chip = lookup(name)
     if chip is None:
         raise HardwareError(
-            f"{unknown(name)}: lflops hardware lists the chips, "
-            "lflops hardware --measure measures this machine"
+            f"{unknown(name)}: run `lflops hardware` to list the chips, or "
+            "`lflops hardware --measure` to measure this machine"
         )
     return chip
 
 
 _POINTS = (
-    "Print one JSON object: ceilings (rooflines), modules, operators, op_counts and self_work "
-    "(points with intensity, roofline limit, bound and share); with --ncu, total and kernels; for "
-    "a trace, hardware, utilization and operators by shapes. Unknown values are null."
+    "Print one JSON object. For a profile, its keys are ceilings (the rooflines of the chip), "
+    "modules, operators, op_counts and self_work. Each entry of the last four is a list of points "
+    "with the intensity, the roofline limit, the bound and the share of the limit. With --ncu, the "
+    "keys are total and kernels. For a trace, the keys are hardware, utilization and operators "
+    "(by shapes). Unknown values are null."
 )
 
 
 def roofline(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="A profile's JSON file, or a trace.")
+        Path | None,
+        typer.Argument(metavar="FILE", help="A profile's JSON file, or a trace of torch.profiler."),
     ] = None,
     *,
     figure: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Draw the roofline, as .svg, .png or .pdf."),
+        typer.Option(metavar="PATH", help="Draw the roofline into this file: .svg, .png or .pdf."),
     ] = None,
     hardware: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Name of the roofline's chip, or a TOML file. Default: the chip of the run.",
+            help="The chip whose roofline is used: a name that `lflops hardware` lists, or a TOML "
+            "file. Default: the chip of the run.",
         ),
     ] = None,
     top: Annotated[
@@ -123,22 +132,24 @@ def roofline(
         Path | None,
         typer.Option(
             metavar="LOG",
-            help="CSV or log with the counters of Nsight Compute. If the profile FILE is passed "
-            "too, kernels are assigned to the modules of the profile.",
+            help="Output of Nsight Compute with its counters, as CSV or as text. If FILE is passed "
+            "too, each kernel is assigned to a module of this profile.",
         ),
     ] = None,
     gpu_time: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Seconds in which the GPU ran, from Nsight Systems. Only with --ncu.",
+            help="Seconds for which the GPU was busy, for example from Nsight Systems. They replace "
+            "the sum of the kernel times. Only with --ncu.",
         ),
     ] = None,
     ncu_command: Annotated[
         str | None,
         typer.Option(
             metavar="SCRIPT",
-            help="Print the command that runs a script with its arguments under Nsight Compute.",
+            help="Print a command that runs SCRIPT under Nsight Compute. SCRIPT may include "
+            "arguments.",
         ),
     ] = None,
     as_points: Annotated[bool, typer.Option("--json", help=_POINTS)] = False,
@@ -158,12 +169,13 @@ def roofline(
         )
     elif file is None:
         raise UsageError(
-            "nothing to compare: pass a profile's FILE, --ncu LOG or --ncu-command SCRIPT"
+            "nothing to compare: pass the FILE of a profile or a trace, --ncu LOG, or "
+            "--ncu-command SCRIPT"
         )
     elif not is_trace(file):
         _show_profile(file, hardware, top, figure, as_json=as_points)
     elif figure is not None:
-        raise UsageError("--figure draws profiles, not traces")
+        raise UsageError(f"--figure draws only profiles, but {file} is a trace: leave --figure out")
     else:
         show_trace_roofline = needed("show_trace_roofline", "the roofline of a trace")
         show_trace_roofline(file, hardware, top, as_json=as_points)
@@ -186,7 +198,7 @@ def _show_profile(
     name_file(figure, as_json=as_json)
 
 
-_RESULTS = {True: "right", False: "WRONG", None: "not offered"}
+_RESULTS = {True: "right", False: "WRONG", None: "unavailable"}
 
 
 def selftest(
@@ -199,13 +211,13 @@ def selftest(
             "no accelerator.",
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path(
-        "lflops-selftest.json"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File to write the results to.")
+    ] = Path("lflops-selftest.json"),
 ) -> None:
     """Check which features work on a device, and write the results to a file.
 
-    The exit status is 1 if something is wrong.
+    The exit status is 1 if a check fails.
     """
     # Imported here because it imports torch, which most commands do not need.
     from lflops.selftest import self_test
@@ -215,7 +227,7 @@ def selftest(
     lines = [f"{result.device_name} ({result.device}), torch {result.torch}"]
     for check in result.checks:
         lines.append(f"  {check.name:<16}{_RESULTS[check.passed]:<13}{check.found}")
-    lines.append(f"written: {output}")
+    lines.append(f"results written to {output}")
     write_lines(lines)
     if not result.passed:
         raise typer.Exit(1)

@@ -37,7 +37,9 @@ def schema(
 ) -> None:
     """Print the JSON schema of a profile's file."""
     if of_why:
-        write_json(json_schema(Explanation, f"An explanation of lflops, format {FORMAT}"))
+        write_json(
+            json_schema(Explanation, f"Output of lflops why --format json, version {FORMAT}")
+        )
     else:
         write_json(json_schema())
 
@@ -84,7 +86,7 @@ def main(args: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 0
-        return _refused(f"cannot write: {error.strerror}")
+        return _refused(f"cannot write the output: {error.strerror}")
     except UsageError as error:
         command_path = error.ctx.command_path if error.ctx else "lflops"
         return _refused(f"{error.format_message()} ({command_path} --help)")

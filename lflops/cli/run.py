@@ -32,8 +32,7 @@ def run(
         list[str],
         typer.Argument(
             metavar="SCRIPT [ARGUMENT]...",
-            help="A script with its arguments, as after `python`; or a command such as torchrun "
-            "with its arguments.",
+            help="A Python script, or a command such as torchrun, followed by its arguments.",
         ),
     ],
     *,
@@ -42,21 +41,21 @@ def run(
         typer.Option(
             "--dir",
             metavar="DIR",
-            help="Folder of the ledger. Default: a new folder below lflops_runs.",
+            help="Folder to write the ledger to. Default: a new folder in lflops_runs.",
         ),
     ] = None,
 ) -> None:
-    """Run a Python script, and write a ledger of each training run in it.
+    """Run a Python script, and write a ledger (a time account) of each training run in the script.
 
     The script may use Lightning, transformers, or a custom loop.
 
     lflops sets the environment variable LFLOPS and starts the script with Python. At the end of
-    the run, a line names the folder of the ledger. If the run lost time, a few lines explain it.
+    the run, lflops prints the folder of the ledger. If the run lost time, lflops also prints why.
     """
     if not entry_points(group="torch.backends", name="lflops"):
         raise UsageError(
-            f"lflops is not installed for {sys.executable}, so torch does not load it: "
-            "pip install lflops"
+            f"lflops is not installed for {sys.executable}, so torch cannot load lflops: install "
+            "it with pip install lflops"
         )
     os.environ[VARIABLE] = _settings(folder) or "1"
     program = command[0]
@@ -66,7 +65,7 @@ def run(
         os.execvp(arguments[0], arguments)  # noqa: S606 - the user's command
     except OSError as error:
         raise UsageError(
-            f"{arguments[0]}: {error.strerror}: pass a Python script or a command"
+            f"cannot start {arguments[0]}: {error.strerror}: pass a Python script or a command"
         ) from error
 
 
@@ -107,13 +106,16 @@ def ledger(
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object: seconds by category, slow_steps, starts and spans. "
-            "Unknown values are null.",
+            help="Print one JSON object. It has the seconds by category, slow_steps, starts (an "
+            "entry for each start of the run) and spans (consecutive sections of the run). Unknown "
+            "values are null.",
         ),
     ] = False,
     page: Annotated[
         Path | None,
-        typer.Option("--html", metavar="OUT", help="Write a page that opens offline."),
+        typer.Option(
+            "--html", metavar="OUT", help="Write an HTML page to this file. It opens offline."
+        ),
     ] = None,
 ) -> None:
     """Print where the time of the last run in a folder went, and which steps were slow and why.
@@ -147,14 +149,17 @@ def window(
         ),
     ],
 ) -> None:
-    """Request a profiling window of a running training run.
+    """Request that a running training run profiles a window, which is a few steps.
 
     The window opens at the same step on all ranks, as soon as possible. Its profile is written to
     the run's folder.
     """
     ended = load_run(running).starts[-1].ended
     if ended != "running":
-        raise UsageError(f"{running}: this run has ended: {ended}")
+        raise UsageError(
+            f"{running}: this run has ended ({ended}), so it cannot open a window: pass the folder "
+            "of a running training run"
+        )
     folder = newest_file(running).parent
     write_whole(folder / REQUEST, b"")
     write_lines([f"requested a window: its profile will be written to {folder}"])

@@ -23,13 +23,14 @@ from lflops.report.terminal.memory import render_checkpointed, render_memory
 from lflops.report.terminal.modules import header, render, render_operators
 
 _JSON = (
-    "Print one JSON object: run, phase, first_screen, report, pace (unprofiled steps), "
-    "utilization, share_of, totals (by phase), rows, unsupported (operators without a formula), "
-    "uncalled (modules) and notes. `share_of` is `macs`, or `flops` if the phase has no MACs. "
-    "Each row has the exact counts and the seconds of each phase, and the list `children` of its "
-    "submodules. With --operators, the object has `operators` and `trace` instead of `rows`. With "
-    "--memory, it has `memory` and `checkpointed` (a row for each block) instead. A row with `repeat` stands "
-    "for several modules: it has the counts of one of them, and the mean time of all of them. "
+    "Print one JSON object with the keys run, phase, first_screen, report, pace (figures of the "
+    "unprofiled steps), utilization, share_of, totals (by phase), rows, unsupported (operators "
+    "without a formula), uncalled (modules that did not run) and notes. `share_of` is `macs`, or "
+    "`flops` if the phase has no MACs. Each row is a module. It has the exact counts and the "
+    "seconds of each phase, and its submodules in the list `children`. A row with `repeat` stands "
+    "for several identical modules: it has the counts of one module, and the mean time over all of "
+    "these modules. With --operators, the object has `operators` and `trace` instead of `rows`. "
+    "With --memory, it has `memory` and `checkpointed` (a row for each block) instead of `rows`. "
     "Unknown values are null."
 )
 
@@ -39,52 +40,62 @@ def show(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="A profile's JSON file, or the folder of a training run (its last window is "
-            "used).",
+            help="A profile's JSON file, or the folder of a training run. From a folder, the profile "
+            "of the last window is read.",
         ),
     ],
     *,
     depth: Annotated[
-        int, typer.Option(metavar="N", help="Levels of the tree below the model; -1 for all.")
+        int,
+        typer.Option(
+            metavar="N",
+            help="Number of levels below the model to show in the tree of modules, or -1 for all.",
+        ),
     ] = -1,
     sort: Annotated[
         str | None,
         typer.Option(
             metavar="KEY",
-            help=f"Sort the rows by {', '.join(SORT_KEYS)}: largest value in the shown phase "
-            "first, names from A to Z.",
+            help=f"Sort the rows by this key: {', '.join(SORT_KEYS)}. The largest value in the "
+            "shown phase comes first. Names are sorted from A to Z.",
         ),
     ] = None,
     flat: Annotated[
         bool,
         typer.Option(
-            "--flat", help="List all modules by self work, most MACs first, instead of a tree."
+            "--flat",
+            help="Show a list of all modules instead of a tree. The module with the most MACs, "
+            "without its submodules, comes first.",
         ),
     ] = False,
     by_operator: Annotated[
         bool,
-        typer.Option("--operators", help="Show operators instead of modules, most MACs first."),
+        typer.Option(
+            "--operators",
+            help="Show operators instead of modules. The operator with the most MACs comes first.",
+        ),
     ] = False,
     memory: Annotated[
         bool,
         typer.Option(
             "--memory",
             help="Show memory instead of modules: the peak of live memory by category, module and "
-            "tensor, and the memory that checkpointing would save.",
+            "tensor, and the memory that activation checkpointing would save.",
         ),
     ] = False,
     figure: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Draw live memory over the step, as .png, .svg or .pdf. Only with --memory.",
+            help="Draw the live memory over the step into this file: .png, .svg or .pdf. Only with "
+            "--memory.",
         ),
     ] = None,
     phase: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help=f"Show times, work and shares of this phase: {', '.join(PHASES)}, or all.",
+            help=f"Show the times, work and shares of one phase: {', '.join(PHASES)}. Default: all.",
         ),
     ] = "all",
     form: Annotated[
@@ -92,24 +103,21 @@ def show(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="Print only the table of modules: markdown or latex for a paper, "
-            "csv with exact numbers in SI units.",
+            help="Print only the table of modules, as markdown, latex or csv. csv has exact numbers "
+            "in SI units.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,
 ) -> None:
-    """Print a profile: why a step takes as long as it does, its phases, totals, and the modules."""
+    """Print a profile: where the time of a step goes, its phases, the totals and the modules."""
     chosen = _phase(phase)
     _check_views(
         flat=flat, depth=depth, sort=sort, by_operator=by_operator, memory=memory, phase=chosen
     )
     if figure is not None and not memory:
-        raise UsageError("--figure draws live memory: add --memory")
-    if form is not None and (form not in FORMATS or as_json or by_operator or memory):
-        formats = ", ".join(FORMATS)
-        raise UsageError(
-            f"format={form!r}: pass one of {formats}, without --json, --operators and --memory"
-        )
+        raise UsageError("--figure draws live memory: pass --memory as well")
+    if form is not None:
+        _check_format(form, is_table=not (as_json or by_operator or memory))
     analysis = analyze(profile_at(file))
     of_run = file.is_dir()
     ledger = None
@@ -150,16 +158,29 @@ def _check_views(
     is_table = flat or depth != -1 or sort is not None
     if flat and depth != -1:
         raise UsageError(
-            f"depth={depth}: --flat prints a list, not a tree, so it has no depth: "
+            f"depth={depth}: --flat prints a list, and only a tree has a depth: "
             "pass only one of --depth and --flat"
         )
     if by_operator and is_table:
         raise UsageError(
-            "--operators can be combined with --phase and --json, "
-            "not with --depth, --sort or --flat"
+            "--operators cannot be combined with --depth, --sort or --flat, because they apply to "
+            "the table of modules: leave them out"
         )
     if memory and (is_table or by_operator or phase is not None):
-        raise UsageError("--memory can only be combined with --figure and --json")
+        raise UsageError(
+            "--memory can only be combined with --figure and --json: leave the other options out"
+        )
+
+
+def _check_format(form: str, *, is_table: bool) -> None:
+    """Check `--format`. `is_table` is true if the command prints the table of modules."""
+    if form not in FORMATS:
+        raise UsageError(f"format={form!r}: pass one of {', '.join(FORMATS)}")
+    if not is_table:
+        raise UsageError(
+            "--format cannot be combined with --json, --operators or --memory, because it prints "
+            "only the table of modules: leave --format out"
+        )
 
 
 def _phase(name: str) -> Phase | None:
@@ -249,8 +270,9 @@ def html(
         list[Path],
         typer.Argument(
             metavar="FILE…",
-            help="A profile's JSON file, or the folder of a training run: its ledger and its last "
-            "windows. With several files, the page starts with a comparison of the last two.",
+            help="A profile's JSON file, or the folder of a training run. For a folder, the page "
+            "shows the ledger and the last windows of the run. For several files, the page starts "
+            "with a comparison of the last two.",
         ),
     ],
     *,
@@ -260,17 +282,17 @@ def html(
             "-o",
             "--out",
             metavar="OUT",
-            help="Write the page to this file. Default: the name of the last FILE, with .html "
-            "instead of .json; with several files, .compare.html; if FILE is a folder, run.html "
-            "in this folder.",
+            help="Write the page to this file. Default: the name of FILE, with .html instead of "
+            ".json. For several files, it is the name of the last FILE, with .compare.html instead "
+            "of .json. For a folder, it is run.html in this folder.",
         ),
     ] = None,
     data: Annotated[
         bool,
         typer.Option(
             "--json",
-            help="Print the data of the page as one JSON object, or as a list for several files, "
-            "instead of writing the page. Unknown values are null.",
+            help="Print the data of the page instead of writing the page. The data is one JSON "
+            "object, or a list of objects for several files. Unknown values are null.",
         ),
     ] = False,
 ) -> None:

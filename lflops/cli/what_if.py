@@ -19,8 +19,8 @@ def what_if(
         Path,
         typer.Argument(
             metavar="FILE|DIR",
-            help="A profile's JSON file with times, or the folder of a training run (its last "
-            "window is used).",
+            help="A profile's JSON file with step times, or the folder of a training run. From a "
+            "folder, the profile of the last window is read.",
         ),
     ],
     *,
@@ -28,8 +28,8 @@ def what_if(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Remove a phase such as data, a module, recompute, or the exposed part of "
-            "communication. May be repeated.",
+            help="Remove a part of the step: a phase such as data, a module, recompute or "
+            "communication. Of communication, only the exposed part is removed. May be repeated.",
         ),
     ] = None,
     scale: Annotated[
@@ -41,25 +41,26 @@ def what_if(
         ),
     ] = None,
     batch: Annotated[
-        float, typer.Option(metavar="N", help="Multiply the number of samples by this factor.")
+        float, typer.Option(metavar="N", help="Multiply the batch size by this factor.")
     ] = 1.0,
     accumulation: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Number of batches to accumulate gradients over."),
+        typer.Option(metavar="N", help="Accumulate gradients over N batches in each step."),
     ] = None,
     hardware: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Predict the time on another chip. NAME is from the output of `lflops hardware`.",
+            help="Predict the step time on another chip. `lflops hardware` lists the names.",
         ),
     ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object: measured, seconds, low, high, the seconds of phases, "
-            "and caveats.",
+            help="Print one JSON object with measured (the measured step time), seconds (the "
+            "predicted step time), low and high (the interval of the prediction), phases (the "
+            "seconds of each phase) and caveats.",
         ),
     ] = False,
 ) -> None:
@@ -82,7 +83,7 @@ def what_if(
     lines = [f"about {seconds} per step ({interval}), instead of {units.duration(found.measured)}"]
     caveats = _caveats(found, profile)
     if caveats:
-        lines.append(f"these times are unreliable: {'; '.join(caveats)}")
+        lines.append(f"this prediction is unreliable: {'; '.join(caveats)}")
     write_lines(lines)
 
 
@@ -103,5 +104,6 @@ def _factor(given: str) -> tuple[str, float]:
         return name, float(number)
     except ValueError:
         raise UsageError(
-            f"--scale {given}: pass a name and a factor for its time, such as data=0.5"
+            f"--scale {given}: pass the name of a phase or module and a factor for its time, such as "
+            "data=0.5"
         ) from None

@@ -14,9 +14,10 @@ from lflops.report.terminal.tables import margin, prose
 FORMATS = ("text", "markdown", "json")
 
 _FORMAT = (
-    "text; markdown, for an issue or a chat; or json, one object with status, findings (cause, "
-    "module, rank, seconds and share of a step, fix), measured, modules, ranks, run (seconds by "
-    "category) and more (commands). Unknown values are null."
+    "Format of the output: text, markdown (for an issue or a chat) or json. json is one object "
+    "with the keys status, findings, measured, modules, ranks, run (the seconds of the run by "
+    "category) and more (commands that print more). Each finding has its cause, module, rank and "
+    "fix, and its cost in seconds and as a share of a step. Unknown values are null."
 )
 
 
@@ -31,7 +32,7 @@ def why(
     form: Annotated[str, typer.Option("--format", metavar="NAME", help=_FORMAT)] = "text",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Print why a training run is slow, what each cause costs, and what to do next."""
+    """Print why a training run is slow, how much time each cause costs, and what to do next."""
     if as_json:
         form = "json"
     if form not in FORMATS:

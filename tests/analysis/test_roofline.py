@@ -480,7 +480,10 @@ def test_an_empty_profile_has_an_empty_figure() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ([], "nothing to compare: pass a profile's FILE, --ncu LOG or --ncu-command SCRIPT"),
+        (
+            [],
+            "nothing to compare: pass the FILE of a profile or a trace, --ncu LOG, or --ncu-command SCRIPT",
+        ),
         (
             ["{file}", "--figure", "roof.gif"],
             "figure='roof.gif': the file name must end with one of .svg, .png, .pdf",

@@ -460,25 +460,25 @@ def test_steps_that_vary_too_much_break_nothing(tmp_path: Path) -> None:
         ),
         (
             ["--max-memory", "20"],
-            "--max-memory='20' has no unit: pass 20GiB, 20GB or, as a growth, 20%",
+            "--max-memory='20' has no unit: pass a size, such as 20GiB or 20GB, or a growth, such as 20%",
         ),
         (["--max-memory", "iB"], "--max-memory='iB': pass a size"),
         (["--max-memory", "x%"], "--max-memory='x%': pass a share"),
         (
             ["--max-memory", "5%"],
             (
-                "--max-memory='5%': the peak memory of the first run is unknown: pass a size, such "
-                "as 24GiB"
+                "--max-memory='5%' limits the growth of the peak memory, but the peak memory of the "
+                "first run is unknown: pass a size, such as 24GiB"
             ),
         ),
         (
             ["--max-memory", "5GiB"],
-            "--max-memory: cannot be checked: the peak memory of the second run is unknown",
+            "--max-memory cannot be checked: the peak memory of the second run is unknown",
         ),
-        (["--min-mfu", "0.3"], "--min-mfu: cannot be checked: the second run has no MFU"),
+        (["--min-mfu", "0.3"], "--min-mfu cannot be checked: the second run has no MFU"),
         (
             ["--max-regress", "3%"],
-            "--max-regress: cannot be checked: each run needs at least two unprofiled steps",
+            "--max-regress cannot be checked: each run needs at least two unprofiled steps",
         ),
     ],
 )

@@ -187,7 +187,7 @@ def test_the_time_of_a_step_and_what_a_training_costs(capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     for part in (
         "\npredicted ",
-        "a wide interval: the fitted runs used other code and other versions",
+        "the prediction was fitted to runs with other code and versions",
         "\ntokens/s ",
         "GPU-hours",
         "\ncost ",
@@ -220,9 +220,9 @@ def test_the_tokens_of_a_training_make_days_and_a_cost() -> None:
         hardware="chip", seconds=0.5, low=0.4, high=1.0, by_kind={}, by_phase={}, by_module={}
     )
     assert dict(Training(1e9, 2.0, 1000).lines(predicted, 4)) == {
-        "tokens/s": "2,000 on a GPU, 8,000 on all 4",
+        "tokens/s": "2,000 on each GPU, 8,000 on all 4 GPUs",
         "1e+09 tokens": "1.4 days (1.2 to 2.9), 139 GPU-hours (111 to 278)",
-        "cost": "278 (222 to 556), at 2 a GPU-hour",
+        "cost": "278 (222 to 556), at 2 per GPU-hour",
     }
 
 
@@ -269,7 +269,7 @@ def test_one_rank_of_a_mesh(capsys: pytest.CaptureFixture[str]) -> None:
         assert 4 == found["profile"]["run"]["world_size"]
     for wrong, said in (
         (["--hsdp", "8"], "pass replicas x shards, such as 2x8"),
-        (["--fsdp", "2", "--hsdp", "2x2"], "pass either --fsdp or --hsdp"),
+        (["--fsdp", "2", "--hsdp", "2x2"], "--fsdp and --hsdp both shard the model"),
         (["--ddp", "2", "--tp", "2"], "--ddp replicates the whole model"),
     ):
         assert 2 == main(["estimate", "planned:trained", *wrong])
@@ -538,7 +538,7 @@ def test_the_largest_batch_fills_the_memory(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.endswith("largest batch: 7 samples\n")
     assert 0 == main(["estimate", *options, "1"])
     assert capsys.readouterr().out.endswith(
-        "not even one sample fits; the figures below are for one sample\n"
+        "not even one sample fits; the figures above are for one sample\n"
     )
 
 
@@ -614,7 +614,7 @@ def test_code_of_a_configuration_is_refused(
     )
     assert 2 == main(["estimate", str(tmp_path)])
     error = capsys.readouterr().err
-    assert "transformers cannot load this configuration without a download" in error
+    assert "transformers cannot load this configuration from local files" in error
     assert "--trust-remote-code" in error
     assert 1 == error.count("\n")
     assert not (tmp_path / "ran").exists()
@@ -624,7 +624,7 @@ WRONG = {
     "no configuration": (["nothing.json"], "nothing.json: no such file: pass a config.json"),
     "not in the cache": (
         ["hf:nobody/nothing"],
-        "hf:nobody/nothing: transformers cannot load this configuration without a download",
+        "hf:nobody/nothing: transformers cannot load this configuration from local files",
     ),
     "an option of configurations": (
         ["planned:build", "--trust-remote-code"],
@@ -640,10 +640,13 @@ WRONG = {
         "--ac some: pass one of none, selective, selective-op, full, best",
     ),
     "no blocks": (["planned:build", "--ac", "full"], "planned:build: Sequential has no blocks"),
-    "no rank": (["planned:build", "--lora", "16x"], "--lora 16x: pass the rank, such as r=16"),
+    "no rank": (
+        ["planned:build", "--lora", "16x"],
+        "--lora 16x: pass the rank of the adapters, such as r=16",
+    ),
     "quantizes what is trained": (
         ["planned:build", "--quantize", "nf4"],
-        "--quantize nf4 applies to the frozen layers below adapters",
+        "--quantize nf4 applies only to layers with adapters",
     ),
     "quantizes by no name": (
         ["planned:build", "--lora", "r=2", "--quantize", "int4"],
@@ -651,19 +654,19 @@ WRONG = {
     ),
     "nothing to adapt": (
         ["planned:nowhere_linear", "--lora", "r=2"],
-        "has no blocks with linear layers to adapt",
+        "has no blocks with linear layers, to which --lora could add adapters",
     ),
     "no budget": (
         ["planned:build", "--ac", "best"],
-        "--ac best needs a memory limit: pass --memory, such as 40GB, or --hardware",
+        "--ac best needs a memory limit: pass a size, such as --memory 40GB, or a chip",
     ),
     "two that fill": (
         ["planned:build", "--ac", "best", "--batch", "max"],
-        "--ac best and --batch max both fill the memory",
+        "--ac best and --batch max cannot be combined, because each of them fills the memory",
     ),
     "no memory to fill": (
         ["planned:build", "--batch", "max"],
-        "--batch max needs a memory limit: pass --memory, such as 40GB, or --hardware",
+        "--batch max needs a memory limit: pass a size, such as --memory 40GB, or a chip",
     ),
     "computes on one rank": (
         ["planned:build", "--mp", "bf16"],
@@ -706,13 +709,13 @@ WRONG = {
     "takes no number": (
         ["planned:alone"],
         (
-            "planned:alone(): too many positional arguments; lflops calls it with one argument: "
+            "planned:alone(): too many positional arguments; lflops calls this function with one argument: "
             "the number"
         ),
     ),
     "wants more than a number": (
         ["planned:sized"],
-        "planned:sized(samples, length): missing a required argument: 'length'; lflops calls it",
+        "planned:sized(samples, length): missing a required argument: 'length'; lflops calls this function",
     ),
     "does not fit": (["planned:misfit"], "[1, 50] X [60, 10].; in 1 (Linear)"),
     "no loss to scale": (
@@ -727,7 +730,7 @@ WRONG = {
     "no chip": (["planned:build", "--hardware", "Abacus"], "hardware='Abacus'"),
     "no samples": (
         ["planned:build", "--batch", "0"],
-        "--batch 0: pass a number of samples, 1 or more, or max",
+        "--batch 0: pass max, or a number of samples of at least 1",
     ),
     "no picture": (
         ["planned:build", "--figure", "plan.nothing"],

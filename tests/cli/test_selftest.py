@@ -33,7 +33,7 @@ def test_on_a_cpu_the_work_is_right_and_no_device_is_offered(
         {check.name: check.passed for check in result.checks},
     )
     lines = capsys.readouterr().out.splitlines()
-    assert f"written: {path}" == lines[-1]
+    assert f"results written to {path}" == lines[-1]
     assert ["right", "not", "not", "not", "right", "not"] == [
         line[18:].split()[0] for line in lines[1:-1]
     ]

@@ -271,10 +271,13 @@ def test_a_file_of_another_version_is_no_wrong_file(
             ["show", "{file}", "--phase", "sideways"],
             "phase='sideways': pass one of forward, backward",
         ),
-        (["show", "{file}", "--flat", "--depth", "1"], "depth=1: --flat prints a list, not a tree"),
+        (
+            ["show", "{file}", "--flat", "--depth", "1"],
+            "depth=1: --flat prints a list, and only a tree has a depth",
+        ),
         (
             ["show", "{file}", "--operators", "--flat"],
-            "--operators can be combined with --phase and --json",
+            "--operators cannot be combined with --depth, --sort or --flat",
         ),
         (["show", "nowhere.json"], "nowhere.json: No such file"),
         # The folder is not ".", because `make demo` leaves a run there.
@@ -329,7 +332,7 @@ def test_a_full_disk_is_said_in_one_line(file: Path) -> None:
         ended = subprocess.run(
             [*COMMAND, "show", file], check=False, stdout=full, stderr=subprocess.PIPE, text=True
         )
-    assert (2, "lflops: cannot write: No space left on device\n") == (
+    assert (2, "lflops: cannot write the output: No space left on device\n") == (
         ended.returncode,
         ended.stderr,
     )

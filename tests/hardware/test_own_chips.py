@@ -260,7 +260,10 @@ def test_the_shell_measures_and_saves(
     assert 2 == main(["hardware", "--measure", "--save", "desk"])
     assert "a chip with this name already exists" in capsys.readouterr().err
     assert 2 == main(["hardware", "--save", "other"])
-    assert "--save saves what --measure measures: pass --measure as well" in capsys.readouterr().err
+    assert (
+        "--save needs the figures that --measure measures: pass --measure as well"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_folder_that_cannot_be_written_is_named(own: Path) -> None:

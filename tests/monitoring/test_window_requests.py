@@ -125,7 +125,7 @@ def test_the_shell_asks_a_loop_that_runs(
     assert [0, 1] == [each.run.window for each in monitor.profiles]
     assert not (tmp_path / REQUEST).exists()
     assert 2 == main(["window", str(tmp_path)])
-    assert b"this run has ended: finished" in capsysbinary.readouterr().err
+    assert b"this run has ended (finished)" in capsysbinary.readouterr().err
 
 
 RANKS = """

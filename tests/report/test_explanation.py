@@ -1243,7 +1243,9 @@ def test_the_shell_prints_it_in_three_forms(
     assert 2 == main(["why", str(path), "--format", "xml"])
     assert b"format='xml': pass one of text, markdown, json" in capfdbinary.readouterr().err
     assert 0 == main(["schema", "--why"])
-    assert b'"title": "An explanation of lflops, format 1"' in capfdbinary.readouterr().out
+    assert (
+        b'"title": "Output of lflops why --format json, version 1"' in capfdbinary.readouterr().out
+    )
 
 
 def test_two_runs_are_compared_by_their_faults() -> None:
