@@ -143,8 +143,8 @@ def add_adapters(caller: str, model: nn.Module, rank: int, quantized: str | None
                 found += 1
     if not found:
         raise CountError(
-            f"{caller}: {type(model).__name__} has no blocks with linear layers to adapt: pass a "
-            "model that already has adapters"
+            f"{caller}: {type(model).__name__} has no blocks with linear layers, to which --lora "
+            "could add adapters: leave --lora out, and pass a model that already has adapters"
         )
 
 
@@ -157,8 +157,9 @@ def recomputable(caller: str, model: nn.Module) -> dict[str, nn.Module]:
     blocks = with_submodules(blocks_in(model))
     if not blocks:
         raise CountError(
-            f"{caller}: {type(model).__name__} has no blocks: "
-            "a block is a module with submodules in a ModuleList or Sequential, such as layers.0"
+            f"{caller}: {type(model).__name__} has no blocks to checkpoint: pass a model with "
+            "blocks; a block is a module with submodules in a ModuleList or Sequential, such as "
+            "layers.0"
         )
     return blocks
 
@@ -269,8 +270,9 @@ def divide_loss(caller: str, subject: Subject, chunks: int, *, compiled: bool) -
         head = model.get_output_embeddings()
     if head is None:
         raise CountError(
-            f"{caller}: {type(model).__name__} is not a transformers language model with labels: "
-            "pass its configuration, or build the loss into your function"
+            f"{caller}: {type(model).__name__} is not a transformers language model with labels, "
+            "so its loss cannot be split or compiled: pass the configuration of such a model, or "
+            "build the loss into your function"
         )
     chunk_loss: Callable[..., Any] = partial(_chunk_loss, head, compiled=compiled)
     if chunks > 1:
@@ -401,8 +403,8 @@ class Changes:
         _check_choice("ac", self.policy, EVERY_POLICY, also="best")
         if self.quantized is not None and self.adapter_rank is None:
             raise CountError(
-                f"--quantize {self.quantized} applies to the frozen layers below adapters: pass "
-                "--lora as well"
+                f"--quantize {self.quantized} applies only to layers with adapters: pass --lora as "
+                "well"
             )
 
     def applied(self, caller: str, subject: Subject) -> Subject:

@@ -181,7 +181,8 @@ def checked_model(
     check_pass(caller, args, kwargs, loss, backward=backward)
     if mesh and isinstance(model, nn.Module):
         raise CountError(
-            f"{caller}: mesh={describe(mesh)} divides the model: pass a function that builds it"
+            f"{caller}: mesh={describe(mesh)} divides the model, so the model must not be built "
+            "yet: pass a function that builds the model"
         )
     if not isinstance(model, nn.Module):
         return []
@@ -502,8 +503,8 @@ class Estimator:
         """Check the options of the estimate, and return the chip; `None` without a chip."""
         if only_shapes_run(()):
             raise CountError(
-                f"{self.caller}: this call is inside a FakeTensorMode: call the function outside "
-                "that mode"
+                f"{self.caller}: an estimate cannot run inside a FakeTensorMode: leave this mode "
+                "before the estimate"
             )
         if self.grad_scaler not in (True, False):
             raise CountError(

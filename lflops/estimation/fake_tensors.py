@@ -89,19 +89,20 @@ def refuse_what_keeps_tensors(module: nn.Module) -> None:
     kinds = {kind.__name__ for kind in type(module).__mro__}
     if isinstance(module, torch.jit.ScriptModule):
         raise CountError(
-            "estimate: the tensors of a scripted module cannot be replaced: "
-            "pass the original module, before torch.jit.script"
+            "estimate: the tensors of a scripted module cannot be replaced with fake tensors: "
+            "pass the original module instead of the result of torch.jit.script"
         )
     for kind, kept, mesh in KEEPERS:
         if kind in kinds:
             raise CountError(
                 f"estimate: {type(module).__name__} has {kept}, which fake tensors cannot replace: "
-                f"pass the module that it wraps, or a function that builds this module, and {mesh}"
+                f"pass the wrapped module, or pass {mesh} and a function that builds the wrapped "
+                "module"
             )
     if "FSDPModule" in kinds and not _has_only_fake_parameters(module):
         raise CountError(
-            "estimate: the parameters of a module under fully_shard cannot be replaced: "
-            "pass a function that builds the module and shards it"
+            "estimate: the parameters of a module under fully_shard cannot be replaced with fake "
+            "tensors: pass a function that builds the module and shards it"
         )
 
 
@@ -142,11 +143,11 @@ def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator
                 error.add_note(f"{caller}: {location}")
             raise
         if step_of is not None:
-            short = problem.partition(";")[0].removeprefix("it ")
+            short = problem.partition(";")[0].removeprefix("this code ")
             raise CountError(
-                f"{caller}: the optimizer's step ({type(step_of).__name__}) {short}: pass an "
-                "optimizer with the same state that can run without values, or use "
-                "lflops.counting around a real step"
+                f"{caller}: the optimizer's step ({type(step_of).__name__}) {short}: pass another "
+                "optimizer that has the same state and needs no values, or use lflops.counting "
+                "around a real step"
             ) from error
         parts = (caller, location, problem)
         raise CountError(": ".join(filter(None, parts))) from error
@@ -159,28 +160,28 @@ def _problem(error: Exception) -> str | None:
     """
     if isinstance(error, RealParameterError):
         return (
-            "it uses a parameter that does not belong to the model, so the estimate would write "
-            "its gradient: pass a module that contains this parameter"
+            "this code uses a parameter that does not belong to the model, so the estimate would "
+            "overwrite the gradient of this parameter: pass a module that contains the parameter"
         )
     if isinstance(error, RealOptimizerError):
         return (
-            "it steps an optimizer of the real parameters: "
-            "pass a function that builds the model together with its optimizers"
+            "this code steps an optimizer of the real parameters, but an estimate replaces the "
+            "parameters of the model with fake tensors: pass a function that builds the model together with its optimizers"
         )
     if isinstance(error, NO_FAKE_KERNEL):
         return (
-            f"it runs {error.func}, but the shape of its result is unknown: register a fake kernel "
-            "(torch.library.register_fake)"
+            f"this code runs {error.func}, which has no fake kernel, so the shape of the result is "
+            "unknown: register a fake kernel with torch.library.register_fake"
         )
     if isinstance(error, AssertionError) and "metadata mutating" in str(error):
         return (
-            "it changes the shape of a real tensor in place to the shape of a fake tensor, or to a "
-            "large shape: create a new tensor instead"
+            "this code changes the shape of a real tensor in place, to a large shape or the shape "
+            "of a fake tensor, which an estimate does not support: create a new tensor instead"
         )
     if isinstance(error, NoCudaError) or NO_CUDA.search(str(error)):
         return (
-            "it uses CUDA, which is not available here: "
-            "name no device, or use the device of a tensor; pass the chip as hardware="
+            "this code uses CUDA, which is not available here: create tensors without a device, or "
+            "on the device of another tensor; to estimate for a GPU, pass the GPU as hardware="
         )
     return _problem_of_values(error)
 
@@ -190,15 +191,16 @@ def _problem_of_values(error: Exception) -> str | None:
     # Stages of a pipeline send their shapes to each other as Python objects.
     if any(_sends_objects(frame) for frame in frames):
         return (
-            "it sends Python objects to other ranks, which do not exist here: "
+            "this code sends Python objects to other ranks, but an estimate runs only one rank: "
             "pass input_args and output_args to each PipelineStage"
         )
     needed: object = None
     if isinstance(error, NEEDS_VALUES):
         if any(each.filename == grad_scaler.__file__ for each in frames):
             return (
-                "a GradScaler checks whether all gradients are finite: leave it out, and pass "
-                "grad_scaler=True to lflops.estimate, which assumes finite gradients"
+                "a GradScaler needs the values of the gradients, but an estimate has only shapes: "
+                "leave the GradScaler out, and pass grad_scaler=True to lflops.estimate, which "
+                "assumes finite gradients"
             )
         needed = error.func
     elif isinstance(error, RuntimeError | TypeError) and _NEEDS_VALUES_MESSAGE.search(str(error)):
@@ -206,9 +208,9 @@ def _problem_of_values(error: Exception) -> str | None:
     if needed is None:
         return None
     return (
-        f"it needs the value of a tensor ({needed}); an estimate has only shapes: remove this use "
-        "of the value, or count a real batch with lflops.count, which records the same memory "
-        "timeline"
+        f"this code needs the value of a tensor ({needed}); an estimate has only shapes: remove "
+        "this use of the value, or count a real batch with lflops.count, which also records the "
+        "memory of the step"
     )
 
 
@@ -700,8 +702,8 @@ class _AttentionMode(TorchFunctionMode):
         )
         if found is None:
             raise CountError(
-                "no attention kernel that sdpa_kernel enables supports this call on "
-                f"{self._chip.name}: enable MATH as well"
+                "the attention kernels that sdpa_kernel enables do not support this call on "
+                f"{self._chip.name}: enable SDPBackend.MATH as well"
             )
         name, operator = found
         self.calls[name] += 1

@@ -176,8 +176,8 @@ def _check_settings(target: str, settings: Mapping[str, Any]) -> None:
             _check_settings(target, value)
         elif str(name).endswith(_IMPLEMENTATION) and "/" in str(value):
             raise CountError(
-                f"{target}: {name}={value!r}: pass a configuration with 'sdpa' or 'eager', because "
-                "the code of another repository is not loaded"
+                f"{target}: {name}={value!r} would load code from another repository, which lflops "
+                "refuses: pass a configuration with 'sdpa' or 'eager'"
             )
         else:
             _check_number(target, str(name), value)
@@ -192,11 +192,12 @@ def _check_number(target: str, name: str, value: Any) -> None:
     number = sum(each for each in numbers if isinstance(each, int))
     if name == "num_labels" and number > MOST_LABELS:
         raise CountError(
-            f"{target}: {name}={value}: pass a configuration with at most {MOST_LABELS:,} labels"
+            f"{target}: {name}={value} is too large: pass a configuration with at most "
+            f"{MOST_LABELS:,} labels"
         )
     if _REPEATED.search(name) and not _SIZE.search(name) and number > DEEPEST:
         raise CountError(
-            f"{target}: {name}={value!r:.60}: "
+            f"{target}: {name}={value!r:.60} is too large: "
             f"pass a configuration with at most {DEEPEST:,} layers, blocks, stages or experts"
         )
 
@@ -308,14 +309,14 @@ def _config(target: str, *, remote_code: bool) -> Any:
         from transformers import AutoConfig
     except ImportError as error:
         raise CountError(
-            f"{target}: building a model from its configuration needs transformers: pip install "
-            "transformers"
+            f"{target}: building a model from its configuration needs the package transformers: "
+            "install it with pip install transformers"
         ) from error
     name = target.removeprefix(BY_NAME)
     if not target.startswith(BY_NAME) and not Path(name).exists():
         raise CountError(
             f"{target}: no such file: pass a config.json, its folder, "
-            f"or {BY_NAME} and a name in transformers' cache"
+            f"or {BY_NAME}NAME for a model in the cache of transformers"
         )
     _check_file(target, Path(name))
     try:
@@ -329,7 +330,7 @@ def _config(target: str, *, remote_code: bool) -> Any:
         if "remote_code" in str(error):
             reason += "; the model has its own code: pass --trust-remote-code to run it"
         raise CountError(
-            f"{target}: transformers cannot load this configuration without a download: {reason}"
+            f"{target}: transformers cannot load this configuration from local files: {reason}"
         ) from error
     config.use_cache = False
     # Random skipping of layers is turned off, so the estimate is for the largest step.

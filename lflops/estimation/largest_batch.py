@@ -147,7 +147,8 @@ def empty_room(estimator: Estimator) -> MemoryFit:
     empty = memory_fit(0, chip, ranks=prod(estimator.mesh.values()))
     if empty is None:
         raise CountError(
-            f"{estimator.caller}: pass memory_bytes=, or hardware= with a known memory"
+            f"{estimator.caller}: the memory limit is unknown: pass memory_bytes=, or hardware= "
+            "with a chip whose memory is known"
         )
     return empty
 
@@ -179,8 +180,8 @@ def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> in
         samples = min(max(_next(points, memory_bytes, low, high), low + 1), high - 1)
     if low == MAX_BATCH:
         raise CountError(
-            f"{caller}: {low} samples fit, and no limit was found: check that make_args returns "
-            "the requested number of samples"
+            f"{caller}: even {low} samples fit, so no largest batch was found: check that "
+            "the batch has the requested number of samples"
         )
     return low
 

@@ -74,25 +74,27 @@ def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
         return {}
     if not isinstance(mesh, Mapping) or not mesh or not set(mesh) <= set(DIMENSIONS):
         raise CountError(
-            f"{caller}: mesh={describe(mesh)}: pass the number of ranks of "
-            f"{', '.join(map(repr, DIMENSIONS))}, such as {{'data': 8, 'tensor': 4}}"
+            f"{caller}: mesh={describe(mesh)}: pass a dictionary such as "
+            f"{{'data': 8, 'tensor': 4}}, with the number of ranks in each dimension; the "
+            f"dimensions are {', '.join(map(repr, DIMENSIONS))}"
         )
     for name, ranks in mesh.items():
         if not is_whole(ranks, 1):
             raise CountError(
                 f"{caller}: mesh[{name!r}]={describe(ranks)}: "
-                "pass a whole number of ranks, 1 or more"
+                "pass a whole number of ranks, at least 1"
             )
     is_ddp = "replica" in mesh and "data" not in mesh
     if is_ddp and "tensor" in mesh:
         raise CountError(
-            f"{caller}: mesh has 'replica' and 'tensor' without 'data': "
-            "DistributedDataParallel does not support DTensors, pass 'data' instead of 'replica'"
+            f"{caller}: mesh has 'replica' and 'tensor' without 'data', but "
+            "DistributedDataParallel does not support tensor parallelism: pass 'data' instead of "
+            "'replica'"
         )
     if is_ddp and "pipeline" in mesh:
         raise CountError(
-            f"{caller}: mesh has 'pipeline' and 'replica': estimates do not support "
-            "DistributedDataParallel in a pipeline stage, pass 'data' instead of 'replica'"
+            f"{caller}: mesh has 'pipeline' and 'replica' without 'data', but estimates do not "
+            "support DistributedDataParallel in a pipeline stage: pass 'data' instead of 'replica'"
         )
     return {name: mesh[name] for name in DIMENSIONS if name in mesh}
 
@@ -102,9 +104,8 @@ def checked_rank(caller: str, rank: Any, mesh: Mapping[str, int]) -> int:
     size = prod(mesh.values())
     if not is_whole(rank) or rank >= size:
         known = f"mesh={dict(mesh)} has ranks 0 to {size - 1}"
-        raise CountError(
-            f"{caller}: rank={describe(rank)}: {known if mesh else 'pass mesh= as well'}"
-        )
+        without = "without a mesh, the only rank is 0: pass mesh= as well"
+        raise CountError(f"{caller}: rank={describe(rank)}: {known if mesh else without}")
     return int(rank)
 
 
@@ -117,8 +118,9 @@ def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> AbstractC
         return nullcontext()
     if torch.distributed.is_initialized():
         raise CountError(
-            f"{caller}: mesh={dict(mesh)} needs its own process group, but one is already "
-            "initialized: leave mesh= out, and shard the model in the function that builds it"
+            f"{caller}: mesh={dict(mesh)} needs its own process group, but a process group is "
+            "already initialized: leave mesh= out, and shard the model in the function that builds "
+            "the model"
         )
     check_fake_group()
     return fake_group(prod(mesh.values()), rank)
@@ -281,15 +283,14 @@ def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:
     plan = tensor_plan(model)
     if not isinstance(plan, Mapping) or not plan:
         raise CountError(
-            f"{caller}: {type(model).__name__} has no tp_plan: "
-            "apply parallelize_module in the function that builds it, and leave 'tensor' out of "
-            "the mesh"
+            f"{caller}: {type(model).__name__} has no tp_plan: apply parallelize_module in the "
+            "function that builds the model, and leave 'tensor' out of the mesh"
         )
     unknown = set(plan.values()).difference(STYLES)
     if unknown:
         raise CountError(
-            f"{caller}: the model's tp_plan has {min(map(str, unknown))!r}, but lflops supports "
-            f"only {', '.join(STYLES)}: apply parallelize_module in the function that builds the "
+            f"{caller}: the model's tp_plan has the style {min(map(str, unknown))!r}, but lflops "
+            f"supports only {', '.join(STYLES)}: apply parallelize_module in the function that builds the "
             "model, and leave 'tensor' out of the mesh"
         )
     return {name: STYLES[style]() for name, style in plan.items()}

@@ -211,14 +211,14 @@ def _made(caller: str, make: MakesOptimizer, parameters: list[nn.Parameter]) -> 
     optimizer: Any = make(parameters)
     if not isinstance(optimizer, Optimizer):
         raise CountError(
-            f"{caller}: optimizer returned {describe(optimizer)}: "
-            "it has to return a torch.optim.Optimizer"
+            f"{caller}: the function optimizer returned {describe(optimizer)}: it must return a "
+            "torch.optim.Optimizer"
         )
     if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
         name = type(optimizer).__name__
         raise CountError(
-            f"{caller}: {name} runs as many forward passes as the value of the loss requires, and "
-            "the fake tensors of an estimate have no values: pass another optimizer"
+            f"{caller}: for {name}, the number of forward passes depends on the value of the loss, "
+            "but the fake tensors of an estimate have no values: pass another optimizer"
         )
     return optimizer
 

@@ -187,35 +187,35 @@ def why_not(profile: Profile, chip: Hardware | None, rates: Rates | None = None)
 
 def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[str]:
     if chip is None or chip.bandwidth_bytes_per_second is None:
-        yield "the chip is unknown"
+        yield "the chip or its memory bandwidth is unknown"
         return
     family = rates.family(chip)
     if family is None:
         known: list[str] = []
         for each in rates.families.values():
             known += each.chips
-        yield f"the prediction does not cover {chip.name}, only {', '.join(known)}"
+        yield f"the prediction does not cover the chip {chip.name}, only {', '.join(known)}"
         return
     yield from _dtype_reasons(profile)
     yield from _kind_reasons(profile)
     unknown = {call.collective for call in profile.communication} - _FITTED_COLLECTIVES
     if unknown:
-        yield f"the prediction does not cover {min(unknown)} between ranks"
+        yield f"the prediction does not cover the collective {min(unknown)}"
         return
     if not any(op.phase == "backward" for op in profile.op_counts):
-        yield "it only runs forward, and the prediction covers only training steps"
+        yield "the step only runs forward, and the prediction covers only training steps"
     calls = sum(op.calls for op in profile.op_counts)
     if calls * rates.host_seconds > _Step(profile, chip, family, rates).prediction().seconds:
         yield (
-            f"the host's {calls:,} calls may take longer than the device's work, "
-            "and the prediction does not cover the speed of hosts"
+            f"the host may take longer to launch the {calls:,} operators than the device to run "
+            "them, and the prediction does not cover the speed of hosts"
         )
 
 
 def _kind_reasons(profile: Profile) -> Iterator[str]:
     """Yield reasons why a kind of model or training run, such as LoRA, is not predicted."""
     if any(notes_with("cpu_offload", profile.notes)):
-        yield "the prediction does not cover copies from and to the host"
+        yield "the prediction does not cover copies between the host and the device"
     if "uint8" in profile.modules[""].dtypes:
         yield "the prediction does not cover the unpacking of quantized weights"
     if any(module.compiled for module in profile.modules.values()):
@@ -249,7 +249,7 @@ def _dtype_reasons(profile: Profile) -> Iterator[str]:
         else:
             other = other or dtype or "another dtype"
     if not macs:
-        yield "it has no matmuls"
+        yield "the step has no matmuls"
     if fitted_macs < _MOSTLY * macs:
         yield f"the prediction does not cover matmuls in {other}, only in bf16 and fp16"
 
@@ -385,17 +385,17 @@ class _Step:
         Each difference is a pair of a text and the factor by which it widens the interval.
         """
         widening = self.rates.widening
-        yield "the fitted runs used other code and other versions", widening.source
+        yield "the prediction was fitted to runs with other code and versions", widening.source
         if self.chip.name in self.family.not_fitted:
-            yield f"no fitted run used {self.chip.name}", widening.chip
+            yield f"it was fitted to no run on {self.chip.name}", widening.chip
         if not self._is_sharded():
-            yield "all fitted runs used FSDP", widening.setting
+            yield "it was fitted only to runs with FSDP", widening.setting
         parameters = self.profile.modules[""].parameters
         fewest = widening.fewest_parameters
         most = widening.most_parameters
         if not fewest <= parameters <= most:
             sizes = f"{units.count(fewest)} to {units.count(most)}"
-            yield f"all fitted models had {sizes} parameters", widening.setting
+            yield f"it was fitted only to models with {sizes} parameters", widening.setting
 
     def _device(self, op: OpCount) -> tuple[str, float]:
         """Return the kind of an operator, and the seconds of all its calls on the device.

@@ -95,7 +95,7 @@ def test_a_listed_chip_has_one_without_being_asked() -> None:
     assert isinstance(unlisted, Memory)
     assert isinstance(listed.reserved, Reserved)
     assert unlisted.reserved is None
-    with pytest.raises(lflops.CountError, match="unknown setting 'expandable'"):
+    with pytest.raises(lflops.CountError, match="the setting 'expandable' is unknown"):
         lflops.estimate(model, x, allocator="expandable:True")
 
 

@@ -193,7 +193,7 @@ def test_too_many_layers_are_refused_at_once(tmp_path: Path) -> None:
     folder = saved(tmp_path, "ViTForImageClassification", num_hidden_layers=1_000_000)
     with pytest.raises(
         lflops.CountError,
-        match=r"num_hidden_layers=1000000: pass a configuration with at most 1,000 layers",
+        match=r"num_hidden_layers=1000000 is too large: pass a configuration with at most 1,000 layers",
     ):
         builder_of(str(folder))
 
@@ -203,7 +203,7 @@ def test_too_many_layers_are_refused_at_once(tmp_path: Path) -> None:
     [
         (
             {"num_labels": 5_000_000},
-            "num_labels=5000000: pass a configuration with at most 100,000",
+            "num_labels=5000000 is too large: pass a configuration with at most 100,000",
         ),
         ({"depths": [1, 1, 1, 3000]}, r"depths=\[1, 1, 1, 3000\]: .* at most 1,000 layers"),
         (

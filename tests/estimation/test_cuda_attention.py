@@ -508,7 +508,9 @@ def test_what_no_kernel_takes_is_an_error() -> None:
     """The error names the chip and says what to do."""
     with (
         sdpa_kernel(SDPBackend.FLASH_ATTENTION),
-        pytest.raises(lflops.CountError, match="supports this call on H200 SXM: enable MATH"),
+        pytest.raises(
+            lflops.CountError, match="do not support this call on H200 SXM: enable SDPBackend"
+        ),
     ):
         estimated(SINGLE)
 

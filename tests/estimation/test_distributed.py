@@ -142,8 +142,8 @@ KEEP: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "shards": (
         in_shards,
         (
-            "the parameters of a module under fully_shard cannot be replaced: pass a function that "
-            "builds"
+            "the parameters of a module under fully_shard cannot be replaced with fake tensors: "
+            "pass a function that builds"
         ),
     ),
     "a wrapper": (
@@ -152,7 +152,7 @@ KEEP: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "a wrapper within": (
         lambda: nn.Sequential(DistributedDataParallel(whole())),
-        "pass the module that it wraps",
+        "pass the wrapped module",
     ),
     "the older shards": (
         lambda: FullyShardedDataParallel(whole(), device_id=torch.device("cpu")),

@@ -446,12 +446,12 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "no mesh": (
         whole,
         8,
-        "mesh=8: pass the number of ranks of 'pipeline', 'replica', 'data', 'tensor'",
+        "mesh=8: pass a dictionary such as {'data': 8, 'tensor': 4}",
     ),
     "an unknown dimension": (
         whole,
         {"stage": 2},
-        "pass the number of ranks of 'pipeline', 'replica', 'data', 'tensor'",
+        "the dimensions are 'pipeline', 'replica', 'data', 'tensor'",
     ),
     "a pipeline without a schedule": (
         whole,
@@ -463,9 +463,9 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "replicas of DTensors": (
         whole,
         {"replica": 2, "tensor": 2},
-        "DistributedDataParallel does not support DTensors, pass 'data' instead of 'replica'",
+        "DistributedDataParallel does not support tensor parallelism: pass 'data' instead of 'replica'",
     ),
-    "a module": (Blocks(), {"data": 2}, "divides the model: pass a function that builds it"),
+    "a module": (Blocks(), {"data": 2}, "divides the model, so the model must not be built yet"),
     "no plan": (
         lambda: Planless(WIDTH, 2),
         {"tensor": 2},
@@ -527,7 +527,10 @@ STEPS: dict[str, tuple[dict[str, Any], str]] = {
     "no function": ({"step": 1}, "step=1: pass a function"),
     "backward as well": ({"step": print, "backward": True}, "leave backward= out"),
     "a loss as well": ({"step": print, "loss": torch.sum}, "leave loss= out"),
-    "a rank of none": ({"rank": 1}, "rank=1: pass mesh= as well"),
+    "a rank of none": (
+        {"rank": 1},
+        "rank=1: without a mesh, the only rank is 0: pass mesh= as well",
+    ),
     "a rank too far": ({"rank": 2, "mesh": {"data": 2}}, "has ranks 0 to 1"),
     "shapes not given": (
         {"step": lambda *_: _shapeless(), "mesh": {"pipeline": 2}, "rank": 1},
@@ -579,7 +582,7 @@ def test_heads_that_cannot_be_split_are_named(monkeypatch: pytest.MonkeyPatch) -
 def test_an_unknown_style_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A style of a later transformers version, for example, is an error."""
     monkeypatch.setattr(Blocks, "tp_plan", {"head": "diagonal"})
-    with pytest.raises(lflops.CountError, match="tp_plan has 'diagonal'"):
+    with pytest.raises(lflops.CountError, match="tp_plan has the style 'diagonal'"):
         estimated(mesh={"tensor": 2})
 
 
@@ -588,7 +591,8 @@ def test_within_a_group_of_the_users_there_is_no_mesh() -> None:
     distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         with pytest.raises(
-            lflops.CountError, match="needs its own process group, but one is already initialized"
+            lflops.CountError,
+            match="needs its own process group, but a process group is already initialized",
         ):
             estimated(mesh={"data": 2})
         assert distributed.is_initialized()

@@ -152,12 +152,14 @@ def test_ranks_of_other_hosts_share_the_network() -> None:
 @pytest.mark.parametrize(
     ("profile", "hardware", "rates", "reason"),
     [
-        pytest.param(linear, None, RATES, "the chip is unknown", id="no chip"),
+        pytest.param(
+            linear, None, RATES, "the chip or its memory bandwidth is unknown", id="no chip"
+        ),
         pytest.param(
             linear,
             Hardware("other", {"bf16": 1.0}, 1.0),
             RATES,
-            "does not cover other, only round",
+            "does not cover the chip other, only round",
             id="another chip",
         ),
         pytest.param(
@@ -174,7 +176,7 @@ def test_ranks_of_other_hosts_share_the_network() -> None:
             linear,
             chip(),
             replace(RATES, host_seconds=1.0),
-            "calls may take longer",
+            "the host may take longer",
             id="bound by launches",
         ),
     ],

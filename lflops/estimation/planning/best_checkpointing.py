@@ -29,7 +29,7 @@ from lflops.profile.module_names import name_below
 from lflops.profile.profile import Profile
 from lflops.profile.series import ratio
 
-_HEADS = ("recomputed", "peak", "saved", "more FLOPs", "of the step's", "more time")
+_HEADS = ("recomputed blocks", "peak", "saved", "extra FLOPs", "share of step", "extra time")
 
 
 class Alternative(Struct, frozen=True, kw_only=True):
@@ -115,15 +115,15 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         """
         lowest = ""
         if not self.fits:
-            lowest = ", this is the lowest peak"
+            lowest = " No other choice has a lower peak."
         fit = self.memory_fit
         if fit is not None:
             needed = units.size(fit.needed_bytes)
             usable = units.size(fit.usable_bytes)
-            return f"{fit.verdict}{lowest}: {needed} of {usable} on {fit.chip}."
+            return f"{fit.verdict}: the step needs {needed} of {usable} on {fit.chip}.{lowest}"
         verdict = "fits" if self.fits else "does not fit"
         budget = units.size(self.memory_bytes)
-        return f"{verdict}{lowest}: {units.size(self.peak_bytes)} of {budget} for tensors."
+        return f"{verdict}: tensors need {units.size(self.peak_bytes)} of {budget}.{lowest}"
 
     def code(self) -> str:
         """Return Python code that applies the plan to a variable `model`.

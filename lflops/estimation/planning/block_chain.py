@@ -218,12 +218,12 @@ def read(
         work: FLOPs of the forward of each unit. Units with different FLOPs have different kinds.
 
     Raises:
-        ValueError: No block has a backward.
+        ValueError: No block runs in backward.
     """
     forward = _spans(timeline, units, ("forward",))
     backward = _spans(timeline, units, ("backward", "recompute"))
     if not backward:
-        raise ValueError("no block has a backward")
+        raise ValueError("no block runs in backward")
     numbers = range(len(units))
     begins = [forward[number][0] for number in numbers]
     begins.append(forward[numbers[-1]][1])

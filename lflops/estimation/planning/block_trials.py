@@ -217,7 +217,8 @@ class BlockTrials:
         self.units = units_of(memory_of(last).timeline, last.modules.keys() & names.keys())
         if not self.units:
             raise CountError(
-                f"{self._estimator.caller}: none of the blocks ran: {', '.join(self._blocks)}"
+                f"{self._estimator.caller}: none of the blocks ran, so none can be checkpointed: "
+                f"{', '.join(self._blocks)}"
             )
         self._work = []
         for unit in self.units:
@@ -229,8 +230,8 @@ class BlockTrials:
             readings = [read(memory_of(step).timeline, self.units, self._work) for step in steps]
         except ValueError as error:
             raise CountError(
-                f"{self._estimator.caller}: {error}: the loss must depend on a parameter that "
-                "requires a gradient"
+                f"{self._estimator.caller}: {error}: make the loss depend on a parameter of a block "
+                "that requires a gradient"
             ) from error
         flops: list[int] = []
         times: list[int] = []

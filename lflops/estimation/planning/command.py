@@ -28,8 +28,8 @@ def plan(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="The model, in the same form as for lflops estimate: a config.json, its folder, "
-            "hf:NAME, or PACKAGE.MODULE:BUILD.",
+            help="The model: a config.json, its folder, hf:NAME, or PACKAGE.MODULE:BUILD. The help "
+            "of lflops estimate explains these forms.",
         ),
     ],
     *,
@@ -38,13 +38,14 @@ def plan(
         str,
         typer.Option(
             metavar="NAME",
-            help="Name of the GPUs' chip from the output of `lflops hardware`, or a TOML file.",
+            help="The chip of the GPUs: a name that `lflops hardware` lists, or a TOML file.",
         ),
     ],
     batch: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Samples of a step over all GPUs. Default: 16 for each GPU."
+            metavar="N",
+            help="Number of samples in a step, on all GPUs together. Default: 16 for each GPU.",
         ),
     ] = None,
     seq: Annotated[
@@ -52,16 +53,16 @@ def plan(
         typer.Option(
             metavar="N",
             min=1,
-            help="Tokens per sample. Default for a configuration: 512. A BUILD function receives "
-            "the number as its second argument.",
+            help="Number of tokens per sample. If TARGET is a configuration, the default is 512. If "
+            "TARGET is a function, the number is its second argument.",
         ),
     ] = None,
     optimizer: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Name of an optimizer in torch.optim, such as adamw, or adamw8bit. Its default "
-            "settings are used.",
+            help="Optimizer with its default settings: the name of an optimizer in torch.optim, "
+            "such as adamw, or adamw8bit.",
         ),
     ] = "adamw",
     fused: Annotated[
@@ -75,8 +76,8 @@ def plan(
         str,
         typer.Option(
             metavar="NAME",
-            help="bf16-mixed, 16-mixed, bf16-true, 16-true or 32-true. With a mixed precision, "
-            "FSDP2 computes in that dtype and reduces in float32.",
+            help="Precision of the run: bf16-mixed, 16-mixed, bf16-true, 16-true or 32-true. With a "
+            "mixed precision, FSDP2 computes in bf16 or fp16, and reduces gradients in float32.",
         ),
     ] = "bf16-mixed",
     network: Annotated[
@@ -84,45 +85,50 @@ def plan(
         typer.Option(
             metavar="N",
             min=1,
-            help="Bandwidth of a GPU to other hosts in bytes/s, such as 50e9. Default: the "
-            "bandwidth of the vendor's reference hosts.",
+            help="Network bandwidth from a GPU to other hosts, in bytes/s, for example 50e9. "
+            "Default: the bandwidth in the vendor's reference hosts.",
         ),
     ] = None,
     devices_per_host: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Number of GPUs in a host. Tensor parallelism stays within a host."
+            metavar="N",
+            help="Number of GPUs in each host. Tensor parallelism is planned only within a host.",
         ),
     ] = 8,
     top: Annotated[
-        int, typer.Option(metavar="N", min=1, help="The maximum number of rows in each table.")
+        int, typer.Option(metavar="N", min=1, help="Maximum number of rows in each table.")
     ] = 12,
     trust_remote_code: Annotated[
         bool,
         typer.Option(
             "--trust-remote-code",
-            help="Run Python code that comes with a configuration. Without this option it is "
-            "refused.",
+            help="Run Python code that comes with a configuration. Without this option, such a "
+            "configuration is refused.",
         ),
     ] = False,
     save: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the estimate of the first configuration that fits, for lflops show and "
-            "diff.",
+            help="Write the profile of the first configuration without a pipeline to this file. "
+            "lflops show and lflops diff can read it.",
         ),
     ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
             "--json",
-            help="Print a JSON object with configurations, not_predicted and left_out. Unknown "
-            "values are null.",
+            help="Print one JSON object with configurations (with a predicted time), not_predicted "
+            "(configurations that fit, but have no predicted time), left_out (with reasons) and "
+            "more. Unknown values are null.",
         ),
     ] = False,
 ) -> None:
-    """Rank the meshes, micro batches and checkpointing that fit into memory, by predicted step time."""
+    """Find meshes, micro batches and checkpointing that fit into memory, and rank them by step time.
+
+    The step times are predicted.
+    """
     if batch is None:
         batch = _SAMPLES_PER_GPU * gpus
     with ProgressLine("loading torch") as progress:
@@ -146,8 +152,8 @@ def plan(
     if save is not None:
         if found.profile is None:
             raise UsageError(
-                f"--save {save}: there is no profile to save: every configuration that fits uses a "
-                "pipeline"
+                f"--save {save}: there is no profile to save, because no configuration without a "
+                "pipeline fits: leave --save out"
             )
         found.profile.save(save)
     tokens = seq
@@ -162,18 +168,18 @@ def plan(
 
 
 def _parts(found: "Plan", tokens: int | None, top: int) -> Iterator[RenderableType]:
-    gpus = f"{counted(found.gpus, 'GPU')} of {found.hardware}"
-    samples = f"{counted(found.batch, 'sample')} a step"
-    yield text(f"{gpus}, {samples}; {counted(found.estimates, 'estimate')}", "bold")
+    gpus = f"{counted(found.gpus, 'GPU')} ({found.hardware})"
+    samples = f"{counted(found.batch, 'sample')} per step"
+    yield text(f"{gpus}, {samples}, from {counted(found.estimates, 'estimate')}", "bold")
     if not found.configurations and not found.not_predicted:
-        yield text("nothing fits", "yellow")
+        yield text("No configuration fits into memory.", "yellow")
     if found.configurations:
         yield from _predicted(found, tokens, top)
     if found.not_predicted:
         yield from _bounds(found, top)
     if found.left_out:
         yield from _left_out(found, top)
-    yield prose("Expert parallelism is not planned.", "dim")
+    yield prose("Plans contain no expert parallelism.", "dim")
 
 
 def _predicted(found: "Plan", tokens: int | None, top: int) -> Iterator[RenderableType]:
@@ -183,10 +189,12 @@ def _predicted(found: "Plan", tokens: int | None, top: int) -> Iterator[Renderab
     if first.reason:
         yield text(f"In addition to the model's work, {first.name} needs {first.reason}.")
     if first.predicted is not None and first.predicted.widened:
-        yield prose(f"Wide intervals: {', '.join(first.predicted.widened)}.", "dim")
+        yield prose(f"The intervals are wide: {'; '.join(first.predicted.widened)}.", "dim")
     more = _more(found.configurations, top)
     yield prose(
-        f"Configurations that tie have the same place. ! marks a tight fit. {more}".rstrip(), "dim"
+        f"Configurations that tie have the same place. ! marks a configuration that barely fits "
+        f"into memory. {more}".rstrip(),
+        "dim",
     )
 
 
@@ -209,12 +217,13 @@ def _bounds(found: "Plan", top: int) -> Iterator[RenderableType]:
         if each.why_not:
             reasons[re.sub(r"\d", "", each.why_not)] = each.why_not
     yield ""
-    yield prose(f"not predicted: {'; '.join(reasons.values())}")
+    yield prose(f"No step time is predicted for these meshes: {'; '.join(reasons.values())}.")
     yield _bound_table(rows)
     if rows[0].reason:
         yield text(f"In addition to the model's work, {rows[0].name} needs {rows[0].reason}.")
     remark = (
-        "These are lower bounds: do not rank the meshes by them. --json has all configurations."
+        "The times are lower bounds: do not rank the meshes by these times. --json prints all "
+        "configurations."
     )
     yield text(f"{remark} {_more(list(best), top)}".rstrip(), "dim")
 
@@ -237,7 +246,7 @@ def _more(rows: Sequence[object], top: int) -> str:
     hidden = len(rows) - top
     if hidden <= 0:
         return ""
-    return f"{hidden} more: --top N lists them."
+    return f"{hidden} more rows are hidden: pass a larger --top."
 
 
 def _time_table(rows: Sequence["Configuration"], batch: int, tokens: int | None) -> FittedTable:

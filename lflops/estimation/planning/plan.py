@@ -438,8 +438,8 @@ class _Search:
         fewest_data_ranks = gpus // degrees[-1]
         if all(self._batch % (gpus // ranks) for ranks in degrees):
             raise CountError(
-                f"plan: batch={self._batch}: no mesh of gpus={gpus} can divide it evenly: pass a "
-                f"multiple of {fewest_data_ranks}"
+                f"plan: batch={self._batch}: no mesh of {gpus} GPUs can divide this batch evenly: "
+                f"pass a multiple of {fewest_data_ranks}"
             )
         unsharded: Mesh = {}
         if gpus > 1:
@@ -468,7 +468,7 @@ class _Search:
         for name, number in self._sheets.heads.items():
             if number % ranks:
                 self._left_out[f"TP {ranks}"] = (
-                    f"its {number} {name} cannot be split over {ranks} ranks"
+                    f"the model's {number} {name} cannot be split over {ranks} ranks"
                 )
                 return False
         return True
@@ -481,9 +481,9 @@ class _Search:
         depth = self._sheets.depth
         if stages <= max(depth, 1):
             return True
-        reason = "pipelines need at least 10 blocks, all equal"
+        reason = "a pipeline needs at least 10 equal blocks"
         if depth:
-            reason = f"its {depth} blocks are too few for {stages} stages"
+            reason = f"the model's {depth} blocks are too few for {stages} stages"
         self._left_out[f"PP {stages}"] = reason
         return False
 
@@ -515,7 +515,7 @@ class _Search:
                     raise
                 message = str(error).partition("\n")[0].removeprefix("plan: ")
                 self._left_out[f"TP {degree}"] = (
-                    f"the model fails when divided: {message or type(error).__name__}"
+                    f"the model fails with tensor parallelism: {message or type(error).__name__}"
                 )
                 meshes = [mesh for mesh in meshes if mesh["tensor"] < degree]
             else:
@@ -533,7 +533,7 @@ class _Search:
             if needs.verdict == "does not fit":
                 needed = units.size(needs.needed_bytes)
                 self._left_out[name_of(mesh)] = (
-                    f"parameters, gradients and optimizer alone need {needed}"
+                    f"parameters, gradients and optimizer state alone need {needed}"
                 )
                 return []
         found: list[Configuration] = []
@@ -712,7 +712,7 @@ class _Search:
         found = memory_fit(int(peak), self._chip, ranks=self._gpus, reserved_bytes=reserved)
         if found is None:
             raise CountError(
-                f"plan: hardware={self._chip.name!r}: its memory is unknown: "
+                f"plan: hardware={self._chip.name!r}: the memory of this chip is unknown: "
                 "pass an lflops.Hardware with memory_bytes"
             )
         return found
@@ -741,7 +741,7 @@ class _Search:
                 f"{each.name}, checkpointing {each.checkpointing}, micro batch {each.micro_batch}"
             )
             needed = units.size(needs.needed_bytes)
-            self._left_out[name] = f"the estimate of the whole model needs {needed}"
+            self._left_out[name] = f"a full estimate shows that a step needs {needed}"
             del configurations[place]
         return None
 

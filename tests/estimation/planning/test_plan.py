@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_left_out_with_the_bytes_that_it_needs() -> None:
     weights = 16 * parameters
     besides = CONTEXT_BYTES + 2 * CUBLAS_BYTES + NCCL_BYTES
     found = plan(build, 4, gpus=2, hardware=small((weights + besides) / USABLE), devices_per_host=1)
-    assert "parameters, gradients and optimizer alone need" in found.left_out["DDP 2"]
+    assert "parameters, gradients and optimizer state alone need" in found.left_out["DDP 2"]
     assert "FSDP2 2" in {each.name for each in (*found.configurations, *found.not_predicted)}
     assert "DDP 2" in {each.name for each in planned().configurations}
 
@@ -254,7 +254,7 @@ def test_another_chip_has_lower_bounds_and_the_reason() -> None:
     assert () == found.configurations
     for each in found.not_predicted:
         assert each.why_not
-        assert "the prediction does not cover other" in each.why_not
+        assert "the prediction does not cover the chip other" in each.why_not
         assert each.least_seconds
 
 
@@ -277,7 +277,7 @@ def test_the_shell_draws_the_plan(
     command = ["plan", f"{__name__}:build", "--gpus", "2", "--hardware", "H100 SXM"]
     assert 0 == main([*command, "--save", "first.json"])
     drawn = capfdbinary.readouterr().out.decode()
-    assert "2 GPUs of H100 SXM, 16 samples a step" in drawn
+    assert "2 GPUs (H100 SXM), 16 samples per step" in drawn
     assert all(
         each in drawn
         for each in (
@@ -285,7 +285,7 @@ def test_the_shell_draws_the_plan(
             "FSDP2 2",
             "interval",
             "Configurations that tie have the same place",
-            "Expert parallelism is not planned",
+            "Plans contain no expert parallelism",
         )
     )
     assert planned().profile == lflops.load("first.json")
@@ -318,7 +318,7 @@ def test_tensor_parallelism_has_a_lower_bound_and_its_collectives() -> None:
     assert row.least_seconds is not None
     assert row.least_seconds > row.tensor_seconds == pytest.approx(seconds, rel=0.01)
     assert lflops.units.duration(seconds) in row.reason
-    assert re.search(r"the prediction does not cover \w+ between ranks", row.why_not or "")
+    assert re.search(r"the prediction does not cover the collective \w+", row.why_not or "")
 
 
 def test_pipelines_have_a_bound_with_their_bubble_and_the_reason() -> None:
@@ -413,7 +413,9 @@ def test_a_degree_that_heads_do_not_divide_is_left_out_in_a_sentence_before_an_e
     tried.sheet(Case("none", 1, {}))
     search = _Search(tried, H100, gpus=4, batch=8, network=None, per_host=4, gathered=0.5)
     assert [1, 2] == list(filter(search._divides, [1, 2, 4]))
-    assert search._left_out == {"TP 4": "its 6 attention heads cannot be split over 4 ranks"}
+    assert search._left_out == {
+        "TP 4": "the model's 6 attention heads cannot be split over 4 ranks"
+    }
 
 
 def test_without_a_plan_for_it_tensor_parallelism_is_left_out() -> None:
@@ -423,7 +425,7 @@ def test_without_a_plan_for_it_tensor_parallelism_is_left_out() -> None:
     """
     assert planned_alone().left_out == {
         "TP 2": "the model has no tp_plan",
-        "PP 2": "pipelines need at least 10 blocks, all equal",
+        "PP 2": "a pipeline needs at least 10 equal blocks",
     }
 
 
@@ -449,7 +451,7 @@ def test_the_shell_names_a_wrong_number(capfd: pytest.CaptureFixture[str]) -> No
         ({"gpus": 2.5}, "plan: gpus=2.5: pass a whole number, at least 1"),
         (
             {"batch": 3, "devices_per_host": 1},
-            "plan: batch=3: no mesh of gpus=4 can divide it evenly: pass a multiple of 4",
+            "plan: batch=3: no mesh of 4 GPUs can divide this batch evenly: pass a multiple of 4",
         ),
         ({"precision": "half"}, "plan: precision='half': pass one of bf16-mixed"),
         ({"optimizer": None}, "plan: optimizer=None: pass a name"),
@@ -457,7 +459,7 @@ def test_the_shell_names_a_wrong_number(capfd: pytest.CaptureFixture[str]) -> No
         ({"build": 3}, "plan: build=3: pass a function"),
         (
             {"hardware": Hardware("bare", {"bf16": 1e12}, 1e12)},
-            "plan: hardware='bare': its memory is unknown",
+            "plan: hardware='bare': the memory of this chip is unknown",
         ),
     ],
     ids=str,
