@@ -361,7 +361,7 @@ def _check_sort(profile: Profile, sort: str | None, phase: Phase | None) -> None
         where = f"in {phase or 'any phase'}"
         others = ", ".join(SORT_KEYS[:-1])
         raise ValueError(
-            f"sort='time': no module of this profile was timed {where}; pass one of {others}"
+            f"sort='time': no module of this profile was timed {where}: pass one of {others}"
         )
 
 

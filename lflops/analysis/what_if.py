@@ -130,14 +130,15 @@ def what_if(
     for name, factor in factors.items():
         if not _is_number(factor):
             raise ProfileError(
-                f"what_if: scale[{name!r}]={factor!r}: pass a factor for its time, 0 or more"
+                f"what_if: scale[{name!r}]={factor!r}: pass a factor of at least 0 for the time of "
+                f"{name!r}"
             )
         step.scale(name, factor)
     if hardware is not None:
         step.change_chip(hardware)
     if not _is_number(batch) or not batch:
         raise ProfileError(
-            f"what_if: batch={batch!r}: pass a factor for the number of samples, more than 0"
+            f"what_if: batch={batch!r}: pass a factor above 0 for the number of samples"
         )
     step.repeat(batch, ERRORS["batch"])
     if accumulation is not None:
@@ -254,8 +255,8 @@ class _ChangedStep:
         new_speed = new and new.bandwidth_bytes_per_second
         if old is None or new is None or breakdown is None or not speed or not new_speed:
             raise ProfileError(
-                "what_if: hardware= needs the peaks and bandwidths of both chips, and a profile "
-                "with counted work"
+                "what_if: hardware= needs the peak FLOP/s and the bandwidths of both chips, and a "
+                "profile with the operators of a counting step"
             )
         moving = speed / new_speed
         after = seconds_at_peak(self._profile.op_counts, new)
@@ -291,7 +292,9 @@ class _ChangedStep:
         self._uses_module_times = True
         module = self._profile.modules[name]
         if module.forward.seconds is None and module.backward.seconds is None:
-            raise ProfileError(f"what_if: {name!r} was not timed")
+            raise ProfileError(
+                f"what_if: the module {name!r} was not timed: pass the name of a timed module"
+            )
         error = ERRORS["module"] if factor < 1 else ERRORS["scaled"]
         for name_of_pass, phases in PASSES.items():
             medians = without_none(median_of(module.work(phase).seconds) for phase in phases)
@@ -328,7 +331,7 @@ class _ChangedStep:
         waiting = self._times.waiting or 0.0
         if not known and not waiting:
             raise ProfileError(
-                "what_if: 'communication' was not timed: "
-                "pass a profile of several ranks with a trace"
+                "what_if: the communication of this run was not timed: "
+                "pass a profile that has several ranks and a trace"
             )
         return max(sum(known), waiting)

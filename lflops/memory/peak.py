@@ -547,7 +547,8 @@ def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple
     root = profile.modules[""]
     if root.local_parameter_bytes != root.parameter_bytes:
         raise ValueError(
-            f"ranks={ranks}: the model is sharded already, and its memory is that of one rank"
+            f"ranks={ranks}: the model is already sharded, so its memory is already the memory of "
+            "one rank: leave ranks out"
         )
     moments = tuple(_moments(profile))
     if not moments:

@@ -184,15 +184,15 @@ def test_exposed_communication_may_be_replaced_by_another_wait() -> None:
                 "data, forward"
             ),
         ),
-        ({"without": "1"}, "what_if: '1' was not timed"),
+        ({"without": "1"}, "what_if: the module '1' was not timed"),
         ({"without": ["", "0"]}, "what_if: '0' is inside '': pass only one of the two"),
         (
             {"scale": {"data": -1}},
-            "what_if: scale['data']=-1: pass a factor for its time, 0 or more",
+            "what_if: scale['data']=-1: pass a factor of at least 0 for the time of 'data'",
         ),
-        ({"batch": 0}, "what_if: batch=0: pass a factor for the number of samples"),
+        ({"batch": 0}, "what_if: batch=0: pass a factor above 0 for the number of samples"),
         ({"accumulation": 1.5}, "what_if: accumulation=1.5: pass a whole number, at least 1"),
-        ({"without": "communication"}, "what_if: 'communication' was not timed"),
+        ({"without": "communication"}, "what_if: the communication of this run was not timed"),
         (
             {"hardware": "H200 SXM"},
             "what_if: hardware= needs the peaks and bandwidths of both chips",

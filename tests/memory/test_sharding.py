@@ -161,7 +161,7 @@ def test_without_memory_nothing_is_known_and_no_ranks_are_an_error() -> None:
     rows = dict(trained().modules) | {
         "": module_profile(parameters=1000, parameter_bytes=ALL, local_parameter_bytes=ALL // 4)
     }
-    with pytest.raises(ValueError, match="is sharded already"):
+    with pytest.raises(ValueError, match="is already sharded"):
         sharded(replace(trained(), modules=rows), RANKS)
 
 

@@ -119,7 +119,7 @@ def test_json_or_the_snapshot_itself_is_no_page(
     file = tmp_path / "snapshot.pickle"
     file.write_bytes(pickle.dumps(Recorder().snapshot()))
     for arguments, said in (
-        (["--html", str(file)], "this file is the snapshot"),
+        (["--html", str(file)], "is the snapshot itself"),
         (["--html", str(tmp_path / "x"), "--json"], "--json writes no page"),
     ):
         assert 2 == main(["memory", str(file), *arguments])

@@ -112,7 +112,9 @@ class ComparedRun(NamedTuple):
                 values = [values] * len(names)
             converted = convert(values, list[kind], strict=False)
             if len(converted) != len(names):
-                raise ValueError(f"{name} has {len(converted)} values for {len(names)} modules")
+                raise ValueError(
+                    f"the column {name} has {len(converted)} values for {len(names)} modules"
+                )
             return converted
 
         count_type: Any = int | None

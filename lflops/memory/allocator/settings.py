@@ -79,7 +79,7 @@ def settings_of(text: str) -> AllocatorSettings:
     """
     if not isinstance(text, str):
         raise CountError(
-            f"allocator={text!r}: pass a string in the format of PYTORCH_ALLOC_CONF, such as "
+            f"allocator={text!r}: pass a string in the syntax of PYTORCH_ALLOC_CONF, such as "
             "expandable_segments:True"
         )
     given: dict[str, str] = {}
@@ -98,7 +98,7 @@ def settings_of(text: str) -> AllocatorSettings:
     if unknown:
         known = ", ".join(sorted(_READERS))
         raise CountError(
-            f"allocator={text!r}: unknown setting {min(unknown)!r}: use one of {known}"
+            f"allocator={text!r}: the setting {min(unknown)!r} is unknown: use one of {known}"
         )
     values = {}
     for name, value in given.items():
@@ -125,7 +125,7 @@ def _share(text: str, name: str, value: str) -> float:
         share = math.nan
     may_be_all = name == "per_process_memory_fraction"
     if not 0 < share < 1 and not (may_be_all and share == 1):
-        raise _refused(text, name, value, "a share between 0 and 1")
+        raise _refused(text, name, value, "a number between 0 and 1")
     return share
 
 

@@ -27,7 +27,9 @@ def add_commands(app: typer.Typer) -> None:
 def memory(
     file: Annotated[
         Path,
-        typer.Argument(metavar="SNAPSHOT", help="A file of torch.cuda.memory._dump_snapshot."),
+        typer.Argument(
+            metavar="SNAPSHOT", help="A file that torch.cuda.memory._dump_snapshot wrote."
+        ),
     ],
     after: Annotated[
         Path | None,
@@ -42,16 +44,17 @@ def memory(
         typer.Option(
             metavar="N",
             min=0,
-            help="Device to explain. Default: the device that ran out of memory, otherwise the "
-            "device with the most reserved memory.",
+            help="Number of the device whose memory is explained. Default: the device that ran out "
+            "of memory. If no device ran out of memory, it is the device with the most reserved "
+            "memory.",
         ),
     ] = None,
     hardware: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Name of the chip from the output of `lflops hardware`, or a TOML file. With it, "
-            "the output shows how much memory other processes use.",
+            help="The chip: a name that `lflops hardware` lists, or a TOML file. The output then "
+            "shows how much memory other processes use.",
         ),
     ] = None,
     html: Annotated[
@@ -59,42 +62,44 @@ def memory(
         typer.Option(
             "--html",
             metavar="OUT",
-            help="Write a page with the memory over time, and a treemap of the peak.",
+            help="Write an HTML page to this file. It shows the memory over time, and a treemap of "
+            "the peak.",
         ),
     ] = None,
     profile: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Profile of the same run, used to show which modules hold the memory in each "
-            "phase.",
+            help="A profile of the same run. The output then shows which modules hold the memory in "
+            "each phase.",
         ),
     ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
             "--json",
-            help="Print a JSON object with causes, by_category, holders and totals. With two "
-            "snapshots, the values are pairs.",
+            help="Print one JSON object with causes, by_category, holders (the lines of code that "
+            "hold memory) and totals such as requested_bytes. For two snapshots, the values are "
+            "pairs: before and after.",
         ),
     ] = False,
 ) -> None:
     """Explain why a device ran out of memory, from a snapshot of torch's allocator.
 
-    Reading the snapshot runs no code.
+    If two snapshots are passed, compare their memory. Reading a snapshot runs no code.
     """
     if html is not None and as_json:
-        raise UsageError("--json writes no page: leave --html out")
+        raise UsageError("--json writes no page: pass only one of --html and --json")
     if html is not None and html.resolve() == file.resolve():
-        raise UsageError(f"--html {html}: this file is the snapshot: pass another path")
+        raise UsageError(f"--html {html} is the snapshot itself: pass another path")
     if profile is not None and after is not None:
         raise UsageError(
-            f"--profile {profile}: modules can be named in only one snapshot: leave {after} out"
+            f"--profile {profile} applies only to a single snapshot: leave {after} out"
         )
     if after is not None and (html is not None or hardware is not None):
         raise UsageError(
-            f"{after}: two snapshots are compared as text or --json: "
-            "leave --html and --hardware out"
+            f"--html and --hardware apply only to a single snapshot: leave them out, or leave "
+            f"{after} out"
         )
     chip = None if hardware is None else named(hardware)
     snapshot = read_snapshot(file, device)

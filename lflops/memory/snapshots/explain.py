@@ -468,86 +468,92 @@ class Explanation(NamedTuple):
 
 EXPLANATIONS: Mapping[CauseCode, Explanation] = {
     "process_limit": Explanation(
-        "This process reached its own limit: the device had {bytes} free",
-        "raise torch.cuda.set_per_process_memory_fraction, or per_process_memory_fraction in "
-        "PYTORCH_ALLOC_CONF; if neither is set, raise the limit of MPS, the vGPU or the container",
+        "This process reached its own memory limit, although the device had {bytes} free",
+        "raise the limit: torch.cuda.set_per_process_memory_fraction, or "
+        "per_process_memory_fraction in PYTORCH_ALLOC_CONF; if neither is set, the limit comes from "
+        "MPS, the vGPU or the container",
     ),
     "other_process": Explanation(
-        "Another process holds {bytes} of this device",
-        "end the other process (nvidia-smi lists it), or use another device for this one",
+        "Another process holds {bytes} of the memory of this device",
+        "end the other process (nvidia-smi lists it), or run this process on another device",
     ),
     "fragmentation": Explanation(
-        "Fragmentation: {bytes} is reserved but unused, in pieces too small for the request",
+        "Memory is fragmented: {bytes} is reserved but unused, in pieces that are too small for the "
+        "request",
         "set PYTORCH_ALLOC_CONF=expandable_segments:True",
     ),
     "kept_graphs": Explanation(
-        "The graphs of {count} earlier forward passes are still alive, {bytes} of activations",
-        "a list or a running sum keeps losses or outputs with their graph: "
+        "The graphs of {count} earlier forward passes are still alive and hold {bytes} of "
+        "activations",
+        "a list or a running sum keeps losses or outputs together with their graphs: "
         "keep loss.detach() or loss.item() instead",
         within="activations",
     ),
     "retained_graph": Explanation(
-        "The graph of an earlier forward pass is still alive, {bytes} of activations",
-        "leave out retain_graph=True, or delete loss and outputs before the next forward",
+        "The graph of an earlier forward pass is still alive and holds {bytes} of activations",
+        "leave out retain_graph=True, or delete the loss and the outputs before the next forward",
         within="activations",
     ),
     "kept_results": Explanation(
-        "Results of {count} earlier passes are kept, {bytes}, {each} more in each pass",
-        "some code collects tensors: keep .detach().cpu() or numbers, and empty the list",
+        "Results of {count} earlier forward passes are kept: {bytes}, and {each} more in each pass",
+        "some code collects tensors on the device: collect numbers or tensor.detach().cpu() "
+        "instead, and empty the list",
         within="activations",
     ),
     "validation_graph": Explanation(
         "Validation builds a graph and keeps {bytes} of activations for a backward that never runs",
-        "run it under torch.no_grad() or torch.inference_mode()",
+        "run validation under torch.no_grad() or torch.inference_mode()",
         within="activations",
     ),
     "kept_gradients": Explanation(
-        "{bytes} of gradients of an earlier step are still alive during forward",
+        "Gradients of an earlier step are still alive during forward and hold {bytes}",
         "call optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
         within="gradients",
     ),
     "model_copy": Explanation(
         "A copy of the model takes {bytes}",
-        "keep the EMA or reference model on the CPU, in a lower precision, or sharded",
+        "keep this copy, such as an EMA or reference model, on the CPU, in a lower precision, or "
+        "sharded",
     ),
     "huge_tensor": Explanation(
         "One tensor takes {bytes}",
-        "compute it in chunks; for logits use a chunked or fused cross-entropy",
+        "compute the tensor in chunks; for logits, use a chunked or fused cross-entropy",
         within="activations",
     ),
     "optimizer_state": Explanation(
-        "Optimizer state is the largest part, {bytes}",
+        "The optimizer state is the largest part of the memory: {bytes}",
         "shard the optimizer's state (FSDP, ZeRO-1), keep it in 8 bits, or use an optimizer with "
         "less state",
     ),
     "activations": Explanation(
-        "Activations of this batch are the largest part, {bytes}",
-        "checkpoint activations, or use a smaller batch or a shorter sequence",
+        "Activations of this batch are the largest part of the memory: {bytes}",
+        "use activation checkpointing, a smaller batch or a shorter sequence",
     ),
     "parameters": Explanation(
-        "Parameters are the largest part, {bytes}",
+        "Parameters are the largest part of the memory: {bytes}",
         "shard parameters (FSDP, tensor parallelism), or keep them in a lower precision",
     ),
     "gradients": Explanation(
-        "Gradients are the largest part, {bytes}",
-        "shard gradients (FSDP, ZeRO-2), or step the optimizer in backward",
+        "Gradients are the largest part of the memory: {bytes}",
+        "shard gradients (FSDP, ZeRO-2), or run the optimizer during backward",
     ),
     "temporary": Explanation(
-        "Temporary tensors of backward are the largest part, {bytes}",
+        "Temporary tensors of backward are the largest part of the memory: {bytes}",
         "use a smaller batch",
     ),
     "optimizer_temporary": Explanation(
-        "Temporary tensors of the optimizer's step are the largest part, {bytes}",
-        "pass foreach=False or fused=True to torch's optimizers; update in place in your own",
+        "Temporary tensors of the optimizer step are the largest part of the memory: {bytes}",
+        "pass foreach=False or fused=True to an optimizer of torch; in a custom optimizer, update "
+        "parameters in place",
     ),
     "other": Explanation(
-        "Tensors that were created outside the model are the largest part, {bytes}",
-        "look at the lines of code with the category other: delete tensors that the step does not "
-        "need, or keep them on the host",
+        "Tensors that were created outside the model are the largest part of the memory: {bytes}",
+        "look at the lines of code in the category other: delete tensors that the step does not "
+        "need, or keep these tensors on the host",
     ),
     "unknown": Explanation(
-        "{bytes} were allocated before the recording began or without a stack",
-        "to see their origin, call torch.cuda.memory._record_memory_history() before the model is "
+        "{bytes} were allocated before the recording began, or without a recorded stack",
+        "to see which code allocated this memory, call torch.cuda.memory._record_memory_history() before the model is "
         "built",
     ),
 }
@@ -582,7 +588,7 @@ def remedies(explained: ExplainedMemory) -> Iterator[str]:
         counted_bytes[kind] += freed
         if freed > 0:
             is_enough = missing is None or freed >= missing
-            note = "" if is_enough else "; not enough alone"
+            note = "" if is_enough else "; this alone does not free enough"
             yield f"{units.size(freed)}: {explanation.remedy}{note}"
 
 
@@ -600,13 +606,13 @@ def explained_lines(explained: ExplainedMemory) -> Iterator[str]:
         if nbytes:
             yield _share_line(nbytes, total, category.replace("_", " "))
     yield ""
-    yield f"by line of code ({units.percent(explained.named_share)} of the bytes are named)"
+    yield f"by line of code (known for {units.percent(explained.named_share)} of the bytes)"
     for each in explained.holders[:_LISTED]:
         category_name = each.category.replace("_", " ")
         line = f"{category_name}, {each.count} × {each.line or 'no stack'}"
         yield _share_line(each.bytes, total, line)
     if len(explained.holders) > _LISTED:
-        yield f"  {len(explained.holders) - _LISTED} more lines"
+        yield f"  {len(explained.holders) - _LISTED} more lines of code"
     if explained.by_module is not None:
         yield ""
         yield from explained.by_module.lines(_LISTED)
@@ -629,15 +635,15 @@ def _total_lines(explained: ExplainedMemory) -> Iterator[str]:
             f"{units.size(explained.failed_bytes)} were requested{line}{free}"
         )
     else:
-        yield f"device {explained.device} at its peak"
+        yield f"device {explained.device} at the peak of its memory"
     allowed = ""
     if explained.allowed_bytes is not None:
-        allowed = f" of {units.size(explained.allowed_bytes)} that are allowed"
+        allowed = f" (limit {units.size(explained.allowed_bytes)})"
     yield (
         f"reserved {units.size(explained.reserved_bytes)}{allowed}, "
-        f"requested {units.size(explained.requested_bytes)}, "
+        f"requested by tensors {units.size(explained.requested_bytes)}, "
         f"unused {units.size(explained.unused_bytes)} "
-        f"(the largest free block at the end {units.size(explained.largest_unused_bytes)})"
+        f"(the largest free block at the end has {units.size(explained.largest_unused_bytes)})"
     )
     passes = "pass" if explained.forward_passes == 1 else "passes"
     steps = counted(explained.optimizer_steps, "optimizer step")
@@ -728,10 +734,13 @@ def compared_lines(diff: MemoryDiff) -> Iterator[str]:
     """Yield the report that compares two snapshots: peaks, categories, and lines of code."""
     moments = []
     for ran_out in diff.ran_out:
-        moments.append("ran out of memory" if ran_out else "peak")
+        moments.append("when memory ran out" if ran_out else "at its peak")
     requested = _sides(diff.requested_bytes)
     reserved = _sides(diff.reserved_bytes)
-    yield f"requested {requested}, reserved {reserved} ({' → '.join(moments)})"
+    yield (
+        f"requested by tensors {requested}, reserved {reserved} "
+        f"(first snapshot: {moments[0]}; second snapshot: {moments[1]})"
+    )
     yield ""
     yield "by category"
     for category, sides in sorted(diff.by_category.items(), key=lambda row: -abs(_change(row[1]))):
@@ -752,7 +761,7 @@ def _change_lines(title: str, rows: Sequence[HolderChange]) -> Iterator[str]:
         yield f"  {_signed(row.change):>12}  {name} {row.line or 'no stack'}"
     if len(rows) > _LISTED:
         rest = sum(row.change for row in rows[_LISTED:])
-        yield f"  {_signed(rest):>12}  {len(rows) - _LISTED} more lines"
+        yield f"  {_signed(rest):>12}  {len(rows) - _LISTED} more lines of code"
 
 
 def _change(sides: tuple[int, int]) -> int:

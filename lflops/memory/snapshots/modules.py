@@ -76,8 +76,8 @@ class MemoryByModule(Struct, frozen=True, kw_only=True):
         """
         share = units.percent(self.matched_share)
         yield (
-            f"by module of the profile ({share} of the bytes that forward and backward allocate "
-            f"are matched)"
+            f"by module ({share} of the bytes that forward and backward allocate match operators "
+            f"of the profile)"
         )
         yield f"  {_right_aligned(self.moments)}"
         rows: dict[str, list[int]] = {}
@@ -117,9 +117,15 @@ def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
         if event.trace_index < peak:
             step = max(step, event.passes)
     if not step:
-        raise ProfileError("the snapshot records no forward pass with stacks before its peak")
+        raise ProfileError(
+            "the snapshot has no forward pass with stacks before the peak, so its memory cannot be "
+            "assigned to modules: record at least one whole step, with stacks"
+        )
     if profile.memory is None:
-        raise ProfileError("the profile has no memory")
+        raise ProfileError(
+            "the profile has no memory, so the snapshot cannot be compared with it: pass another "
+            "profile of the run"
+        )
     operators = tuple(_operators(profile.memory.timeline))
     matches = _Matches(operators, profile.patterns())
     by_pass = grouped(allocations, attrgetter("passes"))
@@ -138,8 +144,8 @@ def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
     share = matched / max(total, 1)
     if share < LEAST_SHARE:
         raise ProfileError(
-            f"only {units.percent(share)} of the bytes that the step at the peak allocated match "
-            "operators of the profile: check that the profile and the snapshot have the same "
+            f"only {units.percent(share)} of the bytes that were allocated in the step with the "
+            "peak match operators of the profile: check that the profile and the snapshot have the same "
             "model, batch and precision"
         )
     moments = _moments(snapshot, peak, names, matches.phases, of_passes[0].trace_index)

@@ -82,7 +82,7 @@ def check(content: bytes, clock: Callable[[], float] = time.monotonic) -> None:
     """Raise `pickle.UnpicklingError` for a pickle that could use unbounded memory or time."""
     containers = sum(map(content.count, _NEW_CONTAINERS))
     if containers > MANY_CONTAINERS + len(content) // BYTES_OF_CONTAINER:
-        raise pickle.UnpicklingError("has more containers than its size allows")
+        raise pickle.UnpicklingError("has too many lists and dictionaries for its size")
     most_memo = len(content) // BYTES_OF_MEMO
     harmless = _harmless(most_memo >> 16)
     latest = clock() + SECONDS + len(content) / BYTES_PER_SECOND

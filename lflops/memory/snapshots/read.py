@@ -35,10 +35,12 @@ class _PlainUnpickler(pickle.Unpickler):
     """An unpickler that refuses to look up classes, functions and objects outside the file."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"has {module}.{name}")
+        raise pickle.UnpicklingError(f"has a reference to {module}.{name}")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError(f"has an object that is stored elsewhere, {str(pid)[:60]!r}")
+        raise pickle.UnpicklingError(
+            f"has a reference to an object outside the file, {str(pid)[:60]!r}"
+        )
 
 
 def load_plain(path: str | PathLike[str]) -> tuple[Any, int]:
@@ -51,7 +53,8 @@ def load_plain(path: str | PathLike[str]) -> tuple[Any, int]:
         content = read(path, LARGEST_FILE)
     except OSError as error:
         raise ProfileError(
-            f"{path}: {error.strerror or error}; pass a file of torch.cuda.memory._dump_snapshot"
+            f"{path}: {error.strerror or error}: pass a file that torch.cuda.memory._dump_snapshot "
+            "wrote"
         ) from error
     try:
         check(content)
@@ -60,7 +63,8 @@ def load_plain(path: str | PathLike[str]) -> tuple[Any, int]:
         if str(error).startswith("has "):
             raise ProfileError(
                 f"{path}: {error}: "
-                "only plain containers, strings and numbers are read, because a pickle can run code"
+                "lflops reads only plain containers, strings and numbers, because a pickle can run "
+                "code"
             ) from None
         raise ProfileError(f"{path}: is not a pickle file: {error}") from None
     except _DAMAGED as error:
@@ -217,7 +221,7 @@ def snapshot_of(
         total += sum(block.size + block.requested for block in segment.blocks)
     if total >= LARGEST_NUMBER:
         raise ProfileError(
-            f"device {device} has sizes that add up to more than 64 bits: the file is damaged"
+            f"the sizes of device {device} add up to more than 64 bits: the file is damaged"
         )
     return found
 
@@ -270,7 +274,10 @@ class _Reader:
     def mapping(self, value: Any, place: str) -> Mapping[str, Any]:
         self._parts += 1
         if self._parts > self._most_parts:
-            raise ProfileError(f"{place}: has more than {self._most_parts:,} parts")
+            raise ProfileError(
+                f"{place}: the snapshot has more than {self._most_parts:,} segments, blocks, events "
+                "and frames: record fewer steps"
+            )
         if not isinstance(value, Mapping):
             raise ProfileError(f"{place} is {_described(value)}: it must be a dictionary")
         return value

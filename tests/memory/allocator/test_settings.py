@@ -37,7 +37,10 @@ def test_divisions_are_one_number_or_a_list_by_size() -> None:
 
 
 WRONG = {
-    "unknown": ("max_split:128", "unknown setting 'max_split': use one of expandable_segments"),
+    "unknown": (
+        "max_split:128",
+        "the setting 'max_split' is unknown: use one of expandable_segments",
+    ),
     "no value": ("expandable_segments", "'expandable_segments' has no value: pass name:value"),
     "no truth": ("expandable_segments:yes", "expandable_segments=yes: pass True or False"),
     "too small": (
@@ -50,7 +53,7 @@ WRONG = {
     ),
     "no share": (
         "garbage_collection_threshold:2",
-        "garbage_collection_threshold=2: pass a share between 0 and 1",
+        "garbage_collection_threshold=2: pass a number between 0 and 1",
     ),
     "no power": ("roundup_power2_divisions:3", "roundup_power2_divisions=3: pass powers of two"),
 }

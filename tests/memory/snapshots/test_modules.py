@@ -327,8 +327,8 @@ def test_the_shell_has_a_table(
     assert 0 == main(["memory", str(snapshot), "--profile", str(saved)])
     lines = capsys.readouterr().out.splitlines()
     at = lines.index(
-        "by module of the profile (99.6 % of the bytes that forward and backward allocate are "
-        "matched)"
+        "by module (99.6 % of the bytes that forward and backward allocate match operators of the "
+        "profile)"
     )
     assert ["forward", "backward", "optimizer", "peak"] == lines[at + 1].split()
     assert (

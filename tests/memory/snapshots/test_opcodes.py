@@ -46,7 +46,7 @@ def test_a_bomb_is_refused(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     tracemalloc.start()
     with pytest.raises(
-        ProfileError, match="only plain containers, strings and numbers are read, because"
+        ProfileError, match="lflops reads only plain containers, strings and numbers, because"
     ):
         load_plain(path)
     _, peak = tracemalloc.get_traced_memory()

@@ -142,7 +142,7 @@ WRONG: dict[str, tuple[Any, str]] = {
                 ONE | {"total_size": 2**64 - 1, "blocks": [{"size": 1, "state": "inactive"}]}
             ]
         },
-        "sizes that add up to more than 64 bits",
+        "add up to more than 64 bits",
     ),
     "a device below 0": (
         {"segments": [ONE | {"device": -1}], "device_traces": [[]]},
@@ -202,7 +202,7 @@ def test_a_pickle_that_names_one_list_again_and_again_does_not_take_for_ever(
     segment = {"address": 1, "total_size": 1, "blocks": blocks}
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps({"segments": [segment]}))
-    with pytest.raises(ProfileError, match="has more than 1,000 parts"):
+    with pytest.raises(ProfileError, match="has more than 1,000 segments"):
         read_snapshot(path)
     segment["blocks"] = blocks[:1] * 2
     path.write_bytes(pickle.dumps({"segments": [segment]}))
