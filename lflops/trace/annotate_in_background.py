@@ -58,7 +58,7 @@ run()
 _PACKAGES = ("lflops", "msgspec", "torch_tb_profiler")
 """The packages that the background process imports."""
 
-_MISSING = {NO_COPY: "a copy for torch-tb-profiler", PARTLY: "what cannot be read"}
+_MISSING = {NO_COPY: "a copy for torch-tb-profiler", PARTLY: "some events"}
 """Values of `AnnotationProcess.lacks`, keyed by the exit status of the background process."""
 
 
@@ -130,7 +130,7 @@ class AnnotationProcess:
         try:
             status = self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
-            return f"still running after {seconds:g} s"
+            return f"the background process is still running after {seconds:g} s"
         if not self._stderr.closed:
             self._read_failure(status)
         if self._trace.exists():
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str]) -> int:
     elif left_out.number:
         status = PARTLY
         sys.stderr.write(
-            f"{left_out.number} of its events cannot be read; the first one: {left_out.first}\n"
+            f"{left_out.number} of the events cannot be read; first error: {left_out.first}\n"
         )
     return status
 

@@ -166,7 +166,7 @@ class TraceStream(Generic[_Event]):
         piece = file.read(size)
         self._read += len(piece)
         if self._read > _LARGEST:
-            raise ValueError(f"it has more than {_LARGEST >> 30} GiB of text; record fewer steps")
+            raise ValueError(f"it has more than {_LARGEST >> 30} GiB of text: record fewer steps")
         return piece
 
     def _count_lines(self, text: bytes) -> None:
@@ -195,7 +195,7 @@ class TraceStream(Generic[_Event]):
                 self._count_lines(text[:position])
                 return f"line {self._line}, column {self._column}: {problem}"
         if is_whole:
-            return "the text ends before the list of events does, so the file is truncated"
+            return "the file ends within the list of events, so it is truncated"
         limit = _LONGEST >> 20
         return f"line {self._line}, column {self._column}: an event has more than {limit} MiB"
 

@@ -56,7 +56,7 @@ _TRACE = re.compile(r"\.pt\.trace\.json(\.gz)?$")
 def traces_in(folder: Path) -> list[Path]:
     """Return the traces in a folder, sorted by name; raise `ProfileError` if there are none."""
     if not folder.is_dir():
-        raise ProfileError(f"{folder}: is not a folder: pass a folder with the traces of a window")
+        raise ProfileError(f"{folder}: is not a folder: pass a folder with traces")
     found = sorted(path for path in folder.iterdir() if _TRACE.search(path.name))
     if not found:
         raise ProfileError(

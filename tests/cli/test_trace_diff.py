@@ -29,9 +29,9 @@ def test_the_change_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert 0 == main(["diff", *files])
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
-        "A step takes 1.60 µs, before 1.20 µs (+33.3 %).",
-        "The device: computing +400 ns.",
-        "Operators: mm +400 ns.",
+        "A step takes 1.60 µs instead of 1.20 µs (+33.3 %).",
+        "Changes on the device: computing +400 ns.",
+        "Changes of operators: mm +400 ns.",
     ]
     assert ["gemm", "200", "ns", "600", "ns", "+400", "ns", "+200.0", "%"] in [
         line.split() for line in lines

@@ -474,7 +474,7 @@ def test_an_annotation_that_takes_long_goes_on(
     waits.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(waits))
     annotation = AnnotationProcess(trace, into, calls())
-    assert "still running after 0 s" == annotation.finish(0)
+    assert "the background process is still running after 0 s" == annotation.finish(0)
     assert not annotation.is_done
     told.write_text("enough\n")
     assert ["enough", "enough"] == [annotation.finish(), annotation.finish()]

@@ -297,7 +297,10 @@ def test_a_damaged_event_is_left_out_and_counted(
     assert whole == copied(tmp_path, DAMAGED[kind], *events)  # type: ignore[arg-type]
     folder = str(tmp_path / "train-0-1")
     assert 0 == main(["trace", "compat", folder])
-    assert ".pt.trace.json.gz: 1 event left out that cannot be read: " in capsys.readouterr().out
+    assert (
+        ".pt.trace.json.gz: left out 1 event that cannot be read; first error: "
+        in capsys.readouterr().out
+    )
     assert 0 == main(["trace", "compat", folder, "--json"])
     assert [1] == json.loads(capsys.readouterr().out)["damaged"]
 
@@ -402,9 +405,7 @@ def test_the_program_says_what_the_copy_leaves_out(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(program, "is_wanted", lambda: True)
         assert program.PARTLY == program.main([str(raw), str(told), str(into)])
-    assert (
-        "1 of its events cannot be read; the first one: a time of soon" in capsys.readouterr().err
-    )
+    assert "1 of the events cannot be read; first error: a time of soon" in capsys.readouterr().err
     content = json.loads(gzip.decompress(place(into).read_bytes()))
     assert [("up", TRAINER, 1, 0, 10, 20)] == modules(content)
 

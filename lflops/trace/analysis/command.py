@@ -34,11 +34,11 @@ _LISTED = 10
 _WHY_UNKNOWN = {
     "unknown_max_regress": "cannot be checked: each trace needs at least two steps",
     "unknown_min_mfu": (
-        "cannot be checked: the second trace has no MFU, because its shapes or the peak of its "
-        "chip are unknown"
+        "cannot be checked: the second trace has no MFU, because its shapes or the peak FLOP/s of "
+        "its chip are unknown"
     ),
     "unknown_max_memory": (
-        "cannot be checked: the second trace has no memory peak; record with profile_memory=True"
+        "cannot be checked: the second trace has no memory peak: record it with profile_memory=True"
     ),
 }
 """Reasons why a limit cannot be checked."""
@@ -52,31 +52,35 @@ Files = Annotated[
     list[Path],
     typer.Argument(
         metavar="FILE...",
-        help="Traces of torch.profiler, compressed or not; one for each rank.",
+        help="Traces of torch.profiler, compressed or not. To compare ranks, pass one trace of each "
+        "rank.",
     ),
 ]
 Folder = Annotated[
     Path,
     typer.Argument(
         metavar="DIR",
-        help="Folder with the traces of one window, *.pt.trace.json or *.pt.trace.json.gz.",
+        help="Folder with the traces of one window. Their names end with .pt.trace.json or "
+        ".pt.trace.json.gz.",
     ),
 ]
 HardwareOption = typer.Option(
     metavar="NAME",
-    help="Name of the chip to compare with, or a TOML file. Default: the chip that the trace "
-    "names.",
+    help="The chip to compare with: a name that `lflops hardware` lists, or a TOML file. Default: "
+    "the chip that the trace names.",
 )
-TopOption = typer.Option(metavar="N", min=1, help="Rows of each table.")
+TopOption = typer.Option(metavar="N", min=1, help="Number of rows in each table.")
 HtmlOption = typer.Option(
-    metavar="OUT", help="Write a page that opens offline, and print its path."
+    metavar="OUT",
+    help="Write an HTML page to this file, and print the path. The page opens offline.",
 )
 ShowJsonOption = typer.Option(
     "--json",
     help=(
-        "Print one JSON object: traces (a list with device, idle, steps, categories, kernels, "
-        "operators and more for each trace) and ranks. Times are whole nanoseconds. Unknown values "
-        "are null."
+        "Print one JSON object with traces and ranks. `traces` is a list of objects, each with the "
+        "device, idle, steps, categories, kernels, operators and more of one trace. `ranks` "
+        "compares the traces, and is null for a single trace. Times are whole nanoseconds. Unknown "
+        "values are null."
     ),
 )
 IntoOption = typer.Option(
@@ -85,15 +89,16 @@ IntoOption = typer.Option(
 MergeJsonOption = typer.Option(
     "--json",
     help=(
-        "Print one JSON object: file, ranks, events (their number), damaged (the number of events "
-        "that are left out) and clocks (how far the times of each further rank are shifted)."
+        "Print one JSON object with file, ranks, events (the number of events), damaged (the number "
+        "of events that are left out) and clocks (the time that was added to the times of each rank "
+        "after the first, to align the clocks)."
     ),
 )
 CompatJsonOption = typer.Option(
     "--json",
     help=(
-        "Print one JSON object: files (a list of the copies) and damaged (the number of events "
-        "that each copy leaves out)."
+        "Print one JSON object with files (the list of copies) and damaged (a list with the number "
+        "of events that each copy leaves out)."
     ),
 )
 
@@ -107,10 +112,10 @@ def show(
     html: Annotated[Path | None, HtmlOption] = None,
     as_json: Annotated[bool, ShowJsonOption] = False,
 ) -> None:
-    """Show what the device did.
+    """Show what the device did in a trace.
 
-    It prints the time for computing, communication and copies, and the idle time with its causes.
-    Tables of steps, kernels and operators follow.
+    The output begins with the time of computing, communication and copies, and the idle time with
+    its causes. Tables of steps, kernels and operators follow.
     """
     if html is not None and as_json:
         raise UsageError(
@@ -145,7 +150,7 @@ def merge(
     into: Annotated[Path | None, IntoOption] = None,
     as_json: Annotated[bool, MergeJsonOption] = False,
 ) -> None:
-    """Merge the traces of several ranks into one Chrome trace on one clock."""
+    """Merge the traces of several ranks into one Chrome trace, with all times on one clock."""
     merged = merge_traces(folder, into)
     if as_json:
         write_json(merged)
@@ -153,7 +158,7 @@ def merge(
     traces = counted(len(merged.ranks), "trace")
     line = f"{merged.file}: {traces}, {counted(merged.events, 'event')}"
     if merged.damaged:
-        line += f"; {counted(merged.damaged, 'event')} left out that cannot be read"
+        line += f"; left out {counted(merged.damaged, 'event')} that cannot be read"
     typer.echo(line)
     for clock_line in clock_lines(merged.clocks):
         typer.echo(clock_line)
@@ -173,7 +178,7 @@ def compat(folder: Folder, *, as_json: Annotated[bool, CompatJsonOption] = False
         line = str(file)
         if left_out.number:
             events = counted(left_out.number, "event")
-            line += f": {events} left out that cannot be read: {plain(left_out.first)}"
+            line += f": left out {events} that cannot be read; first error: {plain(left_out.first)}"
         files.append(str(file))
         damaged.append(left_out.number)
         lines.append(line)

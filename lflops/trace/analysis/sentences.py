@@ -53,7 +53,7 @@ CAUSES: dict[Cause, IdleCause] = {
     ),
     "synchronising": IdleCause(
         "synchronising",
-        "while the host synchronises",
+        "while the host synchronises with the device",
         "avoid .item(), .cpu() and printing tensors in the step",
     ),
     "allocating": IdleCause(
@@ -61,7 +61,7 @@ CAUSES: dict[Cause, IdleCause] = {
         "while the host allocates memory",
         "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or warm up before the recording",
     ),
-    "launching": IdleCause("launching", "while the host launches", _FEWER_KERNELS),
+    "launching": IdleCause("launching", "while the host launches kernels", _FEWER_KERNELS),
     "operators": IdleCause(
         "operators on the host",
         "while the host runs operators before they launch work",
@@ -71,7 +71,7 @@ CAUSES: dict[Cause, IdleCause] = {
     "launch_latency": IdleCause(
         "launch latency",
         "between the launch of a kernel and its start",
-        "launch work further ahead of the device: avoid synchronization, use CUDA graphs",
+        "launch work further ahead of the device: avoid synchronization, or use CUDA graphs",
     ),
     "queued": IdleCause("queued work", "between kernels that were already queued"),
     "not_recorded": IdleCause("not recorded", "for reasons that the trace does not show"),
@@ -237,7 +237,7 @@ def _states_sentence(summary: TraceSummary, device: DeviceTimeline) -> str:
     """Return a sentence with the share of time in each device state. Computing comes last."""
     number = len(summary.devices)
     gpus = "the GPU's" if number == 1 else f"the {number} GPUs'"
-    of_whole = f" of {gpus} {nanoseconds(device.window)}"
+    of_whole = f" of {gpus} time ({nanoseconds(device.window)})"
     parts: list[str] = []
     for state, time in _losses(device):
         because = ""
@@ -246,8 +246,7 @@ def _states_sentence(summary: TraceSummary, device: DeviceTimeline) -> str:
         parts.append(f"{share(time, device.window)}{of_whole} is {_LOSSES[state]}{because}")
         of_whole = ""
     computing = f"{share(device.computing, device.window)}{of_whole} is computing"
-    losses = ", ".join(parts)
-    return f"{losses}; {computing}." if losses else f"{computing}."
+    return f"{'; '.join([*parts, computing])}."
 
 
 _LOSSES = {
@@ -287,12 +286,12 @@ def _step_sentences(summary: TraceSummary, step: TimingStats) -> Iterator[str]:
     computing = share(device.computing, device.window)
     median = units.duration(step.median)
     if step.n == 1:
-        yield f"The step takes {median}; the device computes in {computing} of it."
+        yield f"The step takes {median}; the device computes for {computing} of this time."
     else:
         quartiles = f"quartiles {units.duration(step.low)} and {units.duration(step.high)}"
         yield (
-            f"A step takes {median} (median of {step.n}, {quartiles}); "
-            f"the device computes in {computing} of it."
+            f"A step takes {median} (median of {step.n} steps, {quartiles}); "
+            f"the device computes for {computing} of this time."
         )
     before = summary.before_device or 0
     if before <= _LARGE * summary.steps_time:
@@ -301,8 +300,8 @@ def _step_sentences(summary: TraceSummary, step: TimingStats) -> Iterator[str]:
         kernels = counted(summary.left_out.calls, "kernel")
         yield (
             "When the first step starts, the device still runs work that was launched before the "
-            f"recording began: {kernels}, {nanoseconds(summary.left_out.device)}. It is left out "
-            "of all figures."
+            f"recording began: {kernels}, {nanoseconds(summary.left_out.device)}. This work is "
+            "left out of all figures."
         )
     else:
         yield f"The first device work begins {nanoseconds(before)} after the first step starts."
@@ -318,7 +317,7 @@ def facts(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     events = counted(summary.events, "event")
     yield "trace", f"{file_name(summary)}, {events} in {nanoseconds(summary.recorded)}"
     if summary.rank is not None and summary.world_size is not None:
-        yield "rank", f"{summary.rank} of {summary.world_size}"
+        yield "rank", f"{summary.rank} ({counted(summary.world_size, 'rank')} in total)"
     elif summary.rank is not None:
         yield "rank", str(summary.rank)
     for device in summary.devices:
@@ -335,14 +334,16 @@ def _device_fact(device: DeviceSummary) -> str:
     if device.memory is None:
         return name
     allocated = units.size(device.memory.allocated)
-    return f"{name}; peak allocated {allocated}, reserved {units.size(device.memory.reserved)}"
+    reserved = units.size(device.memory.reserved)
+    return f"{name}; memory peaks: {allocated} allocated, {reserved} reserved"
 
 
 def _utilization_fact(found: TraceUtilization) -> tuple[str, str]:
-    over = f"over {counted(found.steps, 'step')}" if found.steps else "over the window"
-    rate = f"{units.quantity(found.flops_per_second, 'FLOP/s')} in counted matmuls, {over}"
+    over = f"over {counted(found.steps, 'step')}" if found.steps else "over the analyzed time"
+    speed = units.quantity(found.flops_per_second, "FLOP/s")
+    rate = f"{speed} in matmuls with known FLOPs, {over}"
     if found.mfu is None:
-        return "rate", f"{rate}; no MFU, because the peak is unknown: pass --hardware NAME"
+        return "rate", f"{rate}; no MFU, because the chip's peak is unknown: pass --hardware NAME"
     shown = [rate]
     if found.hfu is not None and _differs(found.hfu, found.mfu, found.mfu):
         shown.append(f"HFU {units.of_peak(found.hfu)}")
@@ -362,9 +363,10 @@ def launches(summary: TraceSummary) -> Iterator[str]:
     """Yield lines about kernel launches and the launch queue."""
     found = summary.launches
     if found is not None:
-        yield f"launches: {units.count(found.calls)}, median call {nanoseconds(found.call_median)}"
+        call = nanoseconds(found.call_median)
+        yield f"launches: {units.count(found.calls)}; median duration of a launch call {call}"
         yield (
-            f"delay from launch call to start: median {nanoseconds(found.median)}, "
+            f"delay from a launch call to the start of its kernel: median {nanoseconds(found.median)}, "
             f"90th percentile {nanoseconds(found.high)}, maximum {nanoseconds(found.longest)}"
         )
         if found.shorter_than_launch:
@@ -379,8 +381,8 @@ def launches(summary: TraceSummary) -> Iterator[str]:
             device = f" of device {each.device}"
         empty = share(each.queue.empty, each.timeline.window)
         yield (
-            f"launch queue{device}: mean depth {each.queue.mean:.1f}, "
-            f"maximum {each.queue.largest}, empty {empty} of the window"
+            f"launch queue{device}: mean length {each.queue.mean:.1f}, "
+            f"maximum length {each.queue.largest}, empty for {empty} of the time"
         )
 
 
@@ -393,8 +395,8 @@ def ranks_verdict(skew: RankSkew) -> str:
     waiting = max(skew.waiting, key=lambda rank: skew.waiting[rank])
     return (
         f"Rank {last} arrives last at {skew.last[last]} of {counted(calls, 'collective')}; "
-        f"rank {waiting} waits the longest, {nanoseconds(skew.waiting[waiting])}; "
-        f"the transfers take {nanoseconds(skew.transfer)}."
+        f"rank {waiting} waits the longest, for {nanoseconds(skew.waiting[waiting])} in total; "
+        f"the transfers take {nanoseconds(skew.transfer)} in total."
     )
 
 
@@ -404,15 +406,15 @@ def clock_lines(clocks: Sequence[Clock]) -> Iterator[str]:
         rank = "a trace without a rank" if clock.rank is None else f"rank {clock.rank}"
         if clock.moved is None:
             yield (
-                f"{rank}: its clock is not aligned with the other ranks, because it shares no "
-                "collective with a rank that is already aligned"
+                f"{rank}: the clock is not aligned with the clocks of other ranks, because no "
+                "collective is in this trace and in the trace of an aligned rank"
             )
             continue
         sign = "-" if clock.moved < 0 else ""
         collectives = counted(clock.collectives, "shared collective")
         yield (
-            f"{rank}: its times are shifted by {sign}{nanoseconds(abs(clock.moved))}, "
-            f"which aligns the ends of {collectives}"
+            f"{rank}: {sign}{nanoseconds(abs(clock.moved))} is added to all times, so that "
+            f"{collectives} end at about the same time on all ranks"
         )
 
 
@@ -421,15 +423,16 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     if summary.left_out.calls:
         kernels = counted(summary.left_out.calls, "kernel")
         time = nanoseconds(summary.left_out.device)
-        yield "left out", f"{kernels} of {time}, launched before the recording began"
+        yield "left out", f"{kernels} ({time}) that were launched before the recording began"
     for each in summary.unsupported:
         parts = [plain(each.name), counted(each.calls, "call")]
         if each.self_device:
             parts.append(f"{nanoseconds(each.self_device)} on the device")
-        yield (
-            "not counted",
-            f"{', '.join(parts)}: its shapes were not recorded, or do not tell its FLOPs",
+        sentence = (
+            f"{', '.join(parts)}: the FLOPs are unknown, because the shapes were not recorded or "
+            "are not sufficient"
         )
+        yield "not counted", sentence
     if summary.utilization is not None and _has_compiled_backward(summary):
         sentence = (
             "backward is compiled, so the trace does not show which work is recomputed: the MFU "
@@ -437,18 +440,20 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
         )
         yield ("compiled", sentence)
     if summary.has_stack:
-        yield (
-            "recording",
-            "recording Python stacks slows the host: without it, the device is idle less often",
+        sentence = (
+            "the recording of Python stacks slows the host: without stacks, the device is idle less "
+            "often"
         )
+        yield "recording", sentence
     if summary.negative:
-        yield "clock", f"{counted(summary.negative, 'event')} of negative length, treated as 0"
+        events = counted(summary.negative, "event")
+        yield "clock", f"{events} with a negative duration, which is treated as 0"
     if summary.unlaunched:
         work = counted(summary.unlaunched, "device event")
-        yield "no launch", f"{work} without a recorded launch: their time belongs to no operator"
+        yield "no launch", f"{work} without a recorded launch: this time belongs to no operator"
     if summary.damaged:
         events = counted(summary.damaged, "event")
-        yield "left out", f"{events} that cannot be read: {plain(summary.damage)}"
+        yield "left out", f"{events} that cannot be read; first error: {plain(summary.damage)}"
     for category, number in summary.unread.items():
         yield "not read", f"{counted(number, 'event')} of the unknown category {plain(category)!r}"
 
@@ -527,7 +532,7 @@ def _timeline(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
         timelines["all devices"] = device
     for each in summary.devices:
         timelines[f"device {each.device}"] = each.timeline
-    table = TraceTable("timeline", names=[*STATES.values(), "window"])
+    table = TraceTable("timeline", names=[*STATES.values(), "total"])
     for name, timeline in timelines.items():
         times = []
         shares = []
@@ -543,7 +548,7 @@ def _timeline(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
     ):
         if whole:
             hidden = share(overlapped, whole)
-            table.notes.append(f"{label}: {nanoseconds(whole)} in total, {hidden} of it overlapped")
+            table.notes.append(f"{label}: {nanoseconds(whole)} in total, {hidden} of it overlaps")
     return table
 
 
@@ -553,7 +558,7 @@ def _idle(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
         cells = {
             "time": nanoseconds(time),
             "share of idle": share(time, device.idle),
-            "share of window": share(time, device.window),
+            "share of total": share(time, device.window),
         }
         table.add(CAUSES[cause].label, cells)
     return table
@@ -569,7 +574,7 @@ def _streams(summary: TraceSummary, device: DeviceTimeline, top: int) -> TraceTa
             name = f"device {row.device}, {name}"
         cells = {
             "busy": nanoseconds(row.busy),
-            "share of window": share(row.busy, window),
+            "share of total": share(row.busy, window),
             "kernels": units.count(row.kernels),
             "copies": units.count(row.copies),
         }
@@ -717,8 +722,8 @@ def _collectives(found: Sequence[CollectiveTimes], top: int) -> TraceTable:
             "exposed": share(row.exposed, row.device),
             "calls": units.count(row.calls),
             "bytes": units.size(row.bytes),
-            "bus": units.quantity(row.bus_bytes_per_second, "B/s"),
-            "algorithm": units.quantity(row.algorithmic_bytes_per_second, "B/s"),
+            "busbw": units.quantity(row.bus_bytes_per_second, "B/s"),
+            "algbw": units.quantity(row.algorithmic_bytes_per_second, "B/s"),
             "ranks": units.UNKNOWN if row.group_size is None else str(row.group_size),
             "group": _group_name(row.group),
         }
@@ -744,12 +749,12 @@ def ranks_tables(skew: RankSkew, top: int) -> Iterator[TraceTable]:
             "calls": units.count(row.calls),
             "transfer": nanoseconds(row.transfer),
             "waited": nanoseconds(sum(row.waiting.values())),
-            "skew": nanoseconds(row.skew_median),
-            "maximum": nanoseconds(row.skew_longest),
+            "skew, median": nanoseconds(row.skew_median),
+            "skew, maximum": nanoseconds(row.skew_longest),
             "group": _group_name(row.group),
         }
         collectives.add(row.kind, cells)
     if skew.unmatched:
         unmatched = counted(skew.unmatched, "collective")
-        collectives.notes.append(f"{unmatched} only in the trace of one rank")
+        collectives.notes.append(f"{unmatched} in the trace of only one rank")
     yield collectives

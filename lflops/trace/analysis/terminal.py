@@ -71,7 +71,7 @@ def _render_table(table: TraceTable) -> RenderableType:
         *map(text, table.notes),
     ]
     if table.left_out:
-        parts.append(text(f"{table.left_out} more (--top {table.total} shows them)", "dim"))
+        parts.append(text(f"{table.left_out} more rows (--top {table.total} shows them)", "dim"))
     return Group(*parts)
 
 
@@ -94,11 +94,12 @@ def render_trace_roofline(summary: TraceSummary, *, top: int) -> RenderableType:
     if rows:
         parts.append(_render_table(shapes_table(rows, top, roof=True)))
     else:
-        parts.append(text("no shapes were recorded: record with record_shapes=True", "yellow"))
+        parts.append(text("The trace has no shapes: record it with record_shapes=True.", "yellow"))
     if any(map(_is_over_roofline, rows)):
         parts.append(
             text(
-                "over 100 % of the roofline usually means that the data stayed in the cache", "dim"
+                "More than 100 % of the roofline usually means that data stayed in the cache.",
+                "dim",
             )
         )
     return Group(*parts)
@@ -135,19 +136,19 @@ def trace_headline(diff: TraceDiff) -> Iterator[str]:
 
     They also name the device states and the operators whose times have changed most.
     """
-    subject = "A step" if diff.per_step else "The window"
+    subject = "A step" if diff.per_step else "The trace"
     before = units.duration(diff.window.before / 1e9)
     after = units.duration(diff.window.after / 1e9)
     noise = ""
     if diff.is_beyond_noise is False:
         noise = ", within the spread of the steps"
-    yield f"{subject} takes {after}, before {before} ({_relative(diff.window)}{noise})."
+    yield f"{subject} takes {after} instead of {before} ({_relative(diff.window)}{noise})."
     states = _large_changes(diff, diff.states)
     if states:
-        yield f"The device: {_changes_text(states, STATES)}."
+        yield f"Changes on the device: {_changes_text(states, STATES)}."
     operators = _large_changes(diff, diff.operators[:_LISTED])
     if operators:
-        yield f"Operators: {_changes_text(operators, {})}."
+        yield f"Changes of operators: {_changes_text(operators, {})}."
 
 
 def _changes_text(rows: Iterable[TimeChange], names: Mapping[str, str]) -> str:
@@ -195,7 +196,7 @@ def render_trace_diff(diff: TraceDiff, limits: Iterable[Limit] = (), *, top: int
     above = [*_changed_facts(diff), *map(_limit_line, limits)]
     if above:
         parts += ["", margin(above)]
-    per = "per step" if diff.per_step else "in the window"
+    per = "per step" if diff.per_step else "in the whole trace"
     kernels = {row.name: kernel_name(row.name) for row in diff.kernels}
     groups: list[tuple[str, Sequence[TimeChange], Mapping[str, str]]] = [
         (f"device, {per}", diff.states, STATES),
@@ -216,7 +217,7 @@ def _changed_facts(diff: TraceDiff) -> Iterator[_MarginRow]:
     if diff.mfu != (None, None):
         yield "MFU", " → ".join(map(units.of_peak, diff.mfu))
     if diff.allocated_bytes != (None, None):
-        yield "peak allocated", " → ".join(map(units.size, diff.allocated_bytes))
+        yield "peak memory", " → ".join(map(units.size, diff.allocated_bytes))
 
 
 def _limit_line(limit: Limit) -> _MarginRow:
@@ -248,4 +249,4 @@ def _render_changes(
     drawn = FittedTable(heading, table.names, table.columns, room=_NAME_WIDTH)
     if len(shown) == len(rows):
         return drawn
-    return Group(drawn, text(f"{len(rows) - len(shown)} more", "dim"))
+    return Group(drawn, text(f"{len(rows) - len(shown)} more rows (--all shows them)", "dim"))

@@ -42,7 +42,9 @@ def show_kernels(
     """Show the kernels in a `log`, or print the command that counts the kernels of a `script`."""
     if script is not None:
         if (file, log, figure, gpu_time, hardware) != (None,) * 5:
-            raise UsageError("--ncu-command can only be combined with --json")
+            raise UsageError(
+                "--ncu-command can only be combined with --json: leave the other options out"
+            )
         words = command(shlex.split(script))
         if as_json:
             write_json({"command": words})
@@ -50,7 +52,7 @@ def show_kernels(
             typer.echo(shlex.join(words))
         return
     if log is None:
-        raise UsageError(f"gpu_time={gpu_time}: --gpu-time needs --ncu LOG")
+        raise UsageError(f"gpu_time={gpu_time}: --gpu-time needs a log: pass --ncu LOG")
     if gpu_time is not None and not 0 < gpu_time < math.inf:
         raise UsageError(f"gpu_time={gpu_time}: pass a positive number of seconds")
     if figure is not None:
@@ -98,13 +100,13 @@ def render_ncu(measured: Measured, *, top: int) -> RenderableType:
     remarks: list[RenderableType] = []
     hidden = len(measured.kernels) - len(shown)
     if hidden:
-        remarks.append(text(f"{hidden} more kernels; --top N lists more, --json all", "dim"))
+        remarks.append(text(f"{hidden} more kernels: pass a larger --top, or --json", "dim"))
     by_dtype = measured.total.flops_by_dtype
     unknown = [dtype for dtype, flops in by_dtype.items() if flops is None]
     if unknown:
         remark = (
-            f"FLOPs unknown: the log has no count (n/a) of {', '.join(unknown)}; --ncu-command "
-            "requests all metrics that lflops reads"
+            f"The FLOPs are unknown, because the log has no value (n/a) for {', '.join(unknown)}: "
+            "record the log with the command that --ncu-command prints."
         )
         remarks.append(prose(remark, "dim"))
     return Group(table, *remarks)
@@ -121,7 +123,7 @@ def _columns(kernels: Sequence[Kernel]) -> dict[str, list[str]]:
     add("FLOP/s", lambda kernel: units.count(kernel.flops_per_second))
     if any(kernel.bound for kernel in kernels):
         add("bound by", lambda kernel: kernel.bound or units.UNKNOWN)
-        add("of the roof", lambda kernel: units.percent(kernel.share))
+        add("of roofline", lambda kernel: units.percent(kernel.share))
     add("launches", lambda kernel: units.count(kernel.launches))
     add("FLOPs", lambda kernel: units.count(kernel.flops))
     add("DRAM bytes", _dram_bytes)
@@ -130,7 +132,7 @@ def _columns(kernels: Sequence[Kernel]) -> dict[str, list[str]]:
         add("module", _module)
     for level in ("l2", "l1"):
         if any(level in kernel.levels for kernel in kernels):
-            add(f"per {level.upper()} byte", partial(_intensity, level=level))
+            add(f"FLOPs/{level.upper()} byte", partial(_intensity, level=level))
     return columns
 
 
@@ -142,7 +144,7 @@ def _dram_bytes(kernel: Kernel) -> str:
 def _module(kernel: Kernel) -> str:
     if kernel.module is None:
         return units.UNKNOWN
-    return plain(kernel.module) or "all of it"
+    return plain(kernel.module) or "the model"
 
 
 def _intensity(kernel: Kernel, level: str) -> str:

@@ -513,7 +513,9 @@ def we_fail(folder: Path) -> None:
 
 def time_is_up(folder: Path) -> None:
     """End the run as usual: it waits for the annotation until its time is up, and warns."""
-    with pytest.warns(UserWarning, match="is a trace without the modules: still running after 0 s"):
+    with pytest.warns(
+        UserWarning, match="is a trace without the modules: the background process is still running"
+    ):
         fit(Classifier(), tracing_into(folder, schedule=BRIEF))
 
 

@@ -39,7 +39,7 @@ def test_the_verdict_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
     verdict = " ".join(text.partition("To reduce")[0].split())
     rest = text.splitlines()
     assert (
-        "33.3 % of the GPU's 1.50 µs is idle, mostly while the host runs Python between operators, "
+        "33.3 % of the GPU's time (1.50 µs) is idle, mostly while the host runs Python between operators; "
         "20.0 % is communication that does not overlap with computation, 6.7 % is copying that "
         "does not overlap with computation; 40.0 % is computing." == verdict
     )
@@ -114,7 +114,7 @@ def test_several_files_are_shown_one_after_the_other(
     """Several files are shown in the order in which they are passed."""
     files = [small_gpu_trace().write(tmp_path / f"{name}.json") for name in "ba"]
     text = shown(capsys, *files)
-    assert 2 == text.count("of the GPU's 1.50 µs is idle")
+    assert 2 == text.count("of the GPU's time (1.50 µs) is idle")
     assert text.index("b.json") < text.index("a.json")
     assert 2 == len(json.loads(shown(capsys, *files, "--json"))["traces"])
 
@@ -145,7 +145,7 @@ def test_what_is_odd_is_shown_with_a_remark(
     trace.event("news", "y", 0, 1)
     trace.kernel("before", -500, -100)
     text = shown(capsys, trace.write(tmp_path / "a.json"))
-    assert "clock             1 event of negative length, treated as 0" in text
+    assert "clock             1 event with a negative duration, which is treated as 0" in text
     assert "not read          2 events of the unknown category 'news'" in text
     assert "left out          1 kernel of 400 ns, launched before the recording began" in text
 
@@ -166,7 +166,7 @@ def test_bad_events_are_left_out_with_a_remark(
     trace.event("kernel", "gemm", 0, 10)["dur"] = None
     text = shown(capsys, trace.write(path))
     assert (
-        "left out          3 events that cannot be read: a time of nothing: `ts` and `dur` are "
+        "left out          3 events that cannot be read; first error: a time of nothing: `ts` and `dur` must be "
         "numbers"
     ) in text
     (found,) = json.loads(shown(capsys, path, "--json"))["traces"]
@@ -235,8 +235,8 @@ def test_operators_that_were_not_counted_are_named(
     trace.kernel("gemm", 200, 350, launch=(40, 50))
     text = shown(capsys, trace.write(tmp_path / "a.json"))
     assert (
-        "not counted       aten::mm, 1 call, 150 ns on the device: its shapes were not recorded, "
-        "or do not tell its FLOPs"
+        "not counted       aten::mm, 1 call, 150 ns on the device: the FLOPs are unknown, because "
+        "the shapes were not recorded or are not sufficient"
     ) in text
 
 
@@ -253,7 +253,7 @@ def test_the_roofline_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (row,) = json.loads(capsys.readouterr().out)["operators"]
     assert 2 * 52 / 3.35e12 == pytest.approx(row["roof_seconds"])
     assert 2 == main(["roofline", str(path), "--figure", str(tmp_path / "a.svg")])
-    assert "--figure draws profiles, not traces" in capsys.readouterr().err
+    assert "--figure draws only profiles, but " in capsys.readouterr().err
 
 
 def test_traces_of_several_ranks_begin_with_who_comes_last(
@@ -270,8 +270,8 @@ def test_traces_of_several_ranks_begin_with_who_comes_last(
         files.append(trace.write(tmp_path / f"{rank}.json"))
     text = shown(capsys, *files)
     first = (
-        "Rank 1 arrives last at 1 of 1 collective; rank 0 waits the longest, 150 ns; the transfers "
-        "take 50 ns."
+        "Rank 1 arrives last at 1 of 1 collective; rank 0 waits the longest, for 150 ns in "
+        "total; the transfers take 50 ns in total."
     )
     assert first == text.splitlines()[0]
     assert {"0": 150, "1": 0} == json.loads(shown(capsys, *files, "--json"))["ranks"]["waiting"]
@@ -363,7 +363,7 @@ def test_the_verdict_names_one_cause_where_one_is_most_of_it(
     trace.kernel("b", 1000, 1100, launch=(900, 1000))
     text = shown(capsys, trace.write(tmp_path / "a.json"))
     assert (
-        "81.8 % of the GPU's 1.10 µs is idle, mostly while the host runs Python between operators; "
+        "81.8 % of the GPU's time (1.10 µs) is idle, mostly while the host runs Python between operators; "
         "18.2 % is computing." == text.splitlines()[0]
     )
     trace.operator("aten::mm", 500, 1000)

@@ -251,7 +251,7 @@ def test_ranks_are_aligned_by_their_collectives_and_have_an_mfu(
         gpu_rank(late).write(tmp_path / f"a_{rank}.1.pt.trace.json")
     assert 0 == main(["trace", "merge", str(tmp_path)])
     assert (
-        "rank 1: its times are shifted by 3.50 µs, which aligns the ends of 2 shared collectives"
+        "rank 1: 3.50 µs is added to all times, so that 2 shared collectives end at about the same time on all ranks"
         in capsys.readouterr().out.splitlines()
     )
     found = [

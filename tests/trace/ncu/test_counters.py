@@ -193,7 +193,7 @@ def test_the_shell_says_what_was_not_counted(capsys: pytest.CaptureFixture[str])
     """`lflops roofline` prints which dtypes were not counted; in JSON, unknown FLOPs are null."""
     assert 0 == main(["roofline", "--ncu", str(H100_PRODUCTS), "--hardware", "H100 SXM"])
     shown = capsys.readouterr().out
-    assert "FLOPs unknown: the log has no count (n/a) of fp16" in shown
+    assert "The FLOPs are unknown, because the log has no value (n/a) for fp16" in shown
     assert 0 == main(["roofline", "--ncu", str(H100_PRODUCTS), "--json"])
     assert {None} == {kernel["flops"] for kernel in json.loads(capsys.readouterr().out)["kernels"]}
     assert 0 == main(["roofline", "--ncu", str(H100_TENSOR_CORES)])
