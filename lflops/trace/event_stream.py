@@ -195,7 +195,7 @@ class TraceStream(Generic[_Event]):
                 self._count_lines(text[:position])
                 return f"line {self._line}, column {self._column}: {problem}"
         if is_whole:
-            return "the file ends within the list of events, so it is truncated"
+            return "the text ends within the list of events, so the file is truncated"
         limit = _LONGEST >> 20
         return f"line {self._line}, column {self._column}: an event has more than {limit} MiB"
 

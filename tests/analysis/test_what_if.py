@@ -195,7 +195,7 @@ def test_exposed_communication_may_be_replaced_by_another_wait() -> None:
         ({"without": "communication"}, "what_if: the communication of this run was not timed"),
         (
             {"hardware": "H200 SXM"},
-            "what_if: hardware= needs the peaks and bandwidths of both chips",
+            "what_if: hardware= needs the peak FLOP/s and the bandwidths of both chips",
         ),
     ],
     ids=str,
@@ -224,4 +224,4 @@ def test_the_shell_answers_in_one_line(
     assert 0 == main(["what-if", "profile.json", "--accumulation", "3", "--json"])
     assert json.loads(capfdbinary.readouterr().out)["seconds"] == pytest.approx(280)
     assert 0 != main(["what-if", "profile.json", "--scale", "data"])
-    assert b"--scale data: pass a name" in capfdbinary.readouterr().err
+    assert b"--scale data: pass the name" in capfdbinary.readouterr().err

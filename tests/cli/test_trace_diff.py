@@ -50,7 +50,7 @@ def test_a_broken_limit_is_the_exit_status(
     assert [False] == [limit["is_broken"] for limit in found["limits"]]
     assert {"name": "window", "before": 1200.0, "after": 1600.0} == found["window"]
     assert 2 == main(["diff", *files, "--max-memory", "1GiB"])
-    assert "record with profile_memory=True" in capsys.readouterr().err
+    assert "record it with profile_memory=True" in capsys.readouterr().err
 
 
 def test_a_trace_and_a_profile_are_not_compared(

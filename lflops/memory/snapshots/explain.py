@@ -737,10 +737,8 @@ def compared_lines(diff: MemoryDiff) -> Iterator[str]:
         moments.append("when memory ran out" if ran_out else "at its peak")
     requested = _sides(diff.requested_bytes)
     reserved = _sides(diff.reserved_bytes)
-    yield (
-        f"requested by tensors {requested}, reserved {reserved} "
-        f"(first snapshot: {moments[0]}; second snapshot: {moments[1]})"
-    )
+    yield f"requested by tensors {requested}, reserved {reserved}"
+    yield f"first snapshot: {moments[0]}; second snapshot: {moments[1]}"
     yield ""
     yield "by category"
     for category, sides in sorted(diff.by_category.items(), key=lambda row: -abs(_change(row[1]))):

@@ -395,7 +395,7 @@ def ranks_verdict(skew: RankSkew) -> str:
     waiting = max(skew.waiting, key=lambda rank: skew.waiting[rank])
     return (
         f"Rank {last} arrives last at {skew.last[last]} of {counted(calls, 'collective')}; "
-        f"rank {waiting} waits the longest, for {nanoseconds(skew.waiting[waiting])} in total; "
+        f"rank {waiting} waits the longest, {nanoseconds(skew.waiting[waiting])} in total; "
         f"the transfers take {nanoseconds(skew.transfer)} in total."
     )
 
@@ -423,7 +423,7 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     if summary.left_out.calls:
         kernels = counted(summary.left_out.calls, "kernel")
         time = nanoseconds(summary.left_out.device)
-        yield "left out", f"{kernels} ({time}) that were launched before the recording began"
+        yield "left out", f"launched before the recording began: {kernels}, {time}"
     for each in summary.unsupported:
         parts = [plain(each.name), counted(each.calls, "call")]
         if each.self_device:

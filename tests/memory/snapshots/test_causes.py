@@ -285,12 +285,12 @@ PLANTED: dict[str, tuple[Callable[[], Recorder], CauseCode, str]] = {
     "outputs in a list": (
         list_of_outputs,
         "kept_results",
-        "Results of 8 earlier passes are kept, 7.03 GiB",
+        "Results of 8 earlier forward passes are kept: 7.03 GiB",
     ),
     "a hook, and a limit": (
         kept_by_a_hook,
         "process_limit",
-        "This process reached its own limit: the device had 70.00 GiB free. Results",
+        "This process reached its own memory limit, although the device had 70.00 GiB free. Results",
     ),
     "a hook": (
         lambda: kept_by_a_hook(room=0),
@@ -515,8 +515,7 @@ def test_a_known_limit_says_how_much_was_missing() -> None:
     assert 44 * MIB == found.missing_bytes
     assert reserved + 20 * MIB == found.allowed_bytes
     assert any(
-        line.startswith("reserved 6.52 GiB of 6.54 GiB that are allowed, ")
-        for line in explained_lines(found)
+        line.startswith("reserved 6.52 GiB (limit 6.54 GiB), ") for line in explained_lines(found)
     )
     unknown = explain_snapshot(content, None, 80 * GIB, 80 * GIB)
     assert unknown.missing_bytes is None

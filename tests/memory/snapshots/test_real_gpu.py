@@ -59,5 +59,7 @@ def test_its_first_line_names_the_limit_and_the_list(tmp_path: Path) -> None:
     assert ["process_limit", "kept_results"] == [each.code for each in found.causes[:2]]
     assert 0 <= found.causes[1].bytes - (STEPS - 1) * KEPT < 0.02 * STEPS * KEPT
     first = next(iter(explained_lines(found)))
-    assert first.startswith("This process reached its own limit: the device had 68.90 GiB free.")
+    assert first.startswith(
+        "This process reached its own memory limit, although the device had 68.90 GiB free."
+    )
     assert "(train.py:383 <lambda>)" in first

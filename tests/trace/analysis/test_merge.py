@@ -344,8 +344,8 @@ def test_the_shell_says_what_was_written(
     into = tmp_path / "all.json.gz"
     assert 0 == main(["trace", "merge", str(tmp_path), "--into", str(into)])
     alone = (
-        "rank 1: its clock is not aligned with the other ranks, because it shares no collective "
-        "with a rank that is already aligned"
+        "rank 1: the clock is not aligned with the clocks of other ranks, because no collective is "
+        "in this trace and in the trace of an aligned rank"
     )
     assert f"{into}: 2 traces, 6 events\n{alone}\n" == capsys.readouterr().out
     assert 0 == main(["trace", "merge", str(tmp_path), "--json"])

@@ -217,7 +217,7 @@ def test_at_80_columns_time_and_share_of_the_roof_are_seen(
     assert 0 == main(["roofline", "--ncu", str(tmp_path / "ncu.csv"), "--hardware", "H100 SXM"])
     heading = capsys.readouterr().out.splitlines()[0]
     assert len(heading) <= 80
-    assert heading.split() == ["kernel", "time", "FLOP/s", "bound", "by", "of", "the", "roof"]
+    assert heading.split() == ["kernel", "time", "FLOP/s", "bound", "by", "of", "roofline"]
 
 
 def test_caches_have_an_intensity_of_their_own() -> None:
