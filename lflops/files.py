@@ -34,7 +34,7 @@ Up to `MOST_INFLATED` decompressed bytes are always allowed.
 _ACCESS_LIST = "system.posix_acl_access"
 """Name of the extended attribute in which Linux stores the access control list of a file."""
 
-_NOT_REGULAR = "is a folder, a pipe or a device"
+_NOT_REGULAR = "not a regular file, but a folder, a pipe or a device"
 
 
 def open_file(path: str | PathLike[str], *, follow_link: bool = True) -> BinaryIO:
@@ -71,7 +71,9 @@ def read(path: str | PathLike[str], most: int = SMALL) -> bytes:
     with open_file(path) as file:
         size = size_of(file)
         if size > most:
-            raise _error(errno.EFBIG, f"has {size} bytes; at most {most} are read", path)
+            raise _error(
+                errno.EFBIG, f"the file has {size} bytes, but lflops reads at most {most}", path
+            )
         # Files of the operating system, such as the files in `/proc`, report a size of 0.
         return file.read(size or SMALL)
 
@@ -114,7 +116,7 @@ class InflatedFile:
         self._left -= len(content)
         if self._left < 0:
             message = (
-                f"decompresses to more than {INFLATED_RATIO} times its size: "
+                f"the decompressed file is more than {INFLATED_RATIO} times as large: "
                 "decompress it yourself first"
             )
             raise _error(errno.EFBIG, message, self._path)

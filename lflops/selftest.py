@@ -96,7 +96,9 @@ def self_test(device: torch.device | str | None = None) -> SelfTest:
         model = Layers().to(where)
         x = torch.rand(ROWS, WIDTH).to(where).requires_grad_()
     except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
-        raise CountError(f"device={device!r}: torch has no such device here: {error}") from error
+        raise CountError(
+            f"device={device!r}: torch cannot use this device on this machine: {error}"
+        ) from error
     profile = measure(model, x, backward=True, warmup=3, repeats=TIMES, hardware=None)
     checks = [
         *_check_support(x.device),
@@ -118,13 +120,13 @@ def _check_support(device: torch.device) -> Iterator[Check]:
     yield Check(
         name="clock",
         passed=device.type == "cpu" or has_events or None,
-        found="events with times" if has_events else "the host's clock",
+        found="the device's timing events" if has_events else "the host's clock",
     )
     stats = allocator_stats(device)
     yield Check(
         name="allocator",
         passed="allocated_bytes.all.peak" in stats or None,
-        found=f"{len(stats)} figures",
+        found=f"torch reports {len(stats)} statistics",
     )
     memory = memory_of(device)
     yield Check(
@@ -151,7 +153,7 @@ def _check_forward_time(profile: Profile, model: Layers, x: Tensor) -> Iterator[
     yield Check(
         name="forward",
         passed=LEAST_RATIO <= ratio <= MOST_RATIO,
-        found=f"{ratio:.2f} times the time that includes waiting for the device",
+        found=f"the measured time is {ratio:.2f} times the time on the host's clock",
     )
 
 
@@ -167,7 +169,7 @@ def _check_work(profile: Profile) -> Check:
     return Check(
         name="work by module",
         passed=not different,
-        found=f"{different} of {number} differ from the CPU's",
+        found=f"{different} of {number} MAC counts differ from the counts on the CPU",
     )
 
 
@@ -188,5 +190,5 @@ def _check_peak(model: Layers, x: Tensor) -> Check:
     return Check(
         name="peak of a step",
         passed=grown >= least,
-        found=f"{units.size(grown)}; gradients and one activation {units.size(least)}",
+        found=f"{units.size(grown)}; the gradients and one activation need {units.size(least)}",
     )

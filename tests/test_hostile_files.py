@@ -73,7 +73,7 @@ def test_what_is_no_file_is_refused(
             os.mkfifo(name)
         else:
             Path(name).symlink_to("/dev/zero")
-    assert "is a folder, a pipe or a device" in refusal(command)
+    assert "not a regular file, but a folder, a pipe or a device" in refusal(command)
 
 
 PROGRAM = """

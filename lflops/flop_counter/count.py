@@ -115,7 +115,7 @@ def counting(
         CountError: No module is passed, or an argument is not a module.
     """
     if not modules:
-        raise CountError("counting: pass at least one module")
+        raise CountError("counting: no module was passed: pass at least one module")
     for module in modules:
         check_module("counting", module)
     check_logical("counting: ", logical)
@@ -190,15 +190,15 @@ class Counting:
     def __enter__(self) -> Self:
         if self._entered:
             raise CountError(
-                "counting: this object has already been used, and it counts only once: create a "
-                "new one"
+                "counting: this object was already used in a `with` block: call lflops.counting "
+                "again to create a new one"
             )
         self._entered = True
         tensors = [*self._parameters(), *tensors_in(self._batch)]
         if not self._counter.fake and only_shapes_run(tensors):
             raise CountError(
-                "counting: tensors are fake here, and nothing would be counted: "
-                "use device='meta', or lflops.estimate"
+                "counting: the tensors are fake, so nothing would be counted: create the model on "
+                "device='meta', or use lflops.estimate"
             )
         try:
             self._begin()
@@ -243,7 +243,8 @@ class Counting:
                 failed.append(f"{note.subject} ({note.values['error']})")
         if failed:
             warnings.warn(
-                f"count: the formula failed, so no call is counted: {', '.join(failed)}",
+                "count: these operators are not counted, because their formulas failed: "
+                f"{', '.join(failed)}",
                 stacklevel=3,
             )
 
@@ -457,5 +458,7 @@ def ignored_modules(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
         elif isinstance(each, type) and issubclass(each, nn.Module):
             fqns.update(fqn for fqn, module in tree.modules.items() if isinstance(module, each))
         else:
-            raise CountError(f"ignore: {each!r} is neither a module's name nor a module class")
+            raise CountError(
+                f"ignore: {each!r} is neither a module's name nor a module class: pass names or classes of modules"
+            )
     return frozenset(fqns)

@@ -176,7 +176,7 @@ _RULES: Mapping[str, Rule] = {
     "contiguous": lambda result, _: result.contiguous(),
     "like the first argument": _like(0),
     "like the second argument": _like(1),
-    "format of the first argument": _in_format_of(0),
+    "memory format of the first argument": _in_format_of(0),
     "memory format of the second argument": _in_format_of(1),
     "memory format of the second argument, if its gradient is requested": _if_in_mask(
         _in_format_of(1)
@@ -198,7 +198,7 @@ WAIT = Correction(
     operators="wait_tensor",
     results=(0,),
     rule="the first argument",
-    reason="the result is the tensor that was waited for; the fake result is a copy",
+    reason="the result is the tensor that was waited for, but the fake kernel returns a copy",
 )
 """The correction for the operator that waits for a collective.
 

@@ -67,9 +67,9 @@ def count_graph(
         UncountableError: The work cannot be determined.
     """
     if call.graph is None:
-        raise UncountableError("it was compiled before lflops started")
+        raise UncountableError("the graph was compiled before lflops started")
     if call.given is None:
-        raise UncountableError("it was passed tensors of an unknown class")
+        raise UncountableError("a tensor of an unknown class was passed to the graph")
     scopes = ModuleTracker(tree)
     options = CountOptions(traffic=traffic, memory=False, fake=True, scratch=False)
     counter = OperatorCounter(scopes, options)
@@ -257,7 +257,7 @@ class _GraphRun:
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if node.op != "call_function":
-            raise UncountableError(f"it calls the module {node.target}")
+            raise UncountableError(f"the graph calls the module {node.target}")
         target: Any = node.target
         if isinstance(target, HigherOrderOperator):
             return self._higher_order(target, list(args), kwargs)

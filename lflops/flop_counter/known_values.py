@@ -212,7 +212,7 @@ def _refuse_missing_cuda(device: Any) -> None:
     A fake tensor on a missing device would crash the process in backward.
     """
     if device is not None and device.type == "cuda" and not torch.cuda.is_available():
-        raise NoCudaError("no such device")
+        raise NoCudaError("CUDA is not available on this machine")
 
 
 def _is_small(function: OpOverload, given: list[Tensor], out: Any) -> bool:

@@ -90,8 +90,8 @@ def register_formula(operator: Any, formula: Formula) -> None:
     has_builtin_formula = name.split(".")[0] in FORMULAS
     if name.startswith("aten::") and not has_builtin_formula and _all_decompose(overloads):
         raise CountError(
-            f"register_formula: {operator} is decomposed before it is counted: "
-            "register formulas for the operators in its decomposition"
+            f"register_formula: torch replaces {operator} by other operators before lflops can count "
+            "it: register formulas for those operators"
         )
     if is_packet:
         # The formula of a whole operator replaces the formulas of its overloads.
@@ -226,7 +226,9 @@ def _users_cost(formula: Formula) -> CallCost:
         result = _cost(formula(*operands, **named))
         numbers = (result.macs, result.other_flops, result.executed_macs or 0)
         if not all(map(is_whole, numbers)):
-            raise TypeError(f"a formula's Cost must have whole numbers, not {result!r}")
+            raise TypeError(
+                f"the formula returned {result!r}: the numbers of a Cost must be whole numbers, 0 or more"
+            )
         return result
 
     return cost
@@ -237,7 +239,9 @@ def _cost(result: Any) -> Cost:
     if isinstance(result, Cost):
         return result
     if not is_whole(result):
-        raise TypeError(f"a formula must return a whole number of MACs, not {result!r}")
+        raise TypeError(
+            f"the formula returned {result!r}: return a whole number of MACs, 0 or more, or a Cost"
+        )
     return Cost(result)
 
 

@@ -26,7 +26,9 @@ def _bias_additions(elements: int, beta: float) -> int:
 def mm(a: Shape, b: Shape) -> int:
     """MACs of a matmul [n, k] x [k, m]. In a sparse matrix, only the stored elements count."""
     if isinstance(a, SparseShape) and isinstance(b, SparseShape):
-        raise NotImplementedError("the cost of two sparse matrices depends on their elements")
+        raise NotImplementedError(
+            "the cost of multiplying two sparse matrices depends on the positions of their elements"
+        )
     if isinstance(a, SparseShape):
         return a.stored * b[1]
     return a[0] * _stored(b)

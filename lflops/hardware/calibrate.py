@@ -302,8 +302,8 @@ MOST_LOST = 0.03
 
 # The values that the argument `hardware` of a public function accepts, for an error message.
 TAKEN = (
-    'pass "auto", "measure", a name of lflops.hardware.names(), a TOML file, an lflops.Hardware, '
-    "or None"
+    'pass "auto", "measure", a name from lflops.hardware.names(), the path of a TOML file, an '
+    "lflops.Hardware, or None"
 )
 
 
@@ -444,7 +444,8 @@ def measure(
     running = {name: task for name, task in tasks.items() if task is not None}
     if not running:
         raise HardwareError(
-            f"{machine.name}: no matmul in {', '.join(tasks)} fits into the {free} free bytes"
+            f"{machine.name} has only {free} bytes of free memory, too few for a matmul in "
+            f"{', '.join(tasks)}"
         )
     copy = _copy(machine, clock, free * COPY_SHARE)
     if copy is not None:
@@ -550,8 +551,10 @@ def _seconds(clock: Clock, run: Callable[[], object], calls: int) -> float:
 
 def _device(device: torch.device | str | None) -> torch.device:
     here = torch.accelerator.current_accelerator(check_available=True)
-    accelerator = ", but this machine has no accelerator" if here is None else f": '{here.type}'"
-    taken = f"pass 'cpu', or a device of torch.accelerator{accelerator}"
+    if here is None:
+        taken = "pass 'cpu', because this machine has no accelerator"
+    else:
+        taken = f"pass 'cpu' or '{here.type}'"
     try:
         chosen = torch.device(device or here or "cpu")
     except (RuntimeError, TypeError) as error:
@@ -563,7 +566,8 @@ def _device(device: torch.device | str | None) -> torch.device:
     count = torch.accelerator.device_count()
     if (chosen.index or 0) >= count:
         raise HardwareError(
-            f"device={str(chosen)!r}: this machine has {count} devices of that kind"
+            f"device={str(chosen)!r}: this machine has only {count} {chosen.type} "
+            f"device{'' if count == 1 else 's'}"
         )
     return chosen
 
@@ -575,10 +579,11 @@ def _checked(dtypes: Iterable[str] | None, machine: TorchMachine) -> tuple[str, 
     for dtype in wanted:
         if dtype not in machine.dtypes:
             raise HardwareError(
-                f"dtypes has {dtype!r}: on {machine.kind}, use some of {', '.join(machine.dtypes)}"
+                f"dtypes contains {dtype!r}, which cannot be measured on {machine.kind}: use one or "
+                f"more of {', '.join(machine.dtypes)}"
             )
     if not wanted:
-        raise HardwareError(f"dtypes={dtypes!r}: pass some of {', '.join(machine.dtypes)}")
+        raise HardwareError(f"dtypes={dtypes!r}: pass one or more of {', '.join(machine.dtypes)}")
     return wanted
 
 

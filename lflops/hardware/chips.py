@@ -77,13 +77,13 @@ def _rows_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
         raise HardwareError(f"{path}: {error.strerror}: pass a TOML file of chips") from error
     except (ValueError, RecursionError) as error:
         # Invalid TOML, or invalid UTF-8.
-        raise HardwareError(f"{path}: is not a TOML file: {error}") from error
+        raise HardwareError(f"{path}: not a valid TOML file: {error}") from error
     rows: list[tuple[str, dict[str, Any]]] = []
     for vendor, chips in table.items():
         if not isinstance(chips, list) or not all(isinstance(chip, dict) for chip in chips):
             raise HardwareError(
                 f"{path}: {vendor} is {_short(chips)}, not a list of chips: begin each chip with "
-                f"[[{vendor}]], then its name and peaks"
+                f"the line [[{vendor}]], followed by its name and its peaks"
             )
         for number, chip in enumerate(chips, start=1):
             _check_row(f"{path}: [[{vendor}]] number {number}", chip)
@@ -109,7 +109,7 @@ def _check_row(place: str, chip: Mapping[str, Any]) -> None:
             )
         if not _is_positive(peak):
             raise HardwareError(
-                f"{place}: peaks.{dtype} = {_short(peak)}: use FLOP/s, such as 312e12"
+                f"{place}: peaks.{dtype} = {_short(peak)}: use a number of FLOP/s, such as 312e12"
             )
 
 
@@ -117,7 +117,7 @@ _ACCEPTED = {
     "name": "a string",
     "source": "a string",
     "names": "a list of strings: the names that drivers report",
-    "peaks": "FLOP/s by dtype, such as { bf16 = 312e12 }",
+    "peaks": "the FLOP/s of each dtype, such as { bf16 = 312e12 }",
     "date": "a date without quotes, such as 2026-11-20",
 }
 
@@ -353,10 +353,10 @@ def _vendor_in(name: str) -> str:
 def hint(name: str) -> str:
     """Return the error text for an unknown chip, with the values that can be passed instead."""
     return (
-        f"{unknown(name)}: pass one of lflops.hardware.names(), or your own figures as "
+        f"{unknown(name)}: pass one of lflops.hardware.names(). For any other chip, pass "
         f"lflops.Hardware(name=..., peak_flops_per_second={{'bf16': ...}}, "
-        "bandwidth_bytes_per_second=...) or in a TOML file, or measure this machine with "
-        "lflops.calibrate()"
+        "bandwidth_bytes_per_second=...), or the path of a TOML file with these figures. "
+        "lflops.calibrate() measures this machine"
     )
 
 
@@ -365,7 +365,7 @@ def unknown(name: str) -> str:
     clause = f"{name!r} is not in the table of chips"
     near = ", ".join(_nearest(name))
     if near:
-        clause += f" (nearest: {near})"
+        clause += f" (similar names: {near})"
     if "mig" in _words(name):
         clause += ", because a MIG slice is only a part of its chip"
     return clause
@@ -498,7 +498,8 @@ def _joined(name: str) -> str:
 def _checked_peaks(peaks: object) -> dict[str, float]:
     if not isinstance(peaks, Mapping) or not peaks:
         raise HardwareError(
-            f"peak_flops_per_second={peaks!r}: pass FLOP/s by dtype, such as {{'bf16': 312e12}}"
+            f"peak_flops_per_second={peaks!r}: pass a dict with the FLOP/s of each dtype, such as "
+            "{'bf16': 312e12}"
         )
     for dtype, peak in peaks.items():
         if dtype not in DTYPES:

@@ -26,8 +26,8 @@ def check_arguments(
     check()
     if only_shapes_run([*model.parameters(), *model.buffers(), *tensors_in((args, kwargs))]):
         raise CountError(
-            f"{caller}: the model's tensors are fake, so nothing would be counted: put the model "
-            "on device='meta', which needs no memory either"
+            f"{caller}: the tensors are fake, so nothing would be counted: create the model on "
+            "device='meta', which needs no memory either"
         )
 
 
@@ -36,12 +36,13 @@ def check_pass(caller: str, args: Any, kwargs: Any, loss: Any, *, backward: Any)
     if isinstance(args, Mapping):
         raise CountError(
             f"{caller}: args is a {type(args).__name__}: "
-            "pass kwargs=batch, or args=(batch,) if the model takes the dict itself"
+            "pass kwargs=batch, or args=(batch,) if the dict itself is the model's argument"
         )
     if isinstance(args, list):
         raise CountError(
             f"{caller}: args is a list: "
-            "pass (batch,) if the model takes the list, or tuple(batch) if the list has its arguments"
+            "pass args=(batch,) if the list is the model's argument, or args=tuple(batch) if the list "
+            "contains the model's arguments"
         )
     if not isinstance(args, tuple):
         raise CountError(
@@ -59,7 +60,7 @@ def check_pass(caller: str, args: Any, kwargs: Any, loss: Any, *, backward: Any)
         raise CountError(f"{caller}: backward={describe(backward)}: pass True or False")
     if loss is not None and not callable(loss):
         raise CountError(
-            f"{caller}: loss={describe(loss)}: pass a function that takes the model's output and "
+            f"{caller}: loss={describe(loss)}: pass a function that accepts the model's output and "
             "returns a scalar"
         )
     if loss is not None and not backward:
@@ -77,7 +78,7 @@ def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
         name = module.__name__
         builds = ""
         if may_build:
-            builds = f", or lambda: {name}(...), which builds it without memory"
+            builds = f", or `lambda: {name}(...)` to build the model without memory"
         raise CountError(f"{caller}: {name} is a class: pass an instance{builds}")
     if not isinstance(module, nn.Module):
         raise CountError(f"{caller}: {describe(module)} is not a torch.nn.Module")

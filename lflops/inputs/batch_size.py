@@ -130,7 +130,7 @@ class BatchSizes:
     def _samples(self, batch: Any, found: Sequence[_Sized]) -> _Samples | None:
         graphs = _number_of_graphs(batch)
         if graphs is not None:
-            return _Samples(graphs, "num_graphs of the batch")
+            return _Samples(graphs, "the attribute num_graphs of the batch")
         loaded = None
         if self._loader_size is not None:
             loaded = self._loader_size()
@@ -163,7 +163,7 @@ class BatchSizes:
         if shared is not None and shared.number < loaded:
             # The last batch of a data set is smaller than the other batches.
             return shared
-        return _Samples(loaded, "batch size of the DataLoader")
+        return _Samples(loaded, "the batch size of the DataLoader")
 
 
 def batch_size(names: Iterable[str], tensors: Iterable[Tensor]) -> BatchSize:
@@ -362,7 +362,7 @@ def _listed_samples(batch: Any, found: Sequence[_Sized]) -> _Samples | None:
             return _Samples(len(storage), "len(batch)")
     for key, part in items_of(storage):
         if isinstance(part, list | tuple) and _is_list_of_samples(part[:MOST_ENTRIES]):
-            return _Samples(len(part), f"length of {name_of_input(str(key))}")
+            return _Samples(len(part), f"the number of entries in {name_of_input(str(key))}")
     return None
 
 

@@ -247,7 +247,7 @@ class MonitoredRun:
         if self.store is not None and self._ledger is None:
             warn(
                 "request_window: with several ranks, a window can only be requested with "
-                "ledger=True, because the ranks agree on a step through the ledger"
+                "ledger=True, because the ranks use the ledger to agree on a step"
             )
         elif self._requests is not None:
             self._requests.ask()
@@ -610,9 +610,12 @@ class MonitoredRun:
             if paths is not None:
                 last = self.profiles[-1] if self.profiles else None
                 report = write_report(error, training, last, paths.profiles)
-                training.log(f"{monitor_name()}: out of memory, explained in {report}")
+                training.log(f"{monitor_name()}: memory ran out; this file explains why: {report}")
         except Exception as mistake:  # noqa: BLE001 - becomes a warning
-            warn(f"{monitor_name()}: the memory report failed: {type(mistake).__name__}: {mistake}")
+            warn(
+                f"{monitor_name()}: the report about memory could not be written: "
+                f"{type(mistake).__name__}: {mistake}"
+            )
 
     def fail(self, error: BaseException) -> None:
         """Remove everything that was installed, because lflops has failed or was interrupted.

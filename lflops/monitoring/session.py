@@ -721,4 +721,4 @@ def _schedule_changes(
         steps = ", ".join(f"{name} {number}" for name, number in shortened.items())
         values = {"batches": int(batches), **shortened}
         note = Note(code="schedule_shrunk", subject="", values=values)
-        yield note, f"lflops: {asked} does not fit into {run}; it is shortened to {steps}"
+        yield note, f"lflops: {asked} does not fit into {run}; the schedule is shortened to {steps}"

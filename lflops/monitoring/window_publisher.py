@@ -90,9 +90,9 @@ def _ended(profile: Profile, *, cut_short: bool) -> str:
     is_partial = profile.run.partial and not missing
     text = ""
     if cut_short or failed or is_partial:
-        text = " before its end"
+        text = ", earlier than planned"
     if missing:
-        text += f" without the reports of ranks {missing}"
+        text += f", without the reports of ranks {missing}"
     return text
 
 
@@ -208,12 +208,18 @@ class WindowPublisher:
 
     def _warn_of_lone_ranks(self) -> None:
         if self.paths is None:
-            kept = "there is no folder for the profiles of the other ranks"
+            kept = (
+                "The run has no folder, so the profiles of the other ranks are not saved: "
+                "set a folder with dirpath=, and merge the profiles with lflops.merge"
+            )
         else:
-            kept = f"each rank keeps its own profile in {self.paths.profiles}"
+            kept = (
+                f"Each rank saves its own profile in {self.paths.profiles}: "
+                "merge the profiles with lflops.merge"
+            )
         warn(
-            f"{monitor_name()}: the ranks have no common store, so their profiles are not merged: "
-            f"{kept}; lflops.merge merges such profiles"
+            f"{monitor_name()}: the profiles of the ranks are not merged, because the ranks have no "
+            f"common key-value store of torch.distributed. {kept}"
         )
 
     @property
@@ -453,8 +459,8 @@ class WindowPublisher:
             page = self.paths.profile(profile.run).with_suffix(".html")
             where = f" in {page}"
         warn(
-            f"{monitor_name()}: the page{where} and the summary were not finished in {seconds:g} s "
-            "and are left out; everything else continues"
+            f"{monitor_name()}: the page{where} and the summary of a window are left out, because "
+            f"they were not finished in {seconds:g} s; all other outputs continue"
         )
 
     def _log_prepared(self) -> bool:

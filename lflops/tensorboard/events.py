@@ -87,7 +87,7 @@ def _payload(analysis: Analysis, tag: str, folder: Path) -> Summary.Value:
 
 
 def _figures(analysis: Analysis, root: str) -> Iterator[Summary.Value]:
-    for pictures in offered("pictures", "a figure"):
+    for pictures in offered("pictures", "drawing a figure"):
         for name, width, height, png in pictures(analysis):
             image = Summary.Image(
                 width=width, height=height, colorspace=_RGBA, encoded_image_string=png

@@ -25,7 +25,7 @@ A payload with 20,000 modules has about a tenth of this size.
 """
 
 # Ends of error messages about a summary (the entry of an event file with a payload).
-_FOREIGN = "is not a summary of lflops"
+_FOREIGN = "was not written by lflops"
 _DAMAGED = "is unreadable: it is damaged, or not compressed with deflate"
 _CUT = "is unreadable: its end is missing"
 
@@ -74,7 +74,7 @@ def inflated(value: object) -> bytes:
     if inflating.eof:
         return text
     if inflating.unconsumed_tail:
-        raise ValueError(f"inflates to more than {LARGEST} bytes")
+        raise ValueError(f"is too large: it has more than {LARGEST} bytes after decompression")
     raise ValueError(_CUT)
 
 
@@ -154,6 +154,6 @@ def _version_problem(version: str) -> str:
     if version == str(VERSION):
         return ""
     return (
-        f"has format {version}, but this lflops reads {VERSION}: show it with the version of "
-        "lflops that wrote it"
+        f"has format version {version}, but this version of lflops reads only version {VERSION}: "
+        "show the window with the version of lflops that wrote it"
     )

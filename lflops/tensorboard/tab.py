@@ -41,7 +41,7 @@ _CHUNK = 1 << 20
 # Maximum number of parts of a datum: the payload of a window, and its timeline if it has one.
 _PARTS = 2
 _NOT_FOUND = "TensorBoard has no such window"
-_NO_FOLDER = f"{_NOT_FOUND}, or no log directory"
+_NO_FOLDER = f"{_NOT_FOUND}, or was started without a log directory"
 
 _MISSING = "404 Not Found"
 _FORBIDDEN = "403 Forbidden"
@@ -193,7 +193,9 @@ class Tab(TBPlugin):  # type: ignore[misc]
         folder = self._logdir / run / "lflops"
         for path in (folder, *folder.rglob(f"*{ENDING}")):
             if not path.resolve().is_relative_to(root):
-                return _refused(start, _FORBIDDEN, "the ledger is not below the log directory")
+                return _refused(
+                    start, _FORBIDDEN, "the ledger is outside TensorBoard's log directory"
+                )
         try:
             return _json(environ, start, encoded_run(unpacked(_value(datum)), folder))
         except ValueError as error:
@@ -371,7 +373,7 @@ def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
             "the trace does not exist, or is still being written in the background"
         ) from None
     if not inside or not _NAME.fullmatch(path.name):
-        raise ValueError("the trace is not below the log directory")
+        raise ValueError("the file is not a trace in TensorBoard's log directory")
     try:
         trace = open_file(path, follow_link=False)
     except OSError as error:
@@ -386,8 +388,8 @@ def _named(payload: bytes, index: str) -> str:
 
     is_number = index.isascii() and index.isdecimal() and len(index) < 6
     if not is_number:
-        raise LookupError("the summary lists no such trace")
+        raise LookupError("this window has no such trace")
     file = trace_file(payload, int(index))
     if not _NAME.fullmatch(file.rpartition("/")[2]):
-        raise ValueError("the summary lists a file that is not a trace")
+        raise ValueError("this window lists a file that is not a trace")
     return file

@@ -15,7 +15,7 @@ def differs(difference: object) -> UnknownTorchError:
         difference: The difference, as text or as an exception.
     """
     return UnknownTorchError(
-        f"torch {torch.__version__}: lflops does not support its internals: {difference}"
+        f"lflops does not support the internals of torch {torch.__version__}: {difference}"
     )
 
 

@@ -855,7 +855,8 @@ def test_a_class_that_needs_no_arguments_is_a_function_that_builds() -> None:
         lflops.estimate(Net, fixed(2, 4))
     )
     with pytest.raises(
-        lflops.CountError, match=r"Linear is a class: pass an instance, or lambda: Linear\(\.\.\.\)"
+        lflops.CountError,
+        match=r"Linear is a class: pass an instance, or `lambda: Linear\(\.\.\.\)`",
     ):
         lflops.estimate(nn.Linear, fixed(2, 4))
 
@@ -998,7 +999,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a class": (
         {"model": nn.Linear},
         (
-            "Linear is a class: pass an instance, or lambda: Linear(...), which builds it without "
+            "Linear is a class: pass an instance, or `lambda: Linear(...)` to build the model without "
             "memory"
         ),
     ),

@@ -543,14 +543,14 @@ def test_a_slip_in_a_chip_s_figures_is_seen(
 @pytest.mark.parametrize(
     ("asked", "near"),
     [
-        ("H100", "nearest: H100 SXM, H100 NVL, H100 PCIe)"),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", "nearest: RTX 4090)"),
+        ("H100", "similar names: H100 SXM, H100 NVL, H100 PCIe)"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "similar names: RTX 4090)"),
         (
             "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
-            "nearest: A100 SXM 80GB), because a MIG slice is only a part of its chip",
+            "similar names: A100 SXM 80GB), because a MIG slice is only a part of its chip",
         ),
-        ("AMD Instinct MI300", "nearest: MI300X, MI300A"),
-        ("rtx4090", "nearest: RTX 4090"),
+        ("AMD Instinct MI300", "similar names: MI300X, MI300A"),
+        ("rtx4090", "similar names: RTX 4090"),
     ],
 )
 def test_the_hint_names_what_is_near(asked: str, near: str) -> None:
@@ -568,10 +568,13 @@ GIVEN: dict[str, Any] = {"name": "mine", "peak_flops_per_second": {"bf16": 1e12}
         ({"name": ""}, "name='': pass a string"),
         ({"name": None}, "name=None: pass a string"),
         ({"source": 3}, "source=3: pass a string"),
-        ({"peak_flops_per_second": {}}, "peak_flops_per_second={}: pass FLOP/s by dtype"),
+        (
+            {"peak_flops_per_second": {}},
+            "peak_flops_per_second={}: pass a dict with the FLOP/s of each dtype",
+        ),
         (
             {"peak_flops_per_second": 312e12},
-            "peak_flops_per_second=312000000000000.0: pass FLOP/s by dtype",
+            "peak_flops_per_second=312000000000000.0: pass a dict with the FLOP/s of each dtype",
         ),
         (
             {"peak_flops_per_second": {"bfloat16": 1e12}},
@@ -650,7 +653,7 @@ def test_the_shell_refuses_an_unknown_chip_in_one_line(capsys: pytest.CaptureFix
     assert 2 == main(["hardware", "H100"])
     out, err = capsys.readouterr()
     assert "" == out
-    assert err.startswith("lflops: 'H100' is not in the table of chips (nearest: H100 SXM")
+    assert err.startswith("lflops: 'H100' is not in the table of chips (similar names: H100 SXM")
     assert 1 == len(err.splitlines())
     assert err.endswith(
         ": lflops hardware lists the chips, lflops hardware --measure measures this machine\n"

@@ -129,19 +129,22 @@ WRONG = [
     ("[[a]]\nname = 3\npeaks = {}", "[[a]] number 1: name = 3: use a string"),
     (
         '[[a]]\nname = "x"',
-        "[[a]] number 1, 'x': peaks is missing: add FLOP/s by dtype, such as { bf16 = 312e12 }",
+        "[[a]] number 1, 'x': peaks is missing: add the FLOP/s of each dtype, such as { bf16 = 312e12 }",
     ),
     ("[[a]]\npeaks = { bf16 = 1 }", "[[a]] number 1: name is missing: add a string"),
-    ('[[a]]\nname = "x"\npeaks = 312e12', "'x': peaks = 312000000000000.0: use FLOP/s by dtype"),
+    (
+        '[[a]]\nname = "x"\npeaks = 312e12',
+        "'x': peaks = 312000000000000.0: use the FLOP/s of each dtype",
+    ),
     (
         '[[a]]\nname = "x"\npeaks = { bfloat16 = 1 }',
         "'x': peaks has the unknown dtype 'bfloat16': use one of fp64, fp32, tf32, fp16, bf16",
     ),
     (
         '[[a]]\nname = "x"\npeaks = { bf16 = "312e12" }',
-        "'x': peaks.bf16 = '312e12': use FLOP/s, such as 312e12",
+        "'x': peaks.bf16 = '312e12': use a number of FLOP/s, such as 312e12",
     ),
-    ('[[a]]\nname = "x"\npeaks = { bf16 = -1 }', "'x': peaks.bf16 = -1: use FLOP/s"),
+    ('[[a]]\nname = "x"\npeaks = { bf16 = -1 }', "'x': peaks.bf16 = -1: use a number of FLOP/s"),
     (
         '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\nmemory = 3',
         "'x': unknown key 'memory': use one of name, names, peaks",
@@ -160,9 +163,9 @@ WRONG = [
     ),
     (
         '[a]\nname = "x"',
-        "a is {'name': 'x'}, not a list of chips: begin each chip with [[a]], then its name and peaks",
+        "a is {'name': 'x'}, not a list of chips: begin each chip with the line [[a]], followed by its",
     ),
-    ("peaks == 3", "is not a TOML file: "),
+    ("peaks == 3", "not a valid TOML file: "),
     (
         '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\n[[b]]\nname = "X"\npeaks = { bf16 = 2 }',
         "two chips have the name 'X': rename one of them",

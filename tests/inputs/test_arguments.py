@@ -57,8 +57,8 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         lflops.CountError,
         [
             (
-                "count: args is a dict: pass kwargs=batch, or args=(batch,) if the model takes the "
-                "dict itself"
+                "count: args is a dict: pass kwargs=batch, or args=(batch,) if the dict itself "
+                "is the model's argument"
             )
         ],
     ),
@@ -67,8 +67,8 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         lflops.CountError,
         [
             (
-                "count: args is a list: pass (batch,) if the model takes the list, or tuple(batch) "
-                "if the list has its arguments"
+                "count: args is a list: pass args=(batch,) if the list is the model's argument, "
+                "or args=tuple(batch) if the list contains the model's arguments"
             )
         ],
     ),
@@ -306,7 +306,8 @@ PRETENDED: dict[str, Callable[[], object]] = {
 def test_fake_tensors_are_refused(call: Callable[[], object]) -> None:
     """No operator runs on fake tensors, so all counts would be zero."""
     with pytest.raises(
-        lflops.CountError, match="fake, so nothing would be counted: put the model on device='meta'"
+        lflops.CountError,
+        match="fake, so nothing would be counted: create the model on device='meta'",
     ):
         call()
 
@@ -433,6 +434,6 @@ def test_a_count_counts_once() -> None:
     """Entering `counting` a second time is an error, because each loop needs a new count."""
     with lflops.counting(net) as counted:
         net(x)
-    with pytest.raises(lflops.CountError, match="create a new one"), counted:
+    with pytest.raises(lflops.CountError, match="to create a new one"), counted:
         net(x)
     assert 3 * 48 == counted.profile.total()

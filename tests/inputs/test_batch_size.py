@@ -156,12 +156,12 @@ def test_a_batch_has_its_true_size_or_none(
 @pytest.mark.parametrize(
     ("batch", "source"),
     [
-        ((IMAGES, [boxes(2)] * 5), "length of input 0"),
-        ({"images": IMAGES}, "length of images"),
+        ((IMAGES, [boxes(2)] * 5), "the number of entries in input 0"),
+        ({"images": IMAGES}, "the number of entries in images"),
         (PAIRS, "dimension 0 of anchor_input_ids"),
         (torch.rand(6, 3), "dimension 0 of the batch"),
         ([torch.rand(6, 3), torch.rand(6)], "dimension 0 of input 0"),
-        (Graphs(16), "num_graphs of the batch"),
+        (Graphs(16), "the attribute num_graphs of the batch"),
     ],
 )
 def test_a_number_of_samples_has_a_source(batch: Any, source: str) -> None:
@@ -181,13 +181,13 @@ def test_tokens_name_all_of_their_tensors() -> None:
         (molecules(), 4, 4, "dimension 0 of 3"),
         ((integers(35, 20), integers(700)), 20, 20, "dimension 1 of input 0"),
         # Two rows for each pair of answers.
-        ({"input_ids": integers(8, 40)}, 4, 4, "batch size of the DataLoader"),
+        ({"input_ids": integers(8, 40)}, 4, 4, "the batch size of the DataLoader"),
         # The last batch of a data set.
         ((torch.rand(5, 3), torch.rand(5)), 64, 5, "dimension 0 of input 0"),
-        ((IMAGES, [boxes(2)] * 5), 5, 5, "length of input 0"),
-        ((IMAGES[:2], [boxes(2)] * 2), 5, 2, "length of input 0"),
-        (Graphs(16), 20, 16, "num_graphs of the batch"),
-        (object(), 20, 20, "batch size of the DataLoader"),
+        ((IMAGES, [boxes(2)] * 5), 5, 5, "the number of entries in input 0"),
+        ((IMAGES[:2], [boxes(2)] * 2), 5, 2, "the number of entries in input 0"),
+        (Graphs(16), 20, 16, "the attribute num_graphs of the batch"),
+        (object(), 20, 20, "the batch size of the DataLoader"),
     ],
 )
 def test_the_loader_knows_better(batch: Any, loaded: int, expected: int, source: str) -> None:

@@ -186,7 +186,7 @@ def test_the_tab_has_the_run_of_its_window(opening: Callable[..., Seen], tmp_pat
         (window,) = (each for each in windows if each["run"] == "with")
         (tmp_path / "with" / "lflops" / "rank0-2.ledger.jsonl").symlink_to("/etc/hostname")
         status, _, said = server.get("run", run="with", tag=window["tag"], step=window["step"])
-        assert (403, b"the ledger is not below the log directory") == (status, said)
+        assert (403, b"the ledger is outside TensorBoard's log directory") == (status, said)
 
 
 def test_a_file_has_the_ledger_and_the_other_windows_of_its_folder(

@@ -880,21 +880,21 @@ def test_a_missing_file_is_refused(path: Path) -> None:
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     """A folder, such as the folder of a run, is refused."""
-    assert "is a folder, a pipe or a device" == refusal(tmp_path)
+    assert "not a regular file, but a folder, a pipe or a device" == refusal(tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_pipe_is_refused_without_waiting_for_its_writer(path: Path) -> None:
     """A named pipe is refused without opening it, which would wait for a writer."""
     os.mkfifo(path)
-    assert "is a folder, a pipe or a device" == refusal(path)
+    assert "not a regular file, but a folder, a pipe or a device" == refusal(path)
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no devices here")
 def test_a_device_is_refused_without_reading_it(path: Path) -> None:
     """A device such as `/dev/zero`, which has no end, is refused unread."""
     path.symlink_to("/dev/zero")
-    assert "is a folder, a pipe or a device" == refusal(path)
+    assert "not a regular file, but a folder, a pipe or a device" == refusal(path)
 
 
 def test_a_file_that_is_too_large_is_refused_unread(
@@ -905,7 +905,9 @@ def test_a_file_that_is_too_large_is_refused_unread(
     The limit is 1 GiB; the test lowers it to one byte less than the size of the file.
     """
     monkeypatch.setattr("lflops.profile.json_file.LARGEST_FILE", len(SMALL) - 1)
-    assert f"has {len(SMALL)} bytes; at most {len(SMALL) - 1} are read" == refusal(path, SMALL)
+    assert f"the file has {len(SMALL)} bytes, but lflops reads at most {len(SMALL) - 1}" == refusal(
+        path, SMALL
+    )
 
 
 @pytest.mark.skipif(getattr(os, "geteuid", lambda: 1)() == 0, reason="root may read everything")
@@ -1119,14 +1121,16 @@ def test_a_failure_while_writing_leaves_the_older_file_as_it_was(
 
 def test_a_folder_is_not_written_over(tmp_path: Path) -> None:
     """Saving to the path of a folder is refused."""
-    assert "is a folder, a pipe or a device" == unsaved(small_profile(), tmp_path)
+    assert "not a regular file, but a folder, a pipe or a device" == unsaved(
+        small_profile(), tmp_path
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_a_pipe_is_not_written_over(path: Path) -> None:
     """Saving to a named pipe is refused, and the pipe remains."""
     os.mkfifo(path)
-    assert "is a folder, a pipe or a device" == unsaved(small_profile(), path)
+    assert "not a regular file, but a folder, a pipe or a device" == unsaved(small_profile(), path)
     assert stat.S_ISFIFO(path.stat().st_mode)
 
 

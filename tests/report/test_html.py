@@ -174,7 +174,7 @@ def test_a_pipe_with_the_default_name_is_not_written(
     save(small_profile(), file)
     os.mkfifo(tmp_path / "small.profile.html")
     assert main(["html", str(file)]) == 2
-    assert "is a folder, a pipe or a device" in capsys.readouterr().err
+    assert "not a regular file, but a folder, a pipe or a device" in capsys.readouterr().err
     # The user may name a device as the output.
     assert main(["html", str(file), "-o", os.devnull]) == 0
 

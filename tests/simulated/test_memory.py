@@ -63,5 +63,5 @@ def test_a_training_that_runs_out_of_memory_is_explained(tmp_path: Path) -> None
         train(Layers(), rows=rows.__getitem__, each_step=limited, folder=tmp_path, on_oom=True)
     text = (tmp_path / "oom-12-rank0.txt").read_text("utf-8")
     assert "simulated:0 is out of memory: tried to allocate 33554432 bytes" in text
-    assert "step 12, forward, module up" in text
+    assert "memory ran out in step 12, in forward, in up" in text
     assert "1.00 MiB" in next(line for line in text.splitlines() if line.endswith("gradients"))

@@ -60,18 +60,18 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PROBLEMS = [
     "cut of run bad, step 0 is unreadable: its end is missing",
-    "foreign of run bad is not a summary of lflops",
+    "foreign of run bad was not written by lflops",
     (
-        "future of run bad has format 1, but this lflops reads 4: show it with the version "
-        "of lflops that wrote it"
+        "future of run bad has format version 1, but this version of lflops reads only "
+        "version 4: show the window with the version of lflops that wrote it"
     ),
-    "large of run bad, step 0 is not a summary of lflops",
+    "large of run bad, step 0 was not written by lflops",
     "mixed of run bad, step 1 is unreadable: it is damaged, or not compressed with deflate",
     (
-        "newer of run bad, step 0 has format 12, but this lflops reads 4: show it with the "
-        "version of lflops that wrote it"
+        "newer of run bad, step 0 has format version 12, but this version of lflops reads only "
+        "version 4: show the window with the version of lflops that wrote it"
     ),
-    "other of run bad, step 0 is not a summary of lflops",
+    "other of run bad, step 0 was not written by lflops",
     "text of run bad, step 0 is unreadable: it is damaged, or not compressed with deflate",
 ]
 
@@ -155,7 +155,10 @@ def test_a_window_that_cannot_be_shown_is_refused(server: Board) -> None:
     """The reply for an unreadable window gives the reason; an unknown window is not found."""
     server.windows(expected=4 + len(PROBLEMS))
     status, _, body = server.get("window", run="bad", tag="large", step=0)
-    assert (422, f"this window inflates to more than {LARGEST} bytes".encode()) == (status, body)
+    assert (
+        422,
+        f"this window is too large: it has more than {LARGEST} bytes after decompression".encode(),
+    ) == (status, body)
     for run, tag, step in (
         ("good", "lflops/fit/profile", 7),
         ("../..", "/etc/passwd", 0),
@@ -186,7 +189,7 @@ def test_windows_that_cannot_be_compared_are_refused(server: Board) -> None:
     before_good = {f"before_{name}": value for name, value in good.items()}
     for tag, problem in (
         ("cut", "is unreadable: its end is missing"),
-        ("other", "is not a summary of lflops"),
+        ("other", "was not written by lflops"),
     ):
         other = {"run": "bad", "tag": tag, "step": 0}
         before_other = {f"before_{name}": value for name, value in other.items()}
@@ -251,7 +254,7 @@ def test_a_payload_is_read_back() -> None:
     start = b'{"lflops":4'
     whole = start + bytes(LARGEST - len(start))
     assert whole == unpacked(packed(whole))
-    with pytest.raises(ValueError, match="inflates to more than"):
+    with pytest.raises(ValueError, match="bytes after decompression"):
         unpacked(packed(whole + b" "))
 
 
@@ -301,8 +304,8 @@ def test_versions_are_told_apart() -> None:
     Of a very long number, the message shows only the first nine digits.
     """
     assert "" == metadata_problem(b"4")
-    assert metadata_problem(b"3" * 1000).startswith("has format 333333333, ")
-    assert "is not a summary of lflops" == metadata_problem(b"") == metadata_problem(b"\xff")
+    assert metadata_problem(b"3" * 1000).startswith("has format version 333333333, ")
+    assert "was not written by lflops" == metadata_problem(b"") == metadata_problem(b"\xff")
 
 
 def test_a_writer_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -349,15 +352,21 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
 
 
 REFUSED = {
-    f"../../{NAME}": (403, b"the trace is not below the log directory"),
-    f"out_{NAME}": (403, b"the trace is not below the log directory"),
-    f"linked/{NAME}": (403, b"the trace is not below the log directory"),
-    "../../../../../../../../etc/passwd": (403, b"the summary lists a file that is not a trace"),
-    "/etc/passwd": (403, b"the summary lists a file that is not a trace"),
-    "weights.pt": (403, b"the summary lists a file that is not a trace"),
-    f"folder_{NAME}": (404, b"the trace cannot be read: is a folder, a pipe or a device"),
-    f"pipe_{NAME}": (404, b"the trace cannot be read: is a folder, a pipe or a device"),
-    f"a\r\nb: c{NAME}": (403, b"the summary lists a file that is not a trace"),
+    f"../../{NAME}": (403, b"the file is not a trace in TensorBoard's log directory"),
+    f"out_{NAME}": (403, b"the file is not a trace in TensorBoard's log directory"),
+    f"linked/{NAME}": (403, b"the file is not a trace in TensorBoard's log directory"),
+    "../../../../../../../../etc/passwd": (403, b"this window lists a file that is not a trace"),
+    "/etc/passwd": (403, b"this window lists a file that is not a trace"),
+    "weights.pt": (403, b"this window lists a file that is not a trace"),
+    f"folder_{NAME}": (
+        404,
+        b"the trace cannot be read: not a regular file, but a folder, a pipe or a device",
+    ),
+    f"pipe_{NAME}": (
+        404,
+        b"the trace cannot be read: not a regular file, but a folder, a pipe or a device",
+    ),
+    f"a\r\nb: c{NAME}": (403, b"this window lists a file that is not a trace"),
     f"missing_{NAME}": (
         404,
         b"the trace does not exist, or is still being written in the background",
@@ -418,7 +427,7 @@ def test_an_absolute_name_is_held_to_the_same(tmp_path: Path) -> None:
     def named(file: Path) -> bytes:
         return json.dumps({"lflops": 4, "traces": [{"file": str(file)}]}).encode()
 
-    with pytest.raises(ValueError, match="is not below the log directory"):
+    with pytest.raises(ValueError, match="is not a trace in TensorBoard's log directory"):
         opened(named(tmp_path / NAME), "0", logs / "run", logs)
     with opened(named(logs / NAME), "0", logs / "run", logs).file as file:
         assert TRACE == file.read()
@@ -447,7 +456,7 @@ def test_a_payload_of_millions_of_values_takes_little_memory() -> None:
     values = b"{}," * (LARGEST // 3 - 100)
     payload = b'{"lflops":4,"other":[' + values + b'{}],"traces":[' + values[:3000000] + b"{}]}"
     tracemalloc.start()
-    with pytest.raises(LookupError, match="lists no such trace"):
+    with pytest.raises(LookupError, match="has no such trace"):
         trace_file(payload, 0)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -466,7 +475,7 @@ def test_a_ledger_elsewhere_is_refused(tmp_path: Path) -> None:
     with board(logs) as running:
         running.windows(expected=1)
         status, _, body = running.get("run", run="run", tag="lflops/fit/profile", step=8)
-    assert (403, b"the ledger is not below the log directory") == (status, body)
+    assert (403, b"the ledger is outside TensorBoard's log directory") == (status, body)
 
 
 def test_a_ledger_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
@@ -482,4 +491,4 @@ def test_a_ledger_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
         running.windows(expected=1)
         status, _, body = running.get("run", run="run", tag="lflops/fit/profile", step=8)
     assert 422 == status
-    assert b"is a folder, a pipe or a device" in body
+    assert b"not a regular file, but a folder, a pipe or a device" in body

@@ -210,7 +210,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     """A missing file and a folder are errors, with the reason."""
     with pytest.raises(ProfileError, match="No such file"):
         names(tmp_path / "missing.json")
-    with pytest.raises(ProfileError, match="is a folder, a pipe or a device"):
+    with pytest.raises(ProfileError, match="not a regular file, but a folder, a pipe or a device"):
         names(tmp_path)
 
 

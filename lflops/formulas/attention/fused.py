@@ -183,7 +183,7 @@ def _lengths(shape: Shape, offsets: Known, longest: int | None) -> _Lengths:
         lengths = [end - begin for begin, end in pairwise(offsets)]
         if any(length < 0 for length in lengths):
             raise ValueError(
-                f"a sequence begins before the previous one ends: {tuple(offsets)[:8]}"
+                f"the offsets of the sequences must not decrease: {tuple(offsets)[:8]}"
             )
         return _Lengths(lengths)
     # The number of scores is largest if as many sequences as possible have the largest length.

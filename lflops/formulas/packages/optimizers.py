@@ -82,7 +82,7 @@ def multi_tensor_apply(
     for beginning, operations_of in KERNELS.items():
         if name.startswith(beginning):
             return Cost(other_flops=prod(tensors[0]) * operations_of(arguments))
-    raise NotImplementedError(f"a fused optimizer's kernel without a formula: {name}")
+    raise NotImplementedError(f"lflops has no formula for the fused optimizer kernel {name}")
 
 
 def _cpu_step(operations: int) -> Callable[[Any], Cost]:

@@ -97,5 +97,8 @@ def _loaded() -> Any:
     # training run, because this code runs in one of its steps.
     except Exception as error:  # noqa: BLE001
         reason = f"{type(error).__name__}: {error}"
-        warnings.warn(f"lflops: this training run is not monitored: {reason}", stacklevel=1)
+        warnings.warn(
+            f"lflops: this training run is not monitored because of an error: {reason}",
+            stacklevel=1,
+        )
         return None

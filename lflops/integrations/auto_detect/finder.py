@@ -618,7 +618,9 @@ class Finder:
             self._is_off = True
             self.close(error)
             asked = os.environ.get(VARIABLE)
-            warn(f"{VARIABLE}={asked!r}: this training run is not monitored: {error}")
+            warn(
+                f"{VARIABLE}={asked!r}: this training run is not monitored because of an error: {error}"
+            )
         finally:
             self._lock.release()
 

@@ -80,7 +80,9 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
     if mode not in {"forward", "generate"}:
         raise CountError(f"{caller}: mode={describe(mode)}: pass 'forward' or 'generate'")
     if mode == "generate" and not callable(getattr(model, "generate", None)):
-        raise CountError(f"{caller}: mode='generate', but {type(model).__name__} has no generate()")
+        raise CountError(
+            f"{caller}: mode='generate', but {type(model).__name__} has no method generate()"
+        )
     if input_shape is None:
         positional = _positional(args)
         hint = None
@@ -91,7 +93,9 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
             "token ids, pass args="
         )
     if not positional and not kwargs:
-        raise CountError(f"{caller}: the model has no input: pass input_shape=, args= or kwargs=")
+        raise CountError(
+            f"{caller}: no input for the model was passed: pass input_shape=, args= or kwargs="
+        )
     measure_passes = measure if mode == "forward" else measure_generate
     with _evaluating(model, hint):
         profile = measure_passes(
@@ -204,7 +208,7 @@ class FlopsProfiler:
         profile = self._finished
         if profile is None:
             raise CountError(
-                f"{_PROFILER}: there is no profile: call start_profile(), then the model"
+                f"{_PROFILER}: there is no profile: call start_profile(), and then call the model"
             )
         if not any(module.calls for module in profile.modules.values()):
             raise CountError(

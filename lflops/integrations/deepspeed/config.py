@@ -60,8 +60,10 @@ def _check(section: Mapping[str, Any]) -> None:
         accepted = _TYPES[key]
         is_unwanted_bool = isinstance(value, bool) and accepted is not bool
         if is_unwanted_bool or not isinstance(value, accepted):
+            name = accepted.__name__ if isinstance(accepted, type) else str(accepted)
             raise CountError(
-                f"from_deepspeed: {key}={describe(value)} is not accepted by DeepSpeed"
+                f"from_deepspeed: {key}={describe(value)}: DeepSpeed accepts only values of the type "
+                f"{name}"
             )
 
 
@@ -71,5 +73,5 @@ def _read(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CountError(f"from_deepspeed: {path}: {error}") from error
     if not isinstance(config, Mapping):
-        raise CountError(f"from_deepspeed: {path}: not a JSON object")
+        raise CountError(f"from_deepspeed: {path}: the file does not contain a JSON object")
     return config

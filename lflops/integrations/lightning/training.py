@@ -291,7 +291,7 @@ def _local(trainer: Any, folder: str) -> str | None:
     if trainer not in _NAMED:
         _NAMED.add(trainer)
         say(
-            f"lflops: the run is logged to {folder}, so lflops writes no files; "
-            "set a folder on this machine with FlopsMonitor(dirpath=...)"
+            f"lflops: the folder {folder} of this run is not on this machine, so lflops writes no "
+            "files; set a local folder with FlopsMonitor(dirpath=...)"
         )
     return None

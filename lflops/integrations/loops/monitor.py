@@ -555,8 +555,8 @@ def _models(model: Any) -> dict[str, nn.Module]:
         models = dict(model)
     if not models or not all(isinstance(each, nn.Module) for each in models.values()):
         raise CountError(
-            f"model={describe(model)}: pass an nn.Module, or several by name, for example "
-            "{'generator': g, 'critic': c}"
+            f"model={describe(model)}: pass an nn.Module, or a dict of several modules, for "
+            "example {'generator': g, 'critic': c}"
         )
     return {name: compiled_wrapper(each) for name, each in models.items()}
 
@@ -567,7 +567,7 @@ def _optimizers(optimizer: Any) -> list[Optimizer]:
     for each in given:
         if not isinstance(each, Optimizer):
             raise CountError(
-                f"optimizer={describe(each)}: pass a torch.optim.Optimizer, or several in a list"
+                f"optimizer={describe(each)}: pass a torch.optim.Optimizer, or a list of optimizers"
             )
         # Accelerate's optimizer contains the optimizer that has hooks.
         if type(each).__name__ == "AcceleratedOptimizer":

@@ -81,4 +81,7 @@ class Failures:
             if output not in self._outputs:
                 self._outputs.add(output)
                 reason = f"{type(error).__name__}: {error}"
-                warn(f"{monitor_name()}: {output} failed, but everything else continues: {reason}")
+                warn(
+                    f"{monitor_name()}: {output} could not be written, but training and all other "
+                    f"outputs continue: {reason}"
+                )

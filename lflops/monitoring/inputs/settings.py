@@ -70,7 +70,7 @@ class Settings:
         if not isinstance(self.hardware, Hardware | str | None):
             raise HardwareError(
                 f"hardware={describe(self.hardware)}: pass 'auto', 'measure', a chip's name,"
-                " a TOML file, an lflops.Hardware, or None"
+                " the path of a TOML file, an lflops.Hardware, or None"
             )
         if not isinstance(self.hardware, str):
             return
@@ -120,7 +120,7 @@ class Settings:
                 and len(given[name]) >= least
                 and all(each in known for each in given[name])
             )
-            yield name, is_some, f"some of {', '.join(map(repr, known))}, in a tuple or a list"
+            yield name, is_some, f"a tuple or a list with some of {', '.join(map(repr, known))}"
         for name in ("output_file", "dirpath"):
             yield name, isinstance(given[name], str | PathLike | None), "a path, or None"
         for name, least in (("module_depth", -1), ("top_modules", 0), ("module_scalars", 0)):
@@ -128,11 +128,11 @@ class Settings:
         yield (
             "count",
             isinstance(given["count"], bool | Profile),
-            "True, False, or a Profile that was counted elsewhere",
+            "True, False, or a Profile from lflops.count or lflops.counting",
         )
         functions = {
             "units": "a batch and returns {'samples': n, 'tokens': n}",
-            "topology": "a rank and returns its coordinates",
+            "topology": "a rank and returns its coordinates, such as {'data': 0, 'tensor': 1}",
         }
         for name, what in functions.items():
             yield (
@@ -142,7 +142,7 @@ class Settings:
             )
         timeout = given["gather_timeout"]
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-        yield "gather_timeout", is_number and 0 < timeout < math.inf, "seconds, more than 0"
+        yield "gather_timeout", is_number and 0 < timeout < math.inf, "a number of seconds above 0"
         ranks = given["trace_ranks"]
         are_ranks = all(map(is_whole, ranks)) if _is_list(ranks) else ranks in ("zero", "all")
         yield "trace_ranks", are_ranks, "'zero', 'all', or a list of ranks"
@@ -166,7 +166,7 @@ class Settings:
         except OSError as error:
             raise CountError(
                 f"dirpath={str(self.dirpath)!r}: {error.strerror}:"
-                " pass a folder that can be written"
+                " pass a folder in which files can be created"
             ) from error
 
     @property
@@ -232,7 +232,7 @@ def settings_of(line: str) -> dict[str, Any]:
             raise CountError(f"{name!r} is not a setting: use one of {', '.join(known)}")
         valid, read = _reader_of(defaults[name])
         if not equals:
-            raise CountError(f"{name} has no value: pass {valid}, as in {name}=…")
+            raise CountError(f"the setting {name!r} has no value: pass {valid}, as in {name}=…")
         try:
             given[name] = _SPECIAL.get(name, read)(text)
         except (KeyError, ValueError) as error:
@@ -265,7 +265,7 @@ def _reader_of(default: Any) -> tuple[str, Callable[[str], Any]]:
         return "a number", float
     if isinstance(default, tuple):
         return "one word, or several words separated by commas", _several
-    return "text or none", lambda text: None if text.lower() == "none" else text
+    return "a text, or none", lambda text: None if text.lower() == "none" else text
 
 
 def _several(text: str) -> tuple[str, ...]:

@@ -308,7 +308,7 @@ The key is the name of the logger's class or of one of its base classes.
 def figures_of(analysis: Analysis) -> list[Any]:
     """Return the figures of a window, each with a `name` and a `png`."""
     figures: list[Any] = []
-    for pictures in offered("pictures", "a figure"):
+    for pictures in offered("pictures", "drawing a figure"):
         figures += pictures(analysis)
     return figures
 
@@ -429,8 +429,8 @@ def _logger_of(given: Any) -> Any:
     if callable(getattr(given, "define_metric", None)) and callable(getattr(given, "log", None)):
         return RunLogger(given)
     raise CountError(
-        f"logger={describe(given)}: pass a SummaryWriter, a run of wandb, or an object with "
-        "log_metrics(values, step=...)"
+        f"logger={describe(given)}: pass a SummaryWriter, a wandb run, or an object with a "
+        "method log_metrics(values, step=...)"
     )
 
 
@@ -581,7 +581,7 @@ class Reporters:
         if not values:
             return
         for number, logger in enumerate(self._loggers, 1):
-            outlet = f"logger {number}, a {type(logger).__name__},"
+            outlet = f"the output of logger {number}, a {type(logger).__name__},"
             if outlet not in self._failures:
                 with self._failures.contained(outlet):
                     _log_metrics(logger, values, step)

@@ -152,7 +152,7 @@ def _explained(device: torch.device) -> Any:
     total = torch.cuda.mem_get_info(device)[1]
     allowed = int(total * torch.cuda.get_per_process_memory_fraction(device))
     explained = None
-    for explain in offered("explain_snapshot", "a report of memory"):
+    for explain in offered("explain_snapshot", "the report about memory"):
         explained = explain(memory_snapshot(), device.index, total, allowed)
     return explained
 
@@ -182,16 +182,17 @@ def report_lines(report: OutOfMemory) -> Iterator[str]:
         yield from report.explained.lines()
         yield ""
     yield report.error.splitlines()[0]
-    where = "no module of the model was running"
+    phase = report.phase or "an unknown phase"
+    where = "while no module of the model was running"
     if report.module is not None:
-        where = f"module {report.module or 'the model itself'}"
-    yield f"step {report.step}, {report.phase or 'phase unknown'}, {where}"
+        where = f"in {report.module or 'the model itself'}"
+    yield f"memory ran out in step {report.step}, in {phase}, {where}"
     yield ""
     if not report.counted:
-        yield "no step was counted before, so the memory of a step is unknown"
+        yield "no earlier step was a counting step, so the memory that a step needs is unknown"
         return
     total = sum(report.counted.values())
-    yield f"the last counted step had {units.size(total)} alive at its peak"
+    yield f"in the last counting step, the peak of live memory was {units.size(total)}"
     for title, parts in (("by category", report.counted), ("by module", report.counted_modules)):
         yield title
         for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]):

@@ -164,7 +164,7 @@ class TracedMode(StepMode):
         values = {} if tracer.error is None else {"error": tracer.error}
         note = Note(code="no_trace", subject=tracer.refusal or "", values=values)
         self._notes.append(note)
-        warn(f"{monitor_name()}: {sentence(note)}; everything else continues")
+        warn(f"{monitor_name()}: {sentence(note)}; training and all other outputs continue")
 
 
 class TraceAnnotations:
@@ -230,11 +230,12 @@ class TraceAnnotations:
             failure = process.finish()
         except OSError as error:
             warn(
-                f"{monitor_name()}: {process.into} was not written, but everything else continues: "
+                f"{monitor_name()}: the trace {process.into} could not be written, but training and all "
+                "other outputs continue: "
                 f"{type(error).__name__}: {error}"
             )
         self._processes.remove(process)
         if not process.is_done:
             process.leave()
         if failure is not None:
-            warn(f"{monitor_name()}: {process.into} is a trace without {process.lacks}: {failure}")
+            warn(f"{monitor_name()}: the trace {process.into} lacks {process.lacks}: {failure}")

@@ -677,7 +677,10 @@ def test_an_error_in_what_was_noted_ends_the_watching_alone(
 def test_a_setting_that_cannot_be_is_warned_of(tmp_path: Path, warm_python: WarmPython) -> None:
     """With an unknown setting in `LFLOPS`, lflops warns, and training continues unmonitored."""
     result = ended(warm_python, PLAIN.replace("hardware=none", "activ=5"), tmp_path)
-    assert "this training run is not monitored: 'activ' is not a setting" in result.err
+    assert (
+        "this training run is not monitored because of an error: 'activ' is not a setting"
+        in result.err
+    )
     assert [] == list(tmp_path.iterdir())
 
 

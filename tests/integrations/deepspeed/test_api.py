@@ -194,7 +194,7 @@ def test_the_input_is_of_the_models_dtype() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "the model has no input: pass input_shape=, args= or kwargs="),
+        ({}, "no input for the model was passed: pass input_shape=, args= or kwargs="),
         ({"input_shape": 3}, r"input_shape=3: pass the sizes of one tensor"),
         ({"input_shape": ()}, r"input_shape=\(\): pass the sizes"),
         ({"input_shape": (2, 5), "mode": "train"}, r"mode='train': pass 'forward' or 'generate'"),
@@ -211,7 +211,7 @@ def test_the_input_is_of_the_models_dtype() -> None:
             {"input_shape": (2, 5), "ignore_modules": ["nowhere"]},
             "the model has no module 'nowhere'",
         ),
-        ({"args": [torch.ones(2, 5)], "mode": "generate"}, r"Block has no generate\(\)"),
+        ({"args": [torch.ones(2, 5)], "mode": "generate"}, r"Block has no method generate\(\)"),
     ],
 )
 def test_a_wrong_argument_is_named(options: dict[str, Any], said: str) -> None:
@@ -537,7 +537,7 @@ def test_asking_before_a_forward_is_an_error_that_says_what_to_do(
     """Without a counted forward, every method raises an error that explains the missing call."""
     prof = FlopsProfiler(Block())
     with pytest.raises(
-        CountError, match=r"there is no profile: call start_profile\(\), then the model"
+        CountError, match=r"there is no profile: call start_profile\(\), and then call the model"
     ):
         ask(prof)
     prof.start_profile()

@@ -225,7 +225,7 @@ def test_where_no_step_is_clean_the_latency_is_the_roots_own() -> None:
     counted_alone = blocks(steps=(step,))
     figures = labelled(counted_alone)
     assert "500 us" == figures["fwd latency"]
-    assert "the counted pass only" == figures["the latencies come from"]
+    assert "only the pass in which operators were counted" == figures["the latencies come from"]
     slow = labelled(replace(counted_alone, run=replace(counted_alone.run, observer_ratio=3.0)))
     said = (
         "counting made the pass 3.00 times as long; the extra time is subtracted from the "
@@ -389,7 +389,7 @@ def test_a_trace_is_named_with_the_operators_that_took_most() -> None:
     traced = small_profile()
     figures = labelled(traced)
     assert "node0_0.pt.trace.json.gz" == figures["trace"]
-    most = figures["most self time on the device in a traced batch"]
+    most = figures["operators with the most self time on the device, per traced batch"]
     assert "aten::addmm  15.0 µs, calls: 1" == most
     assert traced.trace is not None
     (addmm,) = traced.trace.operators
@@ -400,7 +400,7 @@ def test_a_trace_is_named_with_the_operators_that_took_most() -> None:
     )
     figures = labelled(replace(traced, trace=on_host))
     assert ("a", "b") == (figures["trace of rank 0"], figures["trace of rank 1"])
-    most = figures["most self time on the host in a traced batch"]
+    most = figures["operators with the most self time on the host, per traced batch"]
     assert "aten::addmm  50.0 µs, calls: 1" == most
 
 
@@ -601,7 +601,7 @@ def test_what_is_special_about_a_module_is_said_behind_its_figures() -> None:
         "b": {"class_name": "Li\x1bnear", "calls": 0, "parameters": 8, "detail": "p=0.1"},
     }
     lines = detailed(profile(rows, []))
-    assert lines[2].endswith("shares the model itself, compiled)")
+    assert lines[2].endswith("shares parameters of the model itself, compiled)")
     assert "(b): Li\N{REPLACEMENT CHARACTER}near(" in lines[3]
     assert lines[3].endswith("– FLOPS, never called, p=0.1)")
 

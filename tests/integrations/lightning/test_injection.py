@@ -121,7 +121,7 @@ WRONG = {
     "wait=2,active=many": "LFLOPS='wait=2,active=many': active='many': pass a whole number",
     "active=0": "LFLOPS='active=0': active=0: pass a whole number, 1 or more",
     "warmup=0": "LFLOPS='warmup=0': warmup=0 leaves no step for counting",
-    "track": "LFLOPS='track': track has no value: pass true or false, as in track=…",
+    "track": "LFLOPS='track': the setting 'track' has no value: pass true or false, as in track=…",
     "track=maybe": "LFLOPS='track=maybe': track='maybe': pass true or false",
     "hardware=H2000": "LFLOPS='hardware=H2000': hardware='H2000': 'H2000' is not in the table of chips",
     "on_error=ignore": "LFLOPS='on_error=ignore': on_error='ignore': pass 'warn' or 'raise'",
@@ -279,8 +279,8 @@ def test_a_line_is_read_by_what_the_defaults_are(line: str) -> None:
 NOT_SAID = {
     "trace_ranks=first": "trace_ranks='first': pass 'zero', 'all', or a list of ranks",
     "trace_ranks=0,one": "trace_ranks='0,one': pass 'zero', 'all', or a list of ranks",
-    "stages=train,fit": "stages=('train', 'fit'): pass some of 'train', 'validate', 'test', "
-    "'predict', in a tuple or a list",
+    "stages=train,fit": "stages=('train', 'fit'): pass a tuple or a list with some of "
+    "'train', 'validate', 'test', 'predict'",
     "top_modules=1.5": "top_modules='1.5': pass a whole number",
     "gather_timeout=much": "gather_timeout='much': pass a number",
     "trace=none": "trace='none': pass true or false",

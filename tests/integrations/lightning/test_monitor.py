@@ -132,7 +132,7 @@ def test_a_run_too_short_for_the_schedule_shrinks_it_and_says_so(
     (note,) = [note for note in monitor.profiles[0].notes if note.code == "schedule_shrunk"]
     assert {"batches": batches, **left} == note.values
     unit = "batch" if batches == 1 else "batches"
-    message = f"does not fit into {batches} {unit}; it"
+    message = f"does not fit into {batches} {unit}; the schedule"
     assert 1 == sum(message in logged for logged in caplog.messages)
 
 
@@ -202,11 +202,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"output_file": 3}, "output_file=3: pass a path, or None"),
     (
         {"dirpath": __file__},
-        f"dirpath={__file__!r}: Not a directory: pass a folder that can be written",
+        f"dirpath={__file__!r}: Not a directory: pass a folder in which files can be created",
     ),
     (
         {"dirpath": f"{__file__}/below"},
-        "/below': Not a directory: pass a folder that can be written",
+        "/below': Not a directory: pass a folder in which files can be created",
     ),
     ({"dirpath": True}, "dirpath=True: pass a path, or None"),
     ({"units": {"samples": 3}}, "units={'samples': 3}: pass a function that takes a batch"),
@@ -222,17 +222,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"stages": "train"},
-        "stages='train': pass some of 'train', 'validate', 'test', 'predict', in a tuple or a list",
+        "stages='train': pass a tuple or a list with some of 'train', 'validate', 'test', 'predict'",
     ),
     (
         {"stages": ["fit"]},
-        "stages=['fit']: pass some of 'train', 'validate', 'test', 'predict', in a tuple or a list",
+        "stages=['fit']: pass a tuple or a list with some of 'train', 'validate', 'test', 'predict'",
     ),
     (
         {"activities": ["xpu"]},
-        "activities=['xpu']: pass some of 'cpu', 'device', in a tuple or a list",
+        "activities=['xpu']: pass a tuple or a list with some of 'cpu', 'device'",
     ),
-    ({"activities": None}, "activities=None: pass some of 'cpu', 'device', in a tuple or a list"),
+    ({"activities": None}, "activities=None: pass a tuple or a list with some of 'cpu', 'device'"),
     ({"trace_ranks": "one"}, "trace_ranks='one': pass 'zero', 'all', or a list of ranks"),
     ({"trace_ranks": [-1]}, "trace_ranks=[-1]: pass 'zero', 'all', or a list of ranks"),
     ({"trace_ranks": [True]}, "trace_ranks=[True]: pass 'zero', 'all', or a list of ranks"),
@@ -459,9 +459,12 @@ WRONG_CONFIGS: list[tuple[Any, str]] = [
     ),
     (
         {"flops_profiler": {"module_depth": "all"}},
-        "module_depth='all' is not accepted by DeepSpeed",
+        "module_depth='all': DeepSpeed accepts only values of the type int",
     ),
-    ({"flops_profiler": {"profile_step": True}}, "profile_step=True is not accepted by DeepSpeed"),
+    (
+        {"flops_profiler": {"profile_step": True}},
+        "profile_step=True: DeepSpeed accepts only values of the type int",
+    ),
     ("/nowhere.json", "/nowhere.json: "),
 ]
 

@@ -75,7 +75,7 @@ def test_a_report_says_where_it_was_and_who_held_what(tmp_path: Path) -> None:
     assert (WIDTH + 1) * (WIDTH + CLASSES) * 4 == report.counted["parameters"]
     assert report.explained is None
     text = (tmp_path / "oom-12-rank0.txt").read_text().splitlines()
-    assert [str(OUT), "step 12, forward, module head"] == text[:2]
+    assert [str(OUT), "memory ran out in step 12, in forward, in head"] == text[:2]
     assert {"by category", "by module"} <= set(text)
 
 
@@ -165,5 +165,8 @@ def test_with_a_snapshot_the_cause_is_the_first_line() -> None:
     lines = list(report_lines(report))
     assert lines[0].startswith("One tensor takes 8.00 GiB")
     assert "CUDA out of memory." in lines
-    assert "step 3, phase unknown, no module of the model was running" in lines
-    assert lines[-1].startswith("no step was counted before")
+    assert (
+        "memory ran out in step 3, in an unknown phase, while no module of the model was running"
+        in lines
+    )
+    assert lines[-1].startswith("no earlier step was a counting step")

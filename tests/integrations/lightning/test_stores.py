@@ -49,7 +49,7 @@ def test_where_ranks_cannot_reach_each_other_each_keeps_what_it_has(tmp_path: Pa
     assert ["ok", "missing"] == [each.status for each in first.ranks]
     assert first.run.partial
     (line,) = warned
-    advice = f"each rank keeps its own profile in {tmp_path}; lflops.merge merges such profiles"
+    advice = f"Each rank saves its own profile in {tmp_path}: merge the profiles with lflops.merge"
     assert advice in line
     assert [] == nothing
     assert [] == silence

@@ -462,7 +462,7 @@ def test_an_annotation_that_fails_is_warned_of_once(
     """If the annotation fails, lflops warns once, and the trace is as torch.profiler wrote it."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     monitor = tracing_into(tmp_path)
-    message = r"pt\.trace\.json\.gz is a trace without the modules: exit status 1"
+    message = r"pt\.trace\.json\.gz lacks the modules: exit status 1"
     with pytest.warns(UserWarning, match=message) as warned:
         fit(Classifier(), monitor)
     assert 1 == told(warned)
@@ -514,7 +514,7 @@ def we_fail(folder: Path) -> None:
 def time_is_up(folder: Path) -> None:
     """End the run as usual: it waits for the annotation until its time is up, and warns."""
     with pytest.warns(
-        UserWarning, match="is a trace without the modules: the background process is still running"
+        UserWarning, match="lacks the modules: the background process is still running"
     ):
         fit(Classifier(), tracing_into(folder, schedule=BRIEF))
 

@@ -46,9 +46,9 @@ def test_the_curves_have_the_samples_of_all_ranks() -> None:
     ("cut_short", "missing", "expected"),
     [
         (False, False, ""),
-        (True, False, " before its end"),
-        (False, True, " without the reports of ranks 1"),
-        (True, True, " before its end without the reports of ranks 1"),
+        (True, False, ", earlier than planned"),
+        (False, True, ", without the reports of ranks 1"),
+        (True, True, ", earlier than planned, without the reports of ranks 1"),
     ],
 )
 def test_a_missing_rank_does_not_cut_a_window_short(

@@ -122,7 +122,11 @@ def _latencies(analysis: Analysis, latencies: StepTimes) -> Iterator[tuple[str, 
         if step.n > 1:
             text += f", {units.duration(step.low)} to {units.duration(step.high)}"
         yield "the median step and its quartiles", text
-        source = counted(unprofiled, "unprofiled step") if unprofiled else "the counted pass only"
+        source = (
+            counted(unprofiled, "unprofiled step")
+            if unprofiled
+            else "only the pass in which operators were counted"
+        )
         yield "the latencies come from", source
     ratio = analysis.profile.run.observer_ratio
     if ratio is not None and not unprofiled:
@@ -140,7 +144,7 @@ def _trace(trace: Trace) -> Iterator[tuple[str, str]]:
         yield label, plain(file)
     on_device = any(operator.self_device_seconds for operator in trace.operators)
     place = "on the device" if on_device else "on the host"
-    label = f"most self time {place} in a traced batch"
+    label = f"operators with the most self time {place}, per traced batch"
     for operator in trace.by_own_time(on_device=on_device)[:_LISTED_OPERATORS]:
         seconds = operator.self_device_seconds if on_device else operator.self_host_seconds
         duration = units.duration(trace.per_batch(seconds))
@@ -166,5 +170,5 @@ def _remarks(report: Report) -> Iterator[tuple[str, str]]:
 def _why_partial(profile: Profile) -> str:
     reason = "the profiled run ended early or with an exception"
     if any(rank.status != "ok" for rank in profile.ranks):
-        reason += ", or not all ranks answered"
+        reason += ", or some ranks sent no complete profile"
     return reason

@@ -11,16 +11,16 @@ from lflops.profile.series import ratio
 from lflops.units import UNKNOWN
 
 _LEGEND = (
-    "After a module's name: its params, MACs and fwd latency, each with its share of the whole "
-    "model; its fwd FLOPS; and the text that torch prints for it.\n"
-    "These figures include its submodules. Any difference from the sum of the submodules comes from "
+    "The text after a module's name shows its params, MACs and fwd latency, each also as a share of "
+    "the whole model. Then come its fwd FLOPS, and the text that torch prints for the module.\n"
+    "These figures include the submodules. Any difference from the sum of the submodules comes from "
     "functions that the module's forward calls directly.\n"
     "Parameters that several modules share are counted in the first of these modules."
 )
 
 _FOLDED = (
-    "12 x: the figures are those of one of 12 modules with the same counts; the latency is their "
-    "mean."
+    "A line with, for example, 12 x stands for 12 modules with the same counts. It shows the counts "
+    "of one of these modules, and the mean of their latencies."
 )
 
 
@@ -91,7 +91,7 @@ def _figures(analysis: Analysis, row: ModuleRow) -> Iterator[str]:
     rate = ratio(module.forward.flops, seconds)
     yield f"{UNKNOWN} FLOPS" if rate is None else units.rate(rate)
     if module.owner is not None:
-        yield f"shares {plain(module.owner) or 'the model itself'}"
+        yield f"shares parameters of {plain(module.owner) or 'the model itself'}"
     if module.compiled:
         yield "compiled"
     if row.name in analysis.uncalled:

@@ -21,12 +21,12 @@ from lflops.report.verdict import verdict_lines
 
 _NOTATIONS = (
     "Notations:\n"
-    "dp: data parallel, mp: model parallel; params: parameters, shared parameters once; "
-    "MACs: multiply-accumulates of contractions;\n"
-    "flops: a count, 2 for each MAC, plus the pointwise and other work; "
-    "FLOPS: flops a second; latency: the mean over the unprofiled steps;\n"
-    "fwd: forward; bwd: backward, counted and timed; step: the optimizer's update; "
-    "iter: a whole step, including the wait for data"
+    "dp: data parallel; mp: model parallel; params: parameters (a shared parameter counts once); "
+    "MACs: multiply-accumulates, for example of matmuls;\n"
+    "flops: 2 x MACs, plus all pointwise and other operations; "
+    "FLOPS: flops per second; latency: the mean time over the unprofiled steps;\n"
+    "fwd: forward; bwd: backward, with counted flops and measured time; "
+    "step: the optimizer's update; iter: a whole step, including the wait for data"
 )
 
 
