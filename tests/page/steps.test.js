@@ -38,7 +38,7 @@ test("a step far beyond p95 does not squeeze the others", () => {
 
 test("marks are windows, validations, checkpoints and restarts", () => {
   assert.deepEqual(marksOf(barsOf(STEPS, 100)).map(({ kind, at, end, text }) => [kind, at, end, text]), [
-    ["window", 2, 3, "window from step 3"], ["validation", 4, 4, "validation before step 5, 500 ms"],
+    ["window", 2, 3, "window that begins at step 3"], ["validation", 4, 4, "validation before step 5, 500 ms"],
     ["checkpoint", 4, 4, "checkpoint before step 5, 250 ms"], ["crash", 5, 5, "restart before step 5"],
   ]);
 });

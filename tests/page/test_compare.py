@@ -171,7 +171,7 @@ def test_2_000_modules_are_compared(opening: Callable[..., Seen], tmp_path: Path
     assert "none of 2000 modules" == seen.page.locator(".changes .quiet").inner_text()
     seen.page.get_by_label("show").select_option("all")
     assert "Linear" in seen.page.locator(ROW, has_text="blocks.*.layers.* ×").first.inner_text()
-    seen.page.get_by_label("fold repeats").uncheck()
+    seen.page.get_by_label("fold identical modules").uncheck()
     assert "2001" == seen.page.locator(GRID).get_attribute("aria-rowcount")
     assert 0 < seen.page.locator(ROW).count() < 100
 

@@ -68,7 +68,7 @@ def test_what_repeats_is_one_row_with_the_mean_of_the_times(page_of: Callable[..
     seen.modules()
     sums = {"blocks": "440", "blocks.0": "440", "blocks.0.fc": "400"}
     assert sums.items() <= seen.shown("forward MACs").items()
-    seen.page.get_by_label("mean of repeats").check()
+    seen.page.get_by_label("mean of identical modules").check()
     columns(seen, "forward.rate")
     assert ["(model)", "blocks", "0…3", "fc", "norm", "head"] == seen.labels()
     times = {name: float(text) for name, text in seen.shown("forward time").items()}
@@ -98,7 +98,7 @@ def test_the_rows_are_those_of_the_terminal(page_of: Callable[..., Seen]) -> Non
     given = repeated(1, 2, 3, 4, 5, 6, odd=2)
     seen = page_of(given)
     seen.modules()
-    seen.page.get_by_label("mean of repeats").check()
+    seen.page.get_by_label("mean of identical modules").check()
     seen.page.get_by_role("button", name="module", exact=True).click()
     rows = list(walked(tree(given)))
     labels = seen.page.locator(f"{ROW} .name").evaluate_all(
@@ -128,7 +128,7 @@ def test_a_run_is_sorted_by_its_sum(page_of: Callable[..., Seen]) -> None:
 def test_a_run_is_unfolded_by_a_click_and_folded_again(page_of: Callable[..., Seen]) -> None:
     """A click shows each of the identical modules with its own times, and Enter folds them again.
 
-    Without "fold repeats", no modules share a row, also after a reload.
+    Without "fold identical modules", no modules share a row, also after a reload.
     """
     seen = page_of(repeated(1, 2, 6))
     seen.modules()
@@ -137,7 +137,7 @@ def test_a_run_is_unfolded_by_a_click_and_folded_again(page_of: Callable[..., Se
     assert pytest.approx([2e-3, 3e-3, 7e-3]) == [times[f"blocks.{i}"] for i in range(3)]
     seen.page.get_by_role("button", name="show 3 identical modules as one").press("Enter")
     assert "0…2" in seen.labels()
-    seen.page.get_by_label("fold repeats").uncheck()
+    seen.page.get_by_label("fold identical modules").uncheck()
     assert {"0", "1", "2"} < {*seen.labels()}
     seen.page.reload()
     seen.page.locator(ROW).first.wait_for()
@@ -159,7 +159,7 @@ def test_the_chart_leads_to_a_module_within_a_run(page_of: Callable[..., Seen]) 
     """Without folding, each block has a bar in the chart, and a click on it chooses its row."""
     seen = page_of(repeated(1, 1, 1))
     seen.modules()
-    seen.page.get_by_label("fold repeats").uncheck()
+    seen.page.get_by_label("fold identical modules").uncheck()
     seen.page.get_by_label("chart").select_option("forward.macs")
     seen.page.locator(".icicle .block").filter(has_text="fc").nth(1).click()
     assert "blocks.1.fc" == seen.page.locator(f"{ROW}.chosen .name").get_attribute("title")

@@ -50,7 +50,7 @@ def test_what_has_no_formula_comes_first(operators_of: Callable[..., Seen]) -> N
     """
     seen = operators_of(small_profile())
     assert (
-        "1 operator ran without a formula and is not included in any total"
+        "1 operator has no formula, so its work is not included in any total"
         in seen.page.locator(".operators .caveat").inner_text()
     )
     for _ in range(2):
@@ -80,9 +80,9 @@ def test_an_operator_has_its_figures(operators_of: Callable[..., Seen]) -> None:
         "share of MACs": "45.5 %",
         "bytes moved": "1.35 KiB",
         "FLOPs/byte": "0.92",
-        "self device, traced": "15.0 µs",
-        "self host, traced": "50.0 µs",
-        "host, traced": "100 µs",
+        "self device time, traced": "15.0 µs",
+        "self host time, traced": "50.0 µs",
+        "host time, traced": "100 µs",
     }
     assert expected.items() <= cells(seen, "aten::addmm").items()
 
@@ -97,7 +97,7 @@ def test_a_phase_can_be_chosen(operators_of: Callable[..., Seen]) -> None:
     choice.select_option("optimizer")
     assert ["aten::_foreach_add_"] == order(seen)
     assert "100.0 %" == cells(seen, "aten::_foreach_add_")["share of FLOPs"]
-    assert "host, traced" not in cells(seen, "aten::_foreach_add_")
+    assert "host time, traced" not in cells(seen, "aten::_foreach_add_")
     choice.select_option("each")
     assert "backward" == cells(seen, "aten::mm")["phase"]
     assert 7 == len(order(seen))
@@ -152,7 +152,7 @@ def test_what_only_the_trace_saw_is_marked(operators_of: Callable[..., Seen]) ->
         self_device_seconds=0.0,
     )
     seen = operators_of(replace(given, trace=replace(given.trace, operators=(copy,))))
-    assert {"calls": "–", "host, traced": "100 µs"}.items() <= cells(seen, "copy_").items()
+    assert {"calls": "–", "host time, traced": "100 µs"}.items() <= cells(seen, "copy_").items()
     seen.page.locator(SHEET).filter(has=seen.page.locator(".name[title='copy_']")).click()
     assert "the modules that ran it are unknown" in seen.page.locator(".within").inner_text()
 
@@ -196,14 +196,14 @@ def test_kernels_of_compiled_code_are_another_table(operators_of: Callable[..., 
     seen.page.locator("section[aria-label='kernels of compiled code']").wait_for()
     remark = seen.page.locator(".operators > .remark").inner_text()
     assert (
-        "2 compiled graphs; 90.0 % of the time in compiled code belongs to known modules; "
-        "kernels that combine operators of several modules took 20.0 %"
+        "2 compiled graphs. 90.0 % of the time in compiled code belongs to known modules. "
+        "Kernels that combine operators of several modules took 20.0 %"
     ) in remark
     expected = {
         "module": "encoder.1",
         "phase": "forward",
-        "host, traced": "20.0 µs",
-        "share of compiled": "20.0 %",
+        "host time, traced": "20.0 µs",
+        "share of time in compiled code": "20.0 %",
         "fused bytes moved": "256 B",
         "modules in kernel": "2",
     }

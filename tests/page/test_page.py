@@ -169,7 +169,7 @@ def test_what_takes_the_time_comes_first(page_of: Callable[..., Seen]) -> None:
     times = {name: float(text) for name, text in seen.shown("total time").items()}
     assert pytest.approx(expected) == times
     assert pytest.approx(0.3) == float(seen.shown("share of the step")["blocks"])
-    seen.page.get_by_label("mean of repeats").check()
+    seen.page.get_by_label("mean of identical modules").check()
     assert pytest.approx(0.0075) == float(seen.shown("total time")["blocks.0"])
 
 
@@ -194,7 +194,10 @@ def test_an_unknown_time_says_why(page_of: Callable[..., Seen]) -> None:
         .locator('.number[title^="total time"]')
         .last.get_attribute("title")
     )
-    assert "total time: unknown\nit ran in backward, but its hooks measured no time there" == title
+    assert (
+        "total time: unknown\nthe module ran in backward, but its hooks measured no time there"
+        == title
+    )
 
 
 def test_classes_have_colours_of_their_own(page_of: Callable[..., Seen]) -> None:

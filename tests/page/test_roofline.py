@@ -193,7 +193,7 @@ def test_operators_and_what_repeats_are_points_too(roofline_of: Callable[..., Se
     assert 0 == drawn(seen, ".timed")
     assert 3 == drawn(seen, ".rug")
     assert (
-        "3 points without a time are marks on the axis"
+        "3 points without a measured time are marks on the axis"
         in seen.page.locator(".side-by-side").inner_text()
     )
     assert "mm float32" in seen.page.locator(SHEET).first.inner_text()

@@ -48,7 +48,7 @@ RESUMED = {
         "down until the restart: 10.0 s, 16.7 %",
         "slow steps: 2.00 s, 3.3 %",
     ],
-    "down": ["down for 10.0 s; start 1: killed"],
+    "down": ["the run was down for 10.0 s; how start 1 ended: killed"],
     "trained": (
         "55.0 % of 1 min 0 s was training; start-up 25.0 %, down until the restart 16.7 %, "
         "slow steps 3.3 %."

@@ -64,7 +64,7 @@ def test_modules_operators_and_kernels_share_an_axis(page_of: Callable[..., Seen
     forward = view.locator('[data-bar="0"] rect').bounding_box()
     encoder = view.locator('[data-bar="1"] rect').bounding_box()
     assert pytest.approx(0.7, abs=0.01) == encoder["width"] / forward["width"]
-    assert "2 shorter slices are left out" in view.inner_text()
+    assert "2 shorter bars are left out" in view.inner_text()
 
 
 def test_one_rank_can_be_chosen(page_of: Callable[..., Seen]) -> None:
@@ -74,7 +74,7 @@ def test_one_rank_can_be_chosen(page_of: Callable[..., Seen]) -> None:
     seen.page.get_by_label("rank").select_option("1")
     seen.page.locator(".tick-label", has_text="modules").wait_for()
     assert not {"operators", "kernels"} & set(view.locator("svg .tick-label").all_text_contents())
-    assert "A module-timing step" in view.inner_text()
+    assert "This is a module-timing step" in view.inner_text()
 
 
 def test_the_keyboard_goes_from_bar_to_bar_and_zooms(page_of: Callable[..., Seen]) -> None:

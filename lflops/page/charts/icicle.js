@@ -67,7 +67,7 @@ export function icicle({ below, label, full, read, describe, top, above, colour,
     if (small >= NARROWEST) {
       deepest = Math.max(deepest, level + 1);
       chart.append(element("div", {
-        class: "block rest", title: `${hidden} smaller ones`, "aria-hidden": "true",
+        class: "block rest", title: `${hidden} smaller modules`, "aria-hidden": "true",
         style: { left: `${100 * start}%`, width: `${100 * small}%`, top: `${(level + 1) * LEVEL}px` },
       }));
     }
@@ -164,5 +164,5 @@ export function legendOfClasses(kinds, looks) {
 
 /** @type {() => HTMLElement} */
 export function legendOfShares() {
-  return element("div", { class: "legend scale" }, "MFU 0 %", element("span", { class: "share-scale", "aria-hidden": "true" }), "60 % and more");
+  return element("div", { class: "legend scale" }, "share of peak 0 %", element("span", { class: "share-scale", "aria-hidden": "true" }), "60 % or more");
 }

@@ -17,7 +17,7 @@ export function processMemory({ spans, starts, total }) {
   const x = (moment) => LEFT + ((width - LEFT - RIGHT) * moment) / (total || 1);
   /** @type {(value: number) => number} */
   const y = (value) => TOP + HEIGHT * (1 - value / (most || 1));
-  const caption = element("p", { class: "step-caption" }, `at most ${size(most)}`);
+  const caption = element("p", { class: "step-caption" }, `the process used at most ${size(most)}`);
   const cursor = svg("line", { class: "cursor-line", y1: TOP, y2: TOP + HEIGHT, x1: 0, x2: 0, visibility: "hidden" });
   const chart = svg(
     "svg", { class: "run-chart", viewBox: `0 0 ${width} ${TOP + HEIGHT + BOTTOM}`, role: "img", "aria-label": `memory of the process over ${longDuration(total)}, at most ${size(most)}` },
@@ -28,7 +28,7 @@ export function processMemory({ spans, starts, total }) {
     ...starts.slice(1).map(({ begin }, row) => {
       const [from, to] = [starts[row].begin + starts[row].seconds, begin].map((moment) => moment - starts[0].begin);
       return svg("rect", { class: "down", x: x(from), y: TOP, width: Math.max(x(to) - x(from), 1.5), height: HEIGHT },
-        svg("title", {}, `down for ${longDuration(Math.max(to - from, 0))}; start ${row + 1}: ${starts[row].ended}`));
+        svg("title", {}, `the run was down for ${longDuration(Math.max(to - from, 0))}; how start ${row + 1} ended: ${starts[row].ended}`));
     }),
     ...lines(known.map(({ at, memory }) => (memory === null ? null : `${x(at).toFixed(1)},${y(memory).toFixed(1)}`))),
     ...Array.from({ length: TICKS + 1 }, (_, at) => svg(

@@ -7,7 +7,7 @@ const COLUMNS_OF_SLOWEST = 32;
 const COLUMNS = 64;
 const WRITTEN = 16;
 const BINNED = "A column with several ranks shows the slowest of them in each row, so the column looks slower than any single rank.";
-const WAITING = "* Ranks wait for each other here. The rank with the longest time waits, and the straggler looks fast.";
+const WAITING = "* In these rows, ranks wait for each other. A rank with a long time waits for the straggler, so the straggler itself looks fast.";
 const LIMITS = [0.05, 0.1, 0.2, 0.5, 1];
 
 // `order` has the ranks in the order of the columns; `openModule` is called with a row's module.

@@ -11,7 +11,7 @@ import { barsOf, highest, inWords, marksOf, phasesOf } from "../lib/steps.js";
 const [LEFT, RIGHT, TOP, HEIGHT, BOTTOM] = [70, 60, 10, 130, 36];
 const ROW = 17; // height of a row of marks: one for windows, one for events
 const NARROWEST = 3; // pixels of a bar
-const HINT = "Point at a bar, or drag over several bars. Arrow keys move, Shift and arrow keys select, Escape ends.";
+const HINT = "Point at a bar, or drag over several bars. Arrow keys move to another bar, Shift with arrow keys selects several bars, and Escape ends the selection.";
 const LEAST_VISIBLE = 0.001; // share of the time below which the legend leaves a phase out
 const ASIDE = 7; // pixels between a validation and a checkpoint at the same step
 /** @type {Record<string, [string, string]>} */
@@ -134,8 +134,8 @@ export function stepChart(groups, steps, recomputes) {
     ...phases.filter(isVisible).map((phase) => element("li", {}, element("span", { class: "key", style: { background: colourOfPart(phase) } }), recomputes && phase === "backward" ? "backward with recomputation" : phaseLabel(phase))),
     ...kinds.map((kind) => element("li", {}, element("span", { class: `sign mark-${kind}` }, SIGNS[kind][0]), SIGNS[kind][1])),
   );
-  const shared = bars.length < groups.length ? "A bar is the mean of neighbouring steps." : "";
-  const longest = cut.length ? `${cut.length === 1 ? "A bar is" : `${cut.length} bars are`} cut (⌃): the longest is ${duration(Math.max(...cut.map(({ seconds }) => seconds)))}.` : "";
+  const shared = bars.length < groups.length ? "Each bar is the mean of several neighbouring steps." : "";
+  const longest = cut.length ? `${cut.length === 1 ? "A bar is" : `${cut.length} bars are`} cut (⌃): the longest step takes ${duration(Math.max(...cut.map(({ seconds }) => seconds)))}.` : "";
   const remark = element("p", { class: "remark" }, [shared, longest, HINT].filter(Boolean).join(" "));
   return element("div", { class: "steps" }, element("div", { class: "step-head" }, caption, remark), frame, legend);
 }

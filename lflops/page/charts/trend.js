@@ -8,7 +8,7 @@ import { windowStep } from "../lib/windows.js";
 const TEXTS = { MFU: ofPeak, achieved: rate, step: duration, pass: duration, data: duration, "peak live memory": size, "samples/s": perSecond, "tokens/s": perSecond };
 const [WIDTH, HEIGHT] = [280, 92];
 const [LEFT, RIGHT, TOP, BOTTOM] = [72, 8, 8, 20];
-const BAND = "the line is the mean of the unprofiled steps of a window; the band contains half of them";
+const BAND = "the line shows the mean of the unprofiled steps of each window; the band contains half of these steps";
 
 // The `head` of a window has the figures by their names. Null if fewer than two windows have the figure.
 /** @typedef {{ step: number, value: number, range: [number, number] | null }} TrendPoint */

@@ -22,7 +22,7 @@ const source = {
   read: ({ at = 0 }) => unpacked(parts[at]),
   async run({ at = 0 }) {
     const [shown, ledger] = [`run${at || ""}`, "ledger"].map((id) => document.getElementById(id));
-    if (shown === null) throw new Error("this file has no run");
+    if (shown === null) throw new Error("this file has no data about the whole run");
     return { ...await unpacked(shown), ledger: ledger === null ? null : await unpacked(ledger) };
   },
   async timeline({ at = 0 }) {
@@ -32,7 +32,7 @@ const source = {
   },
   async compare(before, after) {
     const part = document.getElementById(`comparison-${before.at}-${after.at}`);
-    if (part === null) throw new Error("this file compares a window with its neighbours and with the last window; lflops diff compares any two");
+    if (part === null) throw new Error("this file only has comparisons of a window with its neighbours and with the last window; lflops diff compares any two windows");
     return unpacked(part);
   },
 };

@@ -64,7 +64,7 @@ export function marksOf(bars) {
     const last = marks.findLast(({ kind }) => kind === "window");
     const name = nameOf(groups);
     if (isProfiled && last && last.end === at - 1) last.end = at;
-    else if (isProfiled) marks.push({ kind: "window", at, end: at, text: `window from ${name}` });
+    else if (isProfiled) marks.push({ kind: "window", at, end: at, text: `window that begins at ${name}` });
     const between = meanOver(groups);
     if ((between.validation ?? 0) > LEAST_MARKED) marks.push({ kind: "validation", at, end: at, text: `validation before ${name}, ${duration(between.validation)}` });
     if ((between.checkpoint_save ?? 0) > LEAST_MARKED) marks.push({ kind: "checkpoint", at, end: at, text: `checkpoint before ${name}, ${duration(between.checkpoint_save)}` });

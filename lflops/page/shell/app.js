@@ -135,7 +135,7 @@ export async function open(source, root) {
     const choose = select("rank", options, String(rank ?? ""), (value) => chooseRank(value === "" ? null : Number(value)));
     rankChoice.replaceChildren(...(ranks.length ? [choose] : []));
     const isOfAll = rank !== null && !view.ofOneRank;
-    wholeRunNote.textContent = isOfAll ? "This view shows the whole run. Run, Timeline and Ranks can show a single rank." : "";
+    wholeRunNote.textContent = isOfAll ? "This view shows the whole run. The views Run, Timeline and Ranks can show a single rank." : "";
     follower = null;
     panel.replaceChildren(view.draw(payload, {
       state: ofViews[view.id], remember: () => remember(), go, source, listed, window: shown, rank, chooseRank, showWindow,

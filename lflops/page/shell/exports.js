@@ -109,7 +109,7 @@ async function pngOf(chart) {
   canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
   /** @type {Blob | null} */
   const blob = await new Promise((resolve) => { canvas.toBlob(resolve, "image/png"); });
-  if (blob === null) throw new Error("the chart is too large for a picture");
+  if (blob === null) throw new Error("the chart is too large for a PNG");
   return blob;
 }
 

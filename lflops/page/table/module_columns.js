@@ -68,12 +68,12 @@ export function whyUntimed(table, id, isOwn) {
   const compiled = reader(table, "compiled");
   const [seconds, bytes] = ["seconds", "bytes_moved"].map((field) => phases.map((each) => ofPhase(table, each, field)[isOwn ? "own" : "total"]));
   return (row) => {
-    if (compiled(row)) return "it runs inside a compiled module, which is timed as a whole";
+    if (compiled(row)) return "the module runs inside a compiled module, which is timed as a whole";
     const ran = phases.filter((_, at) => Number(bytes[at](row) ?? 0) > 0);
     const untimed = phases.filter((each, at) => ran.includes(each) && seconds[at](row) === null);
-    if (untimed.length) return `it ran in ${untimed.join(" and in ")}, but its hooks measured no time there`;
-    if (ran.length) return id.endsWith(".device") ? "its kernels are in no trace" : "it is computed from a time or a peak that is unknown";
-    return `${isOwn ? "the module itself ran no operator" : "it ran no operator"} in ${phases.join(", ")}`;
+    if (untimed.length) return `the module ran in ${untimed.join(" and in ")}, but its hooks measured no time there`;
+    if (ran.length) return id.endsWith(".device") ? "no trace contains the module's kernels" : "the value is computed from a time or a peak that is unknown";
+    return `${isOwn ? "the module itself ran no operator" : "the module ran no operator"} in ${phases.join(", ")}`;
   };
 }
 

@@ -38,7 +38,7 @@ function drawCompare(_payload, context) {
     choices.replaceChildren(
       element("span", {}, "before:"), ...windowChoices(others, other, (key, value) => pick(other, key, value), "compare with "),
       element("button", { type: "button", title: "swap the two windows", onclick: () => swap(other) }, "⇄ swap"),
-      element("span", { class: "quiet" }, "after: the window chosen above"),
+      element("span", { class: "quiet" }, "after: the window that is chosen at the top of the page"),
     );
     requests += 1;
     const mine = requests;

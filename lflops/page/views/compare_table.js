@@ -38,7 +38,7 @@ const CHANGE_COLUMNS = [
 ];
 /** @type {{ id: string, label: string }[]} */
 const EXPORTED = CHANGE_COLUMNS.filter(({ id }) => id !== "pair").flatMap((column) => (
-  column.id === "interval" ? [{ id: "low", label: "at least" }, { id: "high", label: "at most" }] : [column]
+  column.id === "interval" ? [{ id: "low", label: "change, at least" }, { id: "high", label: "change, at most" }] : [column]
 ));
 const SORTABLE_CHANGES = ["before", "after", "ratio", "lost", "macs_before", "macs_after"];
 
@@ -73,7 +73,7 @@ export function changes(table, { state, remember }) {
   const open = new Set();
   const grid = new Grid("modules that changed");
   const status = element("span", { class: "quiet", role: "status" });
-  const nothing = element("p", { class: "message" }, "No module to list: no module changed by more than noise, or no module matches the filter.");
+  const nothing = element("p", { class: "message" }, "No module is listed, because no module changed by more than noise, or no module matches the filter.");
 
   /** @type {(id: string) => void} */
   function sortBy(id) {
@@ -152,7 +152,7 @@ export function changes(table, { state, remember }) {
   draw();
   return element(
     "div", { class: "changes" },
-    element("div", { class: "bar-of-controls" }, choice, field, element("label", { class: "choice" }, fold, "fold repeats"), status), nothing, grid.node,
+    element("div", { class: "bar-of-controls" }, choice, field, element("label", { class: "choice" }, fold, "fold identical modules"), status), nothing, grid.node,
   );
 }
 
@@ -295,7 +295,7 @@ function partCell({ label }) {
 
 /** @type {(row: ModuleRow, kind: string, isOpen: boolean, toggle: (row: ModuleRow) => void) => HTMLElement} */
 function changedCell(row, kind, isOpen, toggle) {
-  const title = "the time of the module without its submodules";
+  const title = "the times in this row are those of the module without its submodules";
   return element(
     "div", { class: row.level > 1 ? "name part" : "name", role: "gridcell", title: row.names },
     element("button", {

@@ -14,9 +14,9 @@ export const memory = { id: "memory", label: "Memory", has: ({ memory: data }) =
 // Tooltips of the categories.
 /** @type {Record<string, string>} */
 const CATEGORIES = {
-  parameters: "parameters",
+  parameters: "parameters of the model",
   optimizer_state: "optimizer state, from the moment it was created",
-  other: "tensors from before the step that are not parameters, such as the batch and buffers, and tensors created outside the phases of the model",
+  other: "tensors that existed before the step and are not parameters, such as the batch and buffers; also tensors created outside the phases of the model",
   gradients: "gradients, from the moment backward created them",
   activations: "tensors created in forward, whether they are kept for backward or not",
   temporary: "tensors created in backward and by the optimizer, except for gradients and optimizer state",
@@ -39,7 +39,7 @@ function drawMemory(payload, context) {
     memoryTimeline(data, { ...context, openModule }),
     element("p", { class: "remark" }, remarks(data).join(" ")),
     ...whatLowersIt(data),
-    element("h2", {}, "Alive at the peak"),
+    element("h2", {}, "Live memory at the peak"),
     peakMap(data, context, openModule),
     element("div", { class: "two-columns" }, categories(data), holders(data, openModule)),
     element("h2", {}, `The ${data.largest} largest storages at the peak`),
@@ -52,7 +52,7 @@ function whatLowersIt({ savings, peak_bytes: peak }) {
   if (!savings.length) return [];
   return [
     element("h2", {}, "How to lower the peak"),
-    plainTable("how to lower the peak", [...texts("change"), ...amounts("saves at most", "of the peak"), ...texts("cost")], savings.map(([what, bytes, cost]) => [
+    plainTable("how to lower the peak", [...texts("change"), ...amounts("saves at most", "share of the peak"), ...texts("cost")], savings.map(([what, bytes, cost]) => [
       what, bytesOf(bytes), valued(Number(bytes) / Number(peak), percent), cost,
     ])),
   ];
@@ -73,7 +73,7 @@ function peakMap(data, { state, remember }, openModule) {
       act: () => openModule(module[row]),
     }));
     const rest = total - tiles.reduce((sum, { value }) => sum + value, 0);
-    if (rest > 0) tiles.push({ label: "smaller ones", value: rest, colour: state.map === "module" ? "var(--rest)" : `color-mix(in oklab, var(--memory-${CSS.escape(name)}, var(--rest)) 45%, var(--rest))`, title: `smaller storages of ${name || "(model)"}: ${size(rest)}`, act: () => {} });
+    if (rest > 0) tiles.push({ label: "smaller storages", value: rest, colour: state.map === "module" ? "var(--rest)" : `color-mix(in oklab, var(--memory-${CSS.escape(name)}, var(--rest)) 45%, var(--rest))`, title: `smaller storages of ${name || "(model)"}: ${size(rest)}`, act: () => {} });
     return { label: `${words(name) || "(model)"} ${size(total)}`, value: total, tiles };
   });
   function draw() {
@@ -95,11 +95,11 @@ function peakMap(data, { state, remember }, openModule) {
 function figures(data) {
   const of = data.rank === null ? "" : `, on rank ${data.rank}, which has the largest peak of all ranks`;
   const at = (/** @type {string} */ field) => data.points[field][data.peak ?? 0];
-  const reached = data.peak === null ? "" : `in ${at("phase")}, ${at("operator")} of ${at("module") || "the model itself"}`;
+  const reached = data.peak === null ? "" : `in ${at("phase")}, during ${at("operator")} of ${at("module") || "the model itself"}`;
   const room = Number(data.peak_bytes) / Number(data.capacity_bytes);
   return [
     { bytes: data.peak_bytes, label: "peak live memory", text: size(data.peak_bytes), remark: `${reached}${of}` },
-    { bytes: data.capacity_bytes, label: "of the chip's memory", text: percent(room), remark: `${size(data.capacity_bytes)}, ${data.chip}` },
+    { bytes: data.capacity_bytes, label: "peak as a share of the chip's memory", text: percent(room), remark: `${size(data.capacity_bytes)}, ${data.chip}` },
   ].filter(({ bytes }) => bytes !== null);
 }
 
@@ -108,8 +108,8 @@ function remarks(data) {
   const drawn = data.points.at.length - (data.peak === null ? 0 : 1);
   const isWhole = drawn === data.operators;
   return [
-    data.source === "fake" ? "Nothing was allocated: the tensors would have these sizes." : "Bytes of tensors, without the internal workspaces of kernels.",
-    isWhole ? "" : `The chart has ${exact(drawn)} of ${exact(data.operators)} operators, the extremes of equal intervals.`,
+    data.source === "fake" ? "Nothing was allocated. The chart shows the sizes that the tensors would have." : "The chart shows the bytes of tensors, without the internal workspaces of kernels.",
+    isWhole ? "" : `The chart shows ${exact(drawn)} of ${exact(data.operators)} operators: the highest and the lowest point of each of many equal intervals.`,
     AS_DRAWN,
   ];
 }
@@ -134,13 +134,13 @@ function holders(data, openModule) {
     linkButton(`${text || "(model)"}${modules[row] > 1 ? ` ×${modules[row]}` : ""}`, () => openModule(text)),
     bytesOf(bytes[row]), valued(Number(bytes[row]) / total, percent),
   ]);
-  return plainTable("by module", [...texts("created or owned by"), ...amounts("bytes", "share")], left ? [...rows, [`${left} more`, bytesOf(bytesLeft), valued(bytesLeft / total, percent)]] : rows);
+  return plainTable("by module", [...texts("created or owned by module"), ...amounts("bytes", "share")], left ? [...rows, [`${left} more`, bytesOf(bytesLeft), valued(bytesLeft / total, percent)]] : rows);
 }
 
 /** @type {(data: Memory, openModule: (name: string) => void) => HTMLElement} */
 function largest(data, openModule) {
   const { category, operator, module, phase, number, each_bytes: each } = data.alive;
-  return plainTable("largest storages", [...texts("category", "module", "created by"), ...amounts("each", "number", "share")], each.map((bytes, row) => [
+  return plainTable("largest storages", [...texts("category", "module", "created by"), ...amounts("size of each", "number", "share")], each.map((bytes, row) => [
     element("span", { title: CATEGORIES[category[row]] ?? null }, key(category[row]), words(category[row])),
     linkButton(module[row] || "(model)", () => openModule(module[row])),
     operator[row] ? `${operator[row]} in ${phase[row]}` : "before the step",

@@ -141,7 +141,7 @@ function drawModules(payload, { state, remember }) {
       return [
         `${names[row] || "(model)"}${many} ${kinds(row)}: ${column.label} ${column.text(valueOf(column, column.total, members, false))}`,
         part(column, "own", column.text, "self *"), part(share, "total", percent, "* of the step"), part(mfu, "total", percent, "* of the peak"),
-        part(peak, "total", size, "peak *"),
+        part(peak, "total", size, "peak memory *"),
       ].filter(Boolean).join(" · ");
     };
   }
@@ -165,7 +165,7 @@ function drawModules(payload, { state, remember }) {
     }
     chart.replaceChildren(icicle({
       below: parts, label: shortName, full: (row) => `${names[row] || "(model)"} ${kinds(row)}`, describe: describer(column), top,
-      above: ancestors(names, top).slice(0, -1), zoom, choose, title: `shares of ${names[top] || "the model"} in ${column.label}`,
+      above: ancestors(names, top).slice(0, -1), zoom, choose, title: `${column.label} of ${names[top] || "the model"} by module`,
       read: (row) => valueOf(column, column.total, standing(row), false),
       colour: (row) => (isByShare ? colourOfShare(valueOf(mfu, mfu.total, standing(row), false)) : looks.get(kinds(row)) ?? "var(--rest)"),
       isFound: matches && ((row) => standing(row).some(matches)),
@@ -207,7 +207,7 @@ function drawModules(payload, { state, remember }) {
     const [text, spoken] = firstOfRun
       ? [`fold ×${firstOfRun}`, `show ${firstOfRun} identical modules as one`]
       : [`×${many}`, `show ${many} modules one by one`];
-    const title = `${spoken}. They are identical in all counts; the row shows their ${state.one ? "mean" : "sum"}.`;
+    const title = `${spoken}. All counts of these modules are equal. Their shared row shows the ${state.one ? "mean" : "sum"}.`;
     return element("button", { class: "mark", type: "button", tabindex: -1, "aria-label": spoken, title, onclick: () => { turn(row); draw(); } }, text);
   }
 
@@ -219,7 +219,7 @@ function drawModules(payload, { state, remember }) {
     const why = whyUntimed(table, column.id, Boolean(state.own));
     const read = value(column);
     // For several modules, the reason is that of the first module with an unknown value.
-    return (row) => (isTime ? why(standsFor(row).members.find((member) => read(member) === null) ?? row) : "not in this profile");
+    return (row) => (isTime ? why(standsFor(row).members.find((member) => read(member) === null) ?? row) : "this profile does not have the value");
   }
 
   function drawTable() {
@@ -272,7 +272,7 @@ function drawModules(payload, { state, remember }) {
   });
   const bar = element(
     "div", { class: "bar-of-controls" }, field,
-    box("regex", "regex"), box("flat", "flat"), box("own", "self only"), box("unfold", "fold repeats", true), box("one", "mean of repeats"),
+    box("regex", "regex"), box("flat", "flat"), box("own", "self only"), box("unfold", "fold identical modules", true), box("one", "mean of identical modules"),
     button("open all", () => all.forEach((row) => open.add(row))), button("close all", () => open.clear()),
     chooser(), chartChoice(), colourChoice(), status,
   );

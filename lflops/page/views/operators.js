@@ -94,7 +94,7 @@ function drawKernels({ table, left_out: leftOut, timed_on: side, graphs, assigne
   const column = (id, label, text, hasBar) => ({ id, label, text, hasBar, read: reader(table, id) });
   const columns = [
     column("name", "kernel"), { id: "module", label: "module", read: (/** @type {number} */ row) => names[table.module[row]] || "(model)" },
-    column("phase", "phase"), column("seconds", `${side}, traced`, duration, true), column("share", "share of compiled", percent),
+    column("phase", "phase"), column("seconds", `${side} time, traced`, duration, true), column("share", "share of time in compiled code", percent),
     column("fused_bytes", "fused bytes moved", size), column("modules", "modules in kernel", count), column("calls", "calls", count),
   ];
 
@@ -109,14 +109,14 @@ function drawKernels({ table, left_out: leftOut, timed_on: side, graphs, assigne
     oninput: () => { state.filter = field.value; draw(); },
   });
   const parts = [
-    `${exact(graphs)} compiled graph${graphs === 1 ? "" : "s"}`, `${percent(assigned)} of the time in compiled code belongs to known modules`,
-    `kernels that combine operators of several modules took ${percent(fused)}, which is divided among the modules in proportion to the bytes that their operators move`,
-    "figures are those of the mean traced batch", leftOut ? `${exact(leftOut)} more kernels with less time are left out` : "",
+    `The table covers ${exact(graphs)} compiled graph${graphs === 1 ? "" : "s"}.`, `${percent(assigned)} of the time in compiled code belongs to known modules.`,
+    `Kernels that combine operators of several modules took ${percent(fused)} of this time. It is divided among the modules in proportion to the bytes that their operators move.`,
+    "All figures are means over the traced batches.", leftOut ? `${exact(leftOut)} more kernels with less time are left out.` : "",
   ].filter(Boolean);
   draw();
   return element(
     "section", { class: "operators", "aria-label": "kernels of compiled code" },
-    element("div", { class: "bar-of-controls" }, tables("kernels", go), field), element("p", { class: "remark" }, `${parts.join("; ")}.`), sheet.node,
+    element("div", { class: "bar-of-controls" }, tables("kernels", go), field), element("p", { class: "remark" }, parts.join(" ")), sheet.node,
   );
 }
 
@@ -129,7 +129,7 @@ function tables(shown, go) {
 /** @type {(unsupported: number) => HTMLElement | null} */
 function caveat(uncounted) {
   if (!uncounted) return null;
-  const ran = uncounted === 1 ? "1 operator ran without a formula and is" : `${exact(uncounted)} operators ran without a formula and are`;
+  const ran = uncounted === 1 ? "1 operator has no formula, so its work is" : `${exact(uncounted)} operators have no formula, so their work is`;
   return element("p", { class: "caveat", role: "note" }, `${ran} not included in any total. lflops.register_formula adds a formula.`);
 }
 
@@ -146,8 +146,8 @@ function operatorColumns(table, shown, phase) {
     column("calls", "calls", count), column("macs", "MACs", count), column("flops", "FLOPs", count),
     column("share", shares.length === 1 ? `share of ${shares[0]}` : "share of its phase", percent, true),
     column("bytes_moved", "bytes moved", size), column("intensity", "FLOPs/byte", count),
-    column("self_device_seconds", "self device, traced", duration, true), column("device_seconds", "device, traced", duration),
-    column("self_host_seconds", "self host, traced", duration, true), column("host_seconds", "host, traced", duration),
+    column("self_device_seconds", "self device time, traced", duration, true), column("device_seconds", "device time, traced", duration),
+    column("self_host_seconds", "self host time, traced", duration, true), column("host_seconds", "host time, traced", duration),
   ].filter(({ id, read }) => isShown[id] ?? shown.some((row) => Number(read(row) ?? 0) !== 0));
 }
 

@@ -16,11 +16,11 @@ const STATUSES = {
   missing: ["missing", "no report arrived"],
   failed: ["failed", "it ended with an exception"],
 };
-const OLDER = "Unknown: this profile has no times by rank. An earlier version of lflops wrote it: profile again.";
-const UNTIMED = "Unknown: no module has times of two ranks. "
-  + "FlopsMonitor measures them in the steps after the active steps, and lflops.measure in its other passes.";
-const COMPARED = "The self time of each rank in a module, or in a phase outside the modules: the median over the steps. The rows with the largest "
-  + "differences are shown. A hatched cell means that the rank reported no time.";
+const OLDER = "The times of the ranks are unknown, because an earlier version of lflops wrote this profile. Profile the run again.";
+const UNTIMED = "The ranks cannot be compared, because no module was timed on two ranks. "
+  + "FlopsMonitor times modules in the steps after the active steps, and lflops.measure times modules in separate passes.";
+const COMPARED = "A row is a phase of a module, or a phase outside all modules. A cell shows the self time of a rank (the median over the steps), compared with the "
+  + "median rank. Only the rows with the largest differences are shown. A hatched cell means that the rank reported no time.";
 const HIGHEST = 460;
 
 /** @type {Format} */

@@ -10,7 +10,7 @@ import { sortedTable } from "../table/sorted_table.js";
 /** @type {View} */
 export const roofline = { id: "roofline", label: "Roofline", within: "modules", has: ({ roofline: data }) => data !== null, draw: drawView, isSized: true };
 
-const POINTS = { repeats: "modules, repeats as one", modules: "modules", operators: "operators" };
+const POINTS = { repeats: "modules (identical modules as one point)", modules: "modules (each as a point)", operators: "operators" };
 const SHORT = { forward: "fwd", backward: "bwd", recompute: "recomp", optimizer: "optim", other: "other", all: "" };
 const FIELDS = [
   "module", "label", "times", "has_below", "phase", "flops", "bytes_moved", "fused_bytes", "intensity", "seconds", "flops_per_second", "roof_seconds", "roof_flops_per_second",
@@ -97,7 +97,7 @@ function drawView(payload, { state, remember, go }) {
     const timed = placed.filter(({ isTimed }) => isTimed).length;
     const chart = drawRoofline({
       points: placed, ceilings, pointed: point, chosen: choose, width: chartWidth(), zoom, zoomed: ({ x, y }) => { state.zoom = [...x, ...y].map((each) => each.toPrecision(5)).join(","); draw(); },
-      label: `${exact(timed)} points and ${ceilings.length} rooflines, intensity against FLOP/s; the table has the numbers`,
+      label: `${exact(timed)} points and ${ceilings.length} rooflines: FLOP/s over intensity; the table has the numbers`,
     });
     inOrder = [...placed].sort((a, b) => b.potential - a.potential || b.weight - a.weight);
     current = -1;
@@ -175,13 +175,13 @@ function nameOf(point, enter) {
     "div", { class: "name", role: "gridcell", title: name }, label,
     times > 1 ? element("span", { class: "kind" }, `×${times}`) : null,
     hasBelow ? element("span", { class: "kind", title: "without its submodules" }, "self") : null,
-    over ? element("span", { class: "mark wrong", title: over }, times > 1 ? "one above limit" : "above limit") : null,
+    over ? element("span", { class: "mark wrong", title: over }, times > 1 ? "one is above the limit" : "above the limit") : null,
   );
 }
 
 /** @type {(point: RooflinePoint) => HTMLElement[]} */
 function cardOf(point) {
-  const of = [point.phase, point.times > 1 ? `${point.times} together` : null, point.has_below ? "without its submodules" : null];
+  const of = [point.phase, point.times > 1 ? `${point.times} modules together` : null, point.has_below ? "without its submodules" : null];
   /** @type {[string, string, Format][]} */
   const rows = [
     ["intensity", "intensity", (value) => `${count(value)} FLOPs/byte`], ["achieved", "flops_per_second", rate], ["roofline limit", "roof_flops_per_second", rate],
@@ -200,8 +200,8 @@ function cardOf(point) {
 function signs() {
   /** @type {(look: string, text: string) => HTMLElement} */
   const sign = (look, text) => element("span", { class: "sign" }, element("span", { class: `dot ${look}` }), text);
-  const each = [sign("timed", "timed"), sign("rug", "not timed: only the intensity is known"), sign("ringed", "above its roofline limit")];
-  return element("div", { class: "signs" }, ...each, "area: time");
+  const each = [sign("timed", "with a measured time"), sign("rug", "without a measured time: only the intensity is known"), sign("ringed", "above its roofline limit")];
+  return element("div", { class: "signs" }, ...each, "the area of a circle shows its time");
 }
 
 /** @type {(text: string | undefined) => import("../charts/roofline.js").Zoom | null} */
@@ -213,12 +213,12 @@ function zoomOf(text) {
 /** @type {(nowhere: number, untimed: number, leftOut: number) => string} */
 function remarks(nowhere, untimed, leftOut) {
   const parts = [
-    leftOut ? `${exact(leftOut)} more points with less time are left out` : "",
-    untimed ? `${exact(untimed)} points without a time are marks on the axis` : "",
-    nowhere ? `${nowhere === 1 ? "1 point without FLOPs is" : `${exact(nowhere)} points without FLOPs are`} not in the chart` : "",
-    "drag across the chart to zoom",
+    leftOut ? `${exact(leftOut)} more points with less time are left out.` : "",
+    untimed ? `${untimed === 1 ? "1 point without a measured time is a mark" : `${exact(untimed)} points without a measured time are marks`} on the axis.` : "",
+    nowhere ? `${nowhere === 1 ? "1 point without FLOPs is" : `${exact(nowhere)} points without FLOPs are`} not in the chart.` : "",
+    "Drag across the chart to zoom.",
   ].filter(Boolean);
-  return `${parts.join("; ")}.`;
+  return parts.join(" ");
 }
 
 // A line for each chip.
@@ -236,7 +236,7 @@ function roofList(ceilings) {
     const peaks = same.map(({ dtype, flops_per_second: peak }) => `${dtype} ${rate(peak)}`).join(", ");
     return element(
       "li", {}, element("span", { class: isJudgedBy ? "stroke" : "stroke other" }), `${hardware}: ${peaks}, ${bandwidth(slope)}`,
-      element("span", { class: "remark" }, ` ${[source, isJudgedBy ? "" : "not used as the limit"].filter(Boolean).join("; ")}`),
+      element("span", { class: "remark" }, ` ${[source, isJudgedBy ? "" : "this chip's roofline is not used as the limit"].filter(Boolean).join("; ")}`),
     );
   }));
 }

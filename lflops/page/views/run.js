@@ -16,7 +16,7 @@ export const run = { id: "run", label: "Run", draw: drawRun, isSized: true, ofOn
 
 const FIRST_CARDS = 3;
 const LISTED = 20;
-const OTHERS = "No issues, but where other time goes:";
+const OTHERS = "The following are no issues. They show where other time goes:";
 /** @type {Record<string, string>} */
 const LINKS = { run: "steps", modules: "modules", memory: "memory", ranks: "ranks", timeline: "timeline" };
 
@@ -89,7 +89,7 @@ function doNext({ cards, nothing }, context) {
   }
   fill(context?.state.all ? cards.length : FIRST_CARDS);
   const isAnyIssue = cards.some((card) => card.is_issue);
-  const meaning = isAnyIssue ? " – time that each saves at most, in a step" : " – no known issue; the time of each in a step";
+  const meaning = isAnyIssue ? " – the time that each fix saves at most per step" : " – no issue was found; the times are per step";
   return element(
     "div", { class: "do-next" }, element("h2", {}, cards.length && !isAnyIssue ? "Where time goes" : "Do next", cards.length ? element("span", { class: "quiet" }, meaning) : null),
     ...(nothing ? [element("p", {}, nothing)] : [list, more]),
@@ -133,12 +133,12 @@ function wholeRun({ ledger: shown }) {
     ...(memory ? [element("h2", {}, "Memory of the process"), memory] : []),
     ...(slow.length ? [
       element("h2", {}, costliest.length < slow.length ? `The ${LISTED} most expensive of ${exact(slow.length)} slow steps` : "Slow steps"),
-      plainTable("slow steps", [...amounts("step", "cost", "took", "usual"), ...texts("cause")], costliest.map(({ step, cost, seconds, usual, cause }) => [
+      plainTable("slow steps", [...amounts("step", "cost", "time", "usual time"), ...texts("cause")], costliest.map(({ step, cost, seconds, usual, cause }) => [
         valued(step, exact), valued(cost, duration), valued(seconds, duration), valued(usual, duration), shown.causes[cause] ?? cause,
       ])),
     ] : []),
-    element("h2", {}, "Starts"),
-    plainTable("starts", [...amounts("began after", "took", "steps"), ...texts("ended")], starts.map((each) => [
+    element("h2", {}, "Starts of the run"),
+    plainTable("starts", [...amounts("began after", "lasted", "steps"), ...texts("how it ended")], starts.map((each) => [
       valued(each.begin - starts[0].begin, longDuration), valued(each.seconds, longDuration),
       stepsOf(each), each.ended,
     ])),

@@ -40,13 +40,13 @@ function drawRuns(_payload, { state, remember, source, listed, window, showWindo
       "div", { class: "name", role: "rowheader", title: [name, stage].filter(Boolean).join(", ") },
       element("button", {
         type: "button", class: isPinned ? "mark pinned" : "mark", tabindex: -1, "aria-pressed": isPinned,
-        "aria-label": `${isPinned ? "unpin" : "pin"} ${name} as the baseline`, title: "the baseline: other runs show their difference from it",
+        "aria-label": `${isPinned ? "unpin" : "pin"} ${name} as the baseline`, title: "all other runs show their difference from the baseline",
         onclick: () => { state.baseline = isPinned ? "" : key; fill(listed.windows); },
       }, isPinned ? "baseline" : "pin"),
       element("button", { type: "button", class: "label to-row", tabindex: -1, onclick: () => showWindow(each, "run") }, name),
       element("span", { class: "kind" }, [stage, windows > 1 ? `${windows} windows` : ""].filter(Boolean).join(", ")),
       isPinned || isSameWindow(each, window) || !window ? null : element("button", {
-        type: "button", class: "mark", tabindex: -1, title: "compare the window above with this run, as the run before",
+        type: "button", class: "mark", tabindex: -1, title: "compare this run (before) with the window shown at the top of the page (after)",
         onclick: () => go("compare", { run: each.run, tag: each.tag, step: String(each.step) }),
       }, "compare"),
       isSameWindow(each, window) ? element("span", { class: "mark" }, "shown") : null,
@@ -83,7 +83,7 @@ function drawRuns(_payload, { state, remember, source, listed, window, showWindo
       ...FIGURES.map(([id, label, text]) => figureColumn(id, label, text)),
       column("device", "device", ({ head }) => head?.device ?? null), column("strategy", "strategy", ({ head }) => head?.strategy ?? null),
       column("ranks", "ranks", ({ head }) => head?.ranks ?? null, count), column("dtype", "precision", ({ head }) => head?.dtype ?? null),
-      column("wall_time", "logged", ({ window: each }) => each.wall_time ?? null, (time) => (time === null ? "–" : new Date(1000 * time).toLocaleString([], LOGGED))),
+      column("wall_time", "logged at", ({ window: each }) => each.wall_time ?? null, (time) => (time === null ? "–" : new Date(1000 * time).toLocaleString([], LOGGED))),
     ];
     /** @type {(column: FlatColumn) => boolean} */
     const isKnown = ({ id, read }) => ["run"].includes(id) || shown.some((row) => read(row) !== null && read(row) !== "" && !Number.isNaN(read(row)));

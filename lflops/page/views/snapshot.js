@@ -21,9 +21,9 @@ export function snapshot(data, state) {
     element("h2", {}, cause), ...facts.map((text) => element("p", {}, text)),
     element("h2", {}, "What would free memory"), element("ul", {}, ...data.remedies.map((text) => element("li", {}, text))),
     ...(data.peak === null ? [] : [
-      element("h2", {}, "Live memory over the record"),
+      element("h2", {}, "Live memory over the allocator's record"),
       memoryTimeline(data, { state, remember: () => {}, openModule: () => {}, unit: "entry", moment: "after", marked }),
-      element("p", { class: "remark" }, `The chart has ${exact(data.points.at.length)} of ${exact(data.operators)} entries of the allocator's record.`),
+      element("p", { class: "remark" }, `The chart shows ${exact(data.points.at.length)} of ${exact(data.operators)} entries of the allocator's record.`),
     ]),
     element("h2", {}, `Alive at the ${marked}`),
     peakMap(data, state, showStack), stack,
@@ -46,7 +46,7 @@ function byModule({ matched_share: matched, moments }) {
   const names = [...new Set(held.flatMap(Object.keys))].sort((one, other) => Number(last[other] ?? 0) - Number(last[one] ?? 0));
   return [
     element("h2", {}, "By module of the profile"),
-    element("p", { class: "remark" }, `${percent(matched)} of the bytes that forward and backward allocate are matched with modules.`),
+    element("p", { class: "remark" }, `${percent(matched)} of the bytes that forward and backward allocated could be assigned to modules of the profile.`),
     plainTable("by module", [...texts("module"), ...amounts(...Object.keys(moments))], names.slice(0, LISTED).map((name) => [name, ...held.map((each) => bytesOf(each[name] ?? 0))])),
   ];
 }
@@ -66,7 +66,7 @@ function peakMap(data, state, showStack) {
       }));
       const known = tiles.reduce((sum, { value }) => sum + value, 0);
       const value = state.map ? known : Number(data.by_category.find(([category]) => category === name)?.[1] ?? known);
-      if (value > known) tiles.push({ label: "smaller ones", value: value - known, colour: "var(--rest)", title: `smaller tensors of ${words(name)}: ${size(value - known)}`, act: () => {} });
+      if (value > known) tiles.push({ label: "smaller tensors", value: value - known, colour: "var(--rest)", title: `smaller tensors of ${words(name)}: ${size(value - known)}`, act: () => {} });
       return { label: `${words(name) || "no stack"} ${size(value)}`, value, tiles };
     });
     container.replaceChildren(treemap(groups, chartWidth(), 320, "alive at the peak"));

@@ -11,12 +11,12 @@ import { reader } from "../table/module_columns.js";
 export const timeline = { id: "timeline", label: "Timeline", has: ({ has_timeline: has }) => Boolean(has), draw: drawTimeline, isSized: true, ofOneRank: true };
 
 const SOURCES = {
-  traced: "A step that torch.profiler recorded. Recording slows operators on the host, so proportions are more reliable than times.",
-  module_timing: "A module-timing step, without operators.",
+  traced: "torch.profiler recorded this step. Recording slows down operators on the host, so proportions are more reliable than times.",
+  module_timing: "This is a module-timing step, so the timeline has no operators.",
 };
 const MORE = "With trace=True, FlopsMonitor records operators as well.";
 const MORE_OF_RANKS = 'With trace=True and trace_ranks="all", FlopsMonitor records operators of all ranks as well.';
-const MEMORY = "Memory was counted in another step. It is aligned by the modules that ran in both steps; the operators between them are spaced evenly.";
+const MEMORY = "Live memory comes from another step, the counting step. Its curve is aligned at the modules that ran in both steps. Between these modules, the operators are spaced evenly.";
 const LISTS = new Set(["ModuleList", "ModuleDict"]);
 const LEVELS = ["2", "3", "4", "6", "8", "12"];
 
@@ -46,7 +46,7 @@ function drawn(data, payload, context) {
   const { memory } = payload;
   const { state, remember, go, rank } = context;
   const ofRanks = rank === null ? ranks : ranks.filter((each) => each.rank === rank);
-  if (!ofRanks.length) return [element("p", { class: "message" }, `There is no timeline of rank ${rank}: only the first ranks have one.`)];
+  if (!ofRanks.length) return [element("p", { class: "message" }, `Rank ${rank} has no timeline: only the first ranks have a timeline.`)];
   const steps = stepsOf(ofRanks);
   const number = steps.some((each) => String(each) === state.step) ? Number(state.step) : steps[0];
   const shown = ofRanks.filter(({ step }) => step === number);
@@ -82,8 +82,8 @@ function drawn(data, payload, context) {
   fill();
   const left = shown.reduce((sum, each) => sum + each.left_out.reduce((a, b) => a + b), 0);
   const remarks = [
-    ...new Set(shown.map(({ source }) => SOURCES[source])), isTraced ? "" : shown.length > 1 ? MORE_OF_RANKS : MORE, shown.length > 1 ? "The time of each rank starts with its step." : "",
-    hasMemory ? MEMORY : "", left ? `${exact(left)} shorter slices are left out.` : "",
+    ...new Set(shown.map(({ source }) => SOURCES[source])), isTraced ? "" : shown.length > 1 ? MORE_OF_RANKS : MORE, shown.length > 1 ? "The time axis of each rank starts when the step begins on this rank." : "",
+    hasMemory ? MEMORY : "", left ? `${exact(left)} shorter bars are left out.` : "",
   ];
   return [
     element("div", { class: "side-by-side" }, element("h2", {}, `Timeline of ${named(number)}, ${duration(length / 1e9)}`), element("div", { class: "choices" }, ...(picker ? [picker] : []), choice)), container,

@@ -37,10 +37,10 @@ export function drawWindow(payload, screen, { source, listed, window, rank, foll
   return element(
     "div", { class: "of-window" },
     element("h2", {}, `The profiled ${payload.head.when || "pass"}`),
-    payload.partial ? element("p", { class: "caveat", role: "note" }, "Partial: the training run ended before this window.") : null,
+    payload.partial ? element("p", { class: "caveat", role: "note" }, "This window is incomplete, because the training run ended before the window did.") : null,
     cards,
     rank === null ? null : element("p", { class: "remark" }, `The figures of rank ${rank} come first. All other figures are those of the whole run.`),
-    stacked("What limits its step", breakdown, whyNoBreakdown, "breakdown", openModules),
+    stacked("What limits the step of this window", breakdown, whyNoBreakdown, "breakdown", openModules),
     tracesOf(payload, source),
     element("h2", { id: "facts" }, "All figures and facts of the window"),
     facts([...all.filter((fact) => !usual.includes(fact)).map(named), ...subject, ...remarks]),
@@ -70,7 +70,7 @@ export function stacked(title, parts, missing, kind, openModules) {
     const key = element("span", { class: "key", style: { background } });
     const links = modules.flatMap(([pattern, part], index) => [
       index ? ", " : "",
-      element("button", { type: "button", class: "leading", title: "show its rows in Modules", onclick: () => openModules(pattern) }, pattern || "(model)"),
+      element("button", { type: "button", class: "leading", title: "show these modules in the view Modules", onclick: () => openModules(pattern) }, pattern || "(model)"),
       ` ${percent(part)}`,
     ]);
     list.append(element(
