@@ -171,7 +171,7 @@ def acted(browser: Any, file: Path) -> dict[str, float]:
     ]
     found["icicle: next bar, zoom, back"] = statistics.median(zooms)
     found["search, repeats folded"] = times(field, "7", "7.lay", "")
-    opened.get_by_label("fold repeats").uncheck()
+    opened.get_by_label("fold identical modules").uncheck()
     opened.get_by_role("button", name="open all").click()
     found["sort, all rows open"] = times(sort, "click")
     opened.get_by_label("flat").check()

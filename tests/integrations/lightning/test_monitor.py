@@ -270,7 +270,10 @@ def test_a_schedule_without_a_step_to_count_in_is_refused() -> None:
     ("hardware", "message"),
     [
         ("H2000", "hardware='H2000': 'H2000' is not in the table of chips"),
-        (312e12, "hardware=312000000000000.0: pass 'auto', 'measure', a chip's name, a TOML file"),
+        (
+            312e12,
+            "hardware=312000000000000.0: pass 'auto', 'measure', a chip's name, the path of a TOML file",
+        ),
     ],
 )
 def test_an_unknown_chip_is_refused_when_the_monitor_is_made(hardware: Any, message: str) -> None:
