@@ -63,16 +63,16 @@ class Finding(Struct, frozen=True, kw_only=True):
 def track_record(right: int, total: int) -> str:
     """Describe how reliable a finding is.
 
-    For example: "at least 80 % of such findings are right, as tested in 20 runs with planted
-    issues".
+    For example: "at least 80 % of such findings are right, measured in 20 test runs with
+    known issues".
 
     Args:
         right: Number of runs in which the finding came first and was right.
         total: Number of runs in which the finding came first.
     """
     percent = int(100 * least_share(right, total))
-    runs = f"{total} runs with planted issues"
-    return f"at least {percent} % of such findings are right, as tested in {runs}"
+    runs = f"{total} test runs with known issues"
+    return f"at least {percent} % of such findings are right, measured in {runs}"
 
 
 def least_share(right: int, total: int) -> float:

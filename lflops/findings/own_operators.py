@@ -112,7 +112,7 @@ class OwnOperators:
         if not self.traced:
             return f" (operators: {self.listed()})"
         if not self.explains(seconds):
-            return f", but the operators there take only {units.duration(self.seconds)}"
+            return f", but operators take only {units.duration(self.seconds)} of this time"
         return f", in {self.fitted_into(seconds).listed()}"
 
     def times(self, seconds: float) -> dict[str, float]:

@@ -97,7 +97,8 @@ class NamedPhase(PartRule):
         return f"the phase {plain(self.name)}"
 
     def advise_in(self, module: str, step: StepEvidence) -> str:
-        return f"Divide the phase {plain(self.name)} with further monitor.phase blocks"
+        name = plain(self.name)
+        return f"To see what takes the time, add monitor.phase blocks inside the phase {name}"
 
 
 MAIN_HOOK_SHARE = 0.4

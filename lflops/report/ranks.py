@@ -35,7 +35,7 @@ report says that it cannot tell which rank is slow.
 """
 
 _SMALLEST_FACTOR = 10.0
-"""Smallest ratio of times that is printed as a factor (`×12 slower`), not as a percentage."""
+"""Smallest ratio of times that is printed as a factor (`12× as slow`), not as a percentage."""
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
@@ -56,8 +56,8 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
         most = units.count(max(macs))
         # The range is left out if both ends are equal after rounding.
         if least != most:
-            uneven = f", {least} to {most} on each"
-        yield "all ranks", f"{units.count(sum(macs))} MACs forward and backward{uneven}"
+            uneven = f", {least} to {most} per rank"
+        yield "all ranks", f"{units.count(sum(macs))} MACs in forward and backward{uneven}"
     yield from _imbalance(analysis)
     yield from _communication(analysis)
     if analysis.stragglers.too_few_steps is None:
@@ -117,7 +117,7 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
         less = f"{units.percent(found.lost_share)} less"
         if mean:
             less = f"{units.duration(mean * (1 - found.lost_share))}, {less}"
-        said = f"with all ranks as fast as the median rank, a step would take {less}"
+        said = f"if all ranks were as fast as the median rank, a step would take {less}"
         yield "imbalance", said
 
 
@@ -147,16 +147,18 @@ def _why_no_slow_rank(found: Stragglers, analysis: Analysis) -> str:
     """Describe why no slow rank is listed."""
     if found.too_few_steps is not None:
         steps = counted(found.too_few_steps, "step")
-        return f"cannot tell: {steps} of all ranks to compare, and {ENOUGH} are needed"
+        return (
+            f"cannot tell: only {steps} can be compared between all ranks, but {ENOUGH} are needed"
+        )
     if found.busy_machine:
         return (
-            "cannot tell: this machine was busy, and the system preempted the processes of all "
-            "ranks"
+            "cannot tell: this machine was busy, and the operating system preempted the processes "
+            "of all ranks"
         )
     if found.is_alternating:
-        why = "and none of them in most of the steps"
+        why = "and none of them is last in most of the steps"
         if found.lengths_differ:
-            why = "because the sequence lengths of their batches differ"
+            why = "because the sequence lengths of the batches differ"
         return f"no single rank is slow: different ranks arrive last in different steps, {why}"
     longest_wait = max((wait.seconds for wait in found.waits), default=0.0)
     if (
@@ -165,10 +167,10 @@ def _why_no_slow_rank(found: Stragglers, analysis: Analysis) -> str:
         and longest_wait >= _LONG_WAIT_SHARE * found.step_seconds
     ):
         return (
-            "cannot tell: ranks wait for each other, but no rank is slower anywhere by more than "
-            "noise"
+            "cannot tell: ranks wait for each other, but no rank is slower by more than noise in "
+            "any module or phase"
         )
-    return "none: no rank is slower than the others by more than noise"
+    return "none: no rank is slower than the other ranks by more than noise"
 
 
 def _sentence(row: Straggler, analysis: Analysis) -> str:
@@ -183,36 +185,35 @@ def _sentence(row: Straggler, analysis: Analysis) -> str:
     where = place_of_rank(row)
     if row.modules > 1:
         where += f" ({row.modules} modules)"
-    costs = f"costs {units.duration(row.seconds_lost)} a step"
+    costs = f"this costs {units.duration(row.seconds_lost)} per step"
     rank = f"rank {row.slow_rank}{hosts_by_rank(analysis.profile).get(row.slow_rank, '')}"
     if row.cause is not None:
         costs += f"; {reason_of(row, analysis.profile)}"
-    slower = f"{_slower(row.ratio)} than the other ranks"
-    return f"{rank} is {slower} in {where}{often}: {costs}"
+    return f"{rank} is {_slower(row.ratio)} the other ranks in {where}{often}: {costs}"
 
 
 def _slower(ratio: float | None) -> str:
-    """Format how much slower a rank is, such as `12.0 % slower` or `×12 slower`."""
+    """Format how much slower a rank is, such as `12.0 % slower than` or `12× as slow as`."""
     if ratio is None or ratio <= 1:
-        return "slower"
+        return "slower than"
     if ratio < _SMALLEST_FACTOR:
-        return f"{units.percent(ratio - 1)} slower"
-    return f"×{ratio:.0f} slower"
+        return f"{units.percent(ratio - 1)} slower than"
+    return f"{ratio:.0f}× as slow as"
 
 
 def _waiting(wait: RankWait) -> str:
     """Describe for which rank other ranks wait, in which module and phase, and how long.
 
-    For example: `7 ranks wait 50.00 ms a step for rank 1 in the model's own backward`.
+    For example: `7 ranks wait 50.00 ms per step for rank 1 in backward outside the layers`.
     """
     who = f"{wait.ranks} ranks wait"
     if wait.ranks == 1:
         who = f"rank {wait.longest_rank} waits"
     traced = ""
     if wait.traced_seconds is not None:
-        traced = f", in the traces {units.duration(wait.traced_seconds)}"
+        traced = f" ({units.duration(wait.traced_seconds)} in the traced steps)"
     where = place_of(wait.module, wait.phase)
-    cost = f"{units.duration(wait.seconds)} a step"
+    cost = f"{units.duration(wait.seconds)} per step"
     return f"{who} {cost} for rank {wait.for_rank} in {where}{traced}"
 
 
@@ -229,7 +230,7 @@ def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _collective(collective: Collective, *, name_group: bool) -> str:
-    """Describe a collective: `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, ...`.
+    """Describe a collective: `all-reduce over 8 ranks: 3 calls and 1.20 GiB per step, ...`.
 
     If `name_group` is true, the text also names the process group, to distinguish the collective
     from a similar collective in another group.
@@ -240,18 +241,18 @@ def _collective(collective: Collective, *, name_group: bool) -> str:
     group = ""
     if name_group:
         group = f" (group {plain(collective.group)})"
-    parts = [f"{counted(collective.calls, 'call')} and {units.size(collective.bytes)} a step"]
+    parts = [f"{counted(collective.calls, 'call')} and {units.size(collective.bytes)} per step"]
     if collective.seconds is not None:
         exposed = ""
         if collective.exposed_seconds is not None:
-            exposed = f", of these {units.duration(collective.exposed_seconds)} exposed"
-        parts.append(f"{units.duration(collective.seconds)}{exposed}")
+            exposed = f" ({units.duration(collective.exposed_seconds)} exposed)"
+        parts.append(f"taking {units.duration(collective.seconds)}{exposed}")
     if collective.bus_bytes_per_second is not None:
         least = "at least " if collective.includes_waiting else ""
         bandwidth = units.rate(collective.bus_bytes_per_second, "B/s")
         share = ""
         if collective.link_share is not None:
-            share = f", {units.percent(collective.link_share)} of the link"
+            share = f", {units.percent(collective.link_share)} of the link's bandwidth"
         parts.append(f"bus bandwidth {least}{bandwidth}{share}")
     return f"{collective.kind.replace('_', '-')}{over}{group}: {', '.join(parts)}"
 
@@ -279,4 +280,4 @@ def _by_rank(
             least, _ = min(known)
             most, slowest = max(known)
             times = f"{units.duration(least)} to {units.duration(most)}"
-            yield label, f"{times}, the most on rank {slowest}"
+            yield label, f"{times}, the longest on rank {slowest}"

@@ -367,7 +367,10 @@ def test_the_shell_shows_roofs_modules_and_operators(
         "memory",
         "0.75",
     ] == norm.split()[:11]
-    assert "!: above its roofline limit: a count, a time or a peak is wrong" in lines
+    assert (
+        "!: above its roofline limit: the counted work, the measured time or the peak is wrong"
+        in lines
+    )
     assert any(line.startswith("aten::addmm float32") for line in lines)
 
 

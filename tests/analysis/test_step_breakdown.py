@@ -619,8 +619,8 @@ def test_the_verdict_names_the_largest_parts_in_words() -> None:
     assert (
         "18.8 % of the step (750 ms) is optimizer work.",
         (
-            "18.8 % of the step (750 ms) is spent outside all phases, in callbacks, metrics, "
-            "logging or other code of the loop."
+            "18.8 % of the step (750 ms) is spent outside forward, backward and the other phases, "
+            "for example in callbacks, metrics or logging."
         ),
         "12.5 % of the step (500 ms) is spent waiting for data.",
     ) == told.why

@@ -21,6 +21,6 @@ def test_a_finding_says_the_share_rounded_down() -> None:
     """If the reliability was not measured, the text is empty."""
     finding = Finding(cause="data", sentence="It waits.", right=(8, 8))
     assert finding.track_record.startswith(
-        "at least 68 % of such findings are right, as tested in 8 "
+        "at least 68 % of such findings are right, measured in 8 "
     )
     assert "" == Finding(cause="data", sentence="It waits.").track_record

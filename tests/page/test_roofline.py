@@ -127,7 +127,10 @@ def test_the_table_has_what_there_is_to_win_first(roofline_of: Callable[..., See
         "20",
     ] == texts[1:]
     title = second.locator(".mark").get_attribute("title")
-    assert "above its roofline limit: a count, a time or a peak is wrong" == title
+    assert (
+        "above its roofline limit: the counted work, the measured time or the peak is wrong"
+        == title
+    )
     seen.page.get_by_role("button", name="roofline-bound time").click()
     head = seen.page.get_by_role("columnheader", name="roofline-bound time")
     assert "descending" == head.get_attribute("aria-sort")
@@ -146,7 +149,10 @@ def test_a_point_says_its_figures(roofline_of: Callable[..., Seen]) -> None:
     seen.page.mouse.move(5, 5)
     card.wait_for(state="hidden")
     seen.page.locator("[role=grid]").press("ArrowDown")
-    assert "above its roofline limit: a count, a time or a peak is wrong" in card.inner_text()
+    assert (
+        "above its roofline limit: the counted work, the measured time or the peak is wrong"
+        in card.inner_text()
+    )
     assert 1 == seen.page.locator(".picture .pointed").count()
 
 

@@ -130,15 +130,15 @@ def test_each_kind_is_a_sentence() -> None:
     """
     both = call("up", seconds=12e-3, exposed_seconds=4e-3, least_seconds=5e-3)
     one = call("up", "_allgather_base_", seconds=10e-3, exposed_seconds=0.0)
-    moved = "over 8 ranks: 1 call and 953.67 MiB a step"
+    moved = "over 8 ranks: 1 call and 953.67 MiB per step"
     assert [
         (
-            f"all-reduce {moved}, 12.0 ms, of these 4.00 ms exposed, bus bandwidth 350 GB/s, "
-            "87.5 % of the link"
+            f"all-reduce {moved}, taking 12.0 ms (4.00 ms exposed), bus bandwidth 350 GB/s, "
+            "87.5 % of the link's bandwidth"
         ),
         (
-            f"all-gather {moved}, 10.0 ms, of these 0 s exposed, bus bandwidth at least 87.5 GB/s, "
-            "21.9 % of the link"
+            f"all-gather {moved}, taking 10.0 ms (0 s exposed), bus bandwidth at least 87.5 GB/s, "
+            "21.9 % of the link's bandwidth"
         ),
         f"reduce-scatter {moved}",
     ] == said(of(both, one, call("up", "reduce_scatter_tensor")))
@@ -147,6 +147,6 @@ def test_each_kind_is_a_sentence() -> None:
 def test_groups_of_one_size_are_told_apart() -> None:
     """Groups of the same size have separate lines with their names, even if one rank reports."""
     assert [
-        "all-reduce over 8 ranks (group data): 1 call and 953.67 MiB a step",
-        "all-reduce over 8 ranks (group tensor): 1 call and 953.67 MiB a step",
+        "all-reduce over 8 ranks (group data): 1 call and 953.67 MiB per step",
+        "all-reduce over 8 ranks (group tensor): 1 call and 953.67 MiB per step",
     ] == said(of(call("up", group="data"), call("up", group="tensor"), hosts=("a",)))

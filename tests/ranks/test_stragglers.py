@@ -295,12 +295,12 @@ def test_the_worst_three_are_a_sentence_each() -> None:
         )
     )
     assert (
-        "rank 1 on node0 is ×168 slower than the other ranks in data loading, in 6 of 6 steps: "
-        "costs 50.0 ms a step"
-        " | rank 5 on node1 is 310.0 % slower than the other ranks in layers.0.mlp forward, "
-        "in 6 of 6 steps: costs 31.0 ms a step"
-        " | rank 2 on node0 is 10.0 % slower than the other ranks in everything, in 6 of 6 steps: "
-        "costs 9.00 ms a step"
+        "rank 1 on node0 is 168× as slow as the other ranks in data loading, in 6 of 6 steps: "
+        "this costs 50.0 ms per step"
+        " | rank 5 on node1 is 310.0 % slower than the other ranks in the forward of layers.0.mlp, "
+        "in 6 of 6 steps: this costs 31.0 ms per step"
+        " | rank 2 on node0 is 10.0 % slower than the other ranks in all phases, in 6 of 6 steps: "
+        "this costs 9.00 ms per step"
         " | 1 more"
     ) == said(given)["slow ranks"]
 
@@ -329,7 +329,7 @@ def test_a_rank_that_costs_much_is_in_the_first_sentences() -> None:
     slow = compared(excess("", (6e-3,) * 6, phase="all", usual=60e-3, seconds=66e-3))
     sentence = (
         "Rank 5 on node1 makes the other ranks wait for 6.0 % of the pass (6.00 ms): it is slow in "
-        "everything."
+        "all phases."
     )
     assert sentence == report_of(analyze(slow)).verdict.why[0]
     unprofiled = replace(slow, rank_comparison=None, unprofiled_comparison=slow.rank_comparison)
@@ -345,12 +345,12 @@ def test_bursts_and_kinds_are_said_as_such() -> None:
     """
     burst = excess("head", THIRD)
     assert (
-        "rank 5 on node1 is slower than the other ranks in head forward, in 3 of 9 steps: "
-        "costs 6.67 ms a step"
+        "rank 5 on node1 is slower than the other ranks in the forward of head, in 3 of 9 steps: "
+        "this costs 6.67 ms per step"
     ) == said(compared(rank_comparison=comparison(burst, steps=9)))["slow ranks"]
     kind = excess("layers.*.mlp", (8e-3,) * 6, modules=4)
     assert (
-        "in layers.*.mlp forward (4 modules), in 6 of 6 steps: costs 8.00 ms a step"
+        "in the forward of layers.*.mlp (4 modules), in 6 of 6 steps: this costs 8.00 ms per step"
         in said(compared(kind))["slow ranks"]
     )
 
@@ -385,9 +385,9 @@ def test_who_waits_for_whom_is_said() -> None:
         ),
     )
     assert (
-        "7 ranks wait 50.0 ms a step for rank 3 in the model's own backward"
-        " | rank 0 waits 20.0 ms a step for rank 1 in head forward"
-        " | rank 1 waits 5.00 ms a step for rank 0 in Lightning's collectives"
+        "7 ranks wait 50.0 ms per step for rank 3 in backward outside the layers"
+        " | rank 0 waits 20.0 ms per step for rank 1 in the forward of head"
+        " | rank 1 waits 5.00 ms per step for rank 0 in Lightning's collectives"
     ) == said(compared(rank_comparison=comparison(waits=waits)))["waiting"]
 
 
@@ -398,7 +398,7 @@ def test_what_the_run_loses_altogether_is_one_sentence() -> None:
     """
     known = comparison(excess("head"), lost_seconds=4e-3)
     assert (
-        "with all ranks as fast as the median rank, a step would take 96.0 ms, 4.0 % less"
+        "if all ranks were as fast as the median rank, a step would take 96.0 ms, 4.0 % less"
         == said(compared(rank_comparison=known))["imbalance"]
     )
     unknown = comparison(excess("head"), lost_seconds=None)
@@ -409,7 +409,7 @@ def test_what_the_run_loses_altogether_is_one_sentence() -> None:
 
 def test_equal_ranks_are_said_to_be_equal() -> None:
     """A delay of 0.5 ms is less than 1 % of the step, so the report says that no rank is slow."""
-    expected = "none: no rank is slower than the others by more than noise"
+    expected = "none: no rank is slower than the other ranks by more than noise"
     assert expected == said(compared(excess("head", (0.5e-3,) * 6)))["slow ranks"]
 
 
@@ -439,8 +439,8 @@ def test_who_waits_for_data_is_told() -> None:
         data_wait = 40e-3 if rank.rank == 3 else 1e-3
         each.append(replace(rank, data=spread(data_wait), macs=100 + rank.rank))
     lines = said(replace(given, ranks=tuple(each)))
-    assert "1.00 ms to 40.0 ms, the most on rank 3" == lines["data wait by rank"]
-    assert "828 MACs forward and backward, 100 to 107 on each" == lines["all ranks"]
+    assert "1.00 ms to 40.0 ms, the longest on rank 3" == lines["data wait by rank"]
+    assert "828 MACs in forward and backward, 100 to 107 per rank" == lines["all ranks"]
     assert "CPU time by rank" not in lines
 
 
@@ -451,8 +451,8 @@ def test_the_lines_are_in_both_texts_and_of_one_rank_there_are_none() -> None:
     """
     given = compared(excess("head"))
     sentence = (
-        "rank 5 on node1 is 40.0 % slower than the other ranks in head forward, in 6 of 6 steps: "
-        "costs 4.00 ms a step"
+        "rank 5 on node1 is 40.0 % slower than the other ranks in the forward of head, in 6 of 6 "
+        "steps: this costs 4.00 ms per step"
     )
     assert any(sentence in line for line in summary(analyze(given)).splitlines())
     assert any(sentence in line for line in drawn(given, width=160))

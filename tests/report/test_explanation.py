@@ -213,12 +213,12 @@ def test_a_clip_of_a_short_step_is_no_fault() -> None:
         (
             "Fabric",
             "between backward and the optimizer's step",
-            ("outside its layers, or between it and backward.", "of the loss"),
+            ("outside its layers, or between the model and backward.", "of the loss"),
         ),
         (
             None,
             "between backward and the optimizer's step",
-            ("outside its layers, or between it and backward.", "of the loss"),
+            ("outside its layers, or between the model and backward.", "of the loss"),
         ),
     ],
 )
@@ -308,7 +308,7 @@ def test_a_second_backward_costs_what_is_more_than_twice_the_forward() -> None:
     given = trained(cells=again)
     assert [("backward_twice", 10e-3)] == faults(given)
     first = explain(given).findings[0]
-    expected = "Backward has 4.0× as many MACs as forward, while twice as many are normal"
+    expected = "Backward has 4.0× as many MACs as forward, but only twice as many are normal"
     assert expected in first.sentence
 
 
@@ -680,8 +680,8 @@ def test_tf32_is_slower_than_bfloat16() -> None:
         given = replace(of_tf32, run=replace(of_tf32.run, hardware=Hardware("H100 SXM", peaks)))
         assert saved == dict(faults(given)).get("tensor_cores")
         sentence = (
-            "The matmuls of the model run in tf32. According to the chip's peaks, bfloat16 saves "
-            "26.5 % of the step (9.00 ms)."
+            "The matmuls of the model run in tf32. According to the chip's peaks, bfloat16 would "
+            "save 26.5 % of the step (9.00 ms)."
         )
         sentences = [each.sentence for each in explain(given).findings]
         assert (saved is not None) == (sentence in sentences)
@@ -799,7 +799,7 @@ def test_the_ledger_adds_what_is_between_steps() -> None:
     assert "validation" == finding.cause
     assert 0.17 == finding.seconds
     assert 0.17 == finding.share
-    sentence = "17.0 % of the run (without start-up) is spent on validation: 170 ms per step."
+    sentence = "17.0 % of the run without start-up (170 ms per step) is spent on validation."
     assert sentence == finding.sentence
     assert "found" == found.status
     assert "validation" == found.cause

@@ -208,12 +208,14 @@ def test_the_rhythm_of_a_phase_is_from_the_steps_that_its_cost_is_from(
         other = 2.4 if number in slow else 0.06
         groups.append(replace(group, spent=group.spent | {"other": other}))
     alone = [each for each in window_summary(analyze(window)).findings if each.cause == "other"]
-    assert alone[0].sentence.endswith("loop: 2.40 s in 1 of 9 steps, 60.0 ms in the other steps.")
+    assert alone[0].sentence.endswith(
+        "logging: 2.40 s in 1 of 9 steps, 60.0 ms in the other steps."
+    )
     found = findings_of(window_summary(analyze(window)), ledger(groups))
     (finding,) = (each for each in found if each.cause == "other")
     expected = (len(slow) * 2.4 + (60 - len(slow)) * 0.06) / 60
     assert pytest.approx(expected) == finding.seconds
-    assert finding.sentence.endswith(f"other code of the loop{rhythm}")
+    assert finding.sentence.endswith(f"callbacks, metrics or logging{rhythm}")
 
 
 def cost(cause: str, share: float, *, issue: bool = False, overhead: bool = False) -> Finding:
@@ -412,7 +414,7 @@ def test_one_slow_step_is_named_and_is_no_cause_of_all_the_others() -> None:
     found = findings_of(window_findings, run)
     (sentence,) = (each.sentence for each in found if each.cause == "other")
     assert sentence == (
-        "21.1 % of the run (without start-up) was lost in step 10 alone, which took 2.70 s instead "
+        "21.1 % of the run without start-up was lost in step 10 alone, which took 2.70 s instead "
         "of 300 ms."
     )
     assert "other" not in [card.cause for card in first_screen(window_findings, run).cards]

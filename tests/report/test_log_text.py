@@ -61,12 +61,12 @@ def test_the_verdict_says_why_and_what_next() -> None:
     given = small_profile()
     found = lines_of(log_text(analyze(replace(given, run=replace(given.run, hardware=CHIP)))))
     assert (
-        "23.3 % of the step (700 µs) is spent in Model itself, outside its layers, or between it "
-        "and backward."
+        "23.3 % of the step (700 µs) is spent in Model itself, outside its layers, or between "
+        "the model and backward."
     ) == found["why"]
-    assert "40.0 % of the step (1.20 ms) is backward outside the layers." == found["also"]
+    assert "40.0 % of the step (1.20 ms) is spent in backward, outside the layers." == found["also"]
     assert found["next"].startswith(
-        "Keep .item(), image logging, prints and loops in Python out of the model's forward"
+        "Keep .item(), image logging, prints and Python loops out of the model's forward"
     )
     assert found["verdict"].startswith("A step takes 3.00 ms, at ")
     assert found["confidence"].startswith("1 unprofiled step; ")

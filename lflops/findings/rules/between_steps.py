@@ -28,7 +28,7 @@ class Inference(BetweenStepsRule):
     threshold = Threshold(reported=0.05)
     verb = "is spent on"
     phrase = "inference without gradients (rollout, evaluation or generation)"
-    fix = "Use fewer or larger batches for rollouts and evaluations, if the training run allows it"
+    fix = "Use fewer or larger batches for rollouts and evaluations, if possible"
 
 
 class SavingCheckpoints(BetweenStepsRule):
@@ -49,7 +49,7 @@ class Logging(BetweenStepsRule):
     threshold = Threshold(share=0.05)
     verb = "is spent on"
     phrase = "logging"
-    fix = "Log less often, and no images or histograms in every step"
+    fix = "Log less often, and do not log images or histograms in every step"
     same_as = frozenset({"other"})
 
 
@@ -60,7 +60,7 @@ class Compilation(RunRule):
     threshold = Threshold(share=0.05)
     verb = "is spent on"
     phrase = "compilation"
-    fix = "Pad inputs to a few shapes, or pass dynamic=True to torch.compile"
+    fix = "Pad inputs to a few fixed shapes, or pass dynamic=True to torch.compile"
 
     def is_confirmed(self, run: RunEvidence) -> bool:
         return run.recompiles
@@ -74,7 +74,7 @@ class BetweenEpochs(RunRule):
     verb = "is spent"
     phrase = "between epochs"
     fix = (
-        "Save, log and evaluate less often between epochs; if the DataLoader has workers, set "
+        "Save, log and evaluate less often. If the DataLoader has workers, pass "
         "persistent_workers=True"
     )
 
@@ -84,5 +84,6 @@ class RepeatedWork(RunRule):
 
     name = "repeated"
     threshold = Threshold(share=0.05)
-    phrase = "work that was lost in a restart"
+    verb = "is spent on"
+    phrase = "steps that had to be repeated after a restart"
     fix = "Save checkpoints more often"

@@ -75,10 +75,10 @@ class BusiestModule(StepRule):
     name = "busiest"
     sentence = "The most time is spent in {where}{class}: {cost}."
     sentence_without_peak = (
-        "The most time is spent in {where}{class}: {cost}. Without a known peak, lflops cannot "
-        "tell how fast it could be."
+        "The most time is spent in {where}{class}: {cost}. The chip's peak is unknown, so lflops "
+        "cannot tell how fast this module could be."
     )
-    fix_without_peak = 'Pass the peak of this chip: hardware="measure" measures it'
+    fix_without_peak = 'Pass hardware="measure": lflops then measures the peak of this chip'
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         is_peak_missing = step.breakdown is None and not step.are_module_times_unreliable

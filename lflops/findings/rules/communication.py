@@ -25,7 +25,8 @@ class ExposedCommunication(PartRule):
 
     name = "communication"
     threshold = Threshold(share=0.05)
-    phrase = "communication, or waiting for other ranks, while nothing is computed"
+    verb = "is spent"
+    phrase = "communicating or waiting for other ranks, while this rank computes nothing"
     fix = (
         "Communicate less often (gradient accumulation), in larger messages, or over a faster link"
     )
@@ -33,7 +34,7 @@ class ExposedCommunication(PartRule):
 
     def phrase_for(self, step: StepEvidence) -> str:
         if step.stragglers.rows:
-            return f"{self.phrase}, in addition to the wait for the slow rank"
+            return f"{self.phrase} (the wait for the slow rank is not included)"
         return self.phrase
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
@@ -50,8 +51,8 @@ class LightningCollectives(PartRule):
     verb = "is spent"
     phrase = "waiting for other ranks in Lightning's collectives"
     fix = (
-        "Look in the Ranks view for the rank that arrives last; metrics that are logged with "
-        "sync_dist=True wait for all ranks as well"
+        "Look in the Ranks view of the dashboard for the rank that arrives last. Metrics that are "
+        "logged with sync_dist=True also wait for all ranks"
     )
 
 
@@ -61,5 +62,6 @@ class CommunicationOfRun(UncertainRule):
     name = "communication"
     category = "training/wait"
     threshold = ExposedCommunication.threshold
+    verb = ExposedCommunication.verb
     phrase = ExposedCommunication.phrase
     fix = ExposedCommunication.fix

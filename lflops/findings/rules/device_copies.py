@@ -23,7 +23,8 @@ class HostToDeviceCopy(PartRule):
 
     phrase_on_cpu = "preparing batches, after they are fetched and before forward"
     fix_on_cpu = (
-        "Look at what the loop does with a batch before forward: generation, scoring, transforms"
+        "Look at what the loop does with a batch before forward, such as generation, scoring or "
+        "transforms"
     )
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
@@ -49,7 +50,7 @@ class InferenceInStep(PartRule):
     threshold = Threshold()
     verb = "is spent on"
     phrase = "model calls that prepare a batch (generation or scoring)"
-    fix = "Generate or score in larger batches, or with a faster engine, if the run allows it"
+    fix = "Generate or score in larger batches, or with a faster inference engine, if possible"
 
 
 class ExposedCopies(PartRule):
@@ -61,5 +62,5 @@ class ExposedCopies(PartRule):
     phrase = "copies that do not overlap with computation"
     fix = (
         "Copy from pinned memory with non_blocking=True, copy fewer bytes, or copy the next batch "
-        "on another stream while this one computes"
+        "on another stream during the current step"
     )

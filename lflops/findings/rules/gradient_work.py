@@ -18,8 +18,9 @@ class GradientWork(PartRule):
     verb = "is spent on"
     phrase = "work between backward and the optimizer's step, such as logging or clipping gradients"
     fix = (
-        "Log histograms and norms of gradients only every N steps, and clip with foreach=True: see "
-        "gradient_clip_val, on_after_backward and on_before_optimizer_step"
+        "Log histograms and norms of gradients only every N steps, and clip with foreach=True. "
+        "Look at the hooks on_after_backward and on_before_optimizer_step, and at the Trainer's "
+        "gradient_clip_val"
     )
     right = (8, 8)
 

@@ -15,12 +15,12 @@ class GrowingMemory(RunRule):
     name = "memory"
     threshold = Threshold(share=0.0)
     fix = (
-        "Look for objects that are kept from step to step, such as losses with their graphs, or "
-        "outputs in a list"
+        "Look for objects that are kept from step to step, such as losses with their autograd "
+        "graphs, or a list of outputs"
     )
 
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
         growth = memory_growth(run.ledger)
         if growth is not None:
-            said = f"The memory of the process grows by {units.size(growth)} per hour."
+            said = f"The host memory of the process grows by {units.size(growth)} per hour."
             yield Finding(cause=self.name, sentence=said, of="run", fix=self.fix, is_issue=True)

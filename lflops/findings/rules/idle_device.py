@@ -28,8 +28,8 @@ class IdleDevice(PartRule):
     phrase = "idle time of the device"
     fix = "Launch fewer and larger kernels: use larger batches, torch.compile or CUDA graphs"
     fix_with_host_syncs = (
-        "Within the step, avoid .item(), .cpu(), conditions on tensors, and printing tensors: each "
-        "of them waits for the device"
+        "Within the step, avoid .item(), .cpu(), conditions on tensors, and prints of tensors: "
+        "each of them makes the host wait for the device"
     )
 
     def issue_share(self, step: StepEvidence) -> float | None:

@@ -21,5 +21,5 @@ class AllocatingMemory(PartRule):
         cost = cost_of(candidate.seconds, step)
         return (
             "The device idles while the host waits for the driver to allocate or free memory: "
-            f"{cost}."
+            f"this costs {cost}."
         )

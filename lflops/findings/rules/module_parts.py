@@ -48,8 +48,9 @@ class RecomputedMatmuls(PartRule):
     name = "recompute"
     threshold = Threshold(share=0.12)
     share_with_spare_memory = 0.05
-    phrase = "recomputed matrix multiplication"
-    fix = "Checkpoint fewer layers if memory allows it"
+    verb = "is spent on"
+    phrase = "matmuls that activation checkpointing recomputes"
+    fix = "Use activation checkpointing for fewer layers if memory allows it"
 
     def issue_share(self, step: StepEvidence) -> float | None:
         if step.has_spare_memory:
@@ -63,7 +64,7 @@ class MemoryBoundWork(PartRule):
     name = "memory_bound"
     label = "memory-bound"
     phrase = "memory-bound work"
-    fix = "Fuse {where}, for example with torch.compile"
+    fix = "Fuse the operators of {where}, for example with torch.compile"
 
     def phrase_for(self, step: StepEvidence) -> str:
         main = list(_main_modules(step))
@@ -132,13 +133,15 @@ class ForwardOutsideModules(PartRule):
     """
 
     name = "forward"
-    phrase = "forward outside the layers"
-    fix = "Do not ignore modules with ignore=, and name the other code with lflops.scope"
+    verb = "is spent in"
+    phrase = "forward, outside the layers"
+    fix = "Do not exclude modules with ignore=. Name the other code with lflops.scope"
 
 
 class BackwardOutsideModules(PartRule):
     """Backward spends time outside all modules that lflops monitors."""
 
     name = "backward"
-    phrase = "backward outside the layers"
+    verb = "is spent in"
+    phrase = "backward, outside the layers"
     fix = ForwardOutsideModules.fix

@@ -20,8 +20,8 @@ class FrozenLayers(StepRule):
         "through these layers: they learn nothing."
     )
     fix = (
-        "Call requires_grad_(True) on these layers. If they should stay frozen, compute their "
-        "outputs once and keep the outputs"
+        "If these layers should learn, call requires_grad_(True) on them. Otherwise, compute the "
+        "outputs of the layers once and reuse the outputs"
     )
     right = (8, 8)
 
@@ -43,8 +43,8 @@ class UnusedLayer(StepRule):
 
     name = "unused"
     threshold = Threshold(share=0.05)
-    sentence = "{where} runs forward, but no gradient flows back through it: this costs {cost}."
-    fix = "Remove {where} if nothing reads its output"
+    sentence = "{where} runs in forward, but no gradient reaches it: this costs {cost}."
+    fix = "Remove {where} if nothing uses its output"
     right = (8, 8)
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:

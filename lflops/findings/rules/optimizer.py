@@ -72,9 +72,9 @@ def _advice_about_closure(optimizer: OptimizerSettings) -> str:
     """Return the advice on an optimizer that calls a closure in each iteration of a step."""
     name = plain(optimizer.class_name)
     return (
-        f"Keep metrics and logging out of the closure, because they count as optimizer time, or "
-        f"lower max_iter of {name}: each of its {optimizer.max_iter} iterations per step calls the "
-        "closure"
+        f"Keep metrics and logging out of the closure, or lower max_iter. {name} calls the closure "
+        f"in each of its {optimizer.max_iter} iterations per step, and this counts as optimizer "
+        "time"
     )
 
 

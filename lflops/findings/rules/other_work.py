@@ -27,8 +27,14 @@ class OtherWork(PartRule):
     threshold = Threshold(share=0.12, seconds=0.0015)
     is_overhead = True
     verb = "is spent"
-    phrase = "outside all phases, in callbacks, metrics, logging or other code of the loop"
-    fix = "Do this work less often. To see what takes the time, name its parts with monitor.phase"
+    phrase = (
+        "outside forward, backward and the other phases, for example in callbacks, metrics or "
+        "logging"
+    )
+    fix = (
+        "Do this work less often. To see what takes the time, name parts of the loop with "
+        "monitor.phase"
+    )
     fix_in_detected_loop = (
         "Do this work less often. To see what takes the time, monitor the loop with lflops.monitor "
         "and name its parts with monitor.phase"
@@ -43,11 +49,11 @@ class OtherWork(PartRule):
     )
     fix_in_hook = "Do this work less often, or in another process"
     fix_with_host_syncs = (
-        "Keep .item() and .cpu() out of the step: each of them waits for the device"
+        "Keep .item() and .cpu() out of the step: both make the host wait for the device"
     )
 
     phrase_if_never_called = "outside all phases, because the monitored model was never called"
-    fix_if_never_called = "Pass the model that the loop calls to lflops"
+    fix_if_never_called = "Pass lflops the model that the loop calls"
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
         macs = summed((count.phase, count.macs) for count in step.profile.op_counts)

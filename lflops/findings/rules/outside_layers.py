@@ -26,20 +26,26 @@ class OutsideLayers(ModuleRule):
     threshold = Threshold(share=0.12, reported=0.05)
     sentence = "{Cost} is spent in {itself}{operators}."
     fix = (
-        "Keep .item(), image logging, prints, many calls of self.log and loops in Python out of "
+        "Keep .item(), image logging, prints, Python loops and frequent calls of self.log out of "
         "training_step and forward. To see which part takes the time, name the parts of these "
         "methods with lflops.scope"
     )
 
-    sentence_of_custom_loop = "{Cost} is spent in {itself}, or between it and backward{operators}."
-    fix_of_custom_loop = (
-        "Keep .item(), image logging, prints and loops in Python out of the model's forward and "
-        "of the loss. To see which part takes the time, name their parts with lflops.scope"
+    sentence_of_custom_loop = (
+        "{Cost} is spent in {itself}, or between the model and backward{operators}."
     )
-    fix_if_unknown = "Name the parts of the model's forward and of the loss with lflops.scope"
+    fix_of_custom_loop = (
+        "Keep .item(), image logging, prints and Python loops out of the model's forward and out "
+        "of the loss. To see what takes the time, name parts of this code with lflops.scope"
+    )
+    fix_if_unknown = (
+        "To see what takes the time, name parts of the model's forward and of the loss with "
+        "lflops.scope"
+    )
     fix_of_operators = (
         "Fuse the operators that the model calls outside its layers, for example with "
-        "torch.compile, and name its parts with lflops.scope"
+        "torch.compile. To see what takes the time, name parts of the model's forward with "
+        "lflops.scope"
     )
 
     def detect_modules(
@@ -61,7 +67,7 @@ class OutsideLayers(ModuleRule):
                 times = {}
                 in_operators = (
                     f": {units.count(step.root.forward.self_macs)} MACs run there without a "
-                    "backward pass, like those of a reference model"
+                    "backward pass, for example in a reference model"
                 )
             facts: Facts = {
                 "itself": root_itself(step.root.class_name),

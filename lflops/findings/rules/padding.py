@@ -19,7 +19,8 @@ class Padding(StepRule):
     name = "padding"
     threshold = Threshold(share=0.10)
     sentence = (
-        "{padding:percent} of each batch is padding, which the model computes as well: {cost}."
+        "{padding:percent} of each batch is padding, which the model processes like other input: "
+        "this costs {cost}."
     )
     fix = (
         "Put sequences of about the same length into a batch and pad to the longest of them, or "

@@ -41,8 +41,8 @@ class WideDtype(ModuleRule):
     )
     sentence_of_model = "The matmuls of the model run in {dtype}: this costs at least {cost}."
     fix_of_model = (
-        "Train in {usual_dtype} unless you need {dtype}: model.to(torch.{usual_dtype}), and the "
-        "batch as well"
+        "Train in {usual_dtype} unless you need {dtype}: call model.to(torch.{usual_dtype}), and "
+        "convert the batch as well"
     )
 
     def detect_modules(
@@ -129,7 +129,7 @@ class UnusedTensorCores(StepRule):
     name = "tensor_cores"
     threshold = Threshold(share=0.10)
     sentence = (
-        "The matmuls of the model run in {dtype}. According to the chip's peaks, {faster} saves "
+        "The matmuls of the model run in {dtype}. According to the chip's peaks, {faster} would save "
         "{cost}."
     )
     fix = (

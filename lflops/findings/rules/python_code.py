@@ -26,9 +26,12 @@ class PythonCode(StepRule):
     name = "python"
     threshold = Threshold(share=0.05)
     sentence = (
-        "{Cost} is spent in {where}{class} itself, {beyond}: in hooks, prints, or Python code."
+        "{Cost} is spent in {where}{class} itself, {beyond}: in hooks, prints or other Python code."
     )
-    fix = "Look for forward hooks on the layers of {where}, and for loops and prints around them"
+    fix = (
+        "Look for forward hooks on the layers of {where}, and for loops and prints in the forward "
+        "of {where}"
+    )
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if not step.profile.is_counted:

@@ -15,8 +15,10 @@ class Recomputation(StepRule):
     name = "recomputed"
     threshold = Threshold(share=0.12)
     share_with_spare_memory = 0.05
-    sentence = "{cost} is spent recomputing activations in backward, by activation checkpointing."
-    fix = "Checkpoint fewer layers if memory allows it"
+    sentence = (
+        "{cost} is spent recomputing activations in backward, because of activation checkpointing."
+    )
+    fix = "Use activation checkpointing for fewer layers if memory allows it"
     right = (7, 7)
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:

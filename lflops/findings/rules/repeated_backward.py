@@ -37,8 +37,8 @@ class RepeatedBackward(StepRule):
     name = "backward_twice"
     threshold = Threshold(share=0.05)
     sentence = (
-        "Backward has {ratio:times} as many MACs as forward, while twice as many are normal: this "
-        "costs {cost}."
+        "Backward has {ratio:times} as many MACs as forward, but only twice as many are normal: "
+        "this costs {cost}."
     )
     fix = "Call backward once, on the sum of the losses"
     right = (7, 7)

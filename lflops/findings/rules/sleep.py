@@ -20,15 +20,17 @@ class SleepingThread(ModuleRule):
     name = "sleep"
     is_overhead = True
     threshold = Threshold(share=0.05)
-    sentence = "{Cost} passes in {where} while the training thread uses no CPU."
+    sentence = (
+        "{Cost} is spent in {where} while the training thread uses no CPU: it sleeps or waits."
+    )
     fix = (
         "Look for time.sleep, locks, and access to files or the network in the forward of {where}, "
-        "in its hooks, and in forward hooks of the modules directly inside it"
+        "in its hooks, and in forward hooks of its direct submodules"
     )
 
     sentence_of_custom_loop = (
-        "{Cost} passes in {where}, or between it and backward, while the training thread uses no "
-        "CPU."
+        "{Cost} is spent in {where}, or between the model and backward, while the training thread "
+        "uses no CPU: it sleeps or waits."
     )
     fix_of_custom_loop = (
         "Look for time.sleep, locks, and access to files or the network in the model's forward, in "

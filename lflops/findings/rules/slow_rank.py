@@ -49,7 +49,10 @@ class SlowRank(StepRule):
 
     name = "rank"
     threshold = Threshold(share=SHARE_OF_SLOW_RANK)
-    fix = "Look at the machine, data and code of that rank: the Ranks view shows its phases"
+    fix = (
+        "Look at the machine, the data and the code of this rank. The Ranks view of the dashboard shows "
+        "the phases of each rank"
+    )
     right = (37, 41)
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
@@ -98,7 +101,7 @@ class AlternatingStragglers(StepRule):
     name = "turns"
     threshold = Threshold(share=0.20)
     sentence = "The slowest rank changes from step to step: {cost} is spent waiting."
-    fix = "In each step, use batches of about the same length on all ranks"
+    fix = "In each step, use sequences of about the same length on all ranks"
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         stragglers = step.stragglers
@@ -131,7 +134,7 @@ def _why(worst: Straggler, profile: Profile) -> str:
 
 
 def place_of(module: str, phase: str) -> str:
-    """Format where a rank is slow, such as "layers.3.mlp forward" or "data loading".
+    """Format where a rank is slow, such as "the forward of layers.3.mlp" or "data loading".
 
     Args:
         module: Name of the module. Empty for a phase outside modules, and for the root itself.
@@ -141,14 +144,15 @@ def place_of(module: str, phase: str) -> str:
         return OUTSIDE_MODULES[phase]
     if phase == "wait":
         return "the exchange of gradients at the end of backward"
-    where = module or "the model's own"
-    return plain(f"{where} {phase}")
+    if not module:
+        return plain(f"{phase} outside the layers")
+    return plain(f"the {phase} of {module}")
 
 
 def place_of_rank(row: Straggler) -> str:
-    """Format where a rank is slow: a module in a phase, a whole phase, or "everything"."""
+    """Format where a rank is slow: a module in a phase, a whole phase, or "all phases"."""
     if row.phase == "all":
-        return "no single place" if row.cause == "preempted" else "everything"
+        return "different places" if row.cause == "preempted" else "all phases"
     if row.is_whole_phase:
         return f"{row.phase} (module unknown)"
     return place_of(row.module, row.phase)
@@ -179,11 +183,13 @@ def reason_of(row: Straggler, profile: Profile) -> str:
         other_chips = " or ".join(dict.fromkeys(chips.values()))
         return f"its chip is {slow_chip}, while other ranks have {other_chips}"
     if row.cause == "work":
-        has = "it has" if row.phase == "stage" else "its batch has"
-        return f"{has} {row.work_ratio or 0.0:.1f} × the work of the other ranks"
+        times = f"{row.work_ratio or 0.0:.1f} × as much work as"
+        if row.phase == "stage":
+            return f"its pipeline stage has {times} the stages of the other ranks"
+        return f"its batch has {times} the batches of the other ranks"
     if row.cause == "thread":
         return "another thread of its process computes and takes CPU time from the training thread"
-    return "its process was preempted: the system gave its core to another process"
+    return "its process was preempted: the operating system gave its core to another process"
 
 
 def without_rank_costs(

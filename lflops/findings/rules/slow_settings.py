@@ -27,8 +27,8 @@ class AnomalyMode(NotedSetting):
     """Autograd's anomaly detection is on."""
 
     name = "anomaly_mode"
-    sentence = "Anomaly detection is on, which makes steps longer."
-    fix = "Turn torch.autograd.set_detect_anomaly off"
+    sentence = "Autograd's anomaly detection is on, which slows down every step."
+    fix = "Turn off torch.autograd.set_detect_anomaly"
     right = (8, 8)
 
 
@@ -37,8 +37,8 @@ class EvalMode(NotedSetting):
 
     name = "eval_mode"
     sentence = (
-        "All modules are in eval mode during training: dropout does nothing, and norms do not "
-        "learn their statistics."
+        "All modules are in eval mode during training: dropout is off, and normalization layers do "
+        "not update their statistics."
     )
     fix = "Call model.train() before training, and after each validation"
     right = (8, 8)
@@ -49,8 +49,8 @@ class GraphBreaks(NotedSetting):
 
     name = "graph_breaks"
     sentence = (
-        "torch.compile breaks the graph in {places:place}: Python runs there, and no kernel is "
-        "fused across the break."
+        "torch.compile breaks the graph in {places:place}: Python code runs at each break, and no "
+        "kernel is fused across a break."
     )
     fix = (
         "Run with TORCH_LOGS=graph_breaks to see the places and reasons, such as prints, .item(), "

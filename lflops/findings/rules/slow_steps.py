@@ -15,7 +15,7 @@ class GarbageCollection(OnceAllowedRule):
     threshold = Threshold(share=0.05)
     verb = "is spent in"
     phrase = "Python's garbage collector"
-    fix = "Call gc.freeze() after start-up, or gc.collect() less often"
+    fix = "Call gc.freeze() after start-up, or call gc.collect() less often"
     slow_cause = "gc"
 
     def may_be_due_to_others(self, run: RunEvidence) -> bool:
@@ -31,6 +31,7 @@ class NotScheduled(RunRule):
 
     name = "not_scheduled"
     threshold = Threshold(reported=0.05)
+    verb = "is lost in"
     phrase = (
         "slow steps in which the process was not running: other programs used its cores, or it was "
         "stopped"
@@ -43,6 +44,7 @@ class Swapping(RunRule):
 
     name = "swap"
     threshold = Threshold(share=0.05)
+    verb = "is lost in"
     phrase = "slow steps in which memory was read from disk (major page faults)"
     fix = "Use less memory: pages are read from disk because they do not fit into memory"
 
@@ -52,8 +54,9 @@ class AllocatorRetries(RunRule):
 
     name = "allocator_retry"
     threshold = Threshold(share=0.05)
+    verb = "is lost in"
     phrase = "slow steps in which the CUDA allocator freed its cache and tried again"
-    fix = "Use less memory, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    fix = "Use less memory, or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 class SlowStepsOfOtherRanks(RunRule):
@@ -61,8 +64,12 @@ class SlowStepsOfOtherRanks(RunRule):
 
     name = "other_rank"
     threshold = Threshold(share=0.05)
+    verb = "is lost in"
     phrase = "slow steps in which this rank waited for another rank"
-    fix = "Look at the rank that the other ranks wait for: the Ranks view shows its phases"
+    fix = (
+        "Look at the rank that the other ranks wait for. The Ranks view of the dashboard shows the "
+        "phases of each rank"
+    )
     same_as = frozenset({"rank", "communication"})
 
     def may_be_due_to_others(self, run: RunEvidence) -> bool:
@@ -74,7 +81,8 @@ class LargerBatches(RunRule):
 
     name = "larger_batch"
     threshold = Threshold(share=0.05)
-    phrase = "slow steps with a larger batch"
+    verb = "is lost in"
+    phrase = "slow steps with a larger batch than usual"
     fix = "Use batches of about the same size"
 
 
@@ -86,6 +94,7 @@ class UnexplainedSlowSteps(OnceAllowedRule):
 
     name = "unknown"
     threshold = Threshold(share=0.05)
-    phrase = "slow steps for an unknown reason"
-    fix = "Request a window when it happens again: lflops window DIR"
+    verb = "is lost in"
+    phrase = "steps that are slow for an unknown reason"
+    fix = "When steps become slow again, profile a window of the run: lflops window DIR"
     slow_cause = "unknown"

@@ -17,11 +17,12 @@ class TooManyThreads(StepRule):
     name = "threads"
     threshold = Threshold(share=0.0)
     sentence = (
-        "torch computes with {threads} threads on {cores} cores: the threads take turns, which "
-        "makes all times longer."
+        "torch computes with {threads} threads on {cores} cores: the threads take turns, so "
+        "everything takes longer."
     )
     fix = (
-        "Use no more threads than cores: torch.set_num_threads({cores}), or OMP_NUM_THREADS={cores}"
+        "Use no more threads than cores: call torch.set_num_threads({cores}), or set "
+        "OMP_NUM_THREADS={cores}"
     )
     right = (8, 8)
 
@@ -45,8 +46,9 @@ class ComputingThread(StepRule):
         "{cost}."
     )
     fix = (
-        "Find the thread, for example with py-spy: log less if it writes TensorBoard's events, and "
-        "move your own work into another process, because Python runs only one thread at a time"
+        "Find the thread, for example with py-spy. If it writes TensorBoard events, log less often. "
+        "Otherwise, move its work into another process, because Python runs only one thread at a "
+        "time"
     )
     right = (7, 7)
 

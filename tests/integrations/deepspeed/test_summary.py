@@ -301,7 +301,7 @@ def test_stages_are_one_model_and_no_gpus_work() -> None:
     assert "160 MACs" == lines["fwd MACs of model, all stages together"]
     assert UNKNOWN == lines["fwd FLOPS per GPU = fwd flops per GPU / fwd latency"]
     assert "fwd MACs per GPU" not in lines
-    assert "160 MACs forward and backward, 32 to 128 on each" == lines["all ranks"]
+    assert "160 MACs in forward and backward, 32 to 128 per rank" == lines["all ranks"]
 
 
 def with_logical(given: Profile, macs: int) -> Profile:

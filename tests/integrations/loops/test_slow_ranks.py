@@ -105,7 +105,7 @@ def test_a_rank_that_becomes_slow_behind_the_last_window_has_a_line_in_the_log(t
     ((rank, module, phase, since),), (*_, line), wrong = results[0]
     assert ((1, "", "forward", 60), []) == ((rank, module, phase, since), wrong)
     assert "rank 1 is" in line
-    assert "since step 60: costs 10.0 ms a step" in line
+    assert "since step 60: this costs 10.0 ms per step" in line
 
 
 def test_equal_ranks_are_not_accused(two: Ranks) -> None:

@@ -237,7 +237,7 @@ def test_a_summary_of_uneven_ranks_shows_the_one_with_most_to_do(uneven: list[Pr
     assert "300 MACs" == told["fwd MACs per GPU"]
     assert "390" == told["fwd MACs of model, on this rank's batch"]
     assert "780" == told[MODELS_FLOPS]
-    assert "3.33 k MACs forward and backward, 720 to 900 on each" == told["all ranks"]
+    assert "3.33 k MACs in forward and backward, 720 to 900 per rank" == told["all ranks"]
 
 
 def test_where_the_whole_is_not_known_the_summary_has_a_dash(two: Ranks) -> None:

@@ -73,7 +73,7 @@ def test_a_point_has_its_row_and_its_figures() -> None:
     assert [0.5, 2, None] == table["share"]
     assert [20, 0, None] == table["potential_seconds"]
     assert ["compute", "compute", "memory"] == table["bound"]
-    over = "above its roofline limit: a count, a time or a peak is wrong"
+    over = "above its roofline limit: the counted work, the measured time or the peak is wrong"
     assert [None, over, None] == table["over"]
 
 
