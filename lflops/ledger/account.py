@@ -25,7 +25,7 @@ CATEGORIES = {
     "validation": "validation",
     "inference": "inference without gradients (rollout, evaluation or generation)",
     "test": "test",
-    "predict": "predict",
+    "predict": "prediction",
     "checkpoint_save": "saving checkpoints",
     "checkpoint_load": "loading checkpoints",
     "between_epochs": "between epochs",
@@ -33,7 +33,7 @@ CATEGORIES = {
     "gc": "Python's garbage collector",
     "lflops": "lflops itself",
     "after_run": "after the run",
-    "down": "down until the restart",
+    "down": "not running until the restart",
     "repeated": "work lost in a restart",
 }
 """The categories of a run's time, with their labels for reports.

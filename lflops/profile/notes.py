@@ -159,9 +159,12 @@ def _dense_mask(note: Note) -> str:
     share = None
     if isinstance(within, int) and isinstance(computed, int) and computed:
         share = within / computed
-    scores = f"{units.percent(share)} of the scores are within a sequence, but all are computed"
+    scores = (
+        f"only {units.percent(share)} of the attention scores are within a sequence, but all "
+        "scores are computed"
+    )
     calls = _fill("{calls:call} of {subject} separate packed sequences with a dense mask", note)
-    return f"{calls}: {scores}; varlen_attn or flex attention skips the other scores"
+    return f"{calls}: {scores}; varlen_attn or flex attention would skip the other scores"
 
 
 def _compiled_ran_eager(note: Note) -> str:
@@ -169,15 +172,15 @@ def _compiled_ran_eager(note: Note) -> str:
     if note.subject == "1":
         modules = "1 compiled module was"
     return (
-        f"{modules} counted eagerly: the counts are those of the code as written, not of the "
-        f"compiled code"
+        f"{modules} counted without compilation: the counts describe the original code, not the "
+        "compiled code"
     )
 
 
 def _time_scaled(note: Note) -> str:
     factors = []
     for phase, factor in note.values.items():
-        factors.append(f"{phase} by {_WORDS.format_field(factor, '')}")
+        factors.append(f"{_WORDS.format_field(factor, '')} in {phase}")
     errors = [abs(factor - 1) for factor in time_factors([note])]
     error = ""
     if errors:
@@ -186,7 +189,7 @@ def _time_scaled(note: Note) -> str:
     if are_times_far_off([note]):
         reliability = "unreliable"
     return (
-        f"module times are {reliability}{error}: they are scaled to unprofiled passes, "
+        f"module times are {reliability}{error}: to match unprofiled passes, they are multiplied by "
         f"{', '.join(factors) or units.UNKNOWN}"
     )
 
@@ -205,7 +208,7 @@ def _schedule_shrunk(note: Note) -> str:
             parts.append(f"{name.replace('_', ' ')} {number}")
     schedule = ", ".join(parts) or units.UNKNOWN
     sentence = _fill("the schedule is shortened, because the run has {batches:batch/batches}", note)
-    return f"{sentence}; in steps: {schedule}"
+    return f"{sentence}; the new schedule in steps: {schedule}"
 
 
 def _no_trace(note: Note) -> str:
@@ -217,11 +220,11 @@ def _no_trace(note: Note) -> str:
 
 
 def _not_counted(note: Note) -> str:
-    sentence = "no step was counted, so there are times, but no work"
+    sentence = "no step was counted, so the profile has times, but no MACs or FLOPs"
     if note.subject:
         sentence += (
-            "; with this version of torch, compiled code would run differently in a counting step: "
-            "count it with lflops.count"
+            "; with this version of torch, compiled code would run differently in a counting step, "
+            "so use lflops.count to count this code"
         )
     return sentence
 
@@ -234,8 +237,8 @@ def _ranks_differ(note: Note) -> str:
     leading = note.values.get("leading_rank", units.UNKNOWN)
     others = ""
     if note.values.get("rows_of_others"):
-        others = _fill(", and {rows_of_others:row/rows} are from other ranks", note)
-    work = _fill("ranks differ: {least_macs} to {most_macs} MACs", note)
+        others = _fill(", and {rows_of_others:module is/modules are} from other ranks", note)
+    work = _fill("ranks do different work: {least_macs} to {most_macs} MACs", note)
     if _fill("{least_macs}", note) == _fill("{most_macs}", note):
         work = _fill("ranks run different operators, with {most_macs} MACs each", note)
     return f"{work}; the counts are those of rank {leading}{others}"
@@ -244,7 +247,7 @@ def _ranks_differ(note: Note) -> str:
 def _only_on(note: Note) -> str:
     first = note.values.get("first", units.UNKNOWN)
     last = note.values.get("last", units.UNKNOWN)
-    modules = f"{first} to {last}, " + _fill("{modules} modules", note)
+    modules = f"{first} to {last}" + _fill(" ({modules} modules)", note)
     if note.values.get("modules") == 1:
         modules = str(first)
     if note.subject.isdecimal():
@@ -272,8 +275,8 @@ def _lstm_workspace(note: Note) -> str:
             "unknown before a run: keep some memory free for them"
         )
     return (
-        f"{workspaces} are in the memory, with the sizes of oneDNN 3 on a CPU; other versions may "
-        "need other sizes"
+        f"{workspaces} are included in the memory, with the sizes that oneDNN 3 needs on a CPU; "
+        "other versions of oneDNN may need other sizes"
     )
 
 

@@ -84,11 +84,10 @@ def _exact_work(diff: Diff, batch: BatchChange | None) -> str:
     is_explained = batch is not None and batch.explains_work
     if not macs.differs or macs.before is None or macs.after is None or is_explained:
         return ""
-    change = signed(macs.ratio)
     amounts = f"{units.count(macs.before)} to {units.count(macs.after)}"
     where = _module_with(diff, macs.after - macs.before)
-    place = f", all of it in {where}" if where else ""
-    return f"The work of the step changed: {change} MACs ({amounts}){place}."
+    place = f", and the whole change is in {where}" if where else ""
+    return f"The MACs of a step went from {amounts} ({signed(macs.ratio)}){place}."
 
 
 def _module_with(diff: Diff, added: float) -> str:
@@ -132,18 +131,18 @@ def _verdict(diff: Diff) -> str:
         return "Times are not compared: one of the two runs has no times."
     times = f"{units.duration(step.before)} before, {units.duration(step.after)} after"
     if step.verdict is None:
-        why = reason(step.caveat, diff) if step.caveat else "one of its times is 0"
+        why = reason(step.caveat, diff) if step.caveat else "one of the two times is 0"
         return f"Cannot tell whether the step is slower or faster, because {why}: {times}."
     if step.verdict != "same":
         return f"The step is {_pace(step.ratio)} ({interval(step)}): {times}."
     if abs((step.ratio or 1.0) - 1) >= _SMALL_CHANGE:
         return (
             "Cannot tell whether the step is slower or faster, because two runs of the same code "
-            f"differ by as much ({interval(step)}): {times}."
+            f"can differ by as much ({interval(step)}): {times}."
         )
     return (
-        "The step takes as long as before, within the differences between two runs of the same "
-        f"code ({interval(step)}): {times}."
+        "The step takes as long as before, within the usual difference between two runs of the "
+        f"same code ({interval(step)}): {times}."
     )
 
 
@@ -166,7 +165,7 @@ def _batch(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
     sizes = f"{units.count(batch.before)} to {units.count(batch.after)}"
     work = ""
     if batch.explains_work:
-        work = ", and the work with it"
+        work = ", and the work changed in proportion"
     sentence = f"The batch went from {sizes} samples per step{work}."
     if diff.step.ratio is not None:
         sentence += f" A sample takes {_amount(diff.step.ratio / batch.ratio)} time."
@@ -185,11 +184,13 @@ def _change(cause: DiffCause) -> str:
         if cause.ratio is None:
             return "does different work"
         if cause.ratio >= _MULTIPLE:
-            return f"does {cause.ratio:.1f}× the work"
+            return f"does {cause.ratio:.1f}× as much work"
         return f"does {_amount(cause.ratio)} work"
     bounds = ""
     if cause.low is not None and cause.high is not None:
         bounds = f" ({signed(cause.low)} to {signed(cause.high)})"
+    if cause.kind == "phase":
+        return f"takes {_length(cause.ratio)}{bounds}"
     return f"is {_pace(cause.ratio)}{bounds}"
 
 
@@ -211,8 +212,8 @@ def _smaller_changes(causes: Sequence[DiffCause]) -> Iterator[str]:
     if not causes:
         return
     together = sum(cause.seconds or 0.0 for cause in causes)
-    changes = "1 more change is" if len(causes) == 1 else f"{len(causes)} more changes are"
-    yield f"{changes} smaller, together{_cost(together)[1:]}."
+    changes = "1 smaller change is" if len(causes) == 1 else f"{len(causes)} smaller changes are"
+    yield f"{changes} not listed{_cost(together)} in total."
 
 
 def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
@@ -225,7 +226,7 @@ def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
         return
     if diff.unreliable:
         runs = " and ".join(diff.unreliable)
-        yield f"Modules are not compared: their times are unreliable in the profile {runs}."
+        yield f"Modules are not compared: module times are unreliable in the run {runs}."
         return
     if diff.whole is None:
         yield (
@@ -243,8 +244,8 @@ def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
     if _is_uniform_change(diff):
         yield (
             f"All other modules are {_pace(diff.whole.ratio)} (the median of {diff.whole.modules} "
-            "modules with the same work): the second run used another machine, or the load of the "
-            "machine changed."
+            "modules with the same work): the second run used a different machine, or the load "
+            "of the machine changed."
         )
 
 
@@ -264,11 +265,11 @@ def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
     root = diff.modules[0].inclusive
     change = _change_of_work(diff)
     if root.macs.before is None or root.macs.after is None:
-        yield "Work is not compared: one of the two runs has only times."
+        yield "Work is not compared: the work of one of the two runs was not counted."
     elif change is None:
         is_elsewhere = any(module.self_work.differs for module in diff.modules)
         if is_elsewhere or diff.added or diff.removed:
-            yield "The total work is the same, but not module by module."
+            yield "The total work is the same, but the work of some modules changed."
         else:
             yield "The work is the same, to the last FLOP and byte."
     elif batch is None or not batch.explains_work:
@@ -276,7 +277,7 @@ def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
     peak = diff.peak_bytes
     if peak.differs:
         sizes = f"{units.size(peak.before)} to {units.size(peak.after)}"
-        yield f"Peak live memory went from {sizes}, {signed(peak.ratio)}."
+        yield f"Peak live memory went from {sizes} ({signed(peak.ratio)})."
 
 
 def _change_of_work(diff: Diff) -> str | None:
@@ -293,7 +294,7 @@ def _change_of_work(diff: Diff) -> str | None:
     for name, change, text in totals:
         if change.differs:
             amounts = f"{text(change.before)} to {text(change.after)}"
-            return f"The {name} of a step went from {amounts}, {signed(change.ratio)}."
+            return f"The {name} of a step went from {amounts} ({signed(change.ratio)})."
     return None
 
 
@@ -309,19 +310,19 @@ def _names(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
             if cause.kind == kind and cause.seconds is None:
                 untimed.append(_named(cause))
         if untimed:
-            yield f"{kind.capitalize()}: {_first(untimed)}."
+            yield f"Modules {kind}: {_first(untimed)}."
     renamed = []
     for module in diff.modules:
         if is_renamed(module):
             renamed.append(module_name(module))
     if renamed:
-        yield f"Renamed: {_first(renamed)}."
+        yield f"Modules renamed: {_first(renamed)}."
 
 
 def module_name(module: ModuleDiff) -> str:
     """Return the name of a module in the second run. For a renamed module, return `old → new`."""
     names = [module.before, module.after] if is_renamed(module) else [module.name]
-    return " → ".join(name or module.kind or "all of it" for name in names)
+    return " → ".join(name or module.kind or "the whole model" for name in names)
 
 
 def is_renamed(module: ModuleDiff) -> bool:
@@ -358,6 +359,16 @@ def _pace(ratio: float | None) -> str:
     if shown in {"0 %", "<0.1 %"}:
         return _SAME
     return f"{shown} {'slower' if ratio > 1 else 'faster'}"
+
+
+def _length(ratio: float | None) -> str:
+    """Describe how much longer a phase takes, such as `12 % longer` or `4.0× as long`."""
+    pace = _pace(ratio)
+    if pace == _SAME:
+        return "as long as before"
+    for of_speed, of_length in (("slower", "longer"), ("faster", "less time"), ("slow", "long")):
+        pace = pace.replace(of_speed, of_length)
+    return pace
 
 
 def _amount(ratio: float) -> str:

@@ -32,7 +32,7 @@ def parts_of(value: Any) -> list[str | Table]:
         return ["\n".join(ledger_lines(value))]
     if isinstance(value, Diff):
         return ["\n".join(headline(value))]
-    raise TypeError(f"no report of {type(value).__name__}")
+    raise TypeError(f"there is no report for the type {type(value).__name__}")
 
 
 def _parts_of_profile(profile: Profile) -> list[str | Table]:
@@ -42,7 +42,9 @@ def _parts_of_profile(profile: Profile) -> list[str | Table]:
     left_out = len(table.rows) - MOST_ROWS
     if left_out > 0:
         parts[1] = table._replace(rows=table.rows[:MOST_ROWS])
-        parts.append(f"{left_out} more rows: print(profile.table(depth={DEPTH}))")
+        parts.append(
+            f"{left_out} more rows; to show all rows, use print(profile.table(depth={DEPTH}))"
+        )
     return parts
 
 

@@ -65,8 +65,11 @@ MOST_FINDINGS = 6
 MOST_MODULES = 5
 
 _NO_WINDOW = Verdict(
-    said="No window was profiled. With LFLOPS=wait=5, lflops run profiles one.",
-    confidence="only the ledger of the run",
+    said=(
+        "No window was profiled. To profile a window, set LFLOPS=wait=5 and start the run with "
+        "`lflops run`."
+    ),
+    confidence="all figures come from the ledger of the run",
 )
 
 
@@ -204,8 +207,8 @@ def profile_at(path: Path) -> Profile:
     if window is None:
         others = ""
         if any(path.rglob(f"*{ENDING}")):
-            others = ", but `lflops why` and `lflops ledger` read the ledger of the run in it"
-        raise ProfileError(f"{path}: there is no profile in this folder{others}")
+            others = "; to read the ledger in this folder, use `lflops why` or `lflops ledger`"
+        raise ProfileError(f"{path}: this folder has no profile (*.profile.json){others}")
     return load(window)
 
 
@@ -285,7 +288,7 @@ def _would_show(analysis: Analysis, cause: str) -> bool:
     return spread.high < share * mean
 
 
-_CHANGE_LABELS = {"new": "new issue", "still": "issue", "gone": "no longer"}
+_CHANGE_LABELS = {"new": "new issue", "still": "issue", "gone": "issue gone"}
 
 
 def issue_lines(changes: Sequence[IssueChange]) -> Iterator[tuple[str, str]]:
@@ -295,7 +298,7 @@ def issue_lines(changes: Sequence[IssueChange]) -> Iterator[tuple[str, str]]:
         if change.status == "cannot tell":
             said += " The other run is too short or too unsteady to find this issue."
         elif change.status == "still" and change.before is not None:
-            said += f" Before it cost {units.duration(change.before)}."
+            said += f" Before, this issue cost {units.duration(change.before)}."
         yield _CHANGE_LABELS.get(change.status, change.status), said
 
 
@@ -321,7 +324,7 @@ def _explained(
     because = verdict.confidence
     # The confidence ends with "N notes below", but there are no notes below an explanation.
     if verdict.caveats:
-        because = f"{because.removesuffix('below')}in lflops show"
+        because = f"{because.removesuffix('below')}in the output of lflops show"
     if was_preempted:
         because += f"; {PREEMPTED}"
     said = [_ran_out_of_memory(ledger, path), _said(verdict, summary, ledger)]
@@ -402,8 +405,8 @@ def _longest_phases(ledger: Ledger) -> str:
             share = units.percent(part.share, digits=0)
             longest.append(f"{part.label} ({share}, {units.duration(part.seconds)})")
     return (
-        f"The step is mostly {joined(*longest)}; a profiled window shows which modules take this "
-        "time."
+        f"Most of the step is spent in {joined(*longest)}. A profiled window shows which modules "
+        "take this time."
     )
 
 
@@ -490,7 +493,7 @@ def _more(
         yield "every second of the run", f"lflops ledger {where}"
         if ledger.starts[-1].ended == "running":
             yield "another window of the run", f"lflops window {where}"
-    yield "whether a change made it faster", f"lflops diff {where} AFTER"
+    yield "whether a change made the run faster", f"lflops diff {where} AFTER"
 
 
 def _short(text: str) -> str:

@@ -27,7 +27,7 @@ from lflops.report.payload.page_script import page_script
 from lflops.report.payload.payload import ledger_in, ledger_shown, payload, run_shown
 from lflops.report.text import joined
 
-_ROOT = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
+_ROOT = '<div id="root"><noscript>This page needs JavaScript.</noscript></div>'
 
 
 def page(*analyses: Analysis, names: Sequence[str] = (), ledger: Ledger | None = None) -> str:

@@ -132,11 +132,11 @@ def _slow_lines(steps: Iterable[SlowStep]) -> Iterator[str]:
     for step in by_cost[:MOST_SLOW_STEPS]:
         cause = CAUSES.get(step.cause, step.cause)
         if step.cause == "unknown":
-            cause += f", in {phase_label(step.phase)}"
+            cause += f", in the phase {phase_label(step.phase)}"
         times = f"{units.duration(step.seconds):>10} {units.duration(step.usual):>10}"
         yield f"{step.step:>10} {times}  {cause}"
     if len(by_cost) > MOST_SLOW_STEPS:
-        yield f"{len(by_cost) - MOST_SLOW_STEPS:>10} more"
+        yield f"{len(by_cost) - MOST_SLOW_STEPS:>10} more slow steps"
 
 
 def _steps_of(start: Start) -> str:
@@ -147,4 +147,4 @@ def _steps_of(start: Start) -> str:
 
 
 def _growth(bytes_per_hour: float) -> str:
-    return f"the memory of the process grows by {units.size(bytes_per_hour)} per hour"
+    return f"the host memory of the process grows by {units.size(bytes_per_hour)} per hour"

@@ -59,7 +59,7 @@ def _lines(analysis: Analysis, before: Profile | None) -> Iterator[tuple[str, st
     yield from verdict_lines(report.verdict)
     if before is not None:
         for sentence in headline(diff(before, analysis.profile))[:_CHANGES]:
-            yield "since the last", sentence
+            yield "vs last window", sentence
     for fact in report.subject:
         if fact.name in _SUBJECT:
             yield fact.label, fact.text
@@ -135,4 +135,4 @@ def _first(lines: list[str]) -> list[str]:
     if len(lines) <= _REMARKS:
         return lines
     kept = lines[: _REMARKS - 1]
-    return [*kept, f"{len(lines) - len(kept)} more, see lflops show"]
+    return [*kept, f"{len(lines) - len(kept)} more notes, see lflops show"]

@@ -251,7 +251,7 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
     yield from _phases(times, unit)
     remark = ""
     if times.samples_per_second is None:
-        remark = "the samples of a batch are unknown: pass units="
+        remark = "the number of samples per batch is unknown: pass units="
     yield _fact("samples/s", times.samples_per_second, "/s", remark)
     if times.tokens_per_second is not None:
         yield _fact("tokens/s", times.tokens_per_second, "/s")
@@ -259,9 +259,9 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
     yield from _cpu_time(times, unit)
     ratio = analysis.profile.run.observer_ratio
     if ratio is not None:
-        remark = f"module-timing {several} over unprofiled {several}"
+        remark = f"time of module-timing {several} relative to unprofiled {several}"
         if ratio < _FASTER:
-            remark += "; something else slowed the unprofiled steps"
+            remark += f"; something other than lflops slowed down the unprofiled {several}"
         yield _fact("observer", ratio, "factor", remark, label="cost of timing")
 
 
@@ -326,15 +326,15 @@ def _reached(analysis: Analysis) -> Iterator[Fact]:
     root = analysis.profile.modules[""]
     rate = reached.flops_per_second
     phases = " and ".join(phase for phase in MODEL_PHASES if root.work(phase).macs)
-    basis = "nothing was counted" if rate is None else f"2 × MACs of {phases or 'forward'}"
+    basis = "no work was counted" if rate is None else f"2 × MACs of {phases or 'forward'}"
     yield _fact("achieved", rate, "FLOP/s", basis)
     yield _fact("MFU", reached.mfu, "of peak", _peak(reached, analysis.profile))
     if _is_more(reached.hfu, reached.mfu):
-        yield _fact("HFU", reached.hfu, "of peak", "with recomputed MACs")
+        yield _fact("HFU", reached.hfu, "of peak", "including recomputed MACs")
     if units.percent(reached.executed) != units.percent(reached.hfu):
-        basis = "without the MACs that masks skip, each at the peak of its dtype"
+        basis = "without the MACs that masks skip, and with each dtype at its own peak"
         if reached.executed is None:
-            basis = "some MACs are in a dtype without a known peak"
+            basis = "the peak is unknown for the dtype of some MACs"
         yield _fact("executed", reached.executed, "of peak", basis)
 
 
@@ -353,11 +353,11 @@ def _peak(reached: Utilization, profile: Profile) -> str:
         chips = device_names(profile)
         if len(chips) > 1:
             names = ", ".join(chips)
-            return f"the ranks have different chips, which have no common peak: {names}"
-        return f'the peak of {run.device_name} is not known: hardware="measure" measures it'
+            return f"the ranks use different chips, so there is no common peak: {names}"
+        return f'the peak of {run.device_name} is unknown: pass hardware="measure" to measure it'
     if reached.peak_flops_per_second is None:
         dtype = reached.dtype or run.dtype or "an unknown dtype"
-        return f"the peak of {reached.hardware} for {dtype} is not known"
+        return f"the peak of {reached.hardware} for {dtype} is unknown"
     peak = units.rate(reached.peak_flops_per_second, "FLOP/s")
     return f"of {peak} ({reached.hardware}, {reached.dtype} dense)"
 
@@ -369,7 +369,7 @@ def _cpu_time(times: StepTimes, unit: str) -> Iterator[Fact]:
     median = times.seconds.median
     remark = f"{_factor(ratio(cpu, median))} the time of the median {unit}"
     if times.system_seconds:
-        remark += f", {units.duration(times.system_seconds.median)} of it in the kernel"
+        remark += f", {units.duration(times.system_seconds.median)} of it in the operating system"
     yield _fact("CPU time", cpu, "s", remark)
 
 
@@ -411,7 +411,8 @@ def _no_memory_because(analysis: Analysis) -> str:
     has_compiled_module = any(module.compiled for module in analysis.profile.modules.values())
     if has_compiled_module or any(notes_with("compiled_unsupported", analysis.profile.notes)):
         return (
-            "lflops cannot see memory that compiled code allocates; run the code eagerly to see it"
+            "lflops cannot see memory that compiled code allocates; to see this memory, run the "
+            "code eagerly"
         )
     return ""
 
@@ -484,7 +485,7 @@ def _modules_of(analysis: Analysis, breakdown: StepBreakdown, part: str) -> list
 
 def _why_no_breakdown(analysis: Analysis) -> str:
     if not analysis.profile.is_counted:
-        return "nothing was counted"
+        return "no work was counted"
     if analysis.step_times.seconds is None:
         return "no unprofiled step was timed"
     return (
@@ -610,8 +611,9 @@ def _remarks(analysis: Analysis) -> Iterator[Fact]:
     profile = analysis.profile
     run = profile.run
     if run.allocated_bytes is not None:
-        reserved = f"reserved {units.size(run.reserved_bytes)}"
-        yield _text("allocator's peak", f"{units.size(run.allocated_bytes)}, {reserved}")
+        reserved = f"{units.size(run.reserved_bytes)} reserved"
+        text = f"{units.size(run.allocated_bytes)} allocated, {reserved}"
+        yield _text("allocator's peak", text)
     for label, value in ranks(analysis):
         yield _text(label, value)
     if profile.is_counted:
@@ -636,7 +638,8 @@ def unsupported_lines(
         where = modules[0] or "the model itself"
         if len(modules) > 1:
             where = counted(len(modules), "module")
-        line = f"{counted(operator.calls, 'call')} in {where}, {units.size(operator.bytes)}"
+        calls = counted(operator.calls, "call")
+        line = f"{calls} in {where}, {units.size(operator.bytes)} moved"
         if operator.seconds is not None:
             line += f", {units.duration(operator.seconds)}"
         yield f"{operator.operator:<{width}}  {line}"
@@ -644,7 +647,7 @@ def unsupported_lines(
     if rest:
         calls = counted(sum(operator.calls for operator in rest), "call")
         size = units.size(sum(operator.bytes for operator in rest))
-        yield f"and {counted(len(rest), 'more operator')}  {calls}, {size}"
+        yield f"and {counted(len(rest), 'more operator')}  {calls}, {size} moved"
 
 
 def _never_called(analysis: Analysis) -> str:
@@ -658,7 +661,7 @@ def _never_called(analysis: Analysis) -> str:
     for name in analysis.uncalled:
         if not name or parent_of(name) not in uncalled:
             top.append(name)
-    root = analysis.profile.modules[""].class_name or "all of it"
+    root = analysis.profile.modules[""].class_name or "the whole model"
     labels: list[str] = []
     for label, names in fold_repeats(top, lambda name: (name,), analysis.patterns):
         has_words = bool(set(label) - {"*", "."})
@@ -672,8 +675,8 @@ def _never_called(analysis: Analysis) -> str:
     number_below = len(uncalled) - len(top)
     below = ""
     if number_below:
-        them = "it" if len(top) == 1 else "them"
-        below = f"{number_below} below {them}"
+        their = "its" if len(top) == 1 else "their"
+        below = f"{number_below} of {their} submodules"
     return plain(joined(", ".join(labels[:_UNCALLED]), more, below, separator=" and "))
 
 

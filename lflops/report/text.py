@@ -127,13 +127,13 @@ def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
     """
     if run.hardware is None:
         return (
-            f"the peak of {run.device_name} is unknown; set hardware of FlopsMonitor or "
-            'lflops.measure to "measure", or to a name that `lflops hardware` prints'
+            f'the peak of {run.device_name} is unknown; pass hardware="measure", or a name that '
+            "`lflops hardware` prints, to FlopsMonitor or lflops.measure"
         )
     if not any(ceiling.is_reference for ceiling in ceilings):
-        return f"{run.hardware.name} has no known peak for any dtype that the matmuls use"
+        return f"the peak of {run.hardware.name} is unknown for the dtypes of the matmuls"
     if run.hardware.bandwidth_bytes_per_second is None:
-        return f"the bandwidth of {run.hardware.name} is not known"
+        return f"the bandwidth of {run.hardware.name} is unknown"
     return ""
 
 
@@ -162,8 +162,8 @@ def saved_by_fusion(phases: Sequence[Fusion]) -> str:
     )
     if unknown:
         sentence += (
-            f"; this leaves out {counted(unknown, 'module')}, because the bytes of some of their "
-            "kernels are unknown"
+            f"; this does not include {counted(unknown, 'module')} with kernels that move an "
+            "unknown number of bytes"
         )
     return sentence
 
@@ -187,13 +187,15 @@ def _advice(saving: Saving) -> str:
             "after the optimizer's step"
         )
     if saving.kind == "fused_optimizer":
-        return "update in place: an optimizer with fused=True makes no temporary tensors"
+        return (
+            "pass fused=True to the optimizer: it then updates parameters without temporary tensors"
+        )
     if saving.kind == "chunked_loss":
         return (
-            f"logits and loss hold {units.size(saving.bytes)}: use a loss that computes them for "
-            "one chunk of the tokens at a time"
+            f"logits and loss hold {units.size(saving.bytes)}: use a loss function that processes "
+            "the tokens in chunks"
         )
-    return f"checkpoint {plain(saving.module)}{times_mark(saving.modules)}"
+    return f"use activation checkpointing in {plain(saving.module)}{times_mark(saving.modules)}"
 
 
 def _cost(saving: Saving, analysis: Analysis) -> str:

@@ -49,13 +49,13 @@ The share is relative to the CPU time that the profiled process needed.
 
 CAVEATS = {
     "busy": "other processes used the CPU",
-    "few_steps": "too few module-timing steps were taken; set active=8 in the schedule",
+    "few_steps": "there were too few module-timing steps (set active=8 in the schedule)",
     "varied": "the module-timing steps vary too much",
     "allocating": (
-        "its kernels are as short as those of identical modules, and layers wait for the driver to "
-        "allocate memory"
+        "a module takes longer although the kernels of this module do not, and the host waits for "
+        "the driver to allocate memory"
     ),
-    "scaled": "the hooks that time modules changed the times too much",
+    "scaled": "the hooks that time modules changed the module times too much",
 }
 """Texts for the reasons why it is unknown whether a module is slower than identical modules."""
 
@@ -183,13 +183,13 @@ def unseen_because(analysis: Analysis) -> str | None:
         said = f"fewer than {FEWEST_STEPS} unprofiled steps were timed"
         return said + disturbed_by(analysis.profile)
     if (times.spread or 0.0) >= VARYING_SHARE:
-        return "the steps vary too much"
+        return "the step times vary too much"
     caveat = analysis.outliers.caveat
     return None if caveat is None else CAVEATS[caveat]
 
 
 DISTURBED_BY = {
-    "new_shapes": ("have batches of new shapes", "pad batches to a few shapes"),
+    "new_shapes": ("have batches of new shapes", "pad batches to a few fixed shapes"),
     "recompiled": ("compile code again", "pass dynamic=True to torch.compile"),
     "validation": ("are next to a validation", "validate less often"),
     "checkpoint": ("are next to a checkpoint", "save checkpoints less often"),
@@ -261,17 +261,17 @@ def _estimated(analysis: Analysis) -> Iterator[str]:
     if bound is not None:
         yield f"A step takes at least {units.duration(bound.seconds)} on {bound.hardware}."
     if fit is not None:
-        need = f"{units.size(fit.needed_bytes)} of {units.size(fit.usable_bytes)}"
+        need = f"a step needs {units.size(fit.needed_bytes)} of {units.size(fit.usable_bytes)}"
         sentences = {
-            "fits": f"It fits: {need}.",
-            "tight": f"It is tight: {need}.",
-            "does not fit": f"It does not fit: {need}.",
+            "fits": f"The model fits into memory: {need}.",
+            "tight": f"The model barely fits into memory: {need}.",
+            "does not fit": f"The model does not fit into memory: {need}.",
         }
         yield sentences[fit.verdict]
     if bound is None and fit is None:
         macs = units.count(analysis.total_macs)
         disturbance = disturbed_by(analysis.profile)
-        yield f"A step has {macs} MACs. Nothing was timed{disturbance}."
+        yield f"A step has {macs} MACs. No step was timed{disturbance}."
 
 
 def _confidence(analysis: Analysis, caveats: int) -> Iterator[str]:
@@ -281,10 +281,10 @@ def _confidence(analysis: Analysis, caveats: int) -> Iterator[str]:
     profile = analysis.profile
     is_timed = analysis.step_times.mean is not None
     if is_timed and profile.is_counted and analysis.utilization.mfu is None:
-        yield "MFU is unknown, because the peak is unknown"
+        yield "MFU is unknown, because the peak of the chip is unknown"
     missing = len({row.operator for row in analysis.unsupported})
     if missing:
-        yield f"{counted(missing, 'operator')} not counted"
+        yield counted(missing, "unsupported operator")
     silent = sum(rank.status != "ok" for rank in profile.ranks)
     if silent:
         yield f"{counted(silent, 'rank')} did not report"
@@ -302,7 +302,11 @@ def _steadiness(analysis: Analysis) -> Iterator[str]:
         is_skewed = abs(times.mean - median) > UNSTEADY_SHARE * median
         if median and (is_skewed or (times.spread or 0.0) > VARYING_SHARE):
             longest = units.duration(times.longest)
-            yield f"unsteady: the longest took {longest}, the median {units.duration(median)}"
+            unit = analysis.evidence.unit
+            yield (
+                f"unsteady: the longest {unit} took {longest}, the median {unit} "
+                f"{units.duration(median)}"
+            )
     if lost >= BUSY_SHARE:
         share = units.percent(lost, digits=0)
         yield (
@@ -338,7 +342,7 @@ def _reliability_of_modules(analysis: Analysis) -> Iterator[str]:
         passes = _units_timed(analysis)
         yield (
             "module times are unreliable in this run: to match the unprofiled "
-            f"{passes}, some are multiplied by {worst:.2f}"
+            f"{passes}, some of them are multiplied by {worst:.2f}"
         )
     elif factors:
         error = max(abs(factor - 1) for factor in factors)

@@ -313,12 +313,12 @@ def test_show_says_that_memory_was_not_counted(capsys: pytest.CaptureFixture[str
     """
     profile({"": {}}, ()).save("none.json")
     assert 0 == main(["show", "none.json", "--memory"])
-    assert capsys.readouterr().out.rstrip().endswith("the profile has no memory")
+    assert capsys.readouterr().out.rstrip().endswith("the profile has no memory data")
     assert 2 == main(["show", "none.json", "--memory", "--figure", "none.svg"])
     assert 2 == main(["show", "none.json", "--figure", "none.svg"])
     assert 2 == main(["show", "none.json", "--memory", "--flat"])
     said = capsys.readouterr()
-    assert "has no memory to draw" in said.err
+    assert "has no memory data" in said.err
     assert "--figure draws live memory" in said.err
     assert "--memory can only be combined with --figure and --json" in said.err
     assert "" == said.out
@@ -796,5 +796,5 @@ def test_the_figure_has_an_area_for_each_category() -> None:
 
 def test_what_was_not_counted_is_not_drawn() -> None:
     """Drawing memory that was not counted is an error, not an empty figure."""
-    with pytest.raises(ProfileError, match="has no memory to draw"):
+    with pytest.raises(ProfileError, match="has no memory data"):
         memory_figure(analyze(profile({"": {}}, ())))

@@ -71,7 +71,7 @@ def test_show_takes_the_folder_of_a_run(file: Path, capfd: pytest.CaptureFixture
     assert of_folder == capfd.readouterr().out
     file.unlink()
     assert 2 == main(["show", str(file.parent)])
-    assert f"{file.parent}: there is no profile in this folder" in capfd.readouterr().err
+    assert f"{file.parent}: this folder has no profile" in capfd.readouterr().err
 
 
 def test_json_holds_exact_integers_in_rows_within_rows(tmp_path: Path) -> None:

@@ -899,7 +899,7 @@ def test_logits_and_loss_are_named_where_they_are_large() -> None:
 
     ((what, nbytes),) = said(8)
     assert 3 * 32 * 5000 * FLOAT == nbytes
-    assert what.endswith("use a loss that computes them for one chunk of the tokens at a time")
+    assert what.endswith("use a loss function that processes the tokens in chunks")
     assert [] == said(1000)
 
 

@@ -614,7 +614,7 @@ def test_cannot_tell_is_no_headline() -> None:
     [
         (
             ("new_shapes",),
-            ": 6 of 9 steps have batches of new shapes (pad batches to a few shapes)",
+            ": 6 of 9 steps have batches of new shapes (pad batches to a few fixed shapes)",
         ),
         (("recompiled",), ": 6 of 9 steps compile code again (pass dynamic=True to torch.compile)"),
         ((), ""),
@@ -629,7 +629,7 @@ def test_few_steps_have_a_reason(marks: tuple[str, ...], reason: str) -> None:
     given = trained(marks=marks) if marks else trained(steps=3)
     said = [unseen_because(analyze(given)), report_of(analyze(given)).verdict.said]
     if marks:
-        assert ["nothing was timed", f"A step has 3.00 k MACs. Nothing was timed{reason}."] == said
+        assert ["nothing was timed", f"A step has 3.00 k MACs. No step was timed{reason}."] == said
     else:
         assert ["fewer than 5 unprofiled steps were timed", "A step takes 100 ms."] == said
 
@@ -640,7 +640,7 @@ def test_steps_of_new_shapes_are_the_reason_for_few_steps() -> None:
     more = [replace(step, marks=()) for step in given.steps[:4]]
     assert (
         "fewer than 5 unprofiled steps were timed: 6 of 13 steps have batches of new shapes (pad "
-        "batches to a few shapes)"
+        "batches to a few fixed shapes)"
     ) == unseen_because(analyze(replace(given, steps=(*given.steps, *more))))
 
 
@@ -693,7 +693,7 @@ def test_inputs_have_their_size_with_its_source() -> None:
 def test_unknown_samples_per_second_say_why() -> None:
     """A remark gives the reason, because a dash alone would look like a failure."""
     speed = {fact.name: fact for fact in report_of(analyze(trained())).speed}
-    assert (None, "the samples of a batch are unknown: pass units=") == (
+    assert (None, "the number of samples per batch is unknown: pass units=") == (
         speed["samples/s"].value,
         speed["samples/s"].remark,
     )

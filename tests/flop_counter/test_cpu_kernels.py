@@ -332,7 +332,7 @@ def test_an_lstms_workspace_is_noted_and_left_out_on_a_chip() -> None:
     assert on_gpu.memory is not None
     difference = on_cpu.memory.peak_bytes - on_gpu.memory.peak_bytes
     assert 2 * workspace + scratch - stacked == difference
-    assert "of 2 LSTM calls are in the memory" in sentence(cpu_note)
+    assert "of 2 LSTM calls are included in the memory" in sentence(cpu_note)
     assert "keep some memory free for them" in sentence(gpu_note)
 
 

@@ -117,6 +117,6 @@ def test_transformers_packs_by_a_dense_mask_for_sdpa() -> None:
     (note,) = lflops.count(model, args, kwargs, backward=True).notes
     assert {"calls": 2, "computed": 2 * 6 * 100, "within": 2 * 6 * 38} == note.values
     assert (
-        f"2 calls of {KERNEL} separate packed sequences with a dense mask: 38.0 % of the scores are within a sequence, but all are computed; "
-        "varlen_attn or flex attention skips the other scores"
+        f"2 calls of {KERNEL} separate packed sequences with a dense mask: only 38.0 % of the attention scores are within a sequence, but all scores are computed; "
+        "varlen_attn or flex attention would skip the other scores"
     ) == sentence(note)

@@ -665,7 +665,7 @@ def test_a_narrow_list_says_where_the_rest_is(
 ) -> None:
     """A narrow terminal hides columns, and a line says how to show them."""
     monkeypatch.setenv("COLUMNS", "90")
-    assert re.search(r"too narrow for .*int8.* \(COLUMNS=200 shows them\)", shown(capsys))
+    assert re.search(r"not shown in this width: .*int8.* \(COLUMNS=200 shows more\)", shown(capsys))
 
 
 def test_another_chip_has_no_share_of_what_is_measured() -> None:

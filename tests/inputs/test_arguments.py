@@ -395,7 +395,9 @@ def test_what_counting_notes_is_said_in_sentences() -> None:
     model = torch.compile(nn.Linear(4, 2), backend="eager")
     first, second = lflops.count(model, x, ignore=[""]).notes
     notes = {first.code: first, second.code: second}
-    assert "1 compiled module was counted eagerly" in sentence(notes["compiled_ran_eager"])
+    assert "1 compiled module was counted without compilation" in sentence(
+        notes["compiled_ran_eager"]
+    )
     assert not sentence(notes["ignored"]).startswith(" ")
 
 

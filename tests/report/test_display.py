@@ -109,5 +109,5 @@ def test_a_value_without_a_report_is_an_error() -> None:
     class Other(Displayed):
         pass
 
-    with pytest.raises(TypeError, match="no report of Other"):
+    with pytest.raises(TypeError, match="no report for the type Other"):
         str(Other())

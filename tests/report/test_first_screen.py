@@ -460,7 +460,7 @@ def test_a_window_of_a_validation_is_no_part_of_the_training_run() -> None:
 def test_a_ledger_alone_has_times_and_says_that_it_knows_no_more() -> None:
     """A ledger without a window still shows the stalls, with low confidence."""
     screen = screen_of(None, ledger(steps(*STALLS)))
-    assert "A run without a window" == screen.title
+    assert "A run without a profiled window" == screen.title
     assert "low" == screen.confidence.level
     assert "Data loading stalls every 3rd step" == screen.cards[0].title
 
@@ -501,8 +501,8 @@ def test_the_page_and_the_terminal_have_the_same_values() -> None:
         assert fact.text in text
     for card in screen.cards[:3]:
         time = card.text.removeprefix("−")
-        saving = f"{card.title}, saves at most {time} a step"
-        cost = f"{card.title} takes {time} a step"
+        saving = f"{card.title}: a fix saves at most {time} per step"
+        cost = f"{card.title}: this takes {time} per step"
         assert (saving if card.is_issue else cost) in text
 
 

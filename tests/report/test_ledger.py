@@ -97,7 +97,7 @@ def test_the_shell_prints_the_account() -> None:
     ] == lines[2:5]
     assert "step took usual cause" == lines[-4]
     assert "300 47.0 s 1.00 s waiting for the data loader" == lines[-3]
-    assert "410 12.0 s 1.00 s unknown, in optimizer" == lines[-1]
+    assert "410 12.0 s 1.00 s unknown, in the phase optimizer" == lines[-1]
 
 
 def spans(*memory: int) -> tuple[Span, ...]:
@@ -119,7 +119,9 @@ def test_memory_that_creeps_is_a_finding() -> None:
     assert growth == pytest.approx(1.5 * GIB, rel=0.01)
     grown = ledger({"training/forward": 2400.0}, spans=creeping)
     assert has_losses(grown)
-    assert "the memory of the process grows by 1.50 GiB per hour" == list(ledger_lines(grown))[-1]
+    assert (
+        "the host memory of the process grows by 1.50 GiB per hour" == list(ledger_lines(grown))[-1]
+    )
 
 
 def test_memory_that_grows_while_code_is_compiled_is_none() -> None:

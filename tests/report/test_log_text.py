@@ -47,7 +47,7 @@ def test_the_step_its_phases_and_the_modules_are_there() -> None:
     assert "3.00 ms of one unprofiled step" == found["step"]
     assert "1.00 ms 33.3 % of the step" == found["forward"]
     assert "encoder.0 Linear 300 µs 10.0 % 6.83 MFLOP/s" == found["most time"]
-    assert found["MFU"].startswith("– the peak of cpu is not known")
+    assert found["MFU"].startswith("– the peak of cpu is unknown")
     assert found["peak live memory"].startswith("2.93 KiB, of these activations ")
     assert "1 of 2 reported; missing: 1" == found["ranks"]
     assert found["not counted"].startswith("my_ops::scan")
@@ -128,7 +128,7 @@ def test_a_window_with_too_much_of_everything_is_cut() -> None:
     assert MOST >= len(text.splitlines())
     assert "95 other modules" in text
     assert "and 48 more operators  48 calls, 48 B" in text
-    assert "28 more, see lflops show" in text
+    assert "28 more notes, see lflops show" in text
 
 
 def test_a_window_without_times_has_its_work() -> None:
@@ -153,7 +153,7 @@ def test_a_window_says_what_changed_since_the_one_before() -> None:
     """
     first = gpt_training()
     second = gpt_training(slow=5.0)
-    assert "since the last" not in lines_of(log_text(analyze(first)))
-    changed = lines_of(log_text(analyze(second), first))["since the last"]
+    assert "vs last window" not in lines_of(log_text(analyze(first)))
+    changed = lines_of(log_text(analyze(second), first))["vs last window"]
     assert changed == " ".join(headline(lflops.diff(first, second))[0].split())
     assert changed.startswith("The step")

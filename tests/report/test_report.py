@@ -45,7 +45,7 @@ def test_ranks_with_different_chips_have_no_common_peak() -> None:
     without_chip = report_with(None)
     mfu = without_chip.fact("MFU")
     assert mfu is not None
-    assert mfu.remark == "the ranks have different chips, which have no common peak: H100, A100"
+    assert mfu.remark == "the ranks use different chips, so there is no common peak: H100, A100"
     texts = [fact.text for fact in without_chip.subject]
     assert "H100 and A100 on node0, float32, 3 ranks" in texts
     mfu = report_with(Hardware("H100", {"fp32": 1e3})).fact("MFU")

@@ -247,7 +247,7 @@ def test_times_that_are_far_off_name_the_phase_where_no_peak_is_known() -> None:
     )
     assert ("33.3 % of the step (20.0 ms) is optimizer work.",) == found.why
     assert (forward,) == found.also
-    scaled = "to match the unprofiled steps, some are multiplied by 0.25"
+    scaled = "to match the unprofiled steps, some of them are multiplied by 0.25"
     assert scaled in found.confidence
 
 
@@ -386,7 +386,7 @@ def test_an_estimate_says_the_least_time_and_what_is_unknown() -> None:
     planned = untimed(blocks({}, {"forward": 1}, kind="estimate"))
     assert ("A step takes at least 12.0 ms on abacus.", ()) == told(planned)
     without_chip = replace(planned, run=replace(planned.run, hardware=None))
-    assert ("A step has 4.00 k MACs. Nothing was timed.", ()) == told(without_chip)
+    assert ("A step has 4.00 k MACs. No step was timed.", ()) == told(without_chip)
 
 
 def test_a_model_whose_layers_have_no_times_has_nothing_outside_of_them() -> None:

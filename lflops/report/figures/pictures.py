@@ -120,7 +120,7 @@ def memory_figure(analysis: Analysis) -> Figure:
     """
     memory = analysis.profile.memory
     if memory is None or not memory.timeline:
-        raise ProfileError("the profile has no memory to draw: it was not counted")
+        raise ProfileError("the profile has no memory data, so no figure can be drawn")
     reached = None
     for number, moment in enumerate(memory.timeline):
         if moment is analysis.peak_moment:

@@ -177,5 +177,5 @@ def _confidence_of(finding: Finding, of_screen: Confidence) -> Confidence:
     if not finding.is_issue:
         if of_screen.level == "low":
             level = "low"
-        return Confidence(level=level, why=("below the issue threshold",))
-    return Confidence(level=of_screen.level, why=("above the issue threshold",))
+        return Confidence(level=level, why=("the cost is below the threshold for issues",))
+    return Confidence(level=of_screen.level, why=("the cost is above the threshold for issues",))

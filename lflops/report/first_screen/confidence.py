@@ -30,7 +30,10 @@ class Confidence(Struct, frozen=True, kw_only=True):
 
 def confidence_in(window: WindowSummary | None, ledger: Ledger | None) -> Confidence:
     if window is None:
-        return Confidence(level="low", why=("no window was profiled", "only the ledger of the run"))
+        return Confidence(
+            level="low",
+            why=("no window was profiled", "all figures come from the ledger of the run"),
+        )
     why = []
     if window.unseen is not None:
         why.append(window.unseen)
@@ -41,7 +44,7 @@ def confidence_in(window: WindowSummary | None, ledger: Ledger | None) -> Confid
     if ledger is not None and doubts:
         # The first text has the number of timed steps, which is smaller than the number of steps in
         # the run.
-        doubts[0] = f"window of {doubts[0]}"
+        doubts[0] = f"the window has {doubts[0]}"
     why += doubts
     level: Level = "high"
     if is_low:

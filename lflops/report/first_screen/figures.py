@@ -43,7 +43,7 @@ def _of_step(steps: Steps) -> Fact:
 
 def _of_compute(window: WindowSummary, rate: float) -> Fact:
     if window.peak is None:
-        return _achieved(rate, "of an unknown peak")
+        return _achieved(rate, "the peak of the chip is unknown")
     peak = units.rate(window.peak, "FLOP/s")
     if rate > window.peak:
         return _achieved(rate, f"more than the peak of {peak}, so this peak is too low")
@@ -95,7 +95,7 @@ def _other_groups(ledger: Ledger) -> list[str]:
 def _of_memory(peak: int, usable: int | None) -> Fact:
     of_chip = ""
     if usable is not None:
-        of_chip = f"of {units.size(usable)} that the chip has"
+        of_chip = f"of the {units.size(usable)} that the chip has"
     return Fact(
         name="peak live memory",
         label="peak live memory",

@@ -93,7 +93,7 @@ def first_screen(window: WindowSummary | None, ledger: Ledger | None) -> FirstSc
 
 def _title(window: WindowSummary | None) -> str:
     if window is None:
-        return "A run without a window"
+        return "A run without a profiled window"
     return window.title
 
 
@@ -115,7 +115,7 @@ def _header(window: WindowSummary | None, ledger: Ledger | None) -> Iterator[str
         if ledger.starts[-1].ended != "finished":
             yield ledger.starts[-1].ended
         began = datetime.fromtimestamp(ledger.starts[0].begin, UTC)
-        yield f"began {began:%Y-%m-%d %H:%M} UTC"
+        yield f"started {began:%Y-%m-%d %H:%M} UTC"
     elif window is not None:
         created = window.profile.run.created[:16].replace("T", " ")
         yield f"profiled {created} UTC"

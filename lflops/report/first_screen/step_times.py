@@ -101,7 +101,7 @@ def _times_of_run(
     p95 = percentile(ledger.durations, 0.95)
     steps = _steps(number, mean, p50, p95, "run")
     if ledger.ranks > 1:
-        steps = replace(steps, said=f"rank {ledger.rank}: {steps.said}")
+        steps = replace(steps, said=f"rank {ledger.rank}, {steps.said}")
     return StepTimes(steps, phases)
 
 

@@ -114,23 +114,23 @@ def _card_rows(screen: FirstScreen) -> Iterator[tuple[str, str]]:
     for number, card in enumerate(screen.cards[:FIRST_CARDS], 1):
         action = f" {card.action}." if card.action else ""
         if card.is_issue:
-            issues.append(f"{number}. {card.title}, {_saving(card)}.{action}")
+            issues.append(f"{number}. {card.title}: {_saving(card)}.{action}")
         else:
-            others.append(f"{number}. {card.title} {_cost(card)}.{action}")
+            others.append(f"{number}. {card.title}: {_cost(card)}.{action}")
     yield from label_first("do next", issues)
     yield from label_first("no issue", others)
 
 
 def _saving(card: Card) -> str:
     if card.seconds is None:
-        return "saves an unknown amount of time"
-    return f"saves at most {units.duration(card.seconds)} a step"
+        return "a fix saves an unknown amount of time"
+    return f"a fix saves at most {units.duration(card.seconds)} per step"
 
 
 def _cost(card: Card) -> str:
     if card.seconds is None:
-        return "takes an unknown amount of time"
-    return f"takes {units.duration(card.seconds)} a step"
+        return "this takes an unknown amount of time"
+    return f"this takes {units.duration(card.seconds)} per step"
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -141,7 +141,7 @@ def _hint(analysis: Analysis) -> str:
     if reached.flops_per_second is None or reached.peak_flops_per_second is not None:
         return ""
     device = analysis.profile.run.device_name
-    return f'MFU needs the peak of {device}: FlopsMonitor(hardware="measure") measures it'
+    return f'MFU needs the peak of {device}: pass hardware="measure" to measure this peak'
 
 
 def _ranks(analysis: Analysis) -> Iterator[RankShown]:
@@ -153,7 +153,7 @@ def _ranks(analysis: Analysis) -> Iterator[RankShown]:
         seconds = lost.get(rank.rank, 0.0)
         said = ""
         if seconds:
-            said = f"the other ranks wait {units.duration(seconds)} per step for it"
+            said = f"the other ranks wait {units.duration(seconds)} per step for this rank"
         status = ""
         if rank.status != "ok":
             status = rank.status

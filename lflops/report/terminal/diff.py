@@ -76,7 +76,9 @@ def _limit(limit: Limit, diff: Diff) -> str:
         if diff.step.low is not None:
             bounds = f" ({interval(diff.step)})"
         allowed = units.percent(limit.allowed)
-        return f"the step takes {signed(diff.step.ratio)}{bounds}; the limit is +{allowed}"
+        return (
+            f"the step time changed by {signed(diff.step.ratio)}{bounds}; the limit is +{allowed}"
+        )
     if limit.name == "min_mfu":
         found = units.percent(limit.found)
         return f"MFU is {found}; the minimum is {units.percent(limit.allowed)}"
@@ -157,7 +159,7 @@ def _verdict(module: ModuleDiff) -> str:
         return "removed"
     if module.news.verdict is not None:
         return module.news.verdict
-    return "other work" if module.self_work.differs else units.UNKNOWN
+    return "work differs" if module.self_work.differs else units.UNKNOWN
 
 
 def _signed(change: Change) -> str:

@@ -35,7 +35,7 @@ def render_memory(analysis: Analysis) -> Group:
     """Draw the memory at its peak: the bytes by category and module, and the largest storages."""
     memory = analysis.profile.memory
     if memory is None:
-        return Group(text("the profile has no memory", "dim"))
+        return Group(text("the profile has no memory data", "dim"))
     return Group(margin(_rows(analysis, memory)))
 
 
@@ -73,7 +73,7 @@ def _when(analysis: Analysis, memory: Memory) -> str:
         return ""
     module = at.module or "the model itself"
     number = f"{memory.peak_index + 1:,}"
-    return f", reached in {at.phase} by {at.operator} of {module}, operator {number}"
+    return f", reached in {at.phase} by {at.operator} of {module} (operator {number} of the step)"
 
 
 def _categories(memory: Memory) -> Iterator[tuple[str, RenderableType]]:
@@ -83,12 +83,12 @@ def _categories(memory: Memory) -> Iterator[tuple[str, RenderableType]]:
     for category, nbytes in memory.by_category.items():
         name = category.replace("_", " ")
         if category == "activations" and has_larger_moment:
-            name = "activations (peak)"
+            name = "activations (at the peak)"
         parts[name] = nbytes
     for row in _listed(parts, memory.peak_bytes):
         yield "by category", row
     if has_larger_moment:
-        line = f"{units.size(most):>12}          activations (largest, at another moment)"
+        line = f"{units.size(most):>12}          activations (highest value, at another moment)"
         yield "", prose(line, "dim")
 
 
@@ -101,22 +101,24 @@ def _reserved(reserved: Reserved) -> str:
     unused = units.UNKNOWN
     if reserved.reserved_bytes:
         unused = units.percent(reserved.unused_bytes / reserved.reserved_bytes)
-    settings = reserved.settings or "its default settings"
+    settings = reserved.settings or "default settings"
     line = (
-        f"{units.size(reserved.reserved_bytes)} by torch's allocator with {settings}, simulated; "
-        f"{unused} of it unused, at most {units.size(reserved.allocated_bytes)} allocated"
+        f"{units.size(reserved.reserved_bytes)} by torch's allocator with {settings} (simulated); "
+        f"{unused} of this unused, at most {units.size(reserved.allocated_bytes)} allocated"
     )
     if reserved.retries:
         times = counted(reserved.retries, "time")
-        line += f"; it frees its cache {times} to get memory, and the device waits each time"
+        line += (
+            f"; the allocator frees its cache {times} to get memory, and the device waits each time"
+        )
     return line
 
 
 def memory_fit_lines(fit: MemoryFit) -> Iterable[str]:
     """Yield two lines: whether the step fits into memory, and the parts of the needed memory."""
     yield (
-        f"{fit.verdict}: {units.size(fit.needed_bytes)} of the {units.size(fit.usable_bytes)} "
-        f"that a process has on {fit.chip} "
+        f"{fit.verdict}: a step needs {units.size(fit.needed_bytes)} of the "
+        f"{units.size(fit.usable_bytes)} that a process can use on {fit.chip} "
         f"({units.percent(fit.needed_bytes / fit.usable_bytes)})"
     )
     fragmentation = f"fragmentation ({units.percent(FRAGMENTATION, digits=0)} assumed)"
@@ -162,28 +164,28 @@ def render_checkpointed(blocks: Sequence[Checkpointed]) -> Group:
     rows = []
     for block in blocks[:_BLOCKS]:
         saving = _saving(block.saved_bytes, block.macs)
-        rows.append(("checkpointing", f"{saving}, {block.module}"))
+        rows.append(("checkpointing", f"{block.module}: {saving}"))
     if len(blocks) > 1:
         # The first block has the largest saving. It is left out of the sum: while a block is
         # recomputed in backward, its activations are alive again, so one block saves nothing.
         saved = sum(block.saved_bytes for block in blocks[1:])
         saving = _saving(saved, sum(block.macs for block in blocks))
-        rows.append(("checkpointing", f"{saving}, all {len(blocks)} blocks"))
+        rows.append(("checkpointing", f"all {len(blocks)} blocks: {saving}"))
     return Group(margin(rows))
 
 
 def _saving(saved: int, macs: int) -> str:
-    return f"saves up to {units.size(saved)} for {units.count(macs)} more MACs"
+    return f"saves up to {units.size(saved)}, adds {units.count(macs)} MACs"
 
 
 def render_sharded(strategies: Sequence[Sharded]) -> Group:
     """Draw the memory that a rank needs under each sharding strategy, and whether it fits."""
-    headings = ["in all", "parameters", "gradients", "optimizer state", "gathered", "rest"]
+    headings = ["total", "parameters", "gradients", "optimizer state", "gathered", "rest"]
     if any(strategy.memory_fit is not None for strategy in strategies):
         headings += ["needs", "verdict"]
     title = ""
     if strategies:
-        title = f"peak of each of {strategies[0].ranks} ranks"
+        title = f"peak per rank, {strategies[0].ranks} ranks"
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()
     for _ in headings:

@@ -26,6 +26,7 @@ from lflops.report.terminal.tables import (
     prose,
     prose_rows,
     text,
+    too_narrow_for,
 )
 from lflops.report.text import counted, shortened_name
 from lflops.report.verdict import verdict_lines
@@ -242,8 +243,8 @@ class _Modules:
     def _remarks(self, layout: _Layout) -> Iterator[str]:
         if any(line.times > 1 for line in self._lines):
             has_times = any(column.heading.endswith("time") for column in layout.columns)
-            times = ", times too" if has_times else ""
-            yield f"×N: N identical modules; the figures are those of all N together{times}"
+            times = " and times" if has_times else ""
+            yield f"×N: N identical modules; all figures{times} are sums over the N modules"
         if self._idle:
             are = "is" if self._idle == 1 else "are"
             modules = counted(self._idle, "module")
@@ -251,13 +252,13 @@ class _Modules:
         too_deep = sum(_level(line) > layout.deepest for line in self._lines)
         if too_deep:
             rows = counted(too_deep, "row")
-            yield f"too narrow for {rows} below level {layout.deepest} (COLUMNS=200 shows them)"
+            yield too_narrow_for(f"{rows} below level {layout.deepest}")
         left_out = []
         for column in self._columns:
             if column not in layout.columns:
                 left_out.append(" ".join(column.heading.split()))
         if left_out:
-            yield f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)"
+            yield too_narrow_for(", ".join(left_out))
 
 
 def _is_listed(row: ModuleRow) -> bool:
@@ -281,7 +282,7 @@ def _full_width(line: ModuleLine) -> int:
 
 def _label(line: ModuleLine) -> str:
     name = line.path if line.row.is_self else last_part(line.path)
-    label = name or line.row.class_name or "all of it"
+    label = name or line.row.class_name or "the whole model"
     if line.row.repeat:
         label = f"{label} ×{line.times}"
     return plain(label)
@@ -293,7 +294,7 @@ def _kind(line: ModuleLine) -> str:
     if row.compiled:
         kind += ", compiled"
     if row.owner:
-        kind += f", shares {row.owner}"
+        kind += f", shares parameters with {row.owner}"
     return plain(kind)
 
 

@@ -37,9 +37,9 @@ def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
     is_timed = any(point.seconds is not None for point in overview.operators)
     left_out = []
     if len(modules) > top:
-        left_out.append(counted(len(modules) - top, "more module row"))
+        left_out.append(counted(len(modules) - top, "module row"))
     if len(operators) > top:
-        left_out.append(counted(len(operators) - top, "more operator"))
+        left_out.append(counted(len(operators) - top, "operator row"))
     return Group(
         _ceilings(overview.ceilings),
         "",
@@ -142,9 +142,12 @@ def _remarks(
     if saved:
         lines.append(saved)
     if left_out:
-        lines.append(f"{' and '.join(left_out)}; --top N lists more, --json all")
+        listed = " and ".join(left_out)
+        lines.append(f"not shown: {listed} (--top N shows more rows, --json shows all rows)")
     if not any(point.seconds for point in modules):
-        lines.append("nothing was timed; lflops.measure and FlopsMonitor measure times")
+        lines.append(
+            "the profile has no times; use lflops.measure or FlopsMonitor to measure times"
+        )
     if lines:
         yield ""
     for line in lines:
@@ -157,7 +160,7 @@ def render_lower_bound(bound: LowerBound) -> Group:
     Only the modules with the longest times are shown.
     """
     sentence = (
-        f"{units.duration(bound.seconds)} per step, with every operator at the peak or the "
+        f"{units.duration(bound.seconds)} per step, if every operator runs at the peak or the "
         f"bandwidth of {bound.hardware}"
     )
     rows: list[tuple[str, RenderableType]] = [("at least", prose(sentence))]
@@ -189,11 +192,11 @@ def render_prediction(
     """
     if predicted is None:
         return Group(margin([("not predicted", prose(reason or ""))]))
-    interval = f"{units.duration(predicted.low)} to {units.duration(predicted.high)}"
-    sentence = f"{units.duration(predicted.seconds)} per step on {predicted.hardware}, {interval}"
+    interval = f"between {units.duration(predicted.low)} and {units.duration(predicted.high)}"
+    sentence = f"{units.duration(predicted.seconds)} per step on {predicted.hardware} ({interval})"
     rows: list[tuple[str, RenderableType]] = [("predicted", prose(sentence))]
     if predicted.widened:
-        rows.append(("", prose(f"a wide interval: {', '.join(predicted.widened)}", "dim")))
+        rows.append(("", prose(f"the interval is wide: {', '.join(predicted.widened)}", "dim")))
     kinds = [(seconds, kind) for kind, seconds in predicted.by_kind.items()]
     for seconds, kind in sorted(kinds, reverse=True):
         rows.append(("", _bound_line(seconds, predicted, kind)))

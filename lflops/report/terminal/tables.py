@@ -37,6 +37,11 @@ def figure(number: str) -> Text:
     return text(number, "dim" if number in _NOTHING else "")
 
 
+def too_narrow_for(left_out: str) -> str:
+    """Say what a table leaves out on a narrow terminal, such as its last columns."""
+    return f"not shown in this width: {left_out} (COLUMNS=200 shows more)"
+
+
 class prose:  # noqa: N801 - used like the function `text`
     """Sentences that wrap between words, but not between a number and its unit."""
 
@@ -171,7 +176,7 @@ class FittedTable:
         yield table
         left_out = [one_line(heading) for heading in self._columns if heading not in kept]
         if left_out:
-            yield prose(f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)", "dim")
+            yield prose(too_narrow_for(", ".join(left_out)), "dim")
 
     def _fitting(self, width: int) -> list[str]:
         """Return the headings of the columns that are shown at this terminal width."""

@@ -376,7 +376,7 @@ def test_utilization_stands_beside_its_peak() -> None:
     timed = small_profile()
     figures = labelled(replace(timed, run=replace(timed.run, hardware=chip)))
     assert "23.5 %, of 4.00 MFLOP/s (Toy, fp32 dense)" == figures["MFU"]
-    unknown = '–, the peak of cpu is not known: hardware="measure" measures it'
+    unknown = '–, the peak of cpu is unknown: pass hardware="measure" to measure it'
     assert unknown == labelled(timed)["MFU"]
 
 

@@ -203,4 +203,4 @@ def test_a_rank_that_cannot_write_is_measured_as_the_others_are(tmp_path: Path) 
     assert profile.trace is not None
     assert ["0"] == list(profile.trace.files)
     assert 1 == len(second.warned)
-    assert "there is no trace: its file could not be written" in second.warned[0]
+    assert "there is no trace: the trace file could not be written" in second.warned[0]

@@ -665,7 +665,7 @@ def test_where_nothing_can_be_recorded_it_is_said_once(tmp_path: Path) -> None:
     The rest of the profile is complete.
     """
     monitor = tracing_into(tmp_path, activities=["device"])
-    message = "FlopsMonitor: there is no trace: torch cannot record any activity here"
+    message = "FlopsMonitor: there is no trace: torch cannot record any activity on this machine"
     with pytest.warns(UserWarning, match=message) as warned:
         fit(Classifier(), monitor)
     (profile,) = monitor.profiles

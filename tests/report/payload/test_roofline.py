@@ -126,8 +126,11 @@ def test_the_roofs_come_with_the_chip() -> None:
     ("chip", "why"),
     [
         (None, "the peak of cpu is unknown"),
-        (Hardware("chip", {"bf16": 1.0}, 100.0), "chip has no known peak for any dtype"),
-        (Hardware("chip", {"fp32": 1.0}), "the bandwidth of chip is not known"),
+        (
+            Hardware("chip", {"bf16": 1.0}, 100.0),
+            "the peak of chip is unknown for the dtypes of the matmuls",
+        ),
+        (Hardware("chip", {"fp32": 1.0}), "the bandwidth of chip is unknown"),
     ],
     ids=["chip", "peak", "bandwidth"],
 )
@@ -146,8 +149,8 @@ def test_what_fusion_saves_is_said() -> None:
     given = shown(compiled_profile())
     assert given["fusion"] == (
         "compiled code moves 1.75 KiB instead of 2.19 KiB: fusion saves 20.0 % (forward 17.4 %, "
-        "backward 25.0 %); this leaves out 1 module, because the bytes of some of their kernels "
-        "are unknown"
+        "backward 25.0 %); this does not include 1 module with kernels that move an unknown "
+        "number of bytes"
     )
     assert {960, 256, 576} <= set(given["modules"]["table"]["fused_bytes"])
     not_compiled = shown(blocks())

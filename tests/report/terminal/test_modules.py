@@ -104,7 +104,7 @@ def test_the_totals_give_up_columns_and_no_digit(width: int, headings: int) -> N
     left_out = ["MACs", "FLOPs", "bytes moved", "operator calls"][headings:]
     if left_out:
         text = " ".join(" ".join(lines).split())
-        assert f"too narrow for {', '.join(left_out)}" in text
+        assert f"not shown in this width: {', '.join(left_out)}" in text
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,12 @@ def test_the_columns_that_had_no_room_are_named(width: int, left_out: str | None
     last two columns take 10 and 13.
     """
     lines = drawn(gpt(), width)
-    found = [line for line in lines if line.startswith("too narrow")]
+    found = [line for line in lines if line.startswith("not shown in")]
     if left_out is None:
         assert [] == found
     else:
-        assert [f"too narrow for {left_out} (COLUMNS=200 shows them)"] == found
+        expected = f"not shown in this width: {left_out} (COLUMNS=200 shows more)"
+        assert [expected] == found
 
 
 def test_a_long_name_keeps_its_two_ends() -> None:
@@ -205,7 +206,7 @@ def test_a_row_says_what_each_module_takes() -> None:
         "0…11 ×12 GPT2Block 444 ms 98.7 % 156 ms 288 ms 2.09 T 84.93 M 100.0 % 9.40 T 695.78 G "
         "1.39 T 4.17 T"
     ) == line_of("0…11", lines)
-    assert "×N: N identical modules; the figures are those of all N together, times too" in lines
+    assert "×N: N identical modules; all figures and times are sums over the N modules" in lines
 
 
 @pytest.mark.parametrize(("chip", "rate"), [(10e12, "9.40 T"), (9e12, "9.40 T (over the peak)")])
@@ -235,7 +236,8 @@ def test_the_usual_width_has_room_for_the_time_and_the_rate_of_long_names() -> N
     figures = "300 ms 100.0 % 100 ms 200 ms 200.00 G 1.00 M 100.0 % 1.33 T"
     assert figures in line_of("the_first", lines)
     left_out = "bwd MACs, total FLOPs, total bytes moved"
-    assert f"too narrow for {left_out} (COLUMNS=200 shows them)" in lines
+    expected = f"not shown in this width: {left_out} (COLUMNS=200 shows more)"
+    assert expected in lines
 
 
 @pytest.mark.parametrize(
@@ -318,7 +320,7 @@ def test_passes_that_are_added_up_are_numbered() -> None:
 
 
 def test_several_models_are_named_by_their_kinds() -> None:
-    """Several models are named by their classes, each class once; their sum is "all of it"."""
+    """Several models are named by their classes, each class once; their sum is "the whole model"."""
     rows = {
         "": {"class_name": "", "calls": 0},
         "a": {"class_name": "Linear"},
@@ -328,7 +330,7 @@ def test_several_models_are_named_by_their_kinds() -> None:
     }
     lines = drawn(profile(rows, []))
     assert "profiled Linear and Sequential, counted" == line_of("profiled", lines)
-    assert line_of("all of it", lines)
+    assert line_of("the whole model", lines)
 
 
 def test_the_lines_above_the_table_say_what_was_profiled() -> None:
@@ -420,9 +422,9 @@ def test_what_was_not_counted_is_listed() -> None:
     )
     given = replace(small_profile(), unsupported=(*small_profile().unsupported, more))
     timed = line_of("not counted", drawn(scan_traced()))
-    assert "not counted my_ops::scan 2 calls in head, 64 B, 10.0 µs" == timed
+    assert "not counted my_ops::scan 2 calls in head, 64 B moved, 10.0 µs" == timed
     in_two_modules = line_of("not counted", drawn(given))
-    assert "not counted my_ops::scan 3 calls in 2 modules, 1.00 KiB" == in_two_modules
+    assert "not counted my_ops::scan 3 calls in 2 modules, 1.00 KiB moved" == in_two_modules
     without = line_of("not counted", drawn(gpt()))
     assert "not counted nothing: every operator that ran has a formula" == without
 
@@ -437,7 +439,7 @@ def test_a_long_ledger_ends_in_the_sum_of_the_rest() -> None:
         for n in range(15)
     )
     lines = drawn(replace(gpt(), unsupported=entries))
-    assert "and 3 more operators 6 calls, 30 B" == line_of("and 3", lines)
+    assert "and 3 more operators 6 calls, 30 B moved" == line_of("and 3", lines)
 
 
 def test_modules_that_were_never_called_are_named_by_the_uppermost() -> None:
@@ -447,7 +449,8 @@ def test_modules_that_were_never_called_are_named_by_the_uppermost() -> None:
     """
     idle = {"class_name": "Linear", "calls": 0} | weights(8)
     given = profile({"": {}, "pooler": idle, "pooler.dense": idle, "probe": idle}, [])
-    assert "never called pooler, probe and 1 below them" == line_of("never called", drawn(given))
+    expected = "never called pooler, probe and 1 of their submodules"
+    assert expected == line_of("never called", drawn(given))
     assert not [line for line in drawn(gpt()) if line.startswith("never called")]
 
 
@@ -524,19 +527,19 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         (
             Note(code="time_scaled", subject="", values={"forward": 0.925, "backward": 1.0625}),
             (
-                "module times are approximate (± 7 %): they are scaled to unprofiled passes, "
-                "forward by 0.93, backward by 1.06"
+                "module times are approximate (± 7 %): to match unprofiled passes, they are "
+                "multiplied by 0.93 in forward, 1.06 in backward"
             ),
         ),
         (
             Note(code="time_scaled", subject="", values={}),
-            "module times are approximate: they are scaled to unprofiled passes, –",
+            "module times are approximate: to match unprofiled passes, they are multiplied by –",
         ),
         (
             Note(code="time_scaled", subject="", values={"forward": 2.5}),
             (
-                "module times are unreliable (± 150 %): they are scaled to unprofiled passes, "
-                "forward by 2.50"
+                "module times are unreliable (± 150 %): to match unprofiled passes, they are "
+                "multiplied by 2.50 in forward"
             ),
         ),
         (
@@ -549,7 +552,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         (
             Note(code="backward_assumed", subject="", values={"forwards": 2.5}),
             (
-                "backward was timed but not counted; it is assumed to cost 2.50 times as much as "
+                "the FLOPs of backward were not counted; lflops assumes 2.50 times the FLOPs of "
                 "forward"
             ),
         ),
@@ -568,8 +571,8 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         (
             Note(code="rounded_to_cycles", subject="", values={"accumulation": 3}),
             (
-                "the schedule is rounded up to whole steps of 3 batches, over which gradients are "
-                "accumulated"
+                "each step accumulates the gradients of 3 batches, so the schedule is rounded up to "
+                "whole steps"
             ),
         ),
         (
@@ -579,8 +582,8 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                 values={"batches": 4, "skip_first": 0, "wait": 1, "windows": 1},
             ),
             (
-                "the schedule is shortened, because the run has 4 batches; in steps: skip first 0, "
-                "wait 1, windows 1"
+                "the schedule is shortened, because the run has 4 batches; the new schedule in "
+                "steps: skip first 0, wait 1, windows 1"
             ),
         ),
         (
@@ -593,7 +596,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         ),
         (
             Note(code="not_counted", subject="", values={}),
-            "no step was counted, so there are times, but no work",
+            "no step was counted, so the profile has times, but no MACs or FLOPs",
         ),
         (
             Note(code="ranks_missing", subject="1, 3", values={"missing": 2, "world_size": 5}),
@@ -610,7 +613,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                     "rows_of_others": 0,
                 },
             ),
-            "ranks differ: 192 to 576 MACs; the counts are those of rank 1",
+            "ranks do different work: 192 to 576 MACs; the counts are those of rank 1",
         ),
         (
             Note(
@@ -619,8 +622,8 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                 values={"leading_rank": 0, "least_macs": 8, "most_macs": 9, "rows_of_others": 4},
             ),
             (
-                "ranks differ: 8 to 9 MACs; the counts are those of rank 0, and 4 rows are from "
-                "other ranks"
+                "ranks do different work: 8 to 9 MACs; the counts are those of rank 0, and 4 "
+                "modules are from other ranks"
             ),
         ),
         (
@@ -643,13 +646,13 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                 subject="4-7, 12",
                 values={"modules": 3, "first": "layers.6", "last": "layers.8"},
             ),
-            "only ranks 4-7, 12 have layers.6 to layers.8, 3 modules",
+            "only ranks 4-7, 12 have layers.6 to layers.8 (3 modules)",
         ),
         (
             Note(code="ambiguous_threads", subject="", values={"calls": 1}),
             (
-                "the work of 1 operator call in backward is counted as self work of the model, "
-                "because the module is unknown"
+                "the work of 1 operator call with an unknown module is counted as self work of the "
+                "model in backward"
             ),
         ),
         (
@@ -666,16 +669,15 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         (
             Note(code="compiled_ran_eager", subject="12", values={}),
             (
-                "12 compiled modules were counted eagerly: the counts are those of the code as "
-                "written, not of the compiled code"
+                "12 compiled modules were counted without compilation: the counts describe the "
+                "original code, not the compiled code"
             ),
         ),
         (
             Note(code="compiled_ran_eager", subject="1", values={}),
             (
-                "1 compiled module was counted eagerly: the counts are those of the code as "
-                "written, "
-                "not of the compiled code"
+                "1 compiled module was counted without compilation: the counts describe the "
+                "original code, not the compiled code"
             ),
         ),
         (
