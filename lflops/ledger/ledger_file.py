@@ -260,7 +260,7 @@ def read_segment(path: Path) -> Segment | None:
     if head.version != VERSION:
         raise ProfileError(
             f"{path}: the ledger has version {head.version}, but this lflops reads version "
-            f"{VERSION}"
+            f"{VERSION}: use the version of lflops that wrote the ledger"
         )
     rows: list[Row] = []
     slow: list[SlowStep] = []
@@ -286,7 +286,7 @@ def _decoded(lines: Iterable[bytes], path: Path) -> Iterator[Line]:
             damaged += 1
             if damaged > MOST_DAMAGED:
                 raise ProfileError(
-                    f"{path}: more than {MOST_DAMAGED:,} lines are damaged"
+                    f"{path}: this is not a readable ledger: more than {MOST_DAMAGED:,} lines are damaged"
                 ) from None
             continue
         if _is_known(line):

@@ -51,8 +51,10 @@ LARGEST_SHOWN = 10**1000
 
 # Number of bytes of a compressed file that are decompressed to check whether it is a trace.
 _BEGIN = 1 << 16
-_TRACE = "is a trace of torch.profiler: lflops trace show reads it"
-_LEDGER = "is a ledger: pass its folder to `lflops why` or `lflops ledger`"
+_TRACE = "this file is a trace of torch.profiler, which `lflops trace show` can read"
+_LEDGER = (
+    "this file is a ledger, and `lflops why` and `lflops ledger` read the folder of the ledger"
+)
 _inclusive_counts = attrgetter(*COUNTS)
 _self_counts = attrgetter(*(f"self_{count}" for count in COUNTS))
 
@@ -126,14 +128,16 @@ def _content(path: Path) -> bytes:
         raise ProfileError(_LEDGER)
     text = read(path, LARGEST_FILE)
     if not text.strip():
-        raise ProfileError("is empty")
+        raise ProfileError("the file is empty")
     if text.startswith(GZIP):
         begin = b""
         # A damaged file is reported like any other compressed file.
         with suppress(zlib.error):
             begin = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(text, _BEGIN)
         is_trace = b'"traceEvents"' in begin
-        raise ProfileError(_TRACE if is_trace else "is compressed with gzip: decompress it first")
+        raise ProfileError(
+            _TRACE if is_trace else "the file is compressed with gzip: decompress the file first"
+        )
     try:
         # msgspec does not check whether the strings of unknown fields are UTF-8.
         text.decode()
@@ -198,7 +202,7 @@ def _check_shapes(shapes: Mapping[str, tuple[int, ...]]) -> None:
 def _check_modules(modules: Mapping[str, ModuleProfile]) -> None:
     """Check that every module has a parent and the right depth, and that its `owner` exists."""
     if "" not in modules:
-        raise ProfileError("modules has no root, which is named ''")
+        raise ProfileError("modules has no entry for the root module, which is named ''")
     for name, module in modules.items():
         above = parent_of(name)
         if above not in modules:
@@ -264,8 +268,8 @@ def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
                 path = _spelled(["modules", name, phase, count])
                 total = _short.repr(summed) if summed < LARGEST_SHOWN else "more"
                 raise ProfileError(
-                    f"{path} is {_short.repr(given)}, but self_{count} and its direct submodules "
-                    f"add up to {total}"
+                    f"{path} is {_short.repr(given)}, but self_{count} and the {count} of the direct "
+                    f"submodules add up to {total}"
                 )
 
 
@@ -273,7 +277,7 @@ def _decoded(text: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except RecursionError:
-        problem = f"{_path_at_byte(text, len(text))}nested too deeply"
+        problem = f"{_path_at_byte(text, len(text))}the JSON is nested too deeply"
     except msgspec.ValidationError as error:
         problem = _misfit(text, str(error))
     except msgspec.DecodeError as error:

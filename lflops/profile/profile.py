@@ -822,10 +822,10 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
     def _check_module(self, module: str) -> None:
         if module in self.modules:
             return
-        message = f"module={module!r}: no such module"
+        message = f"module={module!r}: the profile has no such module"
         near = difflib.get_close_matches(str(module), self.modules, 1)
         if near:
-            message += f", the nearest is {near[0]!r}"
+            message += f"; the most similar name is {near[0]!r}"
         raise ValueError(message)
 
 

@@ -461,8 +461,8 @@ def test_every_missing_count_is_refused_with_its_place(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"", "is empty"),
-        (b" \n", "is empty"),
+        (b"", "the file is empty"),
+        (b" \n", "the file is empty"),
         (b"hello", "JSON is malformed: invalid character (byte 0)"),
         (b"null", "not an lflops profile: expected `object`, got `null`"),
         (b"[1, 2]", "not an lflops profile: expected `object`, got `array`"),
@@ -471,10 +471,16 @@ def test_every_missing_count_is_refused_with_its_place(path: Path) -> None:
             b'{"schema_version": "2.0"}',
             "not an lflops profile: object missing required field `run`",
         ),
-        (b"\x1f\x8b\x08", "is compressed with gzip: decompress it first"),
-        (gzip.compress(SMALL, mtime=0), "is compressed with gzip: decompress it first"),
-        (TRACE, "is a trace of torch.profiler: lflops trace show reads it"),
-        (gzip.compress(TRACE, mtime=0), "is a trace of torch.profiler: lflops trace show reads it"),
+        (b"\x1f\x8b\x08", "the file is compressed with gzip: decompress the file first"),
+        (
+            gzip.compress(SMALL, mtime=0),
+            "the file is compressed with gzip: decompress the file first",
+        ),
+        (TRACE, "this file is a trace of torch.profiler, which `lflops trace show` can read"),
+        (
+            gzip.compress(TRACE, mtime=0),
+            "this file is a trace of torch.profiler, which `lflops trace show` can read",
+        ),
         (b'\xef\xbb\xbf{"schema_version": "2.0"}', "JSON is malformed: invalid character (byte 0)"),
         (SMALL + b"}", f"JSON is malformed: trailing characters (byte {len(SMALL) + 1})"),
     ],
@@ -774,7 +780,7 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (without(("modules", "")), "modules has no root, which is named ''"),
+        (without(("modules", "")), "modules has no entry for the root module, which is named ''"),
         (
             without(("modules", "encoder")),
             "modules['encoder.0'] has no parent: 'encoder' is missing",
@@ -826,28 +832,28 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
         (
             replaced(("modules", "encoder", "forward", "macs"), 511),
             (
-                "modules['encoder'].forward.macs is 511, but self_macs and its direct submodules "
+                "modules['encoder'].forward.macs is 511, but self_macs and the macs of the direct submodules "
                 "add up to 512"
             ),
         ),
         (
             replaced(("modules", "", "backward", "self_comm_bytes"), 0),
             (
-                "modules[''].backward.comm_bytes is 712, but self_comm_bytes and its direct "
+                "modules[''].backward.comm_bytes is 712, but self_comm_bytes and the comm_bytes of the direct "
                 "submodules add up to 0"
             ),
         ),
         (
             replaced(("modules", "head", "optimizer", "self_flops"), 10**4300 - 1),
             (
-                "modules['head'].optimizer.flops is 34, but self_flops and its direct submodules "
+                "modules['head'].optimizer.flops is 34, but self_flops and the flops of the direct submodules "
                 "add up to more"
             ),
         ),
         (
             replaced(("modules", "head", "optimizer", "self_flops"), 10**30),
             (
-                "modules['head'].optimizer.flops is 34, but self_flops and its direct "
+                "modules['head'].optimizer.flops is 34, but self_flops and the flops of the direct "
                 f"submodules add up to 1{'0' * 30}"
             ),
         ),
@@ -1005,11 +1011,11 @@ def test_what_is_no_plain_value_is_refused_with_its_place(path: Path) -> None:
         ),
         (
             msgspec.structs.replace(small_profile(), modules={}),
-            "modules has no root, which is named ''",
+            "modules has no entry for the root module, which is named ''",
         ),
         (
             msgspec.structs.replace(small_profile(), modules={"a": module_profile()}),
-            "modules has no root, which is named ''",
+            "modules has no entry for the root module, which is named ''",
         ),
         (
             msgspec.structs.replace(

@@ -62,12 +62,13 @@ def test_a_slip_of_the_pen_is_no_empty_answer(
 
 @pytest.mark.parametrize("query", ["by_operator", "total"])
 @pytest.mark.parametrize(
-    ("module", "near"), [("encodr.0", ", the nearest is 'encoder.0'"), ("xyz", "")]
+    ("module", "near"), [("encodr.0", "; the most similar name is 'encoder.0'"), ("xyz", "")]
 )
 def test_an_unknown_module_is_named_with_the_nearest(query: str, module: str, near: str) -> None:
     """The error for an unknown module suggests a similar name, if there is one."""
     with pytest.raises(
-        ValueError, match=re.escape(f"module={module!r}: no such module{near}") + "$"
+        ValueError,
+        match=re.escape(f"module={module!r}: the profile has no such module{near}") + "$",
     ):
         getattr(small_profile(), query)(module=module)
 

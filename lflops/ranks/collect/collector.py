@@ -408,7 +408,7 @@ class _Job(threading.Thread):
         self._instead = instead
         self._result: Profile | None = None
         # `None` after the action has succeeded.
-        self._problem: str | None = "it was not done in time"
+        self._problem: str | None = "this took too long"
 
     is_running = property(threading.Thread.is_alive)
 

@@ -132,7 +132,7 @@ class RankStore:
     @property
     def _store(self) -> Any:
         if self._closed:
-            raise ConnectionError("the process ends")
+            raise ConnectionError("this process is ending")
         return self._open
 
     def put(self, key: str, value: bytes) -> None:

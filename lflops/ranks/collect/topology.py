@@ -54,8 +54,8 @@ A name can also end with `_parallel`, such as `data_parallel`.
 """
 
 _NEEDED_FUNCTION = (
-    "pass a function that takes a rank and returns its coordinates, such as "
-    '{"data": 0, "tensor": 1}, which count from 0'
+    "pass a function that takes a rank and returns the coordinates of this rank, such as "
+    '{"data": 0, "tensor": 1}; coordinates count from 0'
 )
 
 
@@ -158,7 +158,7 @@ def _coordinates_from(function: Any, world_size: int) -> dict[int, dict[str, int
         if coordinates[rank].keys() != coordinates[0].keys():
             raise CountError(
                 f"topology({rank}) has {_listed(coordinates[rank])}, but topology(0) has "
-                f"{_listed(coordinates[0])}: return the same kinds for all ranks"
+                f"{_listed(coordinates[0])}: return the same keys for all ranks"
             )
     return coordinates
 

@@ -49,7 +49,7 @@ class RankWindow:
             ConnectionError: Rank 0 no longer waits for the report.
         """
         if self._store.has(self._key("closed")) or self._store.has("left/0"):
-            raise ConnectionError("rank 0 has stopped waiting for this report")
+            raise ConnectionError("rank 0 no longer waits for the report of this rank")
         self._store.put(self._key("begun", report.rank), b"")
         self.deliver(report.rank, pack(report, ranks=self._topology.world_size))
 

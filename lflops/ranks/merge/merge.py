@@ -507,7 +507,7 @@ def _by_rank(profiles: Any) -> dict[int, Profile]:
     if isinstance(profiles, Profile) or not isinstance(profiles, Iterable):
         raise ProfileError(
             f"merge: profiles is a {type(profiles).__qualname__}: pass the profiles of all ranks,"
-            " as a list or by rank"
+            " as a list, or as a dict with ranks as keys"
         )
     if isinstance(profiles, Mapping):
         numbered = list(profiles.items())
@@ -520,8 +520,8 @@ def _by_rank(profiles: Any) -> dict[int, Profile]:
         _check_rank(rank, profile)
         if id(profile) in seen:
             raise ProfileError(
-                f"merge: ranks {seen[id(profile)]} and {rank} are the same profile:"
-                " pass the profile of each rank"
+                f"merge: ranks {seen[id(profile)]} and {rank} have the same profile:"
+                " pass a separate profile for each rank"
             )
         seen[id(profile)] = rank
     return dict(sorted(numbered))
@@ -530,18 +530,18 @@ def _by_rank(profiles: Any) -> dict[int, Profile]:
 def _check_rank(rank: Any, profile: Any) -> None:
     if type(rank) is not int or not 0 <= rank < LARGEST_WORLD:
         raise ProfileError(
-            f"merge: {rank!r} is not a rank: as keys of profiles, pass whole numbers from 0 to "
+            f"merge: the key {rank!r} is not a rank: use whole numbers as keys, from 0 to "
             f"{LARGEST_WORLD - 1}"
         )
     if not isinstance(profile, Profile):
         raise ProfileError(
-            f"merge: rank {rank} is a {type(profile).__qualname__}:"
+            f"merge: the profile of rank {rank} is a {type(profile).__qualname__}:"
             " pass a Profile, for example from lflops.load"
         )
     if profile.ranks:
         raise ProfileError(
             f"merge: the profile of rank {rank} is already merged from {len(profile.ranks)} ranks:"
-            " pass the profile of each single rank"
+            " pass profiles that were not merged, one for each rank"
         )
 
 
@@ -561,7 +561,7 @@ def _check_one_run(summaries: Mapping[int, RankSummary]) -> None:
             if value != other_value:
                 raise ProfileError(
                     f"merge: {fact} is {value!r} on rank {rank}, but {other_value!r} on rank"
-                    f" {other_rank}: pass the ranks of one run"
+                    f" {other_rank}: pass profiles of the same run"
                 )
         if run.world_size > 1 and not max(summaries) < run.world_size <= LARGEST_WORLD:
             raise ProfileError(

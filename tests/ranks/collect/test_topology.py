@@ -49,7 +49,7 @@ def test_the_user_s_function_is_asked_for_every_rank_and_nobody_else() -> None:
 
 
 NOT_COORDINATES: list[tuple[Any, str]] = [
-    (3, r"topology=3: pass a function that takes a rank and returns its coordinates"),
+    (3, r"topology=3: pass a function that takes a rank and returns the coordinates of this rank"),
     (lambda rank: rank, r"topology\(0\) is 0: pass a function"),
     (lambda rank: {"data": rank - 1}, r"topology\(0\) is {'data': -1}: pass"),
     (lambda rank: {"data": float(rank)}, r"topology\(0\) is {'data': 0.0}: pass"),
@@ -57,7 +57,7 @@ NOT_COORDINATES: list[tuple[Any, str]] = [
     (lambda rank: {"data": 1 // rank}, r"topology\(0\) raised ZeroDivisionError: .*: pass"),
     (
         lambda rank: {"data": rank} if rank else {"tensor": 0},
-        r"topology\(1\) has data, but topology\(0\) has tensor: return the same kinds",
+        r"topology\(1\) has data, but topology\(0\) has tensor: return the same keys",
     ),
     (
         lambda rank: {"tensor": 2 * rank},

@@ -945,61 +945,76 @@ def whatever(n: int = 2, **facts: Any) -> list[Profile]:
 REFUSED: list[tuple[Any, str]] = [
     ([], "profiles is empty: pass the profile of at least one rank"),
     ({}, "profiles is empty: pass the profile of at least one rank"),
-    (replica(), "profiles is a Profile: pass the profiles of all ranks, as a list or by rank"),
-    (3, "profiles is a int: pass the profiles of all ranks, as a list or by rank"),
-    ([replica(), "rank1.json"], "rank 1 is a str: pass a Profile, for example from lflops.load"),
-    ({0: replica(), 3: None}, "rank 3 is a NoneType: pass a Profile, for example from lflops.load"),
+    (
+        replica(),
+        "profiles is a Profile: pass the profiles of all ranks, as a list, or as a dict with ranks as keys",
+    ),
+    (
+        3,
+        "profiles is a int: pass the profiles of all ranks, as a list, or as a dict with ranks as keys",
+    ),
+    (
+        [replica(), "rank1.json"],
+        "the profile of rank 1 is a str: pass a Profile, for example from lflops.load",
+    ),
+    (
+        {0: replica(), 3: None},
+        "the profile of rank 3 is a NoneType: pass a Profile, for example from lflops.load",
+    ),
     (
         {"0": replica()},
-        "'0' is not a rank: as keys of profiles, pass whole numbers from 0 to 1048575",
+        "the key '0' is not a rank: use whole numbers as keys, from 0 to 1048575",
     ),
     (
         {True: replica()},
-        "True is not a rank: as keys of profiles, pass whole numbers from 0 to 1048575",
+        "the key True is not a rank: use whole numbers as keys, from 0 to 1048575",
     ),
     (
         {-1: replica()},
-        "-1 is not a rank: as keys of profiles, pass whole numbers from 0 to 1048575",
+        "the key -1 is not a rank: use whole numbers as keys, from 0 to 1048575",
     ),
     (
         {1 << 20: replica()},
-        "1048576 is not a rank: as keys of profiles, pass whole numbers from 0 to 1048575",
+        "the key 1048576 is not a rank: use whole numbers as keys, from 0 to 1048575",
     ),
-    (the_same_twice(), "ranks 0 and 1 are the same profile: pass the profile of each rank"),
+    (
+        the_same_twice(),
+        "ranks 0 and 1 have the same profile: pass a separate profile for each rank",
+    ),
     (
         [replica(), small_profile()],
-        "the profile of rank 1 is already merged from 2 ranks: pass the profile of each single rank",
+        "the profile of rank 1 is already merged from 2 ranks: pass profiles that were not merged, one for each rank",
     ),
     (
         [merge([replica()])],
-        "the profile of rank 0 is already merged from 1 ranks: pass the profile of each single rank",
+        "the profile of rank 0 is already merged from 1 ranks: pass profiles that were not merged, one for each rank",
     ),
     (
         whatever(3, kind="measure"),
-        "run.kind is 'measure' on rank 2, but 'count' on rank 0: pass the ranks of one run",
+        "run.kind is 'measure' on rank 2, but 'count' on rank 0: pass profiles of the same run",
     ),
     (
         whatever(versions={"torch": "2.11.0"}),
         (
             "run.versions['torch'] is '2.11.0' on rank 1, but '2.13.0' on rank 0: "
-            "pass the ranks of one run"
+            "pass profiles of the same run"
         ),
     ),
     (
         [replica(run=run(window=n)) for n in (0, 1)],
-        "run.window is 1 on rank 1, but 0 on rank 0: pass the ranks of one run",
+        "run.window is 1 on rank 1, but 0 on rank 0: pass profiles of the same run",
     ),
     (
         [replica(run=run(stage=stage)) for stage in ("train", "test")],
-        "run.stage is 'test' on rank 1, but 'train' on rank 0: pass the ranks of one run",
+        "run.stage is 'test' on rank 1, but 'train' on rank 0: pass profiles of the same run",
     ),
     (
         [replica(), *(replica(run=run(tensor_parallel_size=n)) for n in (2, 4))],
-        "run.tensor_parallel_size is 4 on rank 2, but 2 on rank 1: pass the ranks of one run",
+        "run.tensor_parallel_size is 4 on rank 2, but 2 on rank 1: pass profiles of the same run",
     ),
     (
         [replica(), *(replica(run=run(world_size=n)) for n in (8, 4))],
-        "run.world_size is 4 on rank 2, but 8 on rank 1: pass the ranks of one run",
+        "run.world_size is 4 on rank 2, but 8 on rank 1: pass profiles of the same run",
     ),
     (
         whatever(3, world_size=2),
