@@ -485,7 +485,10 @@ def test_what_timing_modules_costs_is_said() -> None:
     """The cost of module timing is its step time relative to an unprofiled step, here 1.25."""
     given = blocks(steps=(CLEAN,))
     figures = labelled(replace(given, run=replace(given.run, observer_ratio=1.25)))
-    assert "1.25×, module-timing passes over unprofiled passes" == figures["cost of timing"]
+    assert (
+        "1.25×, time of module-timing passes relative to unprofiled passes"
+        == figures["cost of timing"]
+    )
 
 
 def test_the_kinds_of_modules_are_added_up_by_depth() -> None:

@@ -421,7 +421,7 @@ def test_a_count_of_another_batch_tells_nothing(two: Ranks) -> None:
         assert (None, None) == (root.forward.logical_macs, root.backward.logical_macs)
         said = (
             "the profile passed as logical= is ignored, because it does not match this model or "
-            "batch: it differs in"
+            "batch: the work differs in"
         )
         assert [f"{said} {phase} of 0.q" for phase in ("forward", "backward")] == [
             sentence(note) for note in profile.notes
