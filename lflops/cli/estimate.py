@@ -302,7 +302,7 @@ def estimate(
         typer.Option(
             metavar="N",
             min=0,
-            help="Price of a GPU-hour. The output then has the cost of the run. Only with --tokens.",
+            help="Price of a GPU-hour, with which the output shows the cost of the run. Requires --tokens.",
         ),
     ] = None,
     depth: Annotated[

@@ -316,7 +316,7 @@ def _config(target: str, *, remote_code: bool) -> Any:
     if not target.startswith(BY_NAME) and not Path(name).exists():
         raise CountError(
             f"{target}: no such file: pass a config.json, its folder, "
-            f"or {BY_NAME}NAME for a model in the cache of transformers"
+            f"or {BY_NAME}NAME for a model in the Hugging Face cache"
         )
     _check_file(target, Path(name))
     try:

@@ -244,7 +244,9 @@ class Unrolling:
         if is_near:
             number = born_in + shift
         elif born_in == repeated:
-            raise NotPeriodicError("a block frees memory that a distant block allocated")
+            raise NotPeriodicError(
+                "a block of the model frees memory that a block far before it allocated"
+            )
         else:
             number = born_in + (self._copies if born_in > repeated else 0)
         # Then convert this number to a block of the folded model and a shift.

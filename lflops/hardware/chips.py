@@ -392,7 +392,7 @@ def _only_chip(path: Path) -> Hardware:
         listed = f"the chips {', '.join(found)}" if found else "no chip"
         raise HardwareError(
             f"hardware={str(path)!r} has {listed}: pass a file with one chip, or set {VARIABLE} to "
-            "the file and pass the name of a chip"
+            "the path of this file and pass the name of one of its chips"
         )
     # `vendor_of` finds the chip from now on.
     _given[path] = table

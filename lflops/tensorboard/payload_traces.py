@@ -32,7 +32,7 @@ def trace_file(payload: bytes, index: int) -> str:
     except (msgspec.DecodeError, RecursionError):
         entries = []
     if index >= len(entries):
-        raise LookupError("this window has no such trace")
+        raise LookupError("the profiled window has no trace with this number")
     try:
         return msgspec.json.decode(entries[index], type=_Trace).file
     except (msgspec.DecodeError, RecursionError):

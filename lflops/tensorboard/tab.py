@@ -388,7 +388,7 @@ def _named(payload: bytes, index: str) -> str:
 
     is_number = index.isascii() and index.isdecimal() and len(index) < 6
     if not is_number:
-        raise LookupError("this window has no such trace")
+        raise LookupError("the profiled window has no trace with this number")
     file = trace_file(payload, int(index))
     if not _NAME.fullmatch(file.rpartition("/")[2]):
         raise ValueError("this window lists a file that is not a trace")

@@ -93,7 +93,7 @@ def check_fake_group() -> None:
             "the operator that waits for collectives has an unexpected name": is_wait_named,
             "a received tensor does not dispatch the expected operator": is_receive_seen,
             "every received tensor is treated as a vote of pipeline stages": not is_vote,
-            "the calls in which DTensor infers shapes are not recognized": is_inferred,
+            "calls with which DTensor infers shapes are not recognized as such": is_inferred,
             "a fake process group is not destroyed": not torch.distributed.is_initialized(),
         }
     )
@@ -152,7 +152,7 @@ def check_inductor() -> None:
         {
             "compiled graphs are not recorded": during and not before,
             "Inductor's settings are not restored": not inductor.is_recording(),
-            "calls of compiled kernels are not numbered": calls == ("cpp_fused_add_0:12",),
+            "compiled kernels are called without a call number": calls == ("cpp_fused_add_0:12",),
             "the graph nodes of compiled kernels are unknown": are_nodes_known,
             "compiled graphs cannot be listed": not list(inductor.compiled_graphs(())),
             "cache keys of compiled graphs cannot contain module names": keys_have_graphs,
@@ -326,7 +326,7 @@ def _numbering() -> dict[str, bool]:
         "dispatch modes cannot be removed": ran not in dispatch_modes.open_modes(),
         "autograd nodes are not numbered in the order of their creation": is_in_order,
         "the sequence number of an autograd node changes before backward": are_numbers_kept,
-        "backward passes cannot be distinguished": outside == autograd.NO_BACKWARD,
+        "two backward passes cannot be told apart": outside == autograd.NO_BACKWARD,
         "the end of a backward pass is not reported": ended == [4] and reported == [7],
         "derivatives are not distinguished from backward passes": derivatives == [1],
         "operators have unexpected names": "aten::mm" in operator_names,
@@ -554,7 +554,7 @@ def _of_modules() -> dict[str, bool]:
         "the start of a compilation is not reported": _are_compilations_reported(),
         "hooks cannot be hidden from torch.compile or TorchScript": _hides_hooks(parent),
         "registered hooks are not found": _are_hooks_found(parent),
-        "internal modules of lflops call their hooks incorrectly": _are_own_hooks_called(),
+        "the hooks of modules that lflops makes for itself are not called": _are_own_hooks_called(),
         "a plain module is reported as sharded": not list(distributed.flat_parts(parent)),
         "an unknown process group is found by name": unknown_group is None,
         "a key-value store is found without a process group": is_store_right,

@@ -113,7 +113,7 @@ def test_a_file_with_one_chip_is_taken_in_place_of_a_name(
     with pytest.raises(
         HardwareError,
         match="has the chips Blue 9, Green: pass a file with one chip, or set LFLOPS_CHIPS to the "
-        "file and pass the name of a chip",
+        "path of this file and pass the name of one of its chips",
     ):
         named(str(path))
     path.write_text("")

@@ -919,7 +919,7 @@ def test_others_that_had_the_cores_in_some_of_the_run_are_no_fault_of_it(
     assert status == found.status
     assert said == [(each.cause, rounded(each.seconds)) for each in issues_of(found)]
     is_busy = seconds > 5
-    caveat = "; this machine was busy during a part of the run, or the process was stopped"
+    caveat = "; other programs kept this machine busy during a part of the run, or the process was suspended"
     assert is_busy == found.because.endswith(caveat)
     others = [each.cause for each in found.findings if not each.is_issue]
     assert is_busy == ("not_scheduled" in others)

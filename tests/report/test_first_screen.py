@@ -516,7 +516,7 @@ def test_the_server_reads_the_window_from_its_payload(tmp_path: Any) -> None:
     assert found["ledger"] is None
     assert [0.3] * 9 == [each["longest"] for each in found["steps"]]
     assert json.decode(json.encode(screen_of(window, None))) == found["screen"]
-    with pytest.raises(ValueError, match="lacks data that the first screen needs"):
+    with pytest.raises(ValueError, match="lacks data for the summary of the run"):
         encoded_run(b"{}", tmp_path)
 
 

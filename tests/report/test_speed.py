@@ -134,7 +134,7 @@ def test_hfu_is_said_where_it_differs() -> None:
     # Only 1 T MACs of each op count are executed.
     masked = tuple(replace(each, executed_macs=10**12) for each in given.op_counts)
     assert (
-        "9.6 % without the MACs that masks skip, and with each dtype at its own peak"
+        "9.6 % without the MACs that are skipped because of masks, and with each dtype at its own peak"
         == lines_about_time(replace(given, op_counts=masked))["executed"]
     )
 

@@ -456,7 +456,7 @@ def test_a_payload_of_millions_of_values_takes_little_memory() -> None:
     values = b"{}," * (LARGEST // 3 - 100)
     payload = b'{"lflops":4,"other":[' + values + b'{}],"traces":[' + values[:3000000] + b"{}]}"
     tracemalloc.start()
-    with pytest.raises(LookupError, match="has no such trace"):
+    with pytest.raises(LookupError, match="has no trace with this number"):
         trace_file(payload, 0)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

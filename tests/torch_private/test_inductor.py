@@ -37,7 +37,7 @@ INDUCTOR_LIES: dict[str, tuple[str, Callable[..., Any], str]] = {
     "calls have no numbers": (
         "kernel_calls",
         lambda source: (),
-        "calls of compiled kernels are not numbered",
+        "compiled kernels are called without a call number",
     ),
     "keys without a graph": (
         "keys_have_graphs",

@@ -73,7 +73,7 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
         autograd,
         "backward_id",
         lambda: 5,
-        "backward passes cannot be distinguished",
+        "two backward passes cannot be told apart",
     ),
     "backward is gone": (autograd, "backward_id", gone, "no such name"),
     "backward has no end": (

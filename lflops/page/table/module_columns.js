@@ -32,7 +32,7 @@ function ofPhase(table, phase, field) {
   return { total: reader(table, `${phase}.${field}`), own: reader(table, `${phase}.self_${field}`) };
 }
 
-// FLOPs without the work that masks skip, as in the roofline.
+// FLOPs without the work that is skipped because of masks, as in the roofline.
 /** @type {(table: Columns, phase: string) => Readers} */
 function executed(table, phase) {
   const [flops, masked] = ["flops", "masked_flops"].map((field) => ofPhase(table, phase, field));

@@ -18,7 +18,9 @@ If no issue was found in such a run, the report says that it cannot tell whether
 """
 
 
-PREEMPTED = "this machine was busy during a part of the run, or the process was stopped"
+PREEMPTED = (
+    "other programs kept this machine busy during a part of the run, or the process was suspended"
+)
 
 
 class Confidence(Struct, frozen=True, kw_only=True):

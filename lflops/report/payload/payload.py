@@ -349,7 +349,7 @@ def encoded_run(payload: bytes, folder: Path) -> bytes:
     except ProfileError as error:
         raise ValueError(f"has an unreadable ledger: {error}") from None
     except (DecodeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise ValueError(f"lacks data that the first screen needs: {error}") from None
+        raise ValueError(f"lacks data for the summary of the run: {error}") from None
 
 
 def ledger_in(folder: Path) -> Ledger | None:

@@ -273,7 +273,7 @@ def test_a_generation_has_its_two_parts_apart(capsys: pytest.CaptureFixture[str]
     assert {
         "prefill latency",
         "decode latency",
-        "decode latency of one call",
+        "decode latency of one forward call",
         "decode tokens/second per GPU",
         "tokens/second per GPU",
     } <= said.keys()

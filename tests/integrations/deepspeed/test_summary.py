@@ -459,7 +459,7 @@ def test_a_generation_has_its_two_parts_apart() -> None:
     assert "200" == figures["decode MACs per GPU"]
     assert "200 KFLOPS" == figures["decode FLOPS per GPU"]
     assert "4" == figures["decode calls"]
-    assert "500 µs" == figures["decode latency of one call"]
+    assert "500 µs" == figures["decode latency of one forward call"]
     assert "8000.00" == figures["decode tokens/second per GPU"]
     assert "6666.67" == figures["tokens/second per GPU"]
     assert "2.00 ms, 66.7 % of the step" == figures["decode latency"]

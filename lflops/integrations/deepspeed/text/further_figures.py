@@ -57,7 +57,7 @@ def _work(analysis: Analysis) -> Iterator[tuple[str, str]]:
     owner = "of model" if analysis.is_staged else "per GPU"
     if root.forward.executed_macs != root.forward.macs:
         executed = units.count(root.forward.executed_macs)
-        yield f"fwd MACs {owner} without the part that masks skip", executed
+        yield f"fwd MACs {owner} without the part that is skipped because of masks", executed
     for label, work in (("bwd", root.backward), ("recompute", root.recompute)):
         if work.calls:
             yield f"{label} MACs {owner}", units.count(work.macs)
@@ -85,7 +85,7 @@ def _generation(profile: Profile, latencies: StepTimes) -> Iterator[tuple[str, s
         decode = latencies.phases.get("decode")
         forward = latencies.phases.get("forward")
         yield "decode calls", units.count(calls)
-        yield "decode latency of one call", units.duration(ratio(decode, calls))
+        yield "decode latency of one forward call", units.duration(ratio(decode, calls))
         if samples and decode and forward:
             yield "decode tokens/second per GPU", f"{calls * samples / decode:.2f}"
             yield "tokens/second per GPU", f"{(calls + 1) * samples / forward:.2f}"
