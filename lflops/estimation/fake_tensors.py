@@ -180,8 +180,8 @@ def _problem(error: Exception) -> str | None:
         )
     if isinstance(error, NoCudaError) or NO_CUDA.search(str(error)):
         return (
-            "this code uses CUDA, which is not available here: create tensors without a device, or "
-            "on the device of another tensor; to estimate for a GPU, pass the GPU as hardware="
+            "this code uses CUDA, which is not available here: name no device, or use "
+            "the device of an existing tensor; to estimate for a GPU, pass the GPU as hardware="
         )
     return _problem_of_values(error)
 

@@ -270,7 +270,7 @@ def test_one_rank_of_a_mesh(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong, said in (
         (["--hsdp", "8"], "pass replicas x shards, such as 2x8"),
         (["--fsdp", "2", "--hsdp", "2x2"], "--fsdp and --hsdp both shard the model"),
-        (["--ddp", "2", "--tp", "2"], "--ddp replicates the whole model"),
+        (["--ddp", "2", "--tp", "2"], "--ddp cannot be combined with --fsdp, --hsdp or --tp"),
     ):
         assert 2 == main(["estimate", "planned:trained", *wrong])
         assert said in capsys.readouterr().err
