@@ -721,7 +721,7 @@ def test_autocast_for_cuda_is_not_left_out_without_a_word() -> None:
 
     with pytest.raises(
         lflops.CountError,
-        match=r"in the model \(Cast\).*`with torch.autocast\(\"cuda\".*or use the device of a "
+        match=r"in the model \(Cast\).*`with torch.autocast\(\"cuda\".*or use the device of an existing "
         r"tensor",
     ):
         lflops.estimate(Cast(), fixed(1, 2), hardware="NVIDIA H200")
