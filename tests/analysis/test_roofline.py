@@ -491,7 +491,7 @@ def test_an_empty_profile_has_an_empty_figure() -> None:
             ["{file}", "--figure", "roof.gif"],
             "figure='roof.gif': the file name must end with one of .svg, .png, .pdf",
         ),
-        (["{file}", "--gpu-time", "3"], "gpu_time=3.0: --gpu-time needs --ncu LOG"),
+        (["{file}", "--gpu-time", "3"], "gpu_time=3.0: --gpu-time needs a log"),
         (
             ["--ncu", "{file}", "--gpu-time", "-3"],
             "gpu_time=-3.0: pass a positive number of seconds",

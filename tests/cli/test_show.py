@@ -150,7 +150,7 @@ def test_times_that_are_not_there_are_no_order(
         shown = capsys.readouterr()
         assert ("", 1) == (shown.out, len(shown.err.splitlines()))
         assert shown.err.startswith(
-            "lflops: sort='time': no module of this profile was timed in any phase; pass one of "
+            "lflops: sort='time': no module of this profile was timed in any phase: pass one of "
             "macs, flops"
         )
 
