@@ -59,7 +59,7 @@ def run(
         )
     os.environ[VARIABLE] = _settings(folder) or "1"
     program = command[0]
-    is_python = program.startswith("-") or program.endswith(".py") or Path(program).exists()
+    is_python = program.startswith("-") or program.endswith(".py") or _is_script(Path(program))
     arguments = [sys.executable, *command] if is_python else command
     try:
         os.execvp(arguments[0], arguments)  # noqa: S606 - the user's command
@@ -67,6 +67,17 @@ def run(
         raise UsageError(
             f"cannot start {arguments[0]}: {error.strerror}: pass a Python script or a command"
         ) from error
+
+
+def _is_script(path: Path) -> bool:
+    """Return whether Python can run a path: a folder, or a file that no other program runs."""
+    if not path.is_file():
+        return path.is_dir()
+    with path.open("rb") as file:
+        first_line = file.readline(256)
+    if first_line.startswith(b"#!"):
+        return b"python" in first_line
+    return not first_line.startswith(b"\x7fELF")
 
 
 def _settings(folder: Path | None) -> str | None:

@@ -91,6 +91,34 @@ def test_where_torch_would_not_load_lflops_it_says_so(
     assert "so torch cannot load lflops" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("content", "is_python"),
+    [
+        (b"import sys\n", True),
+        (b"#!/usr/bin/env python3\nimport sys\n", True),
+        (b"#!/bin/sh\nexec python train.py\n", False),
+        (b"\x7fELF\x02\x01", False),
+    ],
+    ids=["script", "script of Python", "script of a shell", "program"],
+)
+def test_only_what_python_can_run_is_started_with_python(
+    content: bytes,
+    is_python: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`lflops run .venv/bin/python train.py` starts this Python, not a script of that name."""
+    started: list[list[str]] = []
+    monkeypatch.setattr(run, "entry_points", lambda **_: ("ours",))
+    monkeypatch.setattr(os, "execvp", lambda _, arguments: started.append(arguments))
+    monkeypatch.setenv("LFLOPS", "1")
+    path = tmp_path / "command"
+    path.write_bytes(content)
+    assert 0 == main(["run", str(path), "train.py"])
+    expected = [str(path), "train.py"]
+    assert [[sys.executable, *expected] if is_python else expected] == started
+
+
 def test_a_command_that_is_not_there_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,6 +81,7 @@ class AutoDetectedLoop(LoopMonitor):
         super().__init__(loop, Settings(**settings), self.phases)
         # set while the ledger's thread handles the steps
         self._ledger: RunLedger | None = None
+        self._has_several_batches = False
         self._validation = contextlib.ExitStack()
         # Shapes of the batches so far, so that equal shapes are the same object.
         self._shapes: dict[Hashable, Hashable] = {}
@@ -103,6 +104,11 @@ class AutoDetectedLoop(LoopMonitor):
         ledger = self._ledger
         batch = phases.batch
         phases.batch = None
+        # With gradient accumulation, the last batch is only a part of the step's input.
+        self._has_several_batches = phases.fetched > 1
+        if self._has_several_batches:
+            batch = None
+        phases.fetched = 0
         phases.home = get_ident()
         phases.is_fetching = False
         phases.trains_by = phases.fetches_by
@@ -131,7 +137,7 @@ class AutoDetectedLoop(LoopMonitor):
 
     def loader_size(self, stage: str) -> int | None:
         fetches_by = self.phases.fetches_by
-        if stage != "train" or fetches_by is None:
+        if stage != "train" or fetches_by is None or self._has_several_batches:
             return None
         return loader_batch_size(sampler_of(fetches_by()))
 
@@ -199,6 +205,7 @@ class AutoDetectedPhases(LoopPhases):
 
     Attributes:
         batch: The last batch that was fetched while gradients were enabled.
+        fetched: Number of these batches since the last step ended.
         home: Id of the thread that trains.
         is_fetching: Set while a data loader fetches a batch.
         fetches_by: Weak reference to the data loader iterator that fetched `batch`.
@@ -215,6 +222,7 @@ class AutoDetectedPhases(LoopPhases):
         """
         super().__init__()
         self.batch: Any = None
+        self.fetched = 0
         self.home = get_ident()
         self.is_fetching = False
         self.fetches_by: ref[Any] | None = None
@@ -354,6 +362,7 @@ class AutoDetectedPhases(LoopPhases):
                     loader = None
             elif is_grad_enabled():
                 self.batch = batch
+                self.fetched += 1
                 self.fetches_by = loader
             error = type(batch) if failed else None
             if deferred.runs:

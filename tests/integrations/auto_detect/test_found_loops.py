@@ -63,6 +63,32 @@ def ended(python: WarmPython, code: str, *arguments: object) -> Ended:
     return result
 
 
+def accumulating(batches: int) -> str:
+    """Return a script that makes an optimizer step after each `batches` batches of 32 samples."""
+    asked = ASKED.replace("hardware=none", "wait=4,hardware=none")
+    return f"""{asked}{MODEL}
+loader = DataLoader(torch.randn(32 * 40 * {batches}, 64), batch_size=32)
+for number, batch in enumerate(loader, 1):
+    model(batch).square().mean().backward()
+    if number % {batches} == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("batches", "samples"), [(1, 32), (4, None)])
+def test_the_samples_of_a_step_with_several_batches_are_unknown(
+    batches: int, samples: int | None, tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """The last of four batches is not the whole input of a step. With one batch, it is."""
+    ended(warm_python, accumulating(batches), tmp_path)
+    (path,) = tmp_path.rglob("*.profile.json")
+    profile = lflops.load(path)
+    assert samples == profile.run.samples_per_step
+    counted = sum(count.macs for count in profile.op_counts if count.phase == "forward")
+    assert batches * 32 * (64 * 64 + 64 * 4) == counted
+
+
 def test_a_plain_loop_has_its_phases_steps_and_validations(
     tmp_path: Path, warm_python: WarmPython
 ) -> None:
