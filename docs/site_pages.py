@@ -185,7 +185,7 @@ def issue_threshold(rule: Any) -> str:
         return "never. The finding only shows where the time goes."
     costs = []
     if threshold.share:
-        whole = "run's time without start-up" if is_about_run(rule) else "step"
+        whole = "training loop's time" if is_about_run(rule) else "step"
         costs.append(f"{threshold.share * 100:g} % of the {whole}")
     if threshold.seconds:
         costs.append(f"{threshold.seconds * 1000:g} ms per step")

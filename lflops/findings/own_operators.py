@@ -55,8 +55,14 @@ LEAST_SHOWN = 1e-6
 """The sentence of a finding shows the time of an operator only if it is at least this many seconds.
 """
 
-OPERATORS_SHARE = 0.25
-"""Operators are listed if they take at least this share of the time that a finding is about."""
+OPERATORS_SHARE = 0.5
+"""Operators explain the time of a finding only if they take at least this share of it.
+
+The bounds of operators that are not in the trace count as well.
+"""
+
+TRACED_SHARE = 0.25
+"""Operators are listed with their times only if the trace shows this share of a finding's time."""
 
 MOST_NAMES = 3
 """Maximum number of operators that the sentence of a finding names."""
@@ -88,6 +94,10 @@ class OwnOperators:
         """
         return not self.traced or self.seconds >= OPERATORS_SHARE * seconds
 
+    def are_traced(self, seconds: float) -> bool:
+        """Return whether the trace shows at least `TRACED_SHARE` of the given seconds."""
+        return sum(self.traced.values()) >= TRACED_SHARE * seconds > 0
+
     def fitted_into(self, seconds: float) -> "OwnOperators":
         """Return a copy in which the traced times are scaled to add up to at most `seconds`.
 
@@ -104,21 +114,22 @@ class OwnOperators:
 
         If the operators explain the seconds, the text lists them with their times, which add up to
         at most `seconds`: `, in relu (7.3 ms)`. Otherwise, it has only their total time. Without a
-        trace, it lists the operators in brackets, because it is unknown whether they took the time.
-        The text is empty if there are no operators.
+        trace, or if most of the operators' time is not in the trace, it lists the operators in
+        brackets, because it is unknown whether they took the time. The text is empty if there are
+        no operators.
         """
         if not self.names:
             return ""
-        if not self.traced:
-            return f" (operators: {self.listed()})"
         if not self.explains(seconds):
             return f", but operators take only {units.duration(self.seconds)} of this time"
+        if not self.are_traced(seconds):
+            return f" (operators: {replace(self, traced={}).listed()})"
         return f", in {self.fitted_into(seconds).listed()}"
 
     def times(self, seconds: float) -> dict[str, float]:
         """Return the seconds of the operators that `within(seconds)` lists with their time."""
         times: dict[str, float] = {}
-        if self.traced and self.explains(seconds):
+        if self.explains(seconds) and self.are_traced(seconds):
             fitted = self.fitted_into(seconds).traced
             for name in self.names[:MOST_NAMES]:
                 if fitted.get(name, 0.0) >= LEAST_SHOWN:

@@ -166,8 +166,8 @@ class RunRule(Rule):
 
     Attributes:
         verb: The verb of the finding's sentence, such as "is spent on". The sentence is the cost,
-            the verb and the phrase: "12 % of the run without start-up (3 ms per step)
-            is spent on validation".
+            the verb and the phrase: "12 % of the training loop's time (3 ms per step) is spent on
+            validation".
         phrase: Noun phrase for the work that takes the time, such as "validation".
         same_as: Names of the rules about the step that report the same time. If one of these rules
             found an issue in the last profile, this rule reports nothing. An empty set stands for
@@ -236,10 +236,8 @@ class RunRule(Rule):
         """Make a finding from a cost in seconds of the whole run."""
         share = seconds / run.training_seconds
         per_step = seconds / max(run.ledger.steps, 1)
-        cost = (
-            f"{units.percent(share)} of the run without start-up "
-            f"({units.duration(per_step)} per step)"
-        )
+        part = f"{units.percent(share)} of the training loop's time"
+        cost = f"{part} ({units.duration(per_step)} per step)"
         return Finding(
             cause=self.name,
             sentence=f"{cost} {self.verb} {self.phrase}.",
@@ -292,7 +290,7 @@ class OnceAllowedRule(RunRule):
                 yield finding
                 continue
             sentence = (
-                f"{units.percent(finding.share)} of the run without start-up was lost in step "
+                f"{units.percent(finding.share)} of the training loop's time was lost in step "
                 f"{slowest.step} alone, which took {units.duration(slowest.seconds)} instead of "
                 f"{units.duration(slowest.usual)}."
             )

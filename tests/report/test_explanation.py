@@ -179,7 +179,10 @@ def test_products_outside_of_all_phases_are_a_model_s() -> None:
             product("", "aten::mm", "other", macs=macs, bytes_moved=8),
             product("a", "aten::addmm", "forward", macs=16, bytes_moved=8),
         ]
-        assert said == faults(trained(other=20e-3, cells=cells))
+        given = trained(other=20e-3, cells=cells)
+        assert said == faults(given)
+        (other,) = (each for each in explain(given).findings if each.cause == "other")
+        assert ("where 2 MACs run" in other.sentence) is (macs == 2)
 
 
 def test_a_clip_of_a_short_step_is_no_fault() -> None:
@@ -799,7 +802,7 @@ def test_the_ledger_adds_what_is_between_steps() -> None:
     assert "validation" == finding.cause
     assert 0.17 == finding.seconds
     assert 0.17 == finding.share
-    sentence = "17.0 % of the run without start-up (170 ms per step) is spent on validation."
+    sentence = "17.0 % of the training loop's time (170 ms per step) is spent on validation."
     assert sentence == finding.sentence
     assert "found" == found.status
     assert "validation" == found.cause

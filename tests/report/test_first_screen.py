@@ -414,7 +414,7 @@ def test_one_slow_step_is_named_and_is_no_cause_of_all_the_others() -> None:
     found = findings_of(window_findings, run)
     (sentence,) = (each.sentence for each in found if each.cause == "other")
     assert sentence == (
-        "21.1 % of the run without start-up was lost in step 10 alone, which took 2.70 s instead "
+        "21.1 % of the training loop's time was lost in step 10 alone, which took 2.70 s instead "
         "of 300 ms."
     )
     assert "other" not in [card.cause for card in first_screen(window_findings, run).cards]
@@ -546,3 +546,14 @@ def test_show_of_a_folder_begins_with_the_run(
     screen = json.decode(capsys.readouterr().out)["first_screen"]
     assert pytest.approx([1.1, 200 / 1.1, 0.55]) == [fact["value"] for fact in screen["figures"]]
     assert pytest.approx(1.1) == sum(part["seconds"] for part in screen["phases"])
+
+
+def test_inference_in_the_window_and_in_the_run_is_one_finding() -> None:
+    """The window times inference of 50 ms in its steps, and the ledger has the same seconds."""
+    window = ran({"fc": 0.2}, steps=clean(*[0.35] * 9, forward=0.2, inference=0.05, backward=0.1))
+    window = replace(
+        window, run=replace(window.run, kind="training", stage="train", window=0, step=9)
+    )
+    run = ledger(steps(*[0.0] * 30), inference=1.5)
+    found = findings_of(window_summary(analyze(window)), run)
+    assert 1 == [finding.cause for finding in found].count("inference")

@@ -5,10 +5,13 @@ They apply if there is no other finding, or if the chip's peak is unknown.
 
 from collections.abc import Iterable, Sequence
 
-from lflops.analysis.tree import TIMED_PHASES
+from lflops.analysis.tree import TIMED_PHASES, total_seconds
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
 from lflops.findings.rules.python_code import in_brackets, modules_of
+
+MAIN_SHARE = 0.5
+"""If one of several repeated modules takes at least this share of their time, it is named alone."""
 
 
 class NoMatmuls(StepRule):
@@ -21,8 +24,16 @@ class NoMatmuls(StepRule):
     threshold = Threshold(reported=0.05)
     sentence = "{Cost} is spent in {where}{class} itself{operators}."
     fix = "Fuse the operators of {where}, for example with torch.compile"
+    fix_of_one_operator = (
+        "Fuse the operator of {where} with the operators before and after it, for example with "
+        "torch.compile"
+    )
+    fix_if_unknown = (
+        "To see what takes the time, name parts of the forward of {where} with lflops.scope, and "
+        "look for Python loops"
+    )
     fix_of_other_code = (
-        "Look for Python code, locks, and access to files or the network in the forward of {where}"
+        "Look for Python code, locks, and access to files or the network in the {pass} of {where}"
     )
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
@@ -33,24 +44,60 @@ class NoMatmuls(StepRule):
         for modules in step.busiest:
             if modules.pattern not in patterns or modules.macs:
                 continue
-            names = step.modules_at(modules.pattern)
+            place = modules.pattern
+            names = step.modules_at(place)
+            seconds = modules.seconds
+            main = _main_module(names, step)
+            if main is not None:
+                place, seconds = main
+                names = [place]
             operators = step.operator_times.of(names, {"forward", "backward"})
-            seconds = modules.seconds - step.sleeping_in(modules.pattern)
+            seconds -= step.sleeping_in(place)
             facts: Facts = {
                 "class": in_brackets(modules.kind),
                 "operators": operators.within(seconds),
                 "is_explained": operators.explains(seconds),
+                "is_unknown": bool(operators.traced) and not operators.are_traced(seconds),
+                "is_one_operator": sum("backward" not in name for name in operators.names) == 1,
+                "pass": _slower_pass(names, step),
             }
             yield Candidate(
                 rule=self,
                 seconds=seconds,
-                module=modules.pattern,
+                module=place,
                 facts=facts,
                 operators=operators.times(seconds),
             )
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
-        return self.fix if candidate.facts["is_explained"] else self.fix_of_other_code
+        if not candidate.facts["is_explained"]:
+            return self.fix_of_other_code
+        if candidate.facts["is_unknown"]:
+            return self.fix_if_unknown
+        return self.fix_of_one_operator if candidate.facts["is_one_operator"] else self.fix
+
+
+def _main_module(names: Sequence[str], step: StepEvidence) -> tuple[str, float] | None:
+    """Return the one of several modules that takes most of their time, and its seconds per step.
+
+    Returns `None` if there is only one module, or if none takes `MAIN_SHARE` of the time.
+    """
+    seconds = {name: total_seconds(step.profile.modules[name], own=True) or 0.0 for name in names}
+    slowest = max(names, key=seconds.__getitem__)
+    if len(names) < 2 or seconds[slowest] < MAIN_SHARE * sum(seconds.values()):
+        return None
+    return slowest, seconds[slowest]
+
+
+def _slower_pass(names: Sequence[str], step: StepEvidence) -> str:
+    """Return the pass in which the modules themselves take more time: forward or backward."""
+    difference = 0.0
+    for name in names:
+        module = step.profile.modules[name]
+        for work, sign in ((module.forward, 1), (module.backward, -1)):
+            if work.self_seconds is not None:
+                difference += sign * work.self_seconds.median
+    return "forward" if difference >= 0 else "backward"
 
 
 def _patterns_with_operators(step: StepEvidence) -> set[str]:

@@ -1,5 +1,6 @@
 """Rules about work of the training loop outside all phases, such as callbacks and logging."""
 
+from lflops import units
 from lflops.findings.evidence import StepEvidence, is_lightning
 from lflops.findings.part_rule import PartRule, main_hook
 from lflops.findings.rule import Candidate, Threshold
@@ -52,15 +53,26 @@ class OtherWork(PartRule):
         "Keep .item() and .cpu() out of the step: both make the host wait for the device"
     )
 
+    phrase_with_matmuls = (
+        "outside forward, backward and the other phases, where {macs} MACs run, for example in a "
+        "model that lflops does not monitor"
+    )
+    fix_with_matmuls = (
+        "To see the time of this model separately, name its call with monitor.phase of "
+        "lflops.monitor"
+    )
+
     phrase_if_never_called = "outside all phases, because the monitored model was never called"
     fix_if_never_called = "Pass lflops the model that the loop calls"
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
-        macs = summed((count.phase, count.macs) for count in step.profile.op_counts)
-        return macs.get("other", 0) <= UNWATCHED_SHARE * macs.get("forward", 0)
+        return not _unmonitored_macs(step)
 
     def phrase_for(self, step: StepEvidence) -> str:
-        return self.phrase_if_never_called if model_was_never_called(step) else self.phrase
+        if model_was_never_called(step):
+            return self.phrase_if_never_called
+        macs = _unmonitored_macs(step)
+        return self.phrase_with_matmuls.format(macs=units.count(macs)) if macs else self.phrase
 
     def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
         return main_hook(candidate, step)
@@ -73,6 +85,8 @@ class OtherWork(PartRule):
     def part_fix(self, step: StepEvidence) -> str:
         if model_was_never_called(step):
             return self.fix_if_never_called
+        if _unmonitored_macs(step):
+            return self.fix_with_matmuls
         if step.host_syncs:
             return self.fix_with_host_syncs
         return self.fix_in_loop(step.profile.run)
@@ -87,6 +101,13 @@ class OtherWork(PartRule):
         if run.monitor == "lflops":
             return cls.fix_in_detected_loop
         return cls.fix
+
+
+def _unmonitored_macs(step: StepEvidence) -> int:
+    """Return the MACs outside all phases, or 0 if they are few compared with those of forward."""
+    macs = summed((count.phase, count.macs) for count in step.profile.op_counts)
+    outside = macs.get("other", 0)
+    return outside if outside > UNWATCHED_SHARE * macs.get("forward", 0) else 0
 
 
 def model_was_never_called(step: StepEvidence) -> bool:
@@ -113,7 +134,7 @@ class OtherWorkOfRun(OnceAllowedRule):
     threshold = OtherWork.threshold
     verb = "is spent"
     phrase = OtherWork.phrase
-    fix = OtherWork.fix
+    fix = OtherWork.fix_in_detected_loop
     slow_cause = "unknown"
 
     def fix_for(self, run: RunEvidence) -> str:
@@ -130,4 +151,4 @@ class OtherWorkWithoutWindow(UncertainRule):
     threshold = OtherWork.threshold
     verb = OtherWork.verb
     phrase = OtherWork.phrase
-    fix = OtherWork.fix
+    fix = OtherWork.fix_in_detected_loop

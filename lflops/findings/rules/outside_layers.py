@@ -43,8 +43,8 @@ class OutsideLayers(ModuleRule):
         "lflops.scope"
     )
     fix_of_operators = (
-        "Fuse the operators that the model calls outside its layers, for example with "
-        "torch.compile. To see what takes the time, name parts of the model's forward with "
+        "Fuse the operators that run outside the layers, in the model's forward or in the loss, "
+        "for example with torch.compile. To see what takes the time, name parts of this code with "
         "lflops.scope"
     )
 

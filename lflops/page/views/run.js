@@ -16,7 +16,7 @@ export const run = { id: "run", label: "Run", draw: drawRun, isSized: true, ofOn
 
 const FIRST_CARDS = 3;
 const LISTED = 20;
-const OTHERS = "The following are no issues. They show where other time goes:";
+const OTHERS = "lflops does not report the following as issues. They show where other time goes:";
 /** @type {Record<string, string>} */
 const LINKS = { run: "steps", modules: "modules", memory: "memory", ranks: "ranks", timeline: "timeline" };
 

@@ -69,10 +69,10 @@ def _with_run_findings(
         confirmed_by_window=confirmed,
     )
     of_run = findings_of_run(run)
-    is_in_run = any(finding.cause == "data" for finding in of_run)
+    in_run = frozenset(finding.cause for finding in of_run) & _SAME_TIME
     findings = [*of_run]
     for finding in of_step:
-        if finding.cause != "data" or not is_in_run:
+        if finding.cause not in in_run:
             findings.append(finding)
     collecting = []
     for finding in findings:
@@ -88,6 +88,10 @@ def _with_run_findings(
         if not is_collecting and not is_twice:
             kept.append(finding)
     return kept
+
+
+_SAME_TIME = frozenset({"data", "inference"})
+"""Causes whose findings about a step and about the run describe the same time."""
 
 
 def _issues(findings: Sequence[Finding]) -> frozenset[str]:

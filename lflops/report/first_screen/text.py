@@ -118,7 +118,7 @@ def _card_rows(screen: FirstScreen) -> Iterator[tuple[str, str]]:
         else:
             others.append(f"{number}. {card.title}: {_cost(card)}.{action}")
     yield from label_first("do next", issues)
-    yield from label_first("no issue", others)
+    yield from label_first("time goes to", others)
 
 
 def _saving(card: Card) -> str:
