@@ -312,7 +312,7 @@ def test_without_times_there_is_no_order_by_time(rows_of: Any, phase: Any, where
     """The error states that no module has a time, and lists the accepted values."""
     with pytest.raises(
         ValueError,
-        match=f"sort='time': no module of this profile was timed {where}; pass one of macs, .*, "
+        match=f"sort='time': no module of this profile was timed {where}: pass one of macs, .*, "
         "name$",
     ):
         rows_of(untimed(small_profile()), sort="time", phase=phase)

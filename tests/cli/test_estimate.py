@@ -208,7 +208,7 @@ def test_a_step_that_is_not_predicted_says_why(capsys: pytest.CaptureFixture[str
     assert 0 == main(
         ["estimate", "planned:build", "--backward", "--dtype", "bf16", "--hardware", "H100 SXM"]
     )
-    assert "calls may take longer than the device" in " ".join(capsys.readouterr().out.split())
+    assert "operators than the device to run" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_tokens_of_a_training_make_days_and_a_cost() -> None:
@@ -599,7 +599,7 @@ def test_offloaded_shards_are_in_the_memory_of_the_host(
             == found.memory.timeline[0].by_category.parameters
             == found.memory.most_by_category["gradients"]
         )
-        assert "the prediction does not cover copies from and to the host" == why_not(
+        assert "the prediction does not cover copies between the host and the device" == why_not(
             found, named("H100")
         )
 

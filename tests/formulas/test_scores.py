@@ -104,7 +104,7 @@ def test_sequences_of_no_tokens_have_no_scores() -> None:
 def test_offsets_that_go_back_are_refused() -> None:
     """Decreasing offsets raise an error, so that the call is unsupported instead of guessed."""
     packed = (7, 3, 16)
-    with pytest.raises(ValueError, match="begins before"):
+    with pytest.raises(ValueError, match="must not decrease"):
         sequences(packed, packed, Packing(Values((0, 5, 3)), Values((0, 5, 3)), 5, 5))
 
 

@@ -656,7 +656,8 @@ def test_the_shell_refuses_an_unknown_chip_in_one_line(capsys: pytest.CaptureFix
     assert err.startswith("lflops: 'H100' is not in the table of chips (similar names: H100 SXM")
     assert 1 == len(err.splitlines())
     assert err.endswith(
-        ": lflops hardware lists the chips, lflops hardware --measure measures this machine\n"
+        ": run `lflops hardware` to list the chips, or `lflops hardware --measure` to measure this "
+        "machine\n"
     )
 
 

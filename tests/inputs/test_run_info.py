@@ -67,7 +67,7 @@ def test_the_report_has_them_where_they_are_known() -> None:
     """The remarks of the report state the peaks if they are known, and leave them out otherwise."""
     (given,) = ranks([3 << 30])
     remarks = {fact.label: fact.text for fact in report_of(analyze(given)).remarks}
-    assert "3.00 GiB, reserved 6.00 GiB" == remarks["allocator's peak"]
+    assert "3.00 GiB allocated, 6.00 GiB reserved" == remarks["allocator's peak"]
     assert "allocator's peak" not in {
         fact.label for fact in report_of(analyze(small_profile())).remarks
     }

@@ -25,7 +25,7 @@ const TICKS = 10;
 export function drawRoofline({ points: all, ceilings, label, width: WIDTH, zoom, pointed, chosen, zoomed }) {
   const RIGHT = WIDTH - (WIDTH < NARROW ? 8 : ROOM_FOR_PEAKS);
   const points = all.filter(({ height }) => height > 0);
-  const judging = ceilings.filter((ceiling) => ceiling.is_judged_by);
+  const judging = ceilings.filter((ceiling) => ceiling.is_reference);
   const turning = ceilings.filter((each) => each.bandwidth_bytes_per_second);
   const ridges = turning.map((each) => each.flops_per_second / Number(each.bandwidth_bytes_per_second));
   const x = zoom ? scaleOver(zoom.x, LEFT, RIGHT) : logScale([...all.map(({ intensity }) => intensity), ...ridges], LEFT, RIGHT);
@@ -152,11 +152,11 @@ function axes(x, y, RIGHT) {
 }
 
 /** @type {(ceiling: Ceiling, x: Scale, y: Scale) => SVGElement} */
-function roofLine({ hardware, source, dtype, flops_per_second: peak, bandwidth_bytes_per_second: slope, is_judged_by: isJudgedBy }, x, y) {
+function roofLine({ hardware, source, dtype, flops_per_second: peak, bandwidth_bytes_per_second: slope, is_reference: isReference }, x, y) {
   const ridge = slope ? Math.min(Math.max(peak / slope, x.low), x.high) : x.low;
   const corners = [x.low, ridge, x.high].map((right) => [right, slope ? Math.min(peak, slope * right) : peak]);
   return svg(
-    "polyline", { class: isJudgedBy ? "roof" : "roof other", points: corners.map(([right, up]) => `${x.at(right)},${y.at(up)}`).join(" ") },
+    "polyline", { class: isReference ? "roof" : "roof other", points: corners.map(([right, up]) => `${x.at(right)},${y.at(up)}`).join(" ") },
     svg("title", {}, `${hardware}, ${dtype}: ${rate(peak)}, ${bandwidth(slope)}${source ? ` (${source})` : ""}`),
   );
 }
@@ -171,7 +171,7 @@ function peakLabels(ceilings, y, RIGHT, isInside) {
     return [
       ...(isInside ? [] : [svg("polyline", { class: "leader", points: `${RIGHT},${roof} ${RIGHT + 5},${roof} ${RIGHT + 10},${last}` })]),
       svg(
-        "text", { class: ceiling.is_judged_by ? "roof-label" : "roof-label other", x: isInside ? RIGHT - 4 : RIGHT + 14, y: isInside ? last - 5 : last + 4, "text-anchor": isInside ? "end" : "start" },
+        "text", { class: ceiling.is_reference ? "roof-label" : "roof-label other", x: isInside ? RIGHT - 4 : RIGHT + 14, y: isInside ? last - 5 : last + 4, "text-anchor": isInside ? "end" : "start" },
         `${ceiling.dtype} ${rate(ceiling.flops_per_second)}`, svg("title", {}, `${ceiling.hardware}: ${exact(ceiling.flops_per_second)} FLOP/s`),
       ),
     ];

@@ -23,7 +23,7 @@ interface Report {
 interface Trace { rank: string; file: string; address?: string }
 
 interface Ceiling {
-  hardware: string; source: string; dtype: string; flops_per_second: number; bandwidth_bytes_per_second: number | null; is_judged_by: boolean;
+  hardware: string; source: string; dtype: string; flops_per_second: number; bandwidth_bytes_per_second: number | null; is_reference: boolean;
 }
 interface Points { table: Columns & { phase: string[] }; left_out: number }
 interface Roofs { ceilings: Ceiling[]; why_unknown: string; modules: Points; repeats: Points; operators: Points; fusion: string }

@@ -24,7 +24,7 @@ function drawModules(payload, { state, remember }) {
   const below = children(names);
   const looks = looksOfClasses([...new Set(all.map(kinds))]);
   const { figures } = payload.head;
-  const peaks = (payload.roofline?.ceilings ?? []).filter((each) => each.is_judged_by).map((each) => each.flops_per_second);
+  const peaks = (payload.roofline?.ceilings ?? []).filter((each) => each.is_reference).map((each) => each.flops_per_second);
   const highest = peaks.length ? Math.max(...peaks) : null;
   const known = columns(table, all, { step: figures.step ?? figures.pass ?? null, peak: payload.peak_flops_per_second, highest });
   const shownAtFirst = usualColumns(known, root);

@@ -227,16 +227,16 @@ function roofList(ceilings) {
   /** @type {Map<string, Ceiling[]>} */
   const chips = new Map();
   for (const ceiling of ceilings) {
-    const { hardware, source, bandwidth_bytes_per_second: slope, is_judged_by: isJudgedBy } = ceiling;
-    const key = JSON.stringify([hardware, source, slope, isJudgedBy]);
+    const { hardware, source, bandwidth_bytes_per_second: slope, is_reference: isReference } = ceiling;
+    const key = JSON.stringify([hardware, source, slope, isReference]);
     chips.set(key, [...(chips.get(key) ?? []), ceiling]);
   }
   return element("ul", { class: "roofs" }, ...[...chips.values()].map((same) => {
-    const [{ hardware, source, bandwidth_bytes_per_second: slope, is_judged_by: isJudgedBy }] = same;
+    const [{ hardware, source, bandwidth_bytes_per_second: slope, is_reference: isReference }] = same;
     const peaks = same.map(({ dtype, flops_per_second: peak }) => `${dtype} ${rate(peak)}`).join(", ");
     return element(
-      "li", {}, element("span", { class: isJudgedBy ? "stroke" : "stroke other" }), `${hardware}: ${peaks}, ${bandwidth(slope)}`,
-      element("span", { class: "remark" }, ` ${[source, isJudgedBy ? "" : "this chip's roofline is not used as the limit"].filter(Boolean).join("; ")}`),
+      "li", {}, element("span", { class: isReference ? "stroke" : "stroke other" }), `${hardware}: ${peaks}, ${bandwidth(slope)}`,
+      element("span", { class: "remark" }, ` ${[source, isReference ? "" : "this chip's roofline is not used as the limit"].filter(Boolean).join("; ")}`),
     );
   }));
 }

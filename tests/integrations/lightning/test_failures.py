@@ -149,7 +149,7 @@ def test_where_no_file_can_be_written_the_summary_and_the_profiles_are_there(
         trainer = fit(Classifier(), around, monitor, in_the_way, logger=logger)
     assert sorted(
         [
-            "there is no trace",
+            "there is no trace: the trace file",
             "the profile's file",
             "the page",
             f"output_file={str(way / 'text')!r}",

@@ -301,7 +301,8 @@ def test_a_profile_of_another_batch_is_refused(
         timeline.append(replace(moment, highest_bytes=moment.live_bytes + times * nbytes))
     other = replace(profile, memory=replace(profile.memory, timeline=tuple(timeline)))
     with pytest.raises(
-        ProfileError, match=r"only 0 % of the bytes that the step at the peak allocated match"
+        ProfileError,
+        match=r"only 0 % of the bytes that were allocated in the step with the peak match",
     ):
         memory_by_module(snapshot_of(recorder.snapshot()), other)
 

@@ -106,7 +106,10 @@ def test_what_is_no_pickle_is_named(tmp_path: Path, content: bytes) -> None:
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     """The error for a missing file or a folder says what is wrong."""
-    for path, said in ((tmp_path / "nothing", "No such file"), (tmp_path, "is a folder")):
+    for path, said in (
+        (tmp_path / "nothing", "No such file"),
+        (tmp_path, "a folder, a pipe or a device"),
+    ):
         with pytest.raises(ProfileError, match=said):
             read_snapshot(path)
 

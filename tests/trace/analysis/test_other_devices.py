@@ -108,7 +108,7 @@ def test_a_begin_and_its_end_are_one_event(tmp_path: Path) -> None:
 
 def test_a_time_that_is_no_number_is_still_an_error(tmp_path: Path) -> None:
     """A time that is a text but no number is an error."""
-    with pytest.raises(ProfileError, match="`ts` and `dur` are numbers of microseconds"):
+    with pytest.raises(ProfileError, match="`ts` and `dur` must be numbers of microseconds"):
         read(
             tmp_path,
             {
