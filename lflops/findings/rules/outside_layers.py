@@ -72,6 +72,7 @@ class OutsideLayers(ModuleRule):
             facts: Facts = {
                 "itself": root_itself(step.root.class_name),
                 "operators": in_operators,
+                "is_explained": bool(operators.names) and operators.explains(seconds),
             }
             yield Candidate(rule=self, seconds=seconds, facts=facts, operators=times)
 
@@ -85,7 +86,8 @@ class OutsideLayers(ModuleRule):
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
         if not _is_python(candidate, step):
-            return self.fix_of_operators if candidate.facts["operators"] else self.fix_if_unknown
+            is_explained = candidate.facts["is_explained"]
+            return self.fix_of_operators if is_explained else self.fix_if_unknown
         return self.fix if step.is_lightning else self.fix_of_custom_loop
 
 

@@ -11,7 +11,7 @@ import { barsOf, highest, inWords, marksOf, phasesOf } from "../lib/steps.js";
 const [LEFT, RIGHT, TOP, HEIGHT, BOTTOM] = [70, 60, 10, 130, 36];
 const ROW = 17; // height of a row of marks: one for windows, one for events
 const NARROWEST = 3; // pixels of a bar
-const HINT = "Point at a bar, or drag over several bars. Arrow keys move to another bar, Shift with arrow keys selects several bars, and Escape ends the selection.";
+const HINT = "Point at a bar, or drag over several bars. Arrow keys move, Shift with arrow keys selects, Escape ends the selection.";
 const LEAST_VISIBLE = 0.001; // share of the time below which the legend leaves a phase out
 const ASIDE = 7; // pixels between a validation and a checkpoint at the same step
 /** @type {Record<string, [string, string]>} */
