@@ -29,7 +29,7 @@ def what_if(
         typer.Option(
             metavar="NAME",
             help="Remove a part of the step: a phase such as data, a module, recompute or "
-            "communication. Of communication, only the exposed part is removed. May be repeated.",
+            "communication (only its exposed part). May be repeated.",
         ),
     ] = None,
     scale: Annotated[

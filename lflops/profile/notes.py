@@ -241,7 +241,7 @@ def _ranks_differ(note: Note) -> str:
     work = _fill("ranks do different work: {least_macs} to {most_macs} MACs", note)
     if _fill("{least_macs}", note) == _fill("{most_macs}", note):
         work = _fill("ranks run different operators, with {most_macs} MACs each", note)
-    return f"{work}; the counts are those of rank {leading}{others}"
+    return f"{work}; the counts are from rank {leading}{others}"
 
 
 def _only_on(note: Note) -> str:

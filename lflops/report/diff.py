@@ -5,6 +5,7 @@ modules, phases or amounts of work changed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from lflops import units
 from lflops.analysis.compare.compared_run import Change
@@ -190,7 +191,7 @@ def _change(cause: DiffCause) -> str:
     if cause.low is not None and cause.high is not None:
         bounds = f" ({signed(cause.low)} to {signed(cause.high)})"
     if cause.kind == "phase":
-        return f"takes {_length(cause.ratio)}{bounds}"
+        return f"takes {_pace(cause.ratio, _TAKES)}{bounds}"
     return f"is {_pace(cause.ratio)}{bounds}"
 
 
@@ -349,26 +350,30 @@ def signed(ratio: float | None) -> str:
     return f"+{shown}" if ratio > 1 and shown[0].isdecimal() else shown
 
 
-def _pace(ratio: float | None) -> str:
+class _Comparative(NamedTuple):
+    """The words that compare two times, for sentences with one verb."""
+
+    same: str
+    multiple: str
+    more: str
+    less: str
+
+
+_IS = _Comparative(same=_SAME, multiple="as slow", more="slower", less="faster")
+_TAKES = _Comparative(same="as long as before", multiple="as long", more="longer", less="less time")
+
+
+def _pace(ratio: float | None, words: _Comparative = _IS) -> str:
+    """Describe the ratio of two times, such as `12 % slower` or `4.0× as slow`."""
     if ratio is None:
         return units.UNKNOWN
     if ratio >= _MULTIPLE:
         multiple = f"{ratio:.1f}" if ratio < 10 else units.count(round(ratio))
-        return f"{multiple}× as slow"
+        return f"{multiple}× {words.multiple}"
     shown = units.percent(abs(ratio - 1))
     if shown in {"0 %", "<0.1 %"}:
-        return _SAME
-    return f"{shown} {'slower' if ratio > 1 else 'faster'}"
-
-
-def _length(ratio: float | None) -> str:
-    """Describe how much longer a phase takes, such as `12 % longer` or `4.0× as long`."""
-    pace = _pace(ratio)
-    if pace == _SAME:
-        return "as long as before"
-    for of_speed, of_length in (("slower", "longer"), ("faster", "less time"), ("slow", "long")):
-        pace = pace.replace(of_speed, of_length)
-    return pace
+        return words.same
+    return f"{shown} {words.more if ratio > 1 else words.less}"
 
 
 def _amount(ratio: float) -> str:

@@ -515,7 +515,7 @@ def test_operators_that_are_hardly_in_the_trace_are_no_cause() -> None:
 
 @pytest.mark.parametrize(("forward", "slower"), [(2e-3, "backward"), (18e-3, "forward")])
 def test_code_beyond_operators_is_sought_in_the_slower_pass(forward: float, slower: str) -> None:
-    """Of the 20 ms of GELU, its operators take 2 ms. The other code is in the slower pass."""
+    """The operators of GELU take 2 of its 20 ms. The other code is in the slower pass."""
     own: dict[tuple[str, Phase], float] = {
         ("b", "forward"): forward,
         ("b", "backward"): 20e-3 - forward,

@@ -51,7 +51,7 @@ CLIP_SECONDS = 2e-4
 
 
 RequestedMode = Literal["count", "module_timing"]
-"""What lflops does in a further step that a window requests: count operators or time modules.
+"""The work that a window requests for a further step: count operators or time modules.
 
 The schedule uses the same names.
 """

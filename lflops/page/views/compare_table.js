@@ -295,7 +295,7 @@ function partCell({ label }) {
 
 /** @type {(row: ModuleRow, kind: string, isOpen: boolean, toggle: (row: ModuleRow) => void) => HTMLElement} */
 function changedCell(row, kind, isOpen, toggle) {
-  const title = "the times in this row are those of the module without its submodules";
+  const title = "the times in this row are the times of the module without its submodules";
   return element(
     "div", { class: row.level > 1 ? "name part" : "name", role: "gridcell", title: row.names },
     element("button", {

@@ -80,7 +80,7 @@ class SpanSums(SliceTimes):
 
 
 class Launch(NamedTuple):
-    """What launched a kernel, copy or fill. A field is `None` if it is unknown or does not exist.
+    """The launch of a kernel, copy or fill. A field is `None` if it is unknown or does not exist.
 
     Attributes:
         call: The call of the device's runtime that launched the work.

@@ -613,7 +613,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                     "rows_of_others": 0,
                 },
             ),
-            "ranks do different work: 192 to 576 MACs; the counts are those of rank 1",
+            "ranks do different work: 192 to 576 MACs; the counts are from rank 1",
         ),
         (
             Note(
@@ -622,7 +622,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                 values={"leading_rank": 0, "least_macs": 8, "most_macs": 9, "rows_of_others": 4},
             ),
             (
-                "ranks do different work: 8 to 9 MACs; the counts are those of rank 0, and 4 "
+                "ranks do different work: 8 to 9 MACs; the counts are from rank 0, and 4 "
                 "modules are from other ranks"
             ),
         ),
@@ -632,7 +632,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                 subject="",
                 values={"leading_rank": 0, "least_macs": 8, "most_macs": 8, "rows_of_others": 0},
             ),
-            "ranks run different operators, with 8 MACs each; the counts are those of rank 0",
+            "ranks run different operators, with 8 MACs each; the counts are from rank 0",
         ),
         (
             Note(
