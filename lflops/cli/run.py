@@ -16,7 +16,7 @@ import typer
 
 from lflops.analysis.analysis import analyze
 from lflops.cli.output import UsageError, write_json, write_lines
-from lflops.files import write_whole
+from lflops.files import open_file, write_whole
 from lflops.integrations.auto_detect.entry import VARIABLE, settings_line
 from lflops.ledger.ledger_file import REQUEST, load_run, newest_file
 from lflops.profile.json_file import load
@@ -73,7 +73,7 @@ def _is_script(path: Path) -> bool:
     """Return whether Python can run a path: a folder, or a file that no other program runs."""
     if not path.is_file():
         return path.is_dir()
-    with path.open("rb") as file:
+    with open_file(path) as file:
         first_line = file.readline(256)
     if first_line.startswith(b"#!"):
         return b"python" in first_line
