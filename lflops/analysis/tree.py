@@ -497,6 +497,8 @@ class BusyModules(Struct, frozen=True, kw_only=True):
         kind: Class name.
         modules: Number of modules.
         seconds: Self time of all these modules together, in seconds per step.
+        slowest: Name of the module with the most self time.
+        slowest_seconds: Its self time, in seconds per step.
         macs: MACs of all these modules in forward and backward, without submodules.
     """
 
@@ -505,6 +507,8 @@ class BusyModules(Struct, frozen=True, kw_only=True):
     kind: str
     modules: int
     seconds: float
+    slowest: str
+    slowest_seconds: float
     macs: int
 
 
@@ -547,21 +551,22 @@ def busiest(
     found = []
     for label, names in fold_repeats(timed, lambda name: (name,), patterns):
         macs = 0
-        seconds = 0.0
         for name in names:
             module = profile.modules[name]
             macs += module.forward.self_macs + module.backward.self_macs
-            seconds += timed[name]
-        places = BusyModules(
+        slowest = max(names, key=timed.__getitem__)
+        group = BusyModules(
             pattern=patterns[names[0]],
             name=label,
             kind=profile.modules[names[0]].class_name,
             modules=len(names),
-            seconds=seconds,
+            seconds=sum(timed[name] for name in names),
+            slowest=slowest,
+            slowest_seconds=timed[slowest],
             macs=macs,
         )
-        found.append(places)
-    return tuple(sorted(found, key=lambda place: -place.seconds))
+        found.append(group)
+    return tuple(sorted(found, key=lambda group: -group.seconds))
 
 
 # Identical modules have the same values of these attributes. Times and the memory peak are not in

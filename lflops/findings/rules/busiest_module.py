@@ -5,7 +5,7 @@ They apply if there is no other finding, or if the chip's peak is unknown.
 
 from collections.abc import Iterable, Sequence
 
-from lflops.analysis.tree import TIMED_PHASES, total_seconds
+from lflops.analysis.tree import TIMED_PHASES
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
 from lflops.findings.rules.python_code import in_brackets, modules_of
@@ -47,9 +47,8 @@ class NoMatmuls(StepRule):
             place = modules.pattern
             names = step.modules_at(place)
             seconds = modules.seconds
-            main = _main_module(names, step)
-            if main is not None:
-                place, seconds = main
+            if len(names) > 1 and modules.slowest_seconds >= MAIN_SHARE * modules.seconds:
+                place, seconds = modules.slowest, modules.slowest_seconds
                 names = [place]
             operators = step.operator_times.of(names, {"forward", "backward"})
             seconds -= step.sleeping_in(place)
@@ -75,18 +74,6 @@ class NoMatmuls(StepRule):
         if candidate.facts["is_unknown"]:
             return self.fix_if_unknown
         return self.fix_of_one_operator if candidate.facts["is_one_operator"] else self.fix
-
-
-def _main_module(names: Sequence[str], step: StepEvidence) -> tuple[str, float] | None:
-    """Return the one of several modules that takes most of their time, and its seconds per step.
-
-    Returns `None` if there is only one module, or if none takes `MAIN_SHARE` of the time.
-    """
-    seconds = {name: total_seconds(step.profile.modules[name], own=True) or 0.0 for name in names}
-    slowest = max(names, key=seconds.__getitem__)
-    if len(names) < 2 or seconds[slowest] < MAIN_SHARE * sum(seconds.values()):
-        return None
-    return slowest, seconds[slowest]
 
 
 def _slower_pass(names: Sequence[str], step: StepEvidence) -> str:
