@@ -39,7 +39,7 @@ _TARGET = (
 )
 _AC = (
     "Activation checkpointing of the blocks: none, full, selective, selective-op or best. "
-    "full recomputes everything in a block. "
+    "With full, everything in a block is recomputed. "
     "selective recomputes everything except linear layers, convolutions and fused attention. "
     "selective-op also recomputes every second linear layer, as torchtitan does. best searches for "
     "the checkpointing with the least extra work that fits into --memory, or into the memory of "

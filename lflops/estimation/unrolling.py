@@ -148,17 +148,20 @@ class Unrolling:
         return f"{self._prefix}{number + shift}{rest}"
 
     def order(self, blocks: Sequence[int | None]) -> list[Copy]:
-        """Return the larger model's sequence, as copies of elements of the folded model's sequence.
+        """Extend a sequence of the folded model, such as its allocations, to the larger model.
 
-        The sequence contains, for example, the allocations and frees of a step. In backward, the
-        blocks run in reverse order, and so do the copies of the middle block.
+        The elements of the middle block are repeated for each missing block. In backward, the
+        blocks run in reverse order, and so do the copies.
 
         Args:
-            blocks: For each element of the folded model's sequence, the number of its block; `None`
-                outside the blocks.
+            blocks: For each element of the sequence, the number of its block; `None` outside the
+                blocks.
+
+        Returns:
+            For each element of the larger model's sequence, the element of which it is a copy.
 
         Raises:
-            NotPeriodicError: The block to copy does not run between its two neighbouring blocks.
+            NotPeriodicError: The middle block does not run between its two neighbours.
         """
         runs = _runs(blocks)
         found: list[Copy] = []

@@ -79,11 +79,11 @@ class StepOwners:
         return self.last
 
     def follow(self, args: Any) -> None:
-        """Set `last` to the module of an operator that costs nothing, such as `zeros_like`.
+        """Remember, in `last`, the module of an operator that costs nothing, such as `zeros_like`.
 
-        With such operators, the optimizer creates its state in the first step. This method does not
-        register the state, because the state may still be incomplete. The complete state is
-        registered when the next operator with a cost receives an unknown tensor (see `one`).
+        It is the module of the parameter that the operator reads. In its first step, the optimizer
+        creates its state with such operators. The state is not registered here, because it may
+        still be incomplete: `one` registers it at the next operator with a cost.
         """
         for value in args:
             owner = self._known(value)

@@ -184,8 +184,9 @@ class BatchReader:
 
 
 def _follow(value: Any, storage: Storage | None, structure: Any, found: list[Tensor]) -> bool:
-    """Append the tensors of a value to `found`, reading only the positions in `structure`.
+    """Append the tensors in a nested value to `found`.
 
+    `structure` says where they are. It was recorded from an earlier batch of the same type.
     Returns `False` if the value has a different structure. `found` is then incomplete.
     """
     if structure is _TENSOR:

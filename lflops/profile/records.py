@@ -128,7 +128,7 @@ def median_of(stats: TimingStats | None) -> float | None:
 
 
 class ByCategory(NamedTuple):
-    """Bytes alive at one time, grouped by the final use of each tensor.
+    """Bytes that are allocated at one moment, grouped by the category of the tensor.
 
     A gradient counts in `gradients` as soon as backward has created it.
 

@@ -201,7 +201,7 @@ class ModuleTimer:
         self._stamps.append((self._mark(), self._forward.frames[-1].module_phase, ""))
 
     def end(self) -> dict[str, list[Stamp]]:
-        """End the pass, and return the stamps of each part by the name of the part.
+        """End the pass, and return the time stamps of each part of the pass, by the part's name.
 
         Call `settle` of the clock before computing times from the stamps. The hooks on autograd
         nodes stay, because a later pass may use the graph of this pass. For example, the graph of a

@@ -38,7 +38,7 @@ def plan(
         str,
         typer.Option(
             metavar="NAME",
-            help="The chip of the GPUs: a name that `lflops hardware` lists, or a TOML file.",
+            help="The GPU model: a name that `lflops hardware` lists, or a TOML file.",
         ),
     ],
     batch: Annotated[

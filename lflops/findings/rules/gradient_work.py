@@ -6,7 +6,7 @@ from lflops.findings.rule import Candidate, Threshold
 
 
 class GradientWork(PartRule):
-    """The training loop works on gradients between backward and the optimizer's step.
+    """The training loop clips, checks or logs gradients between backward and the optimizer's step.
 
     Typical reasons are histograms or norms of gradients for a logger, and gradients that are
     clipped in a loop over the parameters. lflops does not know which reason applies.

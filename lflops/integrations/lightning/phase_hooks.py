@@ -192,9 +192,10 @@ class TrainerPhases(Phases):
         setattr(profiler, name, shortcut)
 
     def use_contexts(self, context_of: Callable[[str], Any]) -> Callable[[], None]:
-        """Run all actions in other contexts, until the returned function is called.
+        """Run each action of the Trainer in the context manager that `context_of` returns for it.
 
-        `context_of` returns the context for an action, given the name of the action.
+        An action is a call that Lightning's profiler would time, such as a hook. `context_of` gets
+        its name. Calling the returned function restores the usual contexts.
         """
         usual = self.context_of
         self.context_of = context_of
@@ -284,9 +285,9 @@ class TrainerPhases(Phases):
         return name if name in STEPS else None
 
     def _look_up(self, name: str) -> tuple[str | None, str | None] | None:
-        """Return the phase and the stage of an action.
+        """Return the phase of an action, and the stage (such as validation) that it belongs to.
 
-        Returns `None` if the action is not a phase and contains no phases.
+        Returns `None` if the action is not a phase and no phases run inside it.
         """
         trainer = self._trainer()
         if name.endswith(BEFORE_STEP):

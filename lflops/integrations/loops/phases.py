@@ -49,7 +49,8 @@ ENGINE = {
 }
 """Maps methods of a `Fabric` or an `Accelerator` to the phase and the stage of their calls.
 
-The stage `RUN` means that the call is not part of a step. Then the first value is not a phase, but
+The stage `RUNNING` means the stage that runs at the moment, such as training. The stage `RUN`
+means that the call is not part of a step. Then the first value is not a phase, but
 a category of the ledger, the time account of the run.
 """
 

@@ -44,7 +44,7 @@ def memory(
         typer.Option(
             metavar="N",
             min=0,
-            help="Number of the device whose memory is explained. Default: the device that ran out "
+            help="Index of the device whose memory the report explains. Default: the device that ran out "
             "of memory. If no device ran out of memory, it is the device with the most reserved "
             "memory.",
         ),

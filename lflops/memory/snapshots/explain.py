@@ -684,7 +684,7 @@ class MemoryDiff(Struct, frozen=True, kw_only=True):
         reserved_bytes: The pair of bytes that were reserved.
         ran_out: For both snapshots, whether memory ran out.
         by_category: The pair of bytes of each category.
-        holders: The lines of code with changed bytes. The largest increase or decrease comes first.
+        holders: The lines of code that hold more or fewer bytes than before. The largest increase or decrease comes first.
     """
 
     requested_bytes: tuple[int, int]

@@ -110,9 +110,10 @@ class Window:
 
     @property
     def missing_timing_steps(self) -> int:
-        """Number of module-timing steps to request if it is not clear whether a module is slow.
+        """Number of further steps with module timing that are needed to judge whether a module is slow.
 
-        It is 0 if the window already has the maximum, has waited long enough, or times no modules.
+        It is 0 if the window already has the maximum number of such steps, if it ended too many
+        steps ago, or if it times no modules.
         """
         timed = sum(step.module_timing is not None for step in self._steps)
         if not timed or self._steps_after_end >= PATIENCE:

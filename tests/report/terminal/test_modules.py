@@ -571,7 +571,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         (
             Note(code="rounded_to_cycles", subject="", values={"accumulation": 3}),
             (
-                "each step accumulates the gradients of 3 batches, so the schedule is rounded up to "
+                "each step accumulates the gradients of 3 batches, so lflops rounds its own schedule, which is in batches, up to "
                 "whole steps"
             ),
         ),
