@@ -11,7 +11,7 @@ import math
 import statistics
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from lflops.ledger.account import (
@@ -23,6 +23,7 @@ from lflops.ledger.account import (
     group_of,
     in_pairs,
 )
+from lflops.ledger.marks import AFTER_RUN, BETWEEN_EPOCHS, OTHER, StepEnd
 
 REMEMBERED = 64
 """Maximum number of recent steps that are kept. Their median duration is the usual duration."""
@@ -70,33 +71,6 @@ MUCH_LARGER = 1.2
 
 The size of a batch is its number of elements. The usual size is the median over the recent steps.
 """
-
-
-class StepEnd(NamedTuple):
-    """The mark for the end of a step. The category that was active before remains active.
-
-    Attributes:
-        step: Number of steps that the run has done: the step on the x-axis of loggers.
-        ran: Nanoseconds that the training thread has run on a core since the thread began.
-        schedule: Scheduler counters of the training thread, read at or shortly before the end of
-            the step. `None` if the system has none.
-        usage: Result of `getrusage` for the training thread, read together with `schedule`.
-        shapes: Shapes of the tensors in the step's batch, if known.
-        touched: Set if lflops counted, timed by module or traced the step, so that the duration of
-            the step is not typical.
-    """
-
-    step: int
-    ran: int
-    schedule: bytes | None
-    usage: Any
-    shapes: Hashable
-    touched: bool
-
-    @property
-    def number(self) -> int:
-        """The number of the step, from 0."""
-        return self.step - 1
 
 
 class Evidence(NamedTuple):
@@ -396,7 +370,7 @@ INTERRUPTIONS = {
 The values are the causes of slow steps that the ledger records for such interruptions.
 """
 
-FLUSHING = {"between_epochs", "after_run"}
+FLUSHING = {BETWEEN_EPOCHS, AFTER_RUN}
 """Categories that end an incomplete step.
 
 At the end of an epoch, the loop begins a step and requests a batch, but the loader has no batch
@@ -505,9 +479,7 @@ class StepAccountant:
                 continue
             self._current = mark
             if mark in FLUSHING:
-                for phase, spent in self._step.items():
-                    self.spent[_category_of(phase)] += spent
-                self._step = Counter()
+                self._flush(keep_other=mark == BETWEEN_EPOCHS)
         self._charge(now)
 
     def take(self) -> tuple[dict[str, int], list[SlowStep]]:
@@ -546,6 +518,19 @@ class StepAccountant:
         if collecting:
             self._step[COLLECTING] += collecting
         self._step[self._current] += spent - collecting
+
+    def _flush(self, *, keep_other: bool) -> None:
+        """Assign the time of an incomplete step to its phases.
+
+        Args:
+            keep_other: Whether the time outside the phases, such as in callbacks that run after the
+                end of a step, becomes part of the next step. Otherwise, with one batch per epoch,
+                no step would contain it.
+        """
+        kept = self._step.pop(OTHER, 0) if keep_other else 0
+        for phase, spent in self._step.items():
+            self.spent[_category_of(phase)] += spent
+        self._step = Counter({OTHER: kept})
 
     def _end_step(self, at: int, end: StepEnd) -> None:
         phases = self._step

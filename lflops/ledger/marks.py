@@ -11,11 +11,10 @@ marks. So the categories always add up to the whole time, and no time is lost if
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from resource import RUSAGE_THREAD, getrusage
-from typing import Any
+from typing import Any, NamedTuple
 
-from lflops.ledger.accountant import StepEnd
 from lflops.phase_log import (
     BATCH,
     BEGIN,
@@ -37,6 +36,7 @@ OTHER = "other"
 """The phase for the time of a step that is outside all other phases."""
 
 START_UP = "start_up"
+BETWEEN_EPOCHS = "between_epochs"
 AFTER_RUN = "after_run"
 
 TRAIN = "train"
@@ -55,6 +55,33 @@ are used, because reading new values takes as long as logging ten events.
 
 def unknown() -> None:
     """Return `None`. This replaces the function that reads scheduler counters if there are none."""
+
+
+class StepEnd(NamedTuple):
+    """The mark for the end of a step. The category that was active before remains active.
+
+    Attributes:
+        step: Number of steps that the run has done: the step on the x-axis of loggers.
+        ran: Nanoseconds that the training thread has run on a core since the thread began.
+        schedule: Scheduler counters of the training thread, read at or shortly before the end of
+            the step. `None` if the system has none.
+        usage: Result of `getrusage` for the training thread, read together with `schedule`.
+        shapes: Shapes of the tensors in the step's batch, if known.
+        touched: Set if lflops counted, timed by module or traced the step, so that the duration of
+            the step is not typical.
+    """
+
+    step: int
+    ran: int
+    schedule: bytes | None
+    usage: Any
+    shapes: Hashable
+    touched: bool
+
+    @property
+    def number(self) -> int:
+        """The number of the step, from 0."""
+        return self.step - 1
 
 
 Mark = tuple[int, str | StepEnd]

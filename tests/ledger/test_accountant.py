@@ -341,6 +341,26 @@ def test_between_epochs_begins_with_the_wait_for_the_loaders_end() -> None:
     assert [] == slow
 
 
+def test_callbacks_after_the_only_step_of_an_epoch_are_part_of_the_next_step() -> None:
+    """In each epoch of one batch, callbacks run for 30 ms after lflops has logged the end of the step.
+
+    Each step but the first takes 30 ms of these callbacks and its own 6 ms. Without them, the
+    ledger would report steps of 6 ms.
+    """
+    training = Training()
+    training.events.rest("between_epochs")
+    for _ in range(20):
+        training.step()
+        training.spend(30)
+        training.events.rest("between_epochs")
+        training.spend(5)
+    training.read()
+    groups, _ = training.book.take_steps()
+    unprofiled = [group for group in groups if group.mode == "unprofiled"]
+    assert {0.031} == {round(group.spent["other"], 9) for group in unprofiled}
+    assert {0.036} == {round(group.longest, 9) for group in unprofiled}
+
+
 EVENTS = st.one_of(
     st.tuples(
         st.sampled_from(["enter_activity", "enter", "begin"]),
