@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from lflops import units
 from lflops.analysis.step_times import traced_seconds
 from lflops.profile.module_names import plain
-from lflops.profile.profile import OpCount, Profile
+from lflops.profile.profile import OpCount, Profile, UnsupportedCall
 from lflops.profile.records import Phase
 from lflops.profile.series import scaled
 
@@ -81,18 +81,22 @@ class OwnOperators:
         seconds: Seconds per step that all operators together need, including the time to call them.
             An operator that is not in the trace counts with an upper bound. If other programs use
             the CPU, the sum is multiplied by the `contention` of `OperatorTimes`.
+        are_known: Whether no operator is missing in `seconds`. An unsupported operator is missing
+            if it is not in the trace, because its work is unknown.
     """
 
     traced: Mapping[str, float]
     names: tuple[str, ...]
     seconds: float
+    are_known: bool = True
 
     def explains(self, seconds: float) -> bool:
         """Return whether the operators take at least `OPERATORS_SHARE` of the given seconds.
 
-        Without a trace, the time of the operators is unknown, and the result is true.
+        If the time of operators is unknown, for example without a trace, the result is true.
         """
-        return not self.traced or self.seconds >= OPERATORS_SHARE * seconds
+        is_unknown = not self.traced or not self.are_known
+        return is_unknown or self.seconds >= OPERATORS_SHARE * seconds
 
     def are_traced(self, seconds: float) -> bool:
         """Return whether the trace shows at least `TRACED_SHARE` of the given seconds."""
@@ -167,9 +171,13 @@ class OperatorTimes:
         self._contention = contention
         self._is_on_cpu = profile.run.device_type in {"cpu", None}
         self._by_module: dict[str, list[OpCount]] = {}
+        self._unsupported: dict[str, list[UnsupportedCall]] = {}
         # The bytes moved and the MACs of each operator, over all modules.
         self._moved = Counter[str]()
         self._macs = Counter[str]()
+        for call in profile.unsupported:
+            self._unsupported.setdefault(call.module, []).append(call)
+            self._moved[_name(call)] += call.bytes
         for count in profile.op_counts:
             name = _name(count)
             self._by_module.setdefault(count.module, []).append(count)
@@ -184,13 +192,26 @@ class OperatorTimes:
         calls = 0
         traced: dict[str, float] = {}
         needed: dict[str, float] = {}
+        are_known = True
         for module in modules:
+            for call in self._unsupported.get(module, ()):
+                if call.phase not in phases:
+                    continue
+                calls += call.calls
+                name = _name(call)
+                took = self._traced_share(name, call.bytes, 0)
+                if took is None:
+                    are_known = False
+                    needed.setdefault(name, 0.0)
+                else:
+                    traced[name] = traced.get(name, 0.0) + took
+                    needed[name] = needed.get(name, 0.0) + took
             for count in self._by_module.get(module, ()):
                 if count.phase not in phases:
                     continue
                 calls += count.calls
                 name = _name(count)
-                took = self._traced_seconds(count)
+                took = self._traced_share(name, count.bytes_moved, count.macs)
                 if took is None:
                     took = self._most_seconds(count)
                 else:
@@ -198,26 +219,31 @@ class OperatorTimes:
                 needed[name] = needed.get(name, 0.0) + took
         names = sorted(needed, key=lambda name: (name not in traced, -needed[name]))
         seconds = sum(needed.values()) + calls * SECONDS_PER_CALL
-        return OwnOperators(traced=traced, names=tuple(names), seconds=seconds * self._contention)
+        return OwnOperators(
+            traced=traced,
+            names=tuple(names),
+            seconds=seconds * self._contention,
+            are_known=are_known,
+        )
 
-    def _traced_seconds(self, count: OpCount) -> float | None:
-        """Estimate the seconds per step of the calls that `count` describes, from the trace.
+    def _traced_share(self, name: str, moved: int, macs: int) -> float | None:
+        """Estimate the seconds per step of some calls of an operator, from the trace.
 
-        The trace has one time for all calls of an operator. The calls of `count` get their share of
-        it. Returns `None` if the operator is not in the trace.
+        The trace has one time for all calls of an operator. The result is the share of the calls
+        that move `moved` bytes and have `macs` MACs. It is `None` if the operator is not in the
+        trace.
         """
-        name = _name(count)
         recorded = []
         for each in (name, *IMPLEMENTED_BY.get(name, ())):
             if each in self._known:
                 recorded.append(self._known[each])
-        moved = self._moved[name]
-        if not recorded or not moved:
+        all_moved = self._moved[name]
+        if not recorded or not all_moved:
             return None
-        share = count.bytes_moved / moved
-        macs = self._macs[name]
-        if macs:
-            share = max(share, count.macs / macs)
+        share = moved / all_moved
+        all_macs = self._macs[name]
+        if all_macs:
+            share = max(share, macs / all_macs)
         return sum(recorded) * share
 
     def _most_seconds(self, count: OpCount) -> float:
@@ -230,5 +256,5 @@ class OperatorTimes:
         return count.bytes_moved * SECONDS_PER_BYTE + count.flops * SECONDS_PER_FLOP
 
 
-def _name(count: OpCount) -> str:
-    return count.operator.removeprefix(ATEN)
+def _name(call: OpCount | UnsupportedCall) -> str:
+    return call.operator.removeprefix(ATEN)

@@ -18,7 +18,7 @@ from lflops.findings.rules.other_work import OtherWorkOfRun
 from lflops.findings.run_rule import RunEvidence
 from lflops.hardware.chips import Hardware
 from lflops.ledger.account import Ledger, Span, Start
-from lflops.profile.profile import OpCount, OptimizerSettings, Profile
+from lflops.profile.profile import OpCount, OptimizerSettings, Profile, UnsupportedCall
 from lflops.profile.records import Phase, Trace, TracedOperator
 from lflops.profile.steps import Step
 from lflops.report.explanation import explain, lines_of
@@ -527,6 +527,54 @@ def test_code_beyond_operators_is_sought_in_the_slower_pass(forward: float, slow
         assert "python" in found
     else:
         assert found["no_products"].fix.endswith("in the backward of b")
+        assert found["no_products"].is_issue
+
+
+@pytest.mark.parametrize(("device_type", "backward"), [("cuda", 18e-3), ("cpu", 0.9e-3)])
+def test_a_wait_for_a_device_and_a_short_backward_are_no_code_of_the_user(
+    device_type: str, backward: float
+) -> None:
+    """On a GPU, the host may wait in backward. Python itself takes less than 1 ms for each call."""
+    own: dict[tuple[str, Phase], float] = {("b", "forward"): 0.1e-3, ("b", "backward"): backward}
+    traced_seconds = {"gelu": 0.05e-3, "gelu_backward": 0.05e-3}
+    short: dict[tuple[str, Phase], float] = {("a", "forward"): 1e-3, ("a", "backward"): 2e-3}
+    phases = {"forward": 1.1e-3, "backward": 2e-3 + backward, "optimizer": 0.1e-3}
+    given = trained(own=short | own, operators=traced_seconds, device_type=device_type, **phases)
+    assert not any(each.is_issue for each in [*findings(given).values()] if each.module == "b")
+
+
+def test_a_short_sleep_does_not_hide_python_code() -> None:
+    """The thread sleeps for 2 ms in `b`, whose operators take 2 of the 30 ms of its forward."""
+    own: dict[tuple[str, Phase], float] = {("b", "forward"): 30e-3, ("b", "backward"): 1e-3}
+    given = trained(
+        own=own, operators={"gelu": 1e-3, "gelu_backward": 0.5e-3}, forward=50e-3, on_core=117e-3
+    )
+    sleep = analyze(given).evidence.sleep
+    assert sleep is not None
+    assert 0 < sleep.seconds < 3e-3
+    found = findings(given)
+    assert "sleep" not in found
+    assert found["python"].is_issue
+    assert found["python"].module == "b"
+
+
+def test_an_unsupported_operator_in_the_trace_takes_its_time() -> None:
+    """An operator without a formula takes 26 of the 30 ms of `b`, so no Python code does."""
+    calls = [
+        UnsupportedCall(module="b", operator="vision::roi", phase=phase, calls=1, bytes=1000)
+        for phase in ("forward", "backward")
+    ]
+    own: dict[tuple[str, Phase], float] = {("b", "forward"): 15e-3, ("b", "backward"): 15e-3}
+    operators = {"gelu": 1e-3, "gelu_backward": 1e-3, "vision::roi": 26e-3}
+    given = trained(own=own, operators=operators, facts={"unsupported": tuple(calls)})
+    found = findings(given)
+    assert "python" not in found
+    assert "in vision::roi (26.0 ms)" in found["no_products"].sentence
+    # Without its time, it is unknown what takes the time.
+    del operators["vision::roi"]
+    unknown = findings(trained(own=own, operators=operators, facts={"unsupported": tuple(calls)}))
+    assert "python" not in unknown
+    assert "operators take only" not in unknown["no_products"].sentence
 
 
 @pytest.mark.parametrize(("slow", "named"), [(30e-3, "layers.1"), (9e-3, "layers.*")])

@@ -8,20 +8,25 @@ from collections.abc import Iterable, Sequence
 from lflops.analysis.tree import TIMED_PHASES
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
-from lflops.findings.rules.python_code import in_brackets, modules_of
+from lflops.findings.rules.python_code import in_brackets
 
 MAIN_SHARE = 0.5
 """If one of several repeated modules takes at least this share of their time, it is named alone."""
+
+LONG_BACKWARD = 1e-3
+"""Python code in a module's backward can be an issue if a call takes at least this many seconds."""
 
 
 class NoMatmuls(StepRule):
     """A module spends time in operators without matmuls, such as norms and activations.
 
-    lflops reports this only if the chip's peak is unknown, and never as an issue.
+    lflops reports this only if the chip's peak is unknown. It is an issue only on a CPU, and only
+    if most of the time is in backward but not in operators. This is Python code of the user, such
+    as a hook on a tensor or the backward of an autograd.Function.
     """
 
     name = "no_products"
-    threshold = Threshold(reported=0.05)
+    threshold = Threshold(share=0.10, reported=0.05)
     sentence = "{Cost} is spent in {where}{class} itself{operators}."
     fix = "Fuse the operators of {where}, for example with torch.compile"
     fix_of_one_operator = (
@@ -39,7 +44,7 @@ class NoMatmuls(StepRule):
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if step.breakdown is not None or step.are_module_times_unreliable:
             return
-        explained = {step.patterns.get(name, "") for name in modules_of(earlier)}
+        explained = {step.patterns.get(each.module, each.module) for each in earlier}
         patterns = _patterns_with_operators(step) - explained
         for modules in step.busiest:
             if modules.pattern not in patterns or modules.macs:
@@ -52,13 +57,17 @@ class NoMatmuls(StepRule):
                 names = [place]
             operators = step.operator_times.of(names, {"forward", "backward"})
             seconds -= step.sleeping_in(place)
+            slower = _slower_pass(names, step)
+            calls = sum(step.profile.modules[name].calls for name in names)
+            per_call = seconds / max(calls, 1)
             facts: Facts = {
                 "class": in_brackets(modules.kind),
                 "operators": operators.within(seconds),
                 "is_explained": operators.explains(seconds),
                 "is_unknown": bool(operators.traced) and not operators.are_traced(seconds),
                 "is_one_operator": sum("backward" not in name for name in operators.names) == 1,
-                "pass": _slower_pass(names, step),
+                "pass": slower,
+                "has_long_backward": slower == "backward" and per_call >= LONG_BACKWARD,
             }
             yield Candidate(
                 rule=self,
@@ -67,6 +76,10 @@ class NoMatmuls(StepRule):
                 facts=facts,
                 operators=operators.times(seconds),
             )
+
+    def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
+        has_other_code = not candidate.facts["is_explained"]
+        return step.is_on_cpu and has_other_code and bool(candidate.facts["has_long_backward"])
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
         if not candidate.facts["is_explained"]:

@@ -56,15 +56,13 @@ def _seconds_of_python(
 
     Modules that earlier rules have found are left out.
     """
-    explained = {unsupported.module for unsupported in step.profile.unsupported}
-    explained |= modules_of(earlier)
+    explained = modules_of(earlier, step)
     for name, module in step.profile.modules.items():
         took = module.forward.self_seconds
         if not name or name in explained or took is None:
             continue
         operators = step.operator_times.of({name}, {"forward"})
-        if operators.names and not operators.traced:
-            # The time of the module's operators is unknown.
+        if operators.names and not (operators.traced and operators.are_known):
             continue
         usual = calling_seconds(name, step) + operators.seconds
         if not operators.names or took.median >= MOSTLY_PYTHON * usual:
@@ -84,12 +82,18 @@ def calling_seconds(name: str, step: StepEvidence) -> float:
     return SECONDS_PER_MODULE * calls * step.contention
 
 
-def modules_of(candidates: Iterable[Candidate]) -> set[str]:
+def modules_of(candidates: Iterable[Candidate], step: StepEvidence) -> set[str]:
     """Return the names of the modules in the candidates of rules about modules.
 
-    Candidates of other rules are ignored. The result can include the root, whose name is empty.
+    Candidates of other rules are ignored, and so are candidates that cost too little to be
+    reported. The result can include the root, whose name is empty.
     """
-    return {candidate.module for candidate in candidates if isinstance(candidate.rule, ModuleRule)}
+    names = set()
+    for candidate in candidates:
+        rule = candidate.rule
+        if isinstance(rule, ModuleRule) and rule.is_reported(candidate, step):
+            names.add(candidate.module)
+    return names
 
 
 def in_brackets(class_name: str) -> str:

@@ -46,7 +46,7 @@ class SleepingThread(ModuleRule):
     def detect_modules(
         self, step: StepEvidence, earlier: Sequence[Candidate]
     ) -> Iterable[Candidate]:
-        if step.sleep is not None and step.sleep.module not in modules_of(earlier):
+        if step.sleep is not None and step.sleep.module not in modules_of(earlier, step):
             yield Candidate(rule=self, seconds=step.sleep.seconds, module=step.sleep.module)
 
 

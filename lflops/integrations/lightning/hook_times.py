@@ -2,19 +2,18 @@
 
 A phase is a part of a step, such as forward. Lightning reports each hook to its profiler as an
 action. In most steps, these actions run no Python code of lflops. In module-timing steps, in which
-lflops times every module, the context of each action is replaced with a context that also reads a
+lflops times every module, the context of each action is wrapped in a context that also reads a
 clock.
 """
 
 from collections.abc import Callable
 from contextlib import ContextDecorator
-from functools import lru_cache
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 from lflops.integrations.lightning.phase_hooks import (
     CLIP,
-    MOST_ACTIONS,
     STEPS,
     PhaseListener,
     TrainerPhases,
@@ -48,9 +47,7 @@ class LightningHookTimes(HookTimes):
     def start(self) -> None:
         if self._restore is None:
             self.running.clear()
-            usual = self._phases.context_of
-            timed = lru_cache(MOST_ACTIONS)(lambda name: _TimedAction(self, name, usual(name)))
-            self._restore = self._phases.use_contexts(timed)
+            self._restore = self._phases.wrap_contexts(partial(_TimedAction, self))
 
     def stop(self) -> None:
         if self._restore is not None:

@@ -1,10 +1,11 @@
 """`FlopsMonitor`: the callback for a Lightning Trainer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from os import PathLike
 from typing import Any, Self
 
+from lflops.error_guard import wrap
 from lflops.errors import LflopsError
 from lflops.extras import needed
 from lflops.integrations.lightning.phase_hooks import PhaseListener, TrainerPhases, phases_of
@@ -171,14 +172,17 @@ class FlopsMonitor(Base, PhaseListener):
             return
         try:
             self._settings.check()
-            if trainer.is_global_zero:
-                self._settings.try_folder()
         except LflopsError as error:
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
+        run = MonitoredRun(self._settings)
+        # All ranks take part in this broadcast, and all raise the same error.
+        folder, problem = trainer.strategy.broadcast(self._log_dir(run, trainer))
+        if problem:
+            raise MisconfigurationException(f"FlopsMonitor: {problem}")
+        run.log_dir = folder
         if self._run in OPEN:
             self._outer += ((self._run, self._phases),)
         name_monitor("FlopsMonitor")
-        run = MonitoredRun(self._settings)
         phases = phases_of(trainer)
         self._run = run
         self._phases = phases
@@ -186,11 +190,27 @@ class FlopsMonitor(Base, PhaseListener):
         with run.guard:
             self._number = phases.join(run.guard, run.cleanup, run.close)
             run.open(str(self._number), trainer.world_size)
-            if self._settings.dirpath is None:
-                run.log_dir = log_dir_of(trainer, without_logger=self._writes_without_logger)
+            wrap(run.cleanup, trainer.strategy, "save_checkpoint", partial(_marked, run))
             is_kept = self._settings.ledger and not phases.has_ledger
             phases.has_ledger |= is_kept
             run.keep_ledger(phases, trainer.global_rank, trainer.world_size, is_kept=is_kept)
+
+    def _log_dir(self, run: MonitoredRun, trainer: Any) -> tuple[str | None, str]:
+        """Return the folder for files, and why no files can be written to it.
+
+        Only the main process decides. A run with `dirpath` needs no other folder.
+        """
+        if not trainer.is_global_zero:
+            return None, ""
+        if self._settings.dirpath is None:
+            with run.guard:
+                return log_dir_of(trainer, without_logger=self._writes_without_logger), ""
+            return None, ""
+        try:
+            self._settings.try_folder()
+        except LflopsError as error:
+            return None, str(error)
+        return None, ""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._begin("train", trainer, pl_module)
@@ -292,13 +312,6 @@ class FlopsMonitor(Base, PhaseListener):
 
     on_predict_start = on_test_start
 
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Do not use the time of the current training step, because it contains the checkpoint.
-
-        Nothing is added to the checkpoint.
-        """
-        self._run.guarded("train", lambda session: session.mark("checkpoint"))
-
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._leave(exception)
 
@@ -324,6 +337,12 @@ class FlopsMonitor(Base, PhaseListener):
             self._run, self._phases = self._outer[-1]
             self._outer = self._outer[:-1]
             self.profiles = self._run.profiles
+
+
+def _marked(run: MonitoredRun, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Save a checkpoint, and do not use the time of the training step that contains it."""
+    run.guarded("train", lambda session: session.mark("checkpoint"))
+    return call(*args, **kwargs)
 
 
 class InjectedMonitor(FlopsMonitor):

@@ -114,7 +114,10 @@ class TrainerPhases(Phases):
         self._trainer = ref(trainer)
         self._state = trainer.state
         # a cache written in C, which calls `_new_context` only for new actions
-        self.context_of: Callable[[str], Any] = lru_cache(MOST_ACTIONS)(self._new_context)
+        self._usual_contexts: Callable[[str], Any] = lru_cache(MOST_ACTIONS)(self._new_context)
+        self.context_of: Callable[[str], Any] = self._usual_contexts
+        self._context_wrappers: list[Callable[[str, Any], Any]] = []
+        self._replaced_profile: _Shortcut | None = None
         self.actions: list[tuple[str, int]] = []
         self.optimizer_steps = 0
         self._users: dict[ErrorGuard, Callable[[BaseException | None], None]] = {}
@@ -148,6 +151,7 @@ class TrainerPhases(Phases):
         self._users.pop(guard, None)
         if not self._users:
             self._undo.close()
+            self.awaits_others = False
             self.clear()
             trainer = self._trainer()
             if trainer is not None:
@@ -163,7 +167,8 @@ class TrainerPhases(Phases):
         if does_nothing and not PROFILER_METHODS & vars(profiler).keys():
             self._replace(profiler, "start", self._begin_action)
             self._replace(profiler, "stop", self._end_action)
-            self._replace(profiler, "profile", self.context_of)
+            self._replace_profile(profiler)
+            self._undo.add(self._restore_profile, profiler)
         else:
             wrap(self._undo, profiler, "start", self._start)
             wrap(self._undo, profiler, "stop", self._stop)
@@ -191,28 +196,50 @@ class TrainerPhases(Phases):
         self._undo.add(_restore, profiler, name, shortcut)
         setattr(profiler, name, shortcut)
 
-    def use_contexts(self, context_of: Callable[[str], Any]) -> Callable[[], None]:
-        """Run each action of the Trainer in the context manager that `context_of` returns for it.
+    def _replace_profile(self, profiler: Any) -> None:
+        """Replace the profiler's method `profile`, or the function that replaces it already."""
+        original = profiler.profile
+        if self._replaced_profile is not None:
+            original = self._replaced_profile.lflops_method
+        self._replaced_profile = _Shortcut(self.context_of)
+        self._replaced_profile.lflops_method = original
+        profiler.profile = self._replaced_profile
 
-        An action is a call that Lightning's profiler would time, such as a hook. `context_of` gets
-        its name. Calling the returned function restores the usual contexts.
+    def _restore_profile(self, profiler: Any) -> None:
+        if self._replaced_profile is not None:
+            _restore(profiler, "profile", self._replaced_profile)
+            self._replaced_profile = None
+
+    def wrap_contexts(self, wrapper: Callable[[str, Any], Any]) -> Callable[[], None]:
+        """Wrap the context manager in which each action of the Trainer runs.
+
+        An action is a call that Lightning's profiler would time, such as a hook. `wrapper` gets the
+        name of an action and its context manager, and returns another context manager. Several
+        wrappers can be active at the same time. Calling the returned function removes this one.
         """
-        usual = self.context_of
-        self.context_of = context_of
+        self._context_wrappers.append(wrapper)
+        self._update_contexts()
+
+        def remove() -> None:
+            self._context_wrappers.remove(wrapper)
+            self._update_contexts()
+
+        return remove
+
+    def _update_contexts(self) -> None:
+        wrappers = tuple(self._context_wrappers)
+
+        def wrapped(name: str) -> Any:
+            context = self._usual_contexts(name)
+            for wrapper in wrappers:
+                context = wrapper(name, context)
+            return context
+
+        self.context_of = lru_cache(MOST_ACTIONS)(wrapped) if wrappers else self._usual_contexts
         profiler: Any = getattr(self._trainer(), "profiler", None)
-        shortcut = getattr(profiler, "__dict__", {}).get("profile")
-        replaced = None
-        if isinstance(shortcut, _Shortcut):
-            replaced = _Shortcut(context_of)
-            replaced.lflops_method = shortcut.lflops_method
-            profiler.profile = replaced
-
-        def restore() -> None:
-            self.context_of = usual
-            if replaced is not None and vars(profiler).get("profile") is replaced:
-                profiler.profile = shortcut
-
-        return restore
+        replaced = self._replaced_profile
+        if replaced is not None and vars(profiler).get("profile") is replaced:
+            self._replace_profile(profiler)
 
     def _wrap_collective(self, owner: Any, name: str) -> None:
         if hasattr(owner, name):

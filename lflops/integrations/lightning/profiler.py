@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lflops.integrations.lightning.monitor import FlopsMonitor
+from lflops.integrations.lightning.monitor import FlopsMonitor, InjectedMonitor
 from lflops.integrations.lightning.training import ProfilerBase
 
 
@@ -35,8 +35,9 @@ class LightningProfiler(ProfilerBase):
         super().setup(stage, local_rank, log_dir)
         # The Trainer has set this attribute on its profiler.
         trainer = vars(self)["_lightning_module"].trainer
-        has_monitor = any(isinstance(each, FlopsMonitor) for each in trainer.callbacks)
-        if not has_monitor:
+        monitors = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)]
+        # A monitor that `LFLOPS=1` adds removes itself if there is another monitor.
+        if all(isinstance(each, InjectedMonitor) for each in monitors):
             # Lightning requires callbacks that save checkpoints to be last.
             trainer.callbacks.insert(0, self.monitor)
 

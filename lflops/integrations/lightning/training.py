@@ -82,6 +82,14 @@ else:
     )
 
 
+LOGGERS_WITH_OWN_FOLDER = tuple(
+    getattr(package.loggers, name)
+    for package in _FOUND
+    for name in ("TensorBoardLogger", "CSVLogger")
+)
+"""Classes of Lightning's loggers whose `log_dir` is a folder of one run."""
+
+
 def say(message: str) -> None:
     """Log a message on the main process in the way that Lightning logs its own messages."""
     _rank_zero(_FOUND[0]).rank_zero_info(message)
@@ -217,8 +225,10 @@ def _batches_left(trainer: Any, pl_module: Any) -> float:
     left = math.inf
     batches = trainer.num_training_batches
     epochs = trainer.max_epochs
-    if epochs is not None and epochs >= 0 and not math.isinf(batches):
-        left = batches * (epochs - trainer.current_epoch)
+    if epochs is not None and epochs >= 0 and batches and not math.isinf(batches):
+        # After a checkpoint inside an epoch, only the rest of this epoch is trained.
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.completed % batches
+        left = batches * (epochs - trainer.current_epoch) - done
     if trainer.max_steps >= 0 and pl_module.automatic_optimization:
         steps = trainer.max_steps - trainer.global_step
         left = min(left, steps * trainer.accumulate_grad_batches)
@@ -240,7 +250,7 @@ def _batches_of(trainer: Any, stage: str) -> float:
 def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
     """Return the folder for a run's files, or `None` if no files are written.
 
-    All ranks must call this function, because the main process sends its folder to the other ranks.
+    The main process calls this function, and sends the result to the other ranks.
 
     Args:
         trainer: The Trainer.
@@ -248,14 +258,13 @@ def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
     """
     if trainer.fast_dev_run or getattr(trainer, "barebones", False):
         return None
-    logger = None
-    if trainer.loggers:
-        logger = trainer.loggers[0]
+    logger: Any = trainer.loggers[0] if trainer.loggers else None
     if logger is None and not without_logger:
         return None
     if isinstance(getattr(logger, "log_dir", None), str | PathLike):
-        # For a logger that Lightning does not support, this is its save directory, or `None`.
-        folder = trainer.log_dir
+        # As in `trainer.log_dir`, which all ranks would have to read at the same time.
+        has_own_folder = isinstance(logger, LOGGERS_WITH_OWN_FOLDER)
+        folder = logger.log_dir if has_own_folder else logger.save_dir
         if folder is None:
             return None
         return _local(trainer, str(folder))
@@ -267,9 +276,7 @@ def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:
         return None
     if trainer not in _RUN_FOLDERS:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        run_folder = str(Path(above, RUNS, name).absolute())
-        # All ranks use the folder of the main process.
-        _RUN_FOLDERS[trainer] = trainer.strategy.broadcast(run_folder)
+        _RUN_FOLDERS[trainer] = str(Path(above, RUNS, name).absolute())
     folder = _RUN_FOLDERS[trainer]
     if logger is None and trainer not in _NAMED:
         _NAMED.add(trainer)

@@ -41,7 +41,7 @@ PROVEN_SHARE = 0.65
 
 
 CAUSES_WITHOUT_CARD = LAST | {"ideal_compute", "no_products", "all_forward", "all_backward"}
-"""Causes of findings that get no card, because their time cannot be saved."""
+"""Causes of findings that get a card only if they are issues. Otherwise, no time can be saved."""
 
 
 VIEWS = WORDS["views"]
@@ -122,9 +122,11 @@ def _is_of_all_steps(finding: Finding, times: StepTimes | None) -> bool:
 
 
 def _is_saving(finding: Finding, mean: float) -> bool:
+    if finding.is_issue:
+        return True
     if finding.cause in CAUSES_WITHOUT_CARD:
         return False
-    if finding.is_issue or finding.seconds is None:
+    if finding.seconds is None:
         return True
     return bool(finding.fix) and finding.seconds >= LEAST_SAVING * mean
 
