@@ -35,7 +35,7 @@ from lflops.profile.series import ratio
 from lflops.report.first_screen.confidence import PREEMPTED, PREEMPTED_SHARE
 from lflops.report.first_screen.findings import findings_of
 from lflops.report.first_screen.screen import first_screen
-from lflops.report.first_screen.step_times import phase_parts, times_of
+from lflops.report.first_screen.step_times import phase_parts, times_of, unlike_window
 from lflops.report.first_screen.window import WindowSummary, window_summary
 from lflops.report.ledger import other_runs
 from lflops.report.ranks import ranks
@@ -327,6 +327,7 @@ def _explained(
         because = f"{because.removesuffix('below')}in the output of lflops show"
     if was_preempted:
         because += f"; {PREEMPTED}"
+    because = joined(because, unlike_window(summary, ledger), separator="; ")
     said = [_ran_out_of_memory(ledger, path), _said(verdict, summary, ledger)]
     if ledger is not None:
         if profile is None and first_issue(findings) is None:

@@ -630,7 +630,7 @@ LBFGS = OptimizerSettings(class_name="LBFGS", max_iter=20)
         ((SPARSE, RMSPROP), "Pass foreach=True to RMSprop, or use larger batches"),
         ((replace(RMSPROP, foreach=True),), "Use larger batches"),
         ((SPARSE,), "Use larger batches"),
-        ((LBFGS,), "LBFGS calls the closure in each of its 20 iterations per step"),
+        ((LBFGS,), "Lower history_size or max_iter: in each of its up to 20 iterations per step"),
     ],
 )
 def test_advice_on_a_slow_optimizer_is_possible(

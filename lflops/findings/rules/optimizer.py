@@ -48,7 +48,7 @@ class SlowOptimizer(PartRule):
             return super().advise_in(module, step)
         for optimizer in optimizers:
             if optimizer.max_iter is not None:
-                return _advice_about_closure(optimizer)
+                return _advice_about_iterations(optimizer)
         for optimizer in optimizers:
             if optimizer.accepts_fused and not optimizer.fused:
                 return f"Pass fused=True to {plain(optimizer.class_name)}, or use larger batches"
@@ -68,13 +68,13 @@ class SlowOptimizer(PartRule):
         return self.judged_seconds(candidate, step) > needed
 
 
-def _advice_about_closure(optimizer: OptimizerSettings) -> str:
-    """Return the advice on an optimizer that calls a closure in each iteration of a step."""
+def _advice_about_iterations(optimizer: OptimizerSettings) -> str:
+    """Return the advice on an optimizer such as LBFGS, which repeats its work in each step."""
     name = plain(optimizer.class_name)
     return (
-        f"Keep metrics and logging out of the closure, or lower max_iter. {name} calls the closure "
-        f"in each of its {optimizer.max_iter} iterations per step, and this counts as optimizer "
-        "time"
+        f"Lower history_size or max_iter: in each of its up to {optimizer.max_iter} iterations per "
+        f"step, {name} computes with up to history_size vectors, each as long as all parameters "
+        "together. What the closure computes counts as forward and backward"
     )
 
 

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from lflops.findings.run_rule import preempted_share
 from lflops.ledger.account import Ledger
+from lflops.report.first_screen.step_times import unlike_window
 from lflops.report.first_screen.window import WindowSummary
 
 Level = Literal["high", "medium", "low"]
@@ -48,6 +49,10 @@ def confidence_in(window: WindowSummary | None, ledger: Ledger | None) -> Confid
         # the run.
         doubts[0] = f"the window has {doubts[0]}"
     why += doubts
+    unlike = unlike_window(window, ledger)
+    if unlike:
+        why.append(unlike)
+        doubts.append(unlike)
     level: Level = "high"
     if is_low:
         level = "low"

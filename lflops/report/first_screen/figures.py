@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lflops import units
 from lflops.ledger.account import CATEGORIES, Ledger
 from lflops.profile.series import ratio
-from lflops.report.first_screen.step_times import Steps, StepTimes
+from lflops.report.first_screen.step_times import Steps, StepTimes, is_similar, work_ratio
 from lflops.report.first_screen.window import WindowSummary
 from lflops.report.report import Fact
 from lflops.report.text import counted, joined
@@ -20,7 +20,7 @@ def figures_of(
     if times is not None:
         yield _of_step(times.steps)
     if window is not None and window.flops is not None and times is not None:
-        yield _of_compute(window, window.flops / times.steps.mean)
+        yield _of_compute(window, window.flops, times)
     if ledger is not None:
         yield _time_trained(ledger)
     elif window is not None:
@@ -41,19 +41,32 @@ def _of_step(steps: Steps) -> Fact:
     )
 
 
-def _of_compute(window: WindowSummary, rate: float) -> Fact:
+def _of_compute(window: WindowSummary, flops: float, times: StepTimes) -> Fact:
+    """Return MFU, or the rate if the peak of the chip is unknown.
+
+    Both the FLOPs and the time are those of the window if the other steps of the run take much
+    longer or shorter, because these may do different work. This is also the case if the steps of
+    the window contain inference, which the ledger keeps outside of steps.
+    """
+    seconds = times.steps.mean
+    source = ""
+    has_inference = bool(window.phases.keys() & CATEGORIES.keys())
+    if has_inference or not is_similar(work_ratio(window, times)):
+        seconds = window.mean or seconds
+        source = "in the window; "
+    rate = flops / seconds
     if window.peak is None:
-        return _achieved(rate, "the peak of the chip is unknown")
+        return _achieved(rate, f"{source}the peak of the chip is unknown")
     peak = units.rate(window.peak, "FLOP/s")
     if rate > window.peak:
-        return _achieved(rate, f"more than the peak of {peak}, so this peak is too low")
+        return _achieved(rate, f"{source}more than the peak of {peak}, so this peak is too low")
     return Fact(
         name="MFU",
         label="MFU",
         value=rate / window.peak,
         unit="of peak",
         text=units.of_peak(rate / window.peak),
-        remark=f"{units.rate(rate, 'FLOP/s')} of {peak}",
+        remark=f"{source}{units.rate(rate, 'FLOP/s')} of {peak}",
     )
 
 

@@ -21,7 +21,7 @@ from lflops.findings.stalls import stalls_of
 from lflops.ledger.account import Ledger
 from lflops.profile.profile import Profile
 from lflops.profile.series import scaled
-from lflops.report.first_screen.step_times import StepTimes, times_of
+from lflops.report.first_screen.step_times import StepTimes, times_of, work_ratio
 from lflops.report.first_screen.window import WindowSummary
 
 
@@ -43,7 +43,7 @@ def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Fin
     found = _with_run_findings(of_step, ledger, profile)
     times = times_of(window, ledger)
     if times is not None and times.steps.source == "run":
-        ratio = _usual_share(of_window, times.phases)
+        ratio = 1.0 if window is None else work_ratio(window, times)
         found = [
             _of_all_steps(finding, window, times, of_window, ledger, ratio=ratio)
             for finding in found
@@ -106,28 +106,10 @@ For all other findings about a phase, the cause is the name of the phase.
 """
 
 
-def _usual_share(of_window: Mapping[str, float], of_run: Mapping[str, float]) -> float:
-    """Return the factor that converts times of the window to usual times of the run.
-
-    The factor is less than 1 if the phases took longer in the window, for example because of other
-    programs. Without this factor, a cost could exceed the time of its phase.
-    """
-    in_window = _work(of_window)
-    in_run = _work(of_run)
-    if in_run and in_window > in_run:
-        return in_run / in_window
-    return 1.0
-
-
-def _work(phases: Mapping[str, float]) -> float:
-    """Return the sum of the seconds of all phases except `data` (the data wait) and `other`."""
-    return sum(phases.values()) - phases.get("data", 0.0) - phases.get("other", 0.0)
-
-
 def _of_mean_step(finding: Finding, mean: float, ratio: float) -> Finding:
     """Convert the cost of a finding about the window to a share of the mean step of the run.
 
-    The cost and the times of operators are multiplied by `ratio`, the result of `_usual_share`. The
+    The cost and the times of operators are multiplied by `ratio`, the result of `work_ratio`. The
     cost of a slow rank is not multiplied, because it is a difference between ranks.
     """
     if finding.of != "step" or not finding.seconds:
@@ -157,7 +139,7 @@ def _of_all_steps(
     """Replace the cost of a finding about a whole phase with the mean over all unprofiled steps.
 
     The text that says how often the phase is long is replaced, too. If the finding is not about a
-    whole phase, return the result of `_of_mean_step`. `ratio` is the result of `_usual_share`.
+    whole phase, return the result of `_of_mean_step`. `ratio` is the result of `work_ratio`.
     """
     phase = _PHASES.get(finding.cause, finding.cause)
     seconds = times.phases.get(phase)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from lflops import units
 from lflops.analysis.step_times import with_recompute
-from lflops.ledger.account import Ledger, StepGroup, percentile
+from lflops.ledger.account import CATEGORIES, Ledger, StepGroup, percentile
 from lflops.profile.series import ratio, scaled, summed
 from lflops.report.first_screen.window import WindowSummary
 from lflops.report.report import Part
@@ -69,6 +69,49 @@ def times_of(window: WindowSummary | None, ledger: Ledger | None) -> StepTimes |
     return StepTimes(steps, with_recompute(window.phases, window.recomputed))
 
 
+SIMILAR = 1.25
+"""The steps of a run are similar to those of its window if their work takes up to this many times
+as long, or as short."""
+
+
+def work_ratio(window: WindowSummary, times: StepTimes) -> float:
+    """Return how many times as long the work of a mean step takes in the run as in the window.
+
+    The work is all phases except `data` (the data wait), `other`, and the phases that the ledger
+    keeps outside of steps, such as inference. The ratio is 1 if a time is unknown, or if the times
+    are from the window.
+    """
+    in_run = _work(times.phases)
+    in_window = _work(with_recompute(window.phases, window.recomputed))
+    if times.steps.source == "window" or not in_run or not in_window:
+        return 1.0
+    return in_run / in_window
+
+
+def _work(phases: Mapping[str, float]) -> float:
+    no_work = {"data", "other"} | CATEGORIES.keys()
+    return sum(seconds for phase, seconds in phases.items() if phase not in no_work)
+
+
+def is_similar(ratio: float) -> bool:
+    """Return whether a result of `work_ratio` means that the window is typical of the run."""
+    return 1 / SIMILAR <= ratio <= SIMILAR
+
+
+def unlike_window(window: WindowSummary | None, ledger: Ledger | None) -> str:
+    """Return the text that the steps of the window are not typical of the run, or an empty text."""
+    times = times_of(window, ledger)
+    if window is None or times is None:
+        return ""
+    ratio = work_ratio(window, times)
+    if is_similar(ratio):
+        return ""
+    return (
+        f"without data wait and other, the run's mean step takes {ratio:.2g} × as long as that of "
+        "the window, so the window may not be typical of the run"
+    )
+
+
 def _quantile(rising: Sequence[float], share: float) -> float | None:
     """Return a quantile of sorted values, for example the median if `share` is 0.5.
 
@@ -112,10 +155,12 @@ def _with_divided_other(
 
     `phases` is from the ledger, and `of_window` from the window. The ledger has no phases between
     backward and the optimizer step, such as gradient clipping; their time is part of `other`. The
-    window shows the proportions in which to divide `other`.
+    window shows the proportions in which to divide `other`. Inference is a category of its own in
+    the ledger, and no part of its steps.
     """
     divided = dict(phases)
-    parts = {name: took for name, took in of_window.items() if name not in phases}
+    known = phases.keys() | CATEGORIES.keys()
+    parts = {name: took for name, took in of_window.items() if name not in known}
     total = sum(parts.values()) + of_window.get("other", 0.0)
     if "other" not in phases or not total:
         return divided
