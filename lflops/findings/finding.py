@@ -106,10 +106,6 @@ BISECTIONS = 30
 """Number of times that `least_share` halves the range in which it searches."""
 
 
-LAST = {"busiest", "peak"}
-"""Names of the rules whose findings come last in a report, however much they cost."""
-
-
 def leading(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings at the top of a report, the highest cost first.
 
@@ -133,13 +129,13 @@ def leading(findings: Iterable[Finding]) -> list[Finding]:
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """Return all findings in the order of a report.
 
-    First come the findings that `leading` returns, then the other findings, and then the findings
-    of the rules in `LAST`. Each of these groups is sorted by cost, the highest cost first.
+    First come the findings that `leading` returns, then the other findings. Both groups are sorted
+    by cost, the highest cost first. A peak that is too low costs no time, and comes last.
     """
     found = list(findings)
     leads = leading(found)
     others = [finding for finding in found if finding not in leads]
-    return leads + sorted(others, key=_last_by_cost)
+    return leads + sorted(others, key=lambda finding: (finding.cause == "peak", *_by_cost(finding)))
 
 
 def first_issue(findings: Sequence[Finding]) -> Finding | None:
@@ -152,7 +148,3 @@ def first_issue(findings: Sequence[Finding]) -> Finding | None:
 
 def _by_cost(finding: Finding) -> tuple[bool, float]:
     return finding.seconds is not None, -(finding.seconds or 0.0)
-
-
-def _last_by_cost(finding: Finding) -> tuple[bool, bool, float]:
-    return finding.cause in LAST, *_by_cost(finding)

@@ -24,10 +24,13 @@ from lflops.report.text import counted, joined, plus_minus
 Status = Literal["found", "nothing found", "cannot tell"]
 
 SHOWN_FINDINGS = 3
-"""Maximum number of findings that a report shows. `lflops why` shows more."""
+"""Maximum number of findings that a report shows, except for those in `ALWAYS_SHOWN`.
+
+`lflops why` shows more.
+"""
 
 ALWAYS_SHOWN = {"peak", "busiest"}
-"""Causes of findings that are shown even if they are not among the first `SHOWN_FINDINGS`."""
+"""Causes of findings that every report shows."""
 
 FEWEST_STEPS = 5
 """Minimum number of unprofiled steps to conclude that there is no issue."""
@@ -107,8 +110,9 @@ def verdict(analysis: Analysis, caveats: int) -> Verdict:
     if analysis.step_times.mean is None:
         return Verdict(said=said, confidence=confidence, caveats=caveats)
     findings = analysis.findings
-    shown = list(findings[:SHOWN_FINDINGS])
-    shown += [finding for finding in findings[SHOWN_FINDINGS:] if finding.cause in ALWAYS_SHOWN]
+    limited = [finding for finding in findings if finding.cause not in ALWAYS_SHOWN]
+    left_out = limited[SHOWN_FINDINGS:]
+    shown = [finding for finding in findings if finding not in left_out]
     judged = judge(said, shown, unseen_because(analysis), confidence)
     return replace(judged, findings=findings, caveats=caveats)
 

@@ -8,7 +8,7 @@ from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, Facts, ModuleRule, Threshold, root_itself
 from lflops.findings.rules.python_code import calling_seconds
 from lflops.profile.profile import ModuleProfile
-from lflops.profile.records import ModulePhase
+from lflops.profile.records import ModulePhase, Phase
 
 PYTHON_SHARE = 0.5
 """Python code is the reason if it takes at least this share of the time outside the layers."""
@@ -60,7 +60,7 @@ class OutsideLayers(ModuleRule):
         seconds = _seconds_outside(step)
         if layers and seconds is not None:
             seconds = max(seconds - step.sleeping_in(""), 0.0)
-            operators = step.operator_times.of({""}, {"forward", "backward"})
+            operators = step.operator_times.of({""}, _phases_outside(step, seconds))
             times = operators.times(seconds)
             in_operators = operators.within(seconds)
             if _has_reference_model(step.root):
@@ -106,6 +106,22 @@ def _seconds_outside(step: StepEvidence) -> float | None:
     return self_seconds + step.seconds_around_model
 
 
+def _phases_outside(step: StepEvidence, seconds: float) -> set[Phase]:
+    """Return the phases whose operators outside the layers may have taken the given seconds.
+
+    In manual optimization, `training_step` may continue after backward. Its time counts as forward,
+    but the operators that run there are counted in the phase `other`. They are included only if the
+    trace shows that they explain the time, and that those of forward and backward do not.
+    """
+    passes: set[Phase] = {"forward", "backward"}
+    with_other: set[Phase] = passes | {"other"}
+    if step.operator_times.of({""}, passes).are_traced(seconds):
+        return passes
+    operators = step.operator_times.of({""}, with_other)
+    is_explained = operators.are_traced(seconds) and operators.explains(seconds)
+    return with_other if is_explained else passes
+
+
 def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
     """Return whether Python code takes most of the time outside the layers.
 
@@ -115,7 +131,8 @@ def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
     forward = step.root.forward.self_seconds
     if forward is None or not step.profile.is_counted:
         return step.breakdown is not None
-    operators = step.operator_times.of({""}, {"forward"})
+    phases = _phases_outside(step, candidate.seconds or 0.0) - {"backward"}
+    operators = step.operator_times.of({""}, phases)
     python = forward.median + step.seconds_around_model - operators.seconds
     python -= calling_seconds("", step)
     return python >= PYTHON_SHARE * (candidate.seconds or 0.0)

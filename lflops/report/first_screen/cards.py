@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from lflops import units
-from lflops.findings.finding import LAST, Finding, least_share
+from lflops.findings.finding import Finding, least_share
 from lflops.findings.run_rule import preempted_share
 from lflops.findings.stalls import stalls_of
 from lflops.ledger.account import Ledger
@@ -40,7 +40,14 @@ PROVEN_SHARE = 0.65
 """The confidence in a finding is high if at least this share of similar findings was right."""
 
 
-CAUSES_WITHOUT_CARD = LAST | {"ideal_compute", "no_products", "all_forward", "all_backward"}
+CAUSES_WITHOUT_CARD = {
+    "all_backward",
+    "all_forward",
+    "busiest",
+    "ideal_compute",
+    "no_products",
+    "peak",
+}
 """Causes of findings that get a card only if they are issues. Otherwise, no time can be saved."""
 
 
