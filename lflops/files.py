@@ -285,7 +285,7 @@ def open_device(path: Path) -> BinaryIO:
 
 
 def _replaced(path: Path) -> os.stat_result | None:
-    """Return the `stat_result` of the file at `path`, which a new file replaces.
+    """Return the `stat_result` of the file at `path` that a new file is about to replace.
 
     Returns `None` if there is no file at `path`, or if the file is a link or belongs to another
     user.

@@ -34,7 +34,7 @@ def test_a_damaged_file_ends_in_no_traceback_and_no_silent_error(name: str, tmp_
 CASES: dict[str, tuple[tuple[int | None, str, str, str], str, str]] = {
     "a traceback": ((None, "", "", "KeyError: 'ts'"), "", "traceback"),
     "an error of two lines": ((2, "", "lflops: a\nb\n", ""), "", "traceback"),
-    "Python's bytes": ((2, "", "lflops: a time of b'null'\n", ""), "", "traceback"),
+    "Python's bytes": ((2, "", "lflops: invalid time b'null'\n", ""), "", "traceback"),
     "an error": ((2, "", "lflops: a: is no trace\n", ""), "", "refused"),
     "another number": ((0, "window 1.60 µs\nidle 500 ns 31.3 %", "", ""), "", "other"),
     "another number, of what is none": (

@@ -617,8 +617,8 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
     unknown.
 
     The compiler can decide to recompute cheap operators in backward. Kernels that recompute these
-    operators count as backward, unless the module uses activation checkpointing. So the bytes of
-    each phase can be compared with the bytes of eager code.
+    operators count as backward, unless the module uses activation checkpointing, because eager code
+    does not recompute either. So the bytes of each phase can be compared with those of eager code.
     """
     trace = profile.trace
     steps = profile.traced_steps

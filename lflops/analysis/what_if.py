@@ -120,7 +120,7 @@ def what_if(
     times = step_times(profile)
     if not times.mean or times.seconds is None:
         raise ProfileError(
-            "what_if: the profile has no unprofiled step: "
+            "what_if: the profile has no step that ran without profiling: "
             "pass a profile of a training run, or of lflops.measure"
         )
     removed = [without] if isinstance(without, str) else without
@@ -255,8 +255,8 @@ class _ChangedStep:
         new_speed = new and new.bandwidth_bytes_per_second
         if old is None or new is None or breakdown is None or not speed or not new_speed:
             raise ProfileError(
-                "what_if: hardware= needs the peak FLOP/s and the bandwidths of both chips, and a "
-                "profile with the operators of a counting step"
+                "what_if: hardware= needs the peak FLOP/s and the bandwidths of the profiled chip and "
+                "of the new chip, and a profile in which operators were counted"
             )
         moving = speed / new_speed
         after = seconds_at_peak(self._profile.op_counts, new)

@@ -119,8 +119,9 @@ class AutogradSegments:
 class Claims:
     """Records which thread built an autograd node. It is used only if several threads build nodes.
 
-    The numbers of different threads overlap, and a node does not record its thread. So each node
-    is claimed for the thread that built it: the thread's segments are stored in `Node.metadata`, a
+    Each thread numbers its own nodes, so nodes of two threads can have the same number, and a node
+    does not record its thread. So each node is claimed for the thread that built it: the
+    `AutogradSegments` of this thread are stored in `Node.metadata`, a
     dictionary that torch provides for such purposes. `release` removes these entries.
     """
 
@@ -242,7 +243,7 @@ class ThreadState:
 
 
 class ThreadLocal(threading.local):
-    """Holds the state of the current thread."""
+    """Gives each thread its own `ThreadState`, with the modules that run in this thread."""
 
     def __init__(self) -> None:
         self.state = ThreadState()

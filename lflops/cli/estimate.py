@@ -614,7 +614,7 @@ def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -
         if (fsdp, hsdp, tp) != (None, None, None):
             raise UsageError(
                 "--ddp cannot be combined with --fsdp, --hsdp or --tp, because it replicates the "
-                "whole model: pass only --ddp, or pass --hsdp for replicas that FSDP2 shards"
+                "whole model: pass only --ddp, or pass --hsdp to replicate a model that FSDP2 shards"
             )
         return {"replica": ddp}
     mesh = {}

@@ -189,9 +189,9 @@ class StepRule(Rule):
         )
 
     def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
-        """Return the code other than a module, such as a hook, that takes most of the time.
+        """Return the code outside of modules, such as a hook, that takes most of the cost.
 
-        Returns the empty string if it is unknown.
+        Returns the empty string if this code is unknown.
         """
         return ""
 

@@ -289,7 +289,7 @@ class Counting:
             self._takes_derivatives = True
 
     def _prepare_compiled(self, undo: CleanupStack) -> None:
-        """Record the calls of compiled code, or make compiled code run eagerly."""
+        """Record the calls of compiled code. If this is impossible, make compiled code run eagerly."""
         if self._counter.fake or not can_stay_compiled():
             undo.enter(force_eager())
             return

@@ -294,7 +294,8 @@ This is `{"samples": n, "tokens": n}` with one or both keys, or a function that 
 
 
 GIVEN = "units="
-"""The source in a profile of a number of samples or tokens that the user passed."""
+"""Says in a profile that the user passed the number of samples or tokens. Otherwise, the name of
+the tensor stands there that lflops counted."""
 
 
 def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, Any]:

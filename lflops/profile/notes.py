@@ -198,7 +198,7 @@ def _no_timed_events(note: Note) -> str:
     sentence = _fill("torch cannot time events on {subject}, so steps are timed on the host", note)
     if note.values.get("waits"):
         sentence += ", which waits for the device at the end of each step"
-    return f"{sentence}; the phases of a step are host times"
+    return f"{sentence}; the times of a step's phases are measured on the host"
 
 
 def _schedule_shrunk(note: Note) -> str:

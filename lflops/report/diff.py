@@ -139,7 +139,7 @@ def _verdict(diff: Diff) -> str:
     if abs((step.ratio or 1.0) - 1) >= _SMALL_CHANGE:
         return (
             "Cannot tell whether the step is slower or faster, because two runs of the same code "
-            f"can differ by as much ({interval(step)}): {times}."
+            f"can differ by this much ({interval(step)}): {times}."
         )
     return (
         "The step takes as long as before, within the usual difference between two runs of the "

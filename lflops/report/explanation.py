@@ -56,7 +56,10 @@ MOST_LINES = 6
 """Maximum number of lines about ranks in an explanation."""
 
 MOST_PHASES = 3
-"""Maximum number of phases that are named as the longest if there is no issue and no window."""
+"""Maximum number of longest phases that an explanation names.
+
+It names them only if the run has no issue and no profiled window.
+"""
 
 LEAST_SHARE_OF_PHASE = 0.1
 """Only phases with at least this share of the step are named as the longest."""
@@ -296,7 +299,7 @@ def issue_lines(changes: Sequence[IssueChange]) -> Iterator[tuple[str, str]]:
     for change in changes:
         said = change.finding.sentence
         if change.status == "cannot tell":
-            said += " The other run is too short or too unsteady to find this issue."
+            said += " The other run is too short, or its step times vary too much, to tell whether it has this issue."
         elif change.status == "still" and change.before is not None:
             said += f" Before, this issue cost {units.duration(change.before)}."
         yield _CHANGE_LABELS.get(change.status, change.status), said
@@ -478,7 +481,7 @@ def _seconds_by_group(ledger: Ledger | None) -> dict[str, float] | None:
 def _more(
     path: Path | None, window: Path | None, ledger: Ledger | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield the purpose and the command line of each command that shows more."""
+    """Yield each command that shows more details of the run, as its subject and the command line."""
     if window is not None:
         file = shlex.quote(os.fspath(window))
         yield "the modules", f"lflops show {file}"

@@ -155,5 +155,5 @@ def _version_problem(version: str) -> str:
         return ""
     return (
         f"has format version {version}, but this version of lflops reads only version {VERSION}: "
-        "show the window with the version of lflops that wrote it"
+        "open it with the version of lflops that wrote it"
     )

@@ -40,7 +40,7 @@ _ALL = 1_000_000
 _CHUNK = 1 << 20
 # Maximum number of parts of a datum: the payload of a window, and its timeline if it has one.
 _PARTS = 2
-_NOT_FOUND = "TensorBoard has no such window"
+_NOT_FOUND = "TensorBoard has no such profiled window"
 _NO_FOLDER = f"{_NOT_FOUND}, or was started without a log directory"
 
 _MISSING = "404 Not Found"

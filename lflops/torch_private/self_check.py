@@ -430,7 +430,7 @@ def _of_tensors() -> dict[str, bool]:
         "a plain tensor is reported as a fake tensor": not tensors.only_shapes_run([x]),
         "in-place writes to a tensor are not counted": tensors.version_of(written) == 1,
         "a tensor subclass cannot be constructed under a dispatch mode": is_constructed,
-        "tracing is reported although nothing is traced": is_not_traced,
+        "torch reports tracing (torch.jit.trace) although nothing is traced": is_not_traced,
     }
 
 

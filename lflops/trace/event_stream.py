@@ -197,7 +197,7 @@ class TraceStream(Generic[_Event]):
         if is_whole:
             return "the text ends within the list of events, so the file is truncated"
         limit = _LONGEST >> 20
-        return f"line {self._line}, column {self._column}: an event has more than {limit} MiB"
+        return f"line {self._line}, column {self._column}: an event is larger than {limit} MiB"
 
     def skip(self, error: Exception) -> None:
         """Count an event that is left out because of an error."""

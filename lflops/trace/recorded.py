@@ -266,7 +266,7 @@ def _parse_decimal(text: bytes) -> Decimal:
     if not value.is_finite() or value.copy_abs() >= _LARGEST:
         shown = text[:40].decode(errors="replace") or "nothing"
         raise ValueError(
-            f"a time of {shown}: `ts` and `dur` must be numbers of microseconds below 1e18"
+            f"invalid time {shown}: `ts` and `dur` must be numbers of microseconds below 1e18"
         )
     return value
 

@@ -195,7 +195,7 @@ def test_exposed_communication_may_be_replaced_by_another_wait() -> None:
         ({"without": "communication"}, "what_if: the communication of this run was not timed"),
         (
             {"hardware": "H200 SXM"},
-            "what_if: hardware= needs the peak FLOP/s and the bandwidths of both chips",
+            "what_if: hardware= needs the peak FLOP/s and the bandwidths of the profiled chip and of the new chip",
         ),
     ],
     ids=str,
@@ -209,7 +209,7 @@ def test_a_wrong_question_is_named(question: Any, message: str) -> None:
 
 def test_a_profile_without_times_is_refused() -> None:
     """A profile of a count has no steps, so there is nothing to predict from."""
-    with pytest.raises(lflops.ProfileError, match="has no unprofiled step"):
+    with pytest.raises(lflops.ProfileError, match="has no step that ran without profiling"):
         what_if(replace(profile(), steps=()), without="data")
 
 

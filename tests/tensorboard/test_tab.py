@@ -63,13 +63,13 @@ PROBLEMS = [
     "foreign of run bad was not written by lflops",
     (
         "future of run bad has format version 1, but this version of lflops reads only "
-        "version 4: show the window with the version of lflops that wrote it"
+        "version 4: open it with the version of lflops that wrote it"
     ),
     "large of run bad, step 0 was not written by lflops",
     "mixed of run bad, step 1 is unreadable: it is damaged, or not compressed with deflate",
     (
         "newer of run bad, step 0 has format version 12, but this version of lflops reads only "
-        "version 4: show the window with the version of lflops that wrote it"
+        "version 4: open it with the version of lflops that wrote it"
     ),
     "other of run bad, step 0 was not written by lflops",
     "text of run bad, step 0 is unreadable: it is damaged, or not compressed with deflate",

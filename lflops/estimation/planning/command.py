@@ -111,7 +111,7 @@ def plan(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the profile of the first configuration without a pipeline to this file. "
+            help="Write the profile of the best plan without a pipeline to this file. "
             "lflops show and lflops diff can read it.",
         ),
     ] = None,
@@ -192,7 +192,7 @@ def _predicted(found: "Plan", tokens: int | None, top: int) -> Iterator[Renderab
         yield prose(f"The intervals are wide: {'; '.join(first.predicted.widened)}.", "dim")
     more = _more(found.configurations, top)
     yield prose(
-        f"Configurations that tie have the same place. ! marks a configuration that barely fits "
+        f"Configurations that tie have the same place. The mark ! stands for one that barely fits "
         f"into memory. {more}".rstrip(),
         "dim",
     )

@@ -239,7 +239,7 @@ class WorkSheets:
         self.estimates = 0
 
     def sheet(self, case: Case, depth: int | None = None) -> Sheet:
-        """Return the sheet (the work and memory) of the whole model in a case.
+        """Return the sheet (the work and memory) of the whole model for a mesh and a micro batch.
 
         With `depth`, the sheet is for a model with this number of blocks, and has only the memory.
         All blocks of the model must then be equal.

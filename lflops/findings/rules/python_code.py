@@ -29,8 +29,8 @@ class PythonCode(StepRule):
         "{Cost} is spent in {where}{class} itself, {beyond}: in hooks, prints or other Python code."
     )
     fix = (
-        "Look for forward hooks on the layers of {where}, and for loops and prints in the forward "
-        "of {where}"
+        "Look for Python loops and calls of print in the forward of {where}, and for forward hooks "
+        "on its layers"
     )
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:

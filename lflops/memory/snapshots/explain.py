@@ -643,7 +643,7 @@ def _total_lines(explained: ExplainedMemory) -> Iterator[str]:
         f"reserved {units.size(explained.reserved_bytes)}{allowed}, "
         f"requested by tensors {units.size(explained.requested_bytes)}, "
         f"unused {units.size(explained.unused_bytes)} "
-        f"(the largest free block at the end has {units.size(explained.largest_unused_bytes)})"
+        f"(largest free block at the end: {units.size(explained.largest_unused_bytes)})"
     )
     passes = "pass" if explained.forward_passes == 1 else "passes"
     steps = counted(explained.optimizer_steps, "optimizer step")

@@ -14,7 +14,7 @@ from lflops.report.text import phase_label
 
 _LONG_NAME = 40
 
-_RELATIVE = "relative to all modules"
+_RELATIVE = "vs. all modules"
 """Heading of the column with the confidence interval of the change of each module's time.
 
 If all modules became slower or faster by about the same ratio, the column shows the change relative

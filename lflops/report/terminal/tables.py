@@ -38,7 +38,10 @@ def figure(number: str) -> Text:
 
 
 def too_narrow_for(left_out: str) -> str:
-    """Say what a table leaves out on a narrow terminal, such as its last columns."""
+    """Return the remark that the terminal is too narrow for a part of a table.
+
+    `left_out` names this part, for example "the last columns".
+    """
     return f"not shown in this width: {left_out} (COLUMNS=200 shows more)"
 
 

@@ -166,7 +166,7 @@ def merge(
 
 @trace.command()
 def compat(folder: Folder, *, as_json: Annotated[bool, CompatJsonOption] = False) -> None:
-    """Copy traces for torch-tb-profiler 0.4.3 into the folder compat-DIR, next to DIR.
+    """Write copies of traces that torch-tb-profiler 0.4.3 can read into compat-DIR, next to DIR.
 
     If torch-tb-profiler is installed, `FlopsMonitor` writes these copies itself.
     """

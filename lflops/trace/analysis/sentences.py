@@ -548,7 +548,9 @@ def _timeline(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
     ):
         if whole:
             hidden = share(overlapped, whole)
-            table.notes.append(f"{label}: {nanoseconds(whole)} in total, {hidden} of it overlaps")
+            table.notes.append(
+                f"{label}: {nanoseconds(whole)} in total, {hidden} of it overlaps with computing"
+            )
     return table
 
 

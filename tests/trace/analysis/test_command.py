@@ -126,7 +126,7 @@ BAD: dict[str, bytes] = {
     "no events": b'{"traceEvents": []}',
     "time": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": "x", "dur": 1}]}',
     "no time": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "dur": 1}]}',
-    "a time of null": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 1, "dur": null}]}',
+    "invalid time null": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 1, "dur": null}]}',
     "huge time": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 1e300, "dur": 1}]}',
     "arguments": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 1, "dur": 1, "args": {"device": "all"}}]}',
 }
@@ -166,7 +166,7 @@ def test_bad_events_are_left_out_with_a_remark(
     trace.event("kernel", "gemm", 0, 10)["dur"] = None
     text = shown(capsys, trace.write(path))
     assert (
-        "left out          3 events that cannot be read; first error: a time of nothing: `ts` and `dur` must be "
+        "left out          3 events that cannot be read; first error: invalid time nothing: `ts` and `dur` must be "
         "numbers"
     ) in text
     (found,) = json.loads(shown(capsys, path, "--json"))["traces"]
