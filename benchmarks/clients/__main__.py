@@ -104,7 +104,7 @@ def _load(results: Path, every: dict[str, Client]) -> str:
             loads.append(read(results, name, cell).get("load"))
     known = sorted(load for load in loads if load is not None)
     middle = statistics.median(known)
-    return f"- Load of the machine after a cell: {known[0]:.1f} to {known[-1]:.1f}, median {middle:.1f}."
+    return f"- The load of the machine after a run was {known[0]:.1f} to {known[-1]:.1f}, with a median of {middle:.1f}."
 
 
 def _versions(every: dict[str, Client]) -> dict[tuple[str, str], str]:

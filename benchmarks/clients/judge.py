@@ -296,11 +296,17 @@ def _ratio(cost: float, least: float, most: float) -> float:
 
 
 def _is_natural(issue: dict[str, Any], clean: dict[str, Any], planted: float | None) -> bool:
-    """Return whether a finding also exists without the fault, and costs more than the fault."""
+    """Return whether a finding also exists without the fault, and costs more than the fault.
+
+    A finding that costs so much more than without the fault that it contains the fault is not
+    natural.
+    """
     same = _same_finding(issue, clean)
     if same is None or not planted:
         return False
-    return (issue["seconds"] or 0.0) > planted and (same["seconds"] or 0.0) > planted / 2
+    cost = issue["seconds"] or 0.0
+    without = same["seconds"] or 0.0
+    return cost > planted and without > planted / 2 and cost - without < planted / 2
 
 
 def _same_finding(finding: dict[str, Any], clean: dict[str, Any]) -> dict[str, Any] | None:
@@ -319,7 +325,7 @@ def _cost_without(finding: dict[str, Any], clean: dict[str, Any]) -> float:
 
 def table(rows: list[Row]) -> Iterator[str]:
     """Yield the rows as a Markdown table, followed by the totals."""
-    yield "| client | equal to the bit | samples | tokens | issues without a fault | false | planted: first finding, cost / stopwatch |"
+    yield "| training code | equal bit for bit | samples | tokens | findings without a fault | false findings | planted faults: whether the first finding is right, and its cost / the time by a stopwatch |"
     yield "|---|---|---|---|---|---|---|"
     for row in rows:
         equal = {True: "yes", False: "no", None: "–"}[row.is_equal]

@@ -328,7 +328,10 @@ def test_where_nothing_stands_out_the_busiest_modules_are_named() -> None:
     """
     given = blocks(dict.fromkeys(NORMS, 0.02), {"forward": 8.08}, hardware=None)
     _, why = told(given)
-    most = "The most time is spent in blocks.*.fc (Linear): 99.0 % of the step (8.00 ms)."
+    most = (
+        "Among the modules, the most time is spent in blocks.*.fc (Linear): 99.0 % of the step "
+        "(8.00 ms)."
+    )
     assert (most,) == why
 
 
@@ -353,7 +356,8 @@ def test_a_model_whose_layers_have_no_time_is_no_layer_without_products() -> Non
     found = report_of(analyze(replace(given, modules={"": given.modules[""], "fc": fc}))).verdict
     assert "no_products" not in [each.cause for each in found.findings]
     assert found.why[-1].startswith(
-        "The most time is spent in Net itself, outside its layers: 100.0 % of the step"
+        "Among the modules, the most time is spent in Net itself, outside its layers: 100.0 % of the "
+        "step"
     )
 
 
@@ -367,7 +371,8 @@ def test_modules_without_products_are_named_where_no_peak_is_known() -> None:
         "native_layer_norm)."
     )
     most = (
-        "The most time is spent in blocks.*.fc (Linear): 50.0 % of the step (8.00 ms). The chip's "
+        "Among the modules, the most time is spent in blocks.*.fc (Linear): 50.0 % of the step "
+        "(8.00 ms). The chip's "
         "peak is unknown, so lflops cannot tell how fast this module could be."
     )
     given = blocks({}, {"forward": 16}, hardware=None)

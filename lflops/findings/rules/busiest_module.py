@@ -120,10 +120,10 @@ class BusiestModule(StepRule):
     """
 
     name = "busiest"
-    sentence = "The most time is spent in {where}{class}: {cost}."
+    sentence = "Among the modules, the most time is spent in {where}{class}: {cost}."
     sentence_without_peak = (
-        "The most time is spent in {where}{class}: {cost}. The chip's peak is unknown, so lflops "
-        "cannot tell how fast this module could be."
+        "Among the modules, the most time is spent in {where}{class}: {cost}. The chip's peak is "
+        "unknown, so lflops cannot tell how fast this module could be."
     )
     fix_without_peak = 'Pass hardware="measure": lflops then measures the peak of this chip'
 
