@@ -405,7 +405,9 @@ def test_the_program_says_what_the_copy_leaves_out(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(program, "is_wanted", lambda: True)
         assert program.PARTLY == program.main([str(raw), str(told), str(into)])
-    assert "1 of the events cannot be read; first error: invalid time soon" in capsys.readouterr().err
+    assert (
+        "1 of the events cannot be read; first error: invalid time soon" in capsys.readouterr().err
+    )
     content = json.loads(gzip.decompress(place(into).read_bytes()))
     assert [("up", TRAINER, 1, 0, 10, 20)] == modules(content)
 
