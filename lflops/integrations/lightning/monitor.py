@@ -96,7 +96,7 @@ class FlopsMonitor(Base, PhaseListener):
 
     Attributes:
         profiles: The profiles of the last 32 windows that were closed in the Trainer's last run.
-            Only the main process has them.
+            Only the process of rank 0 has them.
 
     Example::
 
