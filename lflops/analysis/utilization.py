@@ -20,6 +20,13 @@ MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
 _PRECISION = 1.1
 
 
+LEAST_EXCESS = 1e-4
+"""A peak is too low only if the excess over it is at least this share of the step.
+
+The measured time of a small module can be 0, and would exceed every peak.
+"""
+
+
 class Utilization(Struct, frozen=True, kw_only=True):
     """The rate at which one device ran the unprofiled steps, relative to its peak.
 
@@ -60,7 +67,7 @@ class Utilization(Struct, frozen=True, kw_only=True):
             return False
         parts = self.breakdown.parts
         at_peak = parts.get("ideal_compute", 0.0) + parts.get("recompute", 0.0)
-        return self.executed > at_peak * _PRECISION
+        return self.executed > at_peak * _PRECISION + LEAST_EXCESS
 
 
 def flops_per_second(macs: float, seconds: float | None) -> float | None:
