@@ -70,8 +70,7 @@ def times_of(window: WindowSummary | None, ledger: Ledger | None) -> StepTimes |
 
 
 SIMILAR = 1.25
-"""The steps of a run are similar to those of its window if their work takes up to this many times
-as long, or as short."""
+"""A window is typical of its run if `work_ratio` is at most this value, and at least its inverse."""
 
 
 def work_ratio(window: WindowSummary, times: StepTimes) -> float:
