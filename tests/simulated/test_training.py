@@ -121,16 +121,16 @@ def test_a_trace_has_the_kernels_by_module(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_real_clock")
 @pytest.mark.parametrize(
-    ("slower", "ahead"), [(20, True), (0.001, False)], ids=["host far ahead", "host behind"]
+    ("slower", "ahead"), [(100, True), (0.001, False)], ids=["host far ahead", "host behind"]
 )
 def test_idle_time_tells_whether_the_host_keeps_up(
     tmp_path: Path, slower: float, ahead: bool
 ) -> None:
-    """The device is idle for less than 20 % if the host is far ahead, and else for more than 90 %.
+    """The device is idle for less than half of the time, or for more than 90 % of it.
 
-    A step has five matmuls. If they take 17 ms each, they keep the device busy, also on a busy
-    machine. If they take 0.8 µs, the device waits for their launches. The step breakdown reflects
-    this in its part "idle".
+    A step has five matmuls. If they take 84 ms each, the device is still busy when the next one is
+    launched, even if other processes stop this one for tenths of a second. If they take 0.8 µs, the
+    device waits for their launches. The step breakdown reflects this in its part "idle".
     """
     simulated.plan(macs_per_second=RATE / slower)
     profile = trained(FIRST, trace=True, dirpath=tmp_path)
@@ -143,8 +143,8 @@ def test_idle_time_tells_whether_the_host_keeps_up(
     assert breakdown is not None
     computing = sum(breakdown.parts.get(name, 0.0) for name in IN_MODULES)
     if ahead:
-        assert idle < 0.2 * (idle + busy)
-        assert breakdown.parts.get("idle", 0.0) < computing / 2
+        assert idle < 0.5 * (idle + busy)
+        assert breakdown.parts.get("idle", 0.0) < computing
     else:
         assert idle > 0.9 * (idle + busy)
         assert {"forward", "backward"} == set(breakdown.idle)
