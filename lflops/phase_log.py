@@ -179,7 +179,7 @@ os.register_at_fork(after_in_child=_unlock_all)
 
 
 def events_in(values: Sequence[Any]) -> Iterator[Event]:
-    """Yield the events in a flat list of values."""
+    """Yield the events of a flat list, in which each event is four consecutive values."""
     remaining = iter(values)
     return zip(remaining, remaining, remaining, remaining, strict=True)
 

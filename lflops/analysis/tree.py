@@ -137,7 +137,7 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
         return len(self.names)
 
     def one(self, phase: Phase | None) -> WorkCounts:
-        """Return the work of one module of the row in a phase. `None` means all phases together."""
+        """Return the work of one of the row's equal modules in a phase. `None` means all phases."""
         total = WorkCounts()
         for name in phases_of(phase):
             total += self.phases[name]
@@ -148,7 +148,7 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
         return self.one(phase) * self.times
 
     def time(self, phase: Phase | None) -> float | None:
-        """Return the seconds of one module of the row in a phase.
+        """Return the seconds of one of the row's equal modules in a phase.
 
         If `phase` is `None`, return the sum over the phases in `TIMED_PHASES` with a known time.
         """

@@ -227,8 +227,8 @@ def estimate(
         bool,
         typer.Option(
             "--compiled-loss",
-            help="Compute the loss in one pass over the logits, as code from torch.compile "
-            "does. Only for a language model of transformers.",
+            help="Compute the loss in one pass over the logits, as compiled code does. Only for a "
+            "language model of the package transformers.",
         ),
     ] = False,
     offload_activations: Annotated[

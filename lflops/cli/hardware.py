@@ -100,7 +100,7 @@ def _chip(name: str) -> Hardware:
 
 _POINTS = (
     "Print one JSON object. For a profile, its keys are ceilings (the rooflines of the chip), "
-    "modules, operators, op_counts and self_work. Each entry of the last four is a list of points "
+    "modules, operators, op_counts and self_work. In the last four, each value is a list of points "
     "with the intensity, the roofline limit, the bound and the share of the limit. With --ncu, the "
     "keys are total and kernels. For a trace, the keys are hardware, utilization and operators "
     "(by shapes). Unknown values are null."

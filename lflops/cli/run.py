@@ -168,7 +168,7 @@ def window(
     ended = load_run(running).starts[-1].ended
     if ended != "running":
         raise UsageError(
-            f"{running}: this run has ended ({ended}), so it cannot open a window: pass the folder "
+            f"{running}: this run has ended ({ended}), so it cannot be profiled: pass the folder "
             "of a running training run"
         )
     folder = newest_file(running).parent

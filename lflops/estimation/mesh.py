@@ -87,9 +87,8 @@ def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
     is_ddp = "replica" in mesh and "data" not in mesh
     if is_ddp and "tensor" in mesh:
         raise CountError(
-            f"{caller}: mesh has 'replica' and 'tensor' without 'data', but "
-            "DistributedDataParallel does not support tensor parallelism: pass 'data' instead of "
-            "'replica'"
+            f"{caller}: mesh has 'replica' without 'data', which means DistributedDataParallel, but "
+            "this does not support tensor parallelism: pass 'data' instead of 'replica'"
         )
     if is_ddp and "pipeline" in mesh:
         raise CountError(

@@ -387,15 +387,18 @@ class _Step:
         widening = self.rates.widening
         yield "the prediction was fitted to runs with other code and versions", widening.source
         if self.chip.name in self.family.not_fitted:
-            yield f"it was fitted to no run on {self.chip.name}", widening.chip
+            yield f"the prediction was fitted to no run on {self.chip.name}", widening.chip
         if not self._is_sharded():
-            yield "it was fitted only to runs with FSDP", widening.setting
+            yield "the prediction was fitted only to runs with FSDP", widening.setting
         parameters = self.profile.modules[""].parameters
         fewest = widening.fewest_parameters
         most = widening.most_parameters
         if not fewest <= parameters <= most:
             sizes = f"{units.count(fewest)} to {units.count(most)}"
-            yield f"it was fitted only to models with {sizes} parameters", widening.setting
+            yield (
+                f"the prediction was fitted only to models with {sizes} parameters",
+                widening.setting,
+            )
 
     def _device(self, op: OpCount) -> tuple[str, float]:
         """Return the kind of an operator, and the seconds of all its calls on the device.

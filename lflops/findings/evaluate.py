@@ -40,7 +40,7 @@ def candidates_of_step(step: StepEvidence) -> list[Candidate]:
     """Evaluate all rules about a step, and return the candidates that are large enough to report.
 
     A candidate is a possible finding. Candidates with unknown cost come first, then the others from
-    the highest cost to the lowest. The candidates of `LAST_RULES` come last. No time is reported
+    the highest cost to the lowest, and then the candidates of `LAST_RULES`. No time is reported
     twice: if a slow rank or a module is a candidate, its cost is subtracted from the part of the
     step (such as the data wait) that contains this cost.
     """

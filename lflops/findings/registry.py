@@ -38,7 +38,7 @@ from lflops.findings.rules.module_parts import (
     RecomputedMatmuls,
 )
 from lflops.findings.rules.not_learning import FrozenLayers, UnusedLayer
-from lflops.findings.rules.optimizer import SlowOptimizer
+from lflops.findings.rules.optimizer import OptimizerWithoutWindow, SlowOptimizer
 from lflops.findings.rules.other_work import (
     OtherWork,
     OtherWorkOfRun,
@@ -142,7 +142,7 @@ WORK_RULES: tuple[StepRule, ...] = (
 """Rules about unnecessary work, and about time that cannot be attributed to a module."""
 
 LAST_RULES: tuple[StepRule, ...] = (BusiestModule(), PeakTooLow())
-"""Rules whose findings come last, however much they cost."""
+"""Rules that are evaluated last, because they depend on the findings of all other rules."""
 
 RUN_RULES: tuple[RunRule, ...] = (
     DataWaitOfRun(),
@@ -162,6 +162,7 @@ RUN_RULES: tuple[RunRule, ...] = (
     LargerBatches(),
     UnexplainedSlowSteps(),
     OtherWorkWithoutWindow(),
+    OptimizerWithoutWindow(),
     CommunicationOfRun(),
     GrowingMemory(),
 )

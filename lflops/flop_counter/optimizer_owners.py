@@ -109,7 +109,7 @@ class StepOwners:
         return owners
 
     def owner_of(self, result: Tensor) -> str:
-        """Return the module that owns a registered tensor, or `last` for any other tensor."""
+        """Return the module that owns a registered tensor, or `self.last` for any other tensor."""
         owner = self._known(result)
         return self.last if owner is None else owner
 

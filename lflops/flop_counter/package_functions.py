@@ -47,7 +47,7 @@ _undo = CleanupStack()
 
 
 def watch(count: object) -> None:
-    """Record the calls of package functions for a count, until `unwatch` is called.
+    """Record the calls of package functions for a `Counting` object, until `unwatch` is called.
 
     The functions in `FUNCTIONS` are wrapped if their package is loaded. Counts that overlap share
     the wrappers.
@@ -59,9 +59,9 @@ def watch(count: object) -> None:
 
 
 def unwatch(count: object) -> None:
-    """Stop recording calls for a count. After the last count, restore the functions.
+    """Stop recording calls for one `Counting` object.
 
-    A second call does nothing.
+    When no count is left, restore the original functions. A second call does nothing.
     """
     with _LOCK:
         _COUNTS[:] = [each for each in _COUNTS if each is not count]

@@ -145,7 +145,7 @@ class Totals:
             self.add_difference(place, logical_macs.get(place, 0) - local_macs[place])
 
     def add_unknown_logical(self, fqn: str, phase: Phase, cost: Cost) -> None:
-        """Mark the logical difference of a module and phase as unknown, because of one call.
+        """Mark logical minus local MACs of a module and phase as unknown, because of one call.
 
         `cost` is the cost of this call on this rank. If the call includes recomputation, the
         difference of the phase `recompute` becomes unknown, too.
@@ -155,7 +155,7 @@ class Totals:
             self.add_difference(ModulePhase(fqn, "recompute"), None)
 
     def add_difference(self, key: ModulePhase, macs: int | None) -> None:
-        """Add MACs to the logical difference of a module and phase.
+        """Add to the logical minus local MACs of a module and phase.
 
         If `macs` is `None`, the difference becomes unknown.
         """

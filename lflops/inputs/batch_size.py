@@ -342,7 +342,7 @@ def _storage(value: Any) -> Storage | None:
 
 
 MOST_PARTS = 8
-"""Maximum number of entries to search for a number of graphs in a batch."""
+"""Largest number of entries of a batch that are searched for the attribute `num_graphs`."""
 
 
 def _defines(value: Any, name: str) -> bool:

@@ -33,7 +33,7 @@ CATEGORIES = {
     "gc": "Python's garbage collector",
     "lflops": "lflops itself",
     "after_run": "after the run",
-    "down": "not running until the restart",
+    "down": "stopped until the restart",
     "repeated": "work lost in a restart",
 }
 """The categories of a run's time, with their labels for reports.

@@ -566,7 +566,7 @@ class RankComparison(Struct, frozen=True, kw_only=True):
 
     @property
     def compares_phases(self) -> bool:
-        """Return whether the phases of unprofiled steps were compared, and not modules."""
+        """Return whether ranks were compared by the phases of unprofiled steps, not by modules."""
         return bool(self.at)
 
 

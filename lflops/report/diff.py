@@ -282,9 +282,9 @@ def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
 
 
 def _change_of_work(diff: Diff) -> str | None:
-    """Return a sentence about the first of the step's MACs, FLOPs or bytes moved that changed.
+    """Return a sentence about how the work of a step changed, or `None` if it did not.
 
-    Return `None` if none of these totals changed.
+    The sentence names the first total that changed: the MACs, the FLOPs or the bytes moved.
     """
     root = diff.modules[0].inclusive
     totals: list[tuple[str, Change, Callable[[float | None], str]]] = [

@@ -301,7 +301,7 @@ def issue_lines(changes: Sequence[IssueChange]) -> Iterator[tuple[str, str]]:
         if change.status == "cannot tell":
             said += " The other run is too short, or its step times vary too much, to tell whether it has this issue."
         elif change.status == "still" and change.before is not None:
-            said += f" Before, this issue cost {units.duration(change.before)}."
+            said += f" In the earlier profile, this issue cost {units.duration(change.before)}."
         yield _CHANGE_LABELS.get(change.status, change.status), said
 
 

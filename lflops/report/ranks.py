@@ -156,10 +156,13 @@ def _why_no_slow_rank(found: Stragglers, analysis: Analysis) -> str:
             "of all ranks"
         )
     if found.is_alternating:
-        why = "and none of them is last in most of the steps"
+        why = "and none of them is the last one in most of the steps"
         if found.lengths_differ:
             why = "because the sequence lengths of the batches differ"
-        return f"no single rank is slow: different ranks arrive last in different steps, {why}"
+        return (
+            "no single rank is slow: in different steps, different ranks are the last to reach the "
+            f"collectives, {why}"
+        )
     longest_wait = max((wait.seconds for wait in found.waits), default=0.0)
     if (
         not analysis.is_staged

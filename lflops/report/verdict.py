@@ -195,8 +195,8 @@ def unseen_because(analysis: Analysis) -> str | None:
 DISTURBED_BY = {
     "new_shapes": ("have batches of new shapes", "pad batches to a few fixed shapes"),
     "recompiled": ("compile code again", "pass dynamic=True to torch.compile"),
-    "validation": ("are next to a validation", "validate less often"),
-    "checkpoint": ("are next to a checkpoint", "save checkpoints less often"),
+    "validation": ("come right before or after a validation", "validate less often"),
+    "checkpoint": ("come right before or after a checkpoint", "save checkpoints less often"),
 }
 """Events that disturb steps. For each event: what the disturbed steps do, and advice against it.
 

@@ -343,9 +343,10 @@ class ModuleTimer:
             self._hook(node, unhooked[index][2])
 
     def _hook_reachable(self, results: Any) -> None:
-        """In each segment, hook the newest node that can be reached from the tensors in `results`.
+        """Hook the autograd nodes with which a backward from `results` will enter each module.
 
-        If backward starts from these tensors, this node of the segment runs first.
+        Such a node is the newest one that a module's forward built, among those that can be reached
+        from the tensors in `results`.
         """
         places = _SegmentsByNumber(self._segments)
         newest: dict[_Range, tuple[int, Any]] = {}

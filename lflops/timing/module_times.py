@@ -46,13 +46,13 @@ constants below, or empty.
 """
 
 MODULE_ENTERED = "enters"
-"""Reason of a stamp: a module was entered."""
+"""The clock was read because a module was entered."""
 
 SEGMENT_BEGAN = "segment"
-"""Reason of a stamp: a series of autograd nodes that one module built begins to run."""
+"""The clock was read because backward began to run the autograd nodes of one module."""
 
 OPERATOR_COUNTED = "operator"
-"""Reason of a stamp: an operator was counted."""
+"""The clock was read because an operator was counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -328,7 +328,7 @@ def _numbering() -> dict[str, bool]:
         "the sequence number of an autograd node changes before backward": are_numbers_kept,
         "two backward passes cannot be told apart": outside == autograd.NO_BACKWARD,
         "the end of a backward pass is not reported": ended == [4] and reported == [7],
-        "derivatives are not distinguished from backward passes": derivatives == [1],
+        "torch.autograd.grad is not distinguished from Tensor.backward": derivatives == [1],
         "operators have unexpected names": "aten::mm" in operator_names,
         "autograd nodes have unexpected names": "MmBackward" in autograd.node_name(third.grad_fn),
         "the leaves of an autograd graph are not found": leaves == {id(x), id(w)},
@@ -424,8 +424,11 @@ def _of_tensors() -> dict[str, bool]:
         "a tensor and its view do not have the same storage key": has_key,
         "a sparse tensor has unexpected parts": sparse_sizes == (2, 3, 3, 3),
         "the attributes of a plain tensor are read incorrectly": are_attributes_right,
-        "a plain tensor is reported to have overrides": not has_overrides,
-        "a function cannot be called with overrides": tensors.with_overrides(len)([x]) == 1,
+        "a plain tensor is reported to override __torch_function__": not has_overrides,
+        "a function cannot be called as a plain one and as an overridden one": tensors.with_overrides(
+            len
+        )([x])
+        == 1,
         "a plain tensor is reported as a part of a DTensor": tensors.local_part(x) is x,
         "a plain tensor is reported as a fake tensor": not tensors.only_shapes_run([x]),
         "in-place writes to a tensor are not counted": tensors.version_of(written) == 1,

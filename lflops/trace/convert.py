@@ -34,7 +34,7 @@ So these events are found without decoding all events. Other events can contain 
 """
 
 LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
-"""Prefixes of the names of data loader spans. In the copy, these spans are operators."""
+"""Prefixes of the names of data loader spans. The converted trace has operators instead."""
 
 CATEGORIES = {
     "cuda_runtime": "runtime",
@@ -44,16 +44,16 @@ CATEGORIES = {
     # The numbers of Python frames are not the numbers of the modules that lflops adds.
     "python_function": "python_frame",
 }
-"""Category of an event in the copy, keyed by the category that newer versions of torch write.
+"""Category of an event in the converted trace, keyed by the one that newer versions of torch write.
 
-torch-tb-profiler draws events of the last two categories, but leaves them out of its tables.
+torch-tb-profiler draws `gpu_annotation` and `python_frame`, but leaves them out of its tables.
 """
 
 NAMES = {
     "nccl:_all_gather_base": "nccl:all_gather",
     "nccl:_reduce_scatter_base": "nccl:reduce_scatter",
 }
-"""Name of a collective in the copy, keyed by the name that newer versions of torch write.
+"""Name of a collective in the converted trace, keyed by the one that newer versions of torch write.
 
 torch-tb-profiler leaves collectives with other names out of its tables.
 """

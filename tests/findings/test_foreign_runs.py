@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from lflops.analysis.analysis import analyze
 from lflops.findings.finding import Finding, leading, ordered
 from lflops.findings.registry import all_rules
+from lflops.findings.rules.optimizer import embedding_with_few_rows
 from lflops.findings.rules.other_work import OtherWorkOfRun
 from lflops.findings.run_rule import RunEvidence
 from lflops.hardware.chips import Hardware
@@ -665,6 +666,61 @@ def test_advice_on_a_slow_optimizer_is_possible(
     assert found.is_issue
     assert advice in found.fix
     assert ("closure" in found.fix) == (optimizers == (LBFGS,))
+
+
+EMBEDDING = (
+    cell("u", "embedding", "forward", bytes_moved=1_000),
+    cell("u", "embedding_dense_backward", "backward", bytes_moved=41_000),
+    cell("u", "addcdiv_", "optimizer", bytes_moved=160_000),
+    cell("u.head", "addcdiv_", "optimizer", bytes_moved=40_000),
+)
+"""An embedding of 40,000 bytes. A step reads 1,000 bytes of it, and the optimizer updates it all."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "read", "updated", "is_advised"),
+    [
+        ({}, 1_000, 160_000, True),
+        # A step reads more than 5 % of the embedding.
+        ({}, 3_000, 160_000, False),
+        # The optimizer moves most bytes for other parameters.
+        ({}, 1_000, 30_000, False),
+        # Another module uses the same weight in a matmul.
+        ({"owner": "u"}, 1_000, 160_000, False),
+    ],
+)
+def test_sparse_gradients_are_advised_for_an_embedding_with_few_rows(
+    fields: dict[str, Any], read: int, updated: int, *, is_advised: bool
+) -> None:
+    """Only an embedding that causes most of the optimizer's work, and whose rows are rarely read."""
+    cells = (
+        replace(EMBEDDING[0], bytes_moved=read),
+        EMBEDDING[1],
+        replace(EMBEDDING[2], bytes_moved=updated),
+        EMBEDDING[3],
+    )
+    rows = {
+        "": {"class_name": "Net"} | weights(0, 10_010),
+        "u": {"class_name": "Embedding"} | weights(10_000),
+        "u.head": {"class_name": "Linear"} | weights(10) | fields,
+    }
+    given = profile(rows, cells, run=run(kind="training", optimizers=(ADAM,)))
+    assert is_advised == (embedding_with_few_rows(given) == "u")
+
+
+def test_a_slow_optimizer_is_named_without_a_window() -> None:
+    """The optimizer takes 60 of the 140 s after start-up, but a ledger does not prove an issue.
+
+    The twin: 10 of 90 s are reported, and 5 of 85 s are not.
+    """
+    found = findings(account(**{"training/optimizer": 60.0}))["optimizer"]
+    assert (
+        "42.9 % of the training loop's time (600 ms per step) is optimizer work." == found.sentence
+    )
+    assert "fused=True" in found.fix
+    assert not found.is_issue
+    assert "optimizer" in findings(account(**{"training/optimizer": 10.0}))
+    assert "optimizer" not in findings(account(**{"training/optimizer": 5.0}))
 
 
 def finding(cause: str, seconds: float | None, **fields: Any) -> Finding:

@@ -45,12 +45,12 @@ RESUMED = {
     "slices": [
         "training: 33.0 s, 55.0 %",
         "start-up: 15.0 s, 25.0 %",
-        "not running until the restart: 10.0 s, 16.7 %",
+        "stopped until the restart: 10.0 s, 16.7 %",
         "slow steps: 2.00 s, 3.3 %",
     ],
     "down": ["the run was down for 10.0 s; how start 1 ended: killed"],
     "trained": (
-        "55.0 % of 1 min 0 s was training; start-up 25.0 %, not running until the restart "
+        "55.0 % of 1 min 0 s was training; start-up 25.0 %, stopped until the restart "
         "16.7 %, slow steps 3.3 %."
     ),
     "slow steps": [

@@ -1274,7 +1274,7 @@ def test_two_runs_are_compared_by_their_faults() -> None:
     (still,) = changes
     assert "still" == still.status
     ((_, said),) = issue_lines(changes)
-    assert said.endswith("Before, this issue cost 40.0 ms.")
+    assert said.endswith("In the earlier profile, this issue cost 40.0 ms.")
 
 
 def test_a_run_that_is_too_short_is_not_said_to_be_without_a_fault() -> None:

@@ -92,7 +92,7 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
         autograd,
         "watch_derivatives",
         lambda undo, called: None,
-        "derivatives are not distinguished from backward passes",
+        "torch.autograd.grad is not distinguished from Tensor.backward",
     ),
     "graphs have no leaves": (
         autograd,

@@ -135,7 +135,10 @@ class ForwardOutsideModules(PartRule):
     name = "forward"
     verb = "is spent in"
     phrase = "forward, outside the layers"
-    fix = "Do not exclude modules with ignore=. Name the other code with lflops.scope"
+    fix = (
+        "Do not exclude modules with ignore=. Wrap code that runs outside modules in lflops.scope, so "
+        "that it has a name"
+    )
 
 
 class BackwardOutsideModules(PartRule):

@@ -1,10 +1,12 @@
-"""The rule about an optimizer whose step takes longer than its operators need."""
+"""Rules about the optimizer's time: of a step, and of a run without a profiled window."""
 
 from lflops.findings.evidence import StepEvidence, allowance
 from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Candidate, Threshold
+from lflops.findings.run_rule import UncertainRule
 from lflops.profile.module_names import plain
-from lflops.profile.profile import OptimizerSettings, Work
+from lflops.profile.profile import OptimizerSettings, Profile, Work
+from lflops.profile.series import summed
 
 SECONDS_PER_CALL = 20e-6
 """Upper bound on the seconds of one operator call on a CPU, without the time to move its bytes."""
@@ -26,6 +28,12 @@ This is the value for an optimizer that updates all parameters at once (`fused` 
 
 SLOW_ON_DEVICE = 2.0
 """An optimizer on a device is slow if it takes this many times as long as its operators need."""
+
+MAIN_EMBEDDING_SHARE = 0.5
+"""Sparse gradients are advised if one embedding causes this share of the optimizer's traffic."""
+
+FEW_ROWS = 0.05
+"""A step reads few rows of an embedding if it moves at most this share of the embedding's bytes."""
 
 
 class SlowOptimizer(PartRule):
@@ -49,6 +57,12 @@ class SlowOptimizer(PartRule):
         for optimizer in optimizers:
             if optimizer.max_iter is not None:
                 return _advice_about_iterations(optimizer)
+        embedding = embedding_with_few_rows(step.profile)
+        if embedding is not None:
+            return (
+                f"A step reads few rows of {plain(embedding)}, and the optimizer updates all of them. "
+                "Pass sparse=True to this embedding, and train it with torch.optim.SparseAdam"
+            )
         for optimizer in optimizers:
             if optimizer.accepts_fused and not optimizer.fused:
                 return f"Pass fused=True to {plain(optimizer.class_name)}, or use larger batches"
@@ -78,6 +92,32 @@ def _advice_about_iterations(optimizer: OptimizerSettings) -> str:
     )
 
 
+def embedding_with_few_rows(profile: Profile) -> str | None:
+    """Return the embedding that causes most of the optimizer's work, if a step reads few of its rows.
+
+    The gradient of such an embedding could be sparse, so that the optimizer updates only these
+    rows. Return `None` if there is no such embedding, if its gradient is sparse already, or if
+    another module has the same weight, because its gradient is then dense.
+    """
+    read = summed(
+        (count.module, count.bytes_moved)
+        for count in profile.op_counts
+        if (count.operator, count.phase) == ("embedding", "forward")
+    )
+    shared = {module.owner for module in profile.modules.values()}
+    least = MAIN_EMBEDDING_SHARE * profile.modules[""].optimizer.bytes_moved
+    for count in profile.op_counts:
+        name = count.module
+        if count.operator != "embedding_dense_backward" or name not in read or name in shared:
+            continue
+        module = profile.modules[name]
+        if module.optimizer.self_bytes_moved >= least and (
+            read[name] <= FEW_ROWS * module.parameter_bytes
+        ):
+            return name
+    return None
+
+
 def needed_seconds(step: StepEvidence) -> float:
     """Return an upper bound on the seconds per step that the operators of the optimizer need.
 
@@ -96,3 +136,13 @@ def needed_seconds(step: StepEvidence) -> float:
 def _seconds_per_byte(work: Work) -> float:
     is_cached = work.bytes_moved < work.calls * LARGEST_CACHED_BYTES
     return SECONDS_PER_CACHED_BYTE if is_cached else SECONDS_PER_BYTE
+
+
+class OptimizerWithoutWindow(UncertainRule):
+    """The optimizer takes a lot of time, in a run without a profiled window."""
+
+    name = "optimizer"
+    category = "training/optimizer"
+    threshold = SlowOptimizer.threshold
+    phrase = SlowOptimizer.phrase
+    fix = SlowOptimizer.fix

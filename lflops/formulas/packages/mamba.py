@@ -224,8 +224,8 @@ def states_gradient(other: Shape, decay: Shape, grad: Shape) -> Cost:
 def input_gradient(x: Shape, dt: Shape, decay: Shape, b: Shape) -> Cost:
     """Cost of the gradient of x in a chunked scan.
 
-    The gradient is the sum of two matmuls: C x B of each chunk times the gradient of the result,
-    and B times the gradient of the states.
+    The gradient is the sum of two matmuls. One multiplies the product of C and B of each chunk by
+    the gradient of the result, and the other one multiplies B by the gradient of the states.
     """
     states = b[-1]
     return Cost(_pairs_by_width(x, dt) + prod(x) * states)
@@ -242,7 +242,10 @@ def b_gradient(x: Shape, dt: Shape, decay: Shape, states: Shape) -> Cost:
 
 @function_formula(f"{SSD}_chunk_scan_bwd_dcb")
 def pairs_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
-    """Cost of the gradient of C x B: the gradient of the result times x, in each chunk."""
+    """Cost of the gradient of the product of C and B in each chunk.
+
+    The gradient of the result is multiplied by the input `x`.
+    """
     return Cost(_pairs_by_width(x, dt))
 
 

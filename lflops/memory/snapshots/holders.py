@@ -240,7 +240,9 @@ class AllocationEvent(NamedTuple):
 
 
 def allocation_events(trace: tuple[Entry, ...]) -> list[AllocationEvent]:
-    """Return the allocations and failed requests of a trace, each with the passes and steps so far.
+    """Return the allocations and failed requests of a trace.
+
+    Each one has the number of forward passes and of optimizer steps before it.
 
     A trace does not record where passes begin. A forward pass is assumed to begin at the first
     allocation by a module's forward after an allocation by other code, such as backward. An
@@ -374,7 +376,7 @@ MOVES = frozenset(
         "materialize_meta_module",
     }
 )
-"""Functions of modules that allocate parameters."""
+"""Names of methods of `nn.Module` that allocate parameters."""
 
 COPIES = ("deepcopy", "__deepcopy__", "update_parameters")
 """Functions that copy a model."""

@@ -484,8 +484,8 @@ class PreparedWindow(NamedTuple):
 
 
 def _outlet(output: Output) -> str:
-    """Return the name that warnings use for an output, such as "the MLflow output of a window"."""
-    return f"the {output.name} output of a window"
+    """Return the name that warnings use for an output, such as "the MLflow output of a profile"."""
+    return f"the {output.name} output of a profile"
 
 
 class Reporters:
@@ -613,7 +613,7 @@ class Reporters:
             with self._failures.contained(_outlet(output)):
                 log = output.window(analysis, markdown_of(analysis), step, written)
                 logs.append((output, log))
-        with self._failures.contained("the curves of modules"):
+        with self._failures.contained("the scalars of each module"):
             # computed here, so that the training thread does not wait for these values
             _ = analysis.busiest, analysis.patterns
         self._windows[stage] = analysis.profile

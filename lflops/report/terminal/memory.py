@@ -103,8 +103,8 @@ def _reserved(reserved: Reserved) -> str:
         unused = units.percent(reserved.unused_bytes / reserved.reserved_bytes)
     settings = reserved.settings or "default settings"
     line = (
-        f"{units.size(reserved.reserved_bytes)} by torch's allocator with {settings} (simulated); "
-        f"{unused} of this unused, at most {units.size(reserved.allocated_bytes)} allocated"
+        f"{units.size(reserved.reserved_bytes)} by torch's allocator with {settings} (simulated), "
+        f"of which {unused} is unused; peak allocated: {units.size(reserved.allocated_bytes)}"
     )
     if reserved.retries:
         times = counted(reserved.retries, "time")

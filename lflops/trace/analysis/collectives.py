@@ -138,7 +138,7 @@ def _bytes(kind: str, message: Collective) -> int | None:
 
 
 def collectives(found: Sequence[Occurrence], computing: Intervals) -> tuple[CollectiveTimes, ...]:
-    """Sum the calls of collectives by kind and process group. The longest time comes first.
+    """Return the total times of collectives by kind and process group, the longest first.
 
     `computing` are the intervals in which the device computes.
     """

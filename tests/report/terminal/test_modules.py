@@ -571,8 +571,8 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         (
             Note(code="rounded_to_cycles", subject="", values={"accumulation": 3}),
             (
-                "each step accumulates the gradients of 3 batches, so lflops rounds its own schedule, which is in batches, up to "
-                "whole steps"
+                "each step accumulates the gradients of 3 batches, so each part of lflops' schedule is "
+                "rounded up to a whole number of steps"
             ),
         ),
         (
@@ -651,8 +651,8 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
         (
             Note(code="ambiguous_threads", subject="", values={"calls": 1}),
             (
-                "the work of 1 operator call with an unknown module is counted as self work of the "
-                "model in backward"
+                "in backward, 1 operator call could be assigned to no module, so the work counts as the "
+                "model's own, outside its submodules"
             ),
         ),
         (
