@@ -579,6 +579,11 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     takes_derivatives: bool = False
     optimizers: tuple[OptimizerSettings, ...] = ()
 
+    @property
+    def is_auto_detected(self) -> bool:
+        """Return whether lflops detected the training loop by itself, in an unchanged script."""
+        return self.monitor == "lflops"
+
 
 class Profile(Struct, Displayed, frozen=True, kw_only=True):
     """The result of counting one pass or profiling one window.

@@ -24,6 +24,7 @@ from lflops.profile.notes import are_times_far_off, notes_with, sentence
 from lflops.profile.profile import ModuleProfile, Profile, Run
 from lflops.profile.records import PHASES
 from lflops.profile.series import ratio
+from lflops.profile.settings_advice import how_to_measure_peak, how_to_pass_units
 from lflops.profile.steps import WITHIN_FORWARD, Step
 from lflops.report.ranks import ranks
 from lflops.report.text import WORDS, counted, joined, phase_label, plus_minus, shortened
@@ -251,7 +252,8 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
     yield from _phases(times, unit)
     remark = ""
     if times.samples_per_second is None:
-        remark = "the number of samples per batch is unknown: pass units="
+        advice = how_to_pass_units(analysis.profile.run)
+        remark = f"the number of samples per batch is unknown: {advice}"
     yield _fact("samples/s", times.samples_per_second, "/s", remark)
     if times.tokens_per_second is not None:
         yield _fact("tokens/s", times.tokens_per_second, "/s")
@@ -354,7 +356,7 @@ def _peak(reached: Utilization, profile: Profile) -> str:
         if len(chips) > 1:
             names = ", ".join(chips)
             return f"the ranks use different chips, so there is no common peak: {names}"
-        return f'the peak of {run.device_name} is unknown: pass hardware="measure" to measure it'
+        return f"the peak of {run.device_name} is unknown: {how_to_measure_peak(run)} to measure it"
     if reached.peak_flops_per_second is None:
         dtype = reached.dtype or run.dtype or "an unknown dtype"
         return f"the peak of {reached.hardware} for {dtype} is unknown"
@@ -488,10 +490,11 @@ def _why_no_breakdown(analysis: Analysis) -> str:
         return "no work was counted"
     if analysis.step_times.seconds is None:
         return "no unprofiled step was timed"
+    run = analysis.profile.run
     return (
-        f"the peak of {analysis.profile.run.device_name} is unknown for the dtypes of the matmuls; "
-        'pass hardware="measure", a name from the output of `lflops hardware`, or an '
-        "lflops.Hardware"
+        f"the peak of {run.device_name} is unknown for the dtypes of the matmuls; "
+        f"{how_to_measure_peak(run)}, or instead of `measure` a name from the output of "
+        "`lflops hardware`"
     )
 
 
@@ -541,7 +544,7 @@ def _units_of_batch(profile: Profile) -> str:
         # Only a model with an embedding has tokens.
         missing.append("tokens")
     if missing and run.kind in {"training", "measure"}:
-        parts.append(f"{' and '.join(missing)} {units.UNKNOWN} (pass units=)")
+        parts.append(f"{' and '.join(missing)} {units.UNKNOWN} ({how_to_pass_units(run)})")
     return ", ".join(parts)
 
 

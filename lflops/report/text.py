@@ -12,6 +12,7 @@ from lflops.analysis.roofline import Ceiling, Fusion
 from lflops.memory.peak import Saving, memory_savings
 from lflops.profile.module_names import plain
 from lflops.profile.profile import Run
+from lflops.profile.settings_advice import how_to_measure_peak
 
 WORDS = msgspec.toml.decode(
     Path(__file__).with_name("words.toml").read_bytes(), type=dict[str, dict[str, str]]
@@ -127,8 +128,8 @@ def why_no_limit(run: Run, ceilings: Sequence[Ceiling]) -> str:
     """
     if run.hardware is None:
         return (
-            f'the peak of {run.device_name} is unknown; pass hardware="measure", or a name that '
-            "`lflops hardware` prints, to FlopsMonitor or lflops.measure"
+            f"the peak of {run.device_name} is unknown; {how_to_measure_peak(run)}, or instead of "
+            "`measure` a name from the output of `lflops hardware`"
         )
     if not any(ceiling.is_reference for ceiling in ceilings):
         return f"the peak of {run.hardware.name} is unknown for the dtypes of the matmuls"

@@ -885,3 +885,17 @@ def test_unknown_samples_per_second_say_why() -> None:
         speed["samples/s"].value,
         speed["samples/s"].remark,
     )
+
+
+def test_advice_in_an_unchanged_script_does_not_ask_for_arguments() -> None:
+    """`lflops run` passes no arguments, so the advice names the environment variable instead."""
+    given = trained()
+    detected = replace(given, run=replace(given.run, monitor="lflops"))
+    report = report_of(analyze(detected))
+    said = " ".join(fact.remark for fact in (*report.speed, *report.subject))
+    assert "pass units= to lflops.monitor in the script" in said
+    assert "set LFLOPS=hardware=measure to measure it" in said
+    assert "pass hardware" not in said
+    fixes = " ".join(finding.fix for finding in findings(detected).values())
+    assert "Set LFLOPS=hardware=measure" in fixes
+    assert "Pass hardware" not in fixes

@@ -126,6 +126,9 @@ class BusiestModule(StepRule):
         "unknown, so lflops cannot tell how fast this module could be."
     )
     fix_without_peak = 'Pass hardware="measure": lflops then measures the peak of this chip'
+    fix_without_peak_in_detected_loop = (
+        "Set LFLOPS=hardware=measure: lflops then measures the peak of this chip"
+    )
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         is_peak_missing = step.breakdown is None and not step.are_module_times_unreliable
@@ -149,4 +152,8 @@ class BusiestModule(StepRule):
         return self.sentence_without_peak if candidate.is_rest else self.sentence
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
-        return self.fix_without_peak if candidate.is_rest else self.fix
+        if not candidate.is_rest:
+            return self.fix
+        if step.profile.run.is_auto_detected:
+            return self.fix_without_peak_in_detected_loop
+        return self.fix_without_peak

@@ -98,7 +98,7 @@ class OtherWork(PartRule):
             return cls.fix_in_lightning
         if run.monitor == "FlopsCallback":
             return cls.fix_in_transformers
-        if run.monitor == "lflops":
+        if run.is_auto_detected:
             return cls.fix_in_detected_loop
         return cls.fix
 

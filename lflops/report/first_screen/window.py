@@ -12,6 +12,7 @@ from lflops.memory.peak import usable_bytes
 from lflops.profile.profile import Profile
 from lflops.profile.records import ready_for_threads
 from lflops.profile.series import summed
+from lflops.profile.settings_advice import how_to_measure_peak
 from lflops.report.report import Fact, device_names, report_of
 from lflops.report.text import joined
 from lflops.report.verdict import unseen_because
@@ -140,8 +141,10 @@ def _hint(analysis: Analysis) -> str:
     reached = analysis.utilization
     if reached.flops_per_second is None or reached.peak_flops_per_second is not None:
         return ""
-    device = analysis.profile.run.device_name
-    return f'MFU needs the peak of {device}: pass hardware="measure" to measure this peak'
+    run = analysis.profile.run
+    return (
+        f"MFU needs the peak of {run.device_name}: {how_to_measure_peak(run)} to measure this peak"
+    )
 
 
 def _ranks(analysis: Analysis) -> Iterator[RankShown]:
