@@ -18,7 +18,7 @@ from lflops.profile.profile import Profile
 from lflops.profile.records import Trace, TracedOperator
 from lflops.report.first_screen.findings import findings_of
 from lflops.report.first_screen.screen import FirstScreen, first_screen
-from lflops.report.first_screen.step_times import times_of
+from lflops.report.first_screen.step_times import times_of, unlike_window, work_ratio
 from lflops.report.first_screen.text import first_screen_rows, sparkline
 from lflops.report.first_screen.window import window_summary
 from lflops.report.payload.payload import encoded_run, payload, run_shown
@@ -422,6 +422,81 @@ def test_one_slow_step_is_named_and_is_no_cause_of_all_the_others() -> None:
     assert "other" not in [card.cause for card in first_screen(window_findings, run).cards]
 
 
+def stopped(phase: str, cost: float, cause: str = "not_scheduled") -> Ledger:
+    """Return a run of 30 steps of 0.3 s, of which step 10 took `cost` seconds longer in a phase."""
+    groups = steps(*[0.0] * 30)
+    spent = groups[7].spent
+    groups[7] = replace(groups[7], spent=spent | {phase: spent.get(phase, 0.0) + cost})
+    slow = SlowStep(
+        step=10, end=5.4, seconds=0.3 + cost, usual=0.3, cost=cost, cause=cause, phase=phase
+    )
+    return replace(ledger(groups), slow_steps=(slow,))
+
+
+@pytest.mark.parametrize(
+    ("cause", "device_type", "expected"),
+    [
+        ("not_scheduled", "cpu", 1.0),
+        ("not_scheduled", "cuda", 1.0),
+        # The batch of this step had more work: 9 s + 30 s of work in 30 steps of 0.3 s.
+        ("larger_batch", "cpu", 39 / 9),
+    ],
+)
+def test_a_stop_of_the_process_does_not_make_the_work_longer(
+    cause: str, device_type: str, expected: float
+) -> None:
+    """One of 30 steps takes 30 s longer in backward. The work of all other steps is as usual."""
+    window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=2 / 3, backward=1 / 3))
+    window = replace(window, run=replace(window.run, device_type=device_type))
+    summary = window_summary(analyze(window))
+    run = stopped("backward", 30.0, cause)
+    times = times_of(summary, run)
+    assert times is not None
+    assert expected == pytest.approx(work_ratio(summary, times))
+    assert sum(times.phases.values()) == pytest.approx(39 / 30)
+    assert (expected == 1.0) == (unlike_window(summary, run) == "")
+
+
+def test_on_a_device_a_slow_callback_is_not_divided_among_the_passes() -> None:
+    """A step of 0.3 s takes 3 s longer outside all phases: 0.1 s in the mean of 30 steps."""
+    window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=2 / 3, backward=1 / 3))
+    window = replace(window, run=replace(window.run, device_type="cuda"))
+    summary = window_summary(analyze(window))
+    times = times_of(summary, stopped("other", 3.0, "unknown"))
+    assert times is not None
+    assert {"forward": 0.2, "backward": 0.1, "other": 0.1} == pytest.approx(times.phases)
+    assert 1.0 == pytest.approx(work_ratio(summary, times))
+
+
+def test_on_a_device_inference_is_no_part_of_the_step() -> None:
+    """The window generates for 0.7 s and trains for 0.3 s. The ledger's steps take 0.3 s."""
+    window = ran({"fc": 0.1}, steps=clean(*[1.0] * 9, inference=0.7, forward=0.2, backward=0.1))
+    window = replace(window, run=replace(window.run, device_type="cuda"))
+    summary = window_summary(analyze(window))
+    times = times_of(summary, ledger(steps(*[0.0] * 30), inference=21.0))
+    assert times is not None
+    assert {"forward": 0.2, "backward": 0.1} == pytest.approx(times.phases)
+    assert 1.0 == pytest.approx(work_ratio(summary, times))
+
+
+def test_rare_work_of_callbacks_is_no_clipping() -> None:
+    """The window clips for 0.03 s. The ledger has 0.3 s outside all phases in each step.
+
+    Forward and backward take as long as in the window, and so does clipping.
+    """
+    window = ran(
+        {"fc": 0.1},
+        steps=clean(*[0.34] * 9, forward=0.2 / 0.34, backward=0.1 / 0.34, clip=0.03 / 0.34),
+    )
+    groups = [replace(group, spent=group.spent | {"other": 0.3}) for group in steps(*[0.0] * 30)]
+    summary = window_summary(analyze(window))
+    times = times_of(summary, ledger(groups))
+    assert times is not None
+    assert 0.03 == pytest.approx(times.phases["clip"])
+    assert 0.27 == pytest.approx(times.phases["other"])
+    assert 1.0 == pytest.approx(work_ratio(summary, times))
+
+
 def test_a_known_peak_gives_mfu_over_all_steps_of_the_run() -> None:
     """MFU refers to the mean step of the run.
 
@@ -448,7 +523,7 @@ def test_the_work_of_a_window_is_not_that_of_longer_steps() -> None:
     screen = screen_of(window, ledger(steps(*[0.0] * 9)))
     assert values(screen)["achieved"] == pytest.approx(200 / 0.15)
     expected = (
-        "without data wait and other, the run's mean step takes 2 × as long as that of the window, "
+        "without data wait and other, a step of the run takes 2.0 × as long as a step of the window, "
         "so the window may not be typical of the run"
     )
     assert expected in screen.confidence.why

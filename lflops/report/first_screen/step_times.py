@@ -42,10 +42,18 @@ class Steps(Struct, frozen=True, kw_only=True):
 
 
 class StepTimes(NamedTuple):
-    """Statistics of the unprofiled steps, and their mean seconds by phase."""
+    """Statistics of the unprofiled steps, and their mean seconds by phase.
+
+    Attributes:
+        steps: The statistics.
+        phases: Mean seconds of each phase.
+        lost: The part of `phases` that slow steps lost: the seconds by which they exceeded the
+            usual steps, divided by the number of all steps. Larger batches are no loss.
+    """
 
     steps: Steps
     phases: Mapping[str, float]
+    lost: Mapping[str, float] = {}
 
 
 def times_of(window: WindowSummary | None, ledger: Ledger | None) -> StepTimes | None:
@@ -77,12 +85,12 @@ def work_ratio(window: WindowSummary, times: StepTimes) -> float:
     """Return how many times as long the work of a mean step takes in the run as in the window.
 
     The work is all phases except `data` (the data wait), `other`, and the phases that the ledger
-    keeps outside of steps, such as inference. The ratio is 1 if a time is unknown, or if the times
-    are from the window.
+    keeps outside of steps, such as inference. What slow steps of the run lost is left out. The
+    ratio is 1 if a time is unknown, or if the times are from the window.
     """
-    in_run = _work(times.phases)
+    in_run = _work(times.phases) - _work(times.lost)
     in_window = _work(with_recompute(window.phases, window.recomputed))
-    if times.steps.source == "window" or not in_run or not in_window:
+    if times.steps.source == "window" or in_run <= 0 or not in_window:
         return 1.0
     return in_run / in_window
 
@@ -106,9 +114,14 @@ def unlike_window(window: WindowSummary | None, ledger: Ledger | None) -> str:
     if is_similar(ratio):
         return ""
     return (
-        f"without data wait and other, the run's mean step takes {ratio:.2g} × as long as that of "
-        "the window, so the window may not be typical of the run"
+        f"without data wait and other, a step of the run takes {_factor(ratio)} as long as a step "
+        "of the window, so the window may not be typical of the run"
     )
+
+
+def _factor(ratio: float) -> str:
+    digits = 2 if ratio < 1 else 1
+    return f"{ratio:.{digits}f} ×"
 
 
 def _quantile(rising: Sequence[float], share: float) -> float | None:
@@ -133,9 +146,10 @@ def _times_of_run(
     phases = summed(sums)
     for name in phases:
         phases[name] /= number
+    lost = scaled(_lost(ledger, groups, phases), 1 / number)
     if window is not None:
         if window.profile.run.device_type not in {"cpu", None}:
-            phases = _on_device(phases, mean, window)
+            phases = _on_device(phases, mean, window, lost)
         else:
             phases = _with_divided_other(phases, window.phases)
         phases = with_recompute(phases, window.recomputed)
@@ -144,7 +158,23 @@ def _times_of_run(
     steps = _steps(number, mean, p50, p95, "run")
     if ledger.ranks > 1:
         steps = replace(steps, said=f"rank {ledger.rank}, {steps.said}")
-    return StepTimes(steps, phases)
+    return StepTimes(steps, phases, lost)
+
+
+def _lost(
+    ledger: Ledger, groups: Sequence[StepGroup], phases: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the seconds that slow unprofiled steps lost, by phase.
+
+    Time that interrupted a step without being part of its phases is left out, and so are larger
+    batches. The ledger names only the phase with the largest part of the loss, which gets all of it.
+    """
+    lost: dict[str, float] = {}
+    for step in ledger.slow_steps:
+        is_unprofiled = any(group.first <= step.step <= group.last for group in groups)
+        if is_unprofiled and step.phase in phases and step.cause != "larger_batch":
+            lost[step.phase] = lost.get(step.phase, 0.0) + step.cost
+    return lost
 
 
 def _with_divided_other(
@@ -154,7 +184,9 @@ def _with_divided_other(
 
     `phases` is from the ledger, and `of_window` from the window. The ledger has no phases between
     backward and the optimizer step, such as gradient clipping; their time is part of `other`. The
-    window shows the proportions in which to divide `other`. Inference is a category of its own in
+    window shows the proportions in which to divide `other`. But these phases get at most their time
+    in the window, multiplied by the factor by which all other work takes longer in the run: the
+    rest of `other` may be work that the window does not have. Inference is a category of its own in
     the ledger, and no part of its steps.
     """
     divided = dict(phases)
@@ -163,9 +195,12 @@ def _with_divided_other(
     total = sum(parts.values()) + of_window.get("other", 0.0)
     if "other" not in phases or not total:
         return divided
-    for name, took in parts.items():
-        divided[name] = phases["other"] * took / total
-    divided["other"] = phases["other"] * of_window.get("other", 0.0) / total
+    work_in_window = _work(of_window) - sum(parts.values())
+    longer = 1.0
+    if work_in_window > 0:
+        longer = max(_work(phases) / work_in_window, 1.0)
+    divided |= scaled(parts, min(phases["other"] / total, longer))
+    divided["other"] = phases["other"] - sum(divided[name] for name in parts)
     return divided
 
 
@@ -179,24 +214,26 @@ def _steps(
     return Steps(number=number, mean=mean, p50=p50, p95=p95, source=source, said=said)
 
 
-def _on_device(phases: Mapping[str, float], mean: float, window: WindowSummary) -> dict[str, float]:
+def _on_device(
+    phases: Mapping[str, float], mean: float, window: WindowSummary, lost: Mapping[str, float]
+) -> dict[str, float]:
     """Return the mean seconds by phase of a step that runs on a GPU or another device.
 
     The times in the ledger are host times. On a device, they show how long the host launched
-    kernels, and not how long the kernels ran. So only the data wait comes from the ledger. The rest
-    of the step is divided in the same proportions as in the window.
+    kernels, and not how long the kernels ran. So only the data wait and the time that slow steps
+    lost come from the ledger. The rest of the step is divided in the same proportions as in the
+    window.
     """
-    waited = phases.get("data", 0.0)
-    rest = dict(window.phases)
-    rest.pop("data", None)
-    total = sum(rest.values())
+    no_part = {"data"} | CATEGORIES.keys()
+    usual = {name: took for name, took in window.phases.items() if name not in no_part}
+    total = sum(usual.values())
     if not total:
         return {**phases}
-    scale = max(mean - waited, 0.0) / total
-    data = {}
-    if waited:
-        data["data"] = waited
-    return data | scaled(rest, scale)
+    known = {name: took for name, took in lost.items() if name != "data"}
+    if phases.get("data"):
+        known["data"] = phases["data"]
+    rest = max(mean - sum(known.values()), 0.0)
+    return summed([*known.items(), *scaled(usual, rest / total).items()])
 
 
 _ORDER = ("data", "transfer", "forward", "prefill", "decode", "recompute", "backward", "wait")
