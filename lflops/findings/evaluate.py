@@ -52,7 +52,8 @@ def candidates_of_step(step: StepEvidence) -> list[Candidate]:
     parts = _candidates_of_parts(step, in_modules)
     located = without_rank_costs([*in_modules, *parts], slow_ranks)
     found = [*settings, *slow_ranks, *located]
-    found += _detect(WORK_RULES, step, found)
+    for rule in WORK_RULES:
+        found += rule.detect(step, found)
     reported = [candidate for candidate in found if candidate.rule.is_reported(candidate, step)]
     reported.sort(key=_unknown_cost_first)
     return reported + _detect(LAST_RULES, step, reported)

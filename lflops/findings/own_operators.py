@@ -125,7 +125,7 @@ class OwnOperators:
         if not self.names:
             return ""
         if not self.explains(seconds):
-            return f", but operators take only {units.duration(self.seconds)} of this time"
+            return f", but operators take only {units.percent(self.seconds / seconds)} of this time"
         if not self.are_traced(seconds):
             return f" (operators: {replace(self, traced={}).listed()})"
         return f", in {self.fitted_into(seconds).listed()}"

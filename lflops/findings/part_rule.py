@@ -104,14 +104,29 @@ class NamedPhase(PartRule):
 MAIN_HOOK_SHARE = 0.4
 """A finding names a hook if the hook takes at least this share of the finding's cost."""
 
+GRADIENT_HOOKS = frozenset(
+    {
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "configure_gradient_clipping",
+        "clip_gradients",
+    }
+)
+"""Lightning's hooks between backward and the optimizer's step."""
+
 
 def main_hook(candidate: Candidate, step: StepEvidence) -> str:
     """Return the hook of a callback or of the LightningModule that takes most of the time.
 
+    For the part `clip`, this is one of the `GRADIENT_HOOKS`, and for any other part another hook.
     Returns the empty string if no single hook takes most of the candidate's cost, or if hooks were
     not timed.
     """
-    hooks = step.profile.hooks
+    hooks = {}
+    for name, seconds in step.profile.hooks.items():
+        is_about_gradients = name.rpartition(".")[2] in GRADIENT_HOOKS
+        if is_about_gradients == (candidate.rule.name == "clip"):
+            hooks[name] = seconds
     if not hooks or candidate.seconds is None:
         return ""
     slowest = max(hooks, key=hooks.__getitem__)

@@ -3,12 +3,12 @@
 They apply if there is no other finding, or if the chip's peak is unknown.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from lflops.analysis.tree import TIMED_PHASES
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
-from lflops.findings.rules.python_code import in_brackets
+from lflops.findings.rules.python_code import PythonCode, in_brackets, python_seconds
 
 MAIN_SHARE = 0.5
 """If one of several repeated modules takes at least this share of their time, it is named alone."""
@@ -44,7 +44,15 @@ class NoMatmuls(StepRule):
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if step.breakdown is not None or step.are_module_times_unreliable:
             return
-        explained = {step.patterns.get(each.module, each.module) for each in earlier}
+        explained = set()
+        in_python: Mapping[str, float] = {}
+        for each in earlier:
+            if not each.rule.is_reported(each, step):
+                continue
+            if isinstance(each.rule, PythonCode):
+                in_python = python_seconds(step, earlier)
+            else:
+                explained.add(step.patterns.get(each.module, each.module))
         patterns = _patterns_with_operators(step) - explained
         for modules in step.busiest:
             if modules.pattern not in patterns or modules.macs:
@@ -56,7 +64,7 @@ class NoMatmuls(StepRule):
                 place, seconds = modules.slowest, modules.slowest_seconds
                 names = [place]
             operators = step.operator_times.of(names, {"forward", "backward"})
-            seconds -= step.sleeping_in(place)
+            seconds -= step.sleeping_in(place) + in_python.get(modules.pattern, 0.0)
             slower = _slower_pass(names, step)
             calls = sum(step.profile.modules[name].calls for name in names)
             per_call = seconds / max(calls, 1)
@@ -137,7 +145,7 @@ class BusiestModule(StepRule):
         # The rule `outside` is about the root itself.
         below_root = [modules for modules in step.busiest if modules.pattern]
         most = below_root[0] if below_root else step.busiest[0]
-        found = {candidate.module for candidate in earlier}
+        found = {step.patterns.get(each.module, each.module) for each in earlier}
         if not most.pattern or most.pattern not in found:
             facts: Facts = {"class": in_brackets(most.kind) if most.name else ""}
             yield Candidate(

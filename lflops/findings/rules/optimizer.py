@@ -1,5 +1,7 @@
 """Rules about the optimizer's time: of a step, and of a run without a profiled window."""
 
+from collections.abc import Sequence
+
 from lflops.findings.evidence import StepEvidence, allowance
 from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Candidate, Threshold
@@ -59,10 +61,7 @@ class SlowOptimizer(PartRule):
                 return _advice_about_iterations(optimizer)
         embedding = embedding_with_few_rows(step.profile)
         if embedding is not None:
-            return (
-                f"A step reads few rows of {plain(embedding)}, and the optimizer updates all of them. "
-                "Pass sparse=True to this embedding, and train it with torch.optim.SparseAdam"
-            )
+            return _advice_about_sparse_gradients(embedding, optimizers)
         for optimizer in optimizers:
             if optimizer.accepts_fused and not optimizer.fused:
                 return f"Pass fused=True to {plain(optimizer.class_name)}, or use larger batches"
@@ -90,6 +89,21 @@ def _advice_about_iterations(optimizer: OptimizerSettings) -> str:
         f"step, {name} computes with up to history_size vectors, each as long as all parameters "
         "together. What the closure computes counts as forward and backward"
     )
+
+
+TAKE_SPARSE = {"SGD", "Adagrad", "SparseAdam"}
+"""Optimizers of torch that update only the rows of a sparse gradient."""
+
+
+def _advice_about_sparse_gradients(name: str, optimizers: Sequence[OptimizerSettings]) -> str:
+    """Return the advice on an embedding whose gradient could be sparse."""
+    advice = (
+        f"A step reads few rows of {plain(name)}, and the optimizer updates all of them. If no "
+        "weight decay or gradient clipping applies to this embedding, pass sparse=True to it"
+    )
+    if {optimizer.class_name for optimizer in optimizers} <= TAKE_SPARSE:
+        return advice
+    return f"{advice} and train it with torch.optim.SparseAdam"
 
 
 def embedding_with_few_rows(profile: Profile) -> str | None:

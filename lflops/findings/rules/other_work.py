@@ -57,9 +57,9 @@ class OtherWork(PartRule):
         "outside forward, backward and the other phases, where {macs} MACs run, for example in a "
         "model that lflops does not monitor"
     )
-    fix_with_matmuls = (
-        "To see the time of this model separately, name its call with monitor.phase of "
-        "lflops.monitor"
+    fix_with_matmuls = "If this is a model that the run trains, pass lflops both models. Otherwise, run it less often"
+    fix_with_matmuls_in_custom_loop = (
+        "To see the time of this model separately, name its call with monitor.phase"
     )
 
     phrase_if_never_called = "outside all phases, because the monitored model was never called"
@@ -86,6 +86,8 @@ class OtherWork(PartRule):
         if model_was_never_called(step):
             return self.fix_if_never_called
         if _unmonitored_macs(step):
+            if step.profile.run.monitor == "lflops.monitor":
+                return self.fix_with_matmuls_in_custom_loop
             return self.fix_with_matmuls
         if step.host_syncs:
             return self.fix_with_host_syncs

@@ -111,11 +111,16 @@ def _phases_outside(step: StepEvidence, seconds: float) -> set[Phase]:
 
     In manual optimization, `training_step` may continue after backward. Its time counts as forward,
     but the operators that run there are counted in the phase `other`. They are included only if the
-    trace shows that they explain the time, and that those of forward and backward do not.
+    trace shows that they explain the time, that those of forward and backward do not, and that they
+    take longer than the code outside all phases.
     """
     passes: set[Phase] = {"forward", "backward"}
     with_other: set[Phase] = passes | {"other"}
     if step.operator_times.of({""}, passes).are_traced(seconds):
+        return passes
+    parts = step.times.parts
+    outside_phases = parts.get("other", 0.0) + parts.get("clip", 0.0)
+    if step.operator_times.of({""}, {"other"}).seconds <= outside_phases:
         return passes
     operators = step.operator_times.of({""}, with_other)
     is_explained = operators.are_traced(seconds) and operators.explains(seconds)
@@ -125,8 +130,8 @@ def _phases_outside(step: StepEvidence, seconds: float) -> set[Phase]:
 def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
     """Return whether Python code takes most of the time outside the layers.
 
-    Backward runs no Python code, so only forward is examined. If the time of forward or of its
-    operators is unknown, the result is true only if there is a step breakdown.
+    Only forward is examined, because code that runs in backward has its own rules. If the time of
+    forward or of its operators is unknown, the result is true only if there is a step breakdown.
     """
     forward = step.root.forward.self_seconds
     if forward is None or not step.profile.is_counted:
@@ -134,7 +139,7 @@ def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
     phases = _phases_outside(step, candidate.seconds or 0.0) - {"backward"}
     operators = step.operator_times.of({""}, phases)
     python = forward.median + step.seconds_around_model - operators.seconds
-    python -= calling_seconds("", step)
+    python -= calling_seconds("", step) + step.sleeping_in("")
     return python >= PYTHON_SHARE * (candidate.seconds or 0.0)
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, Facts, ModuleRule, StepRule, Threshold
-from lflops.profile.series import summed
 
 SECONDS_PER_MODULE = 50e-6
 """Upper bound on the seconds that it takes to call a module, without the work in its forward."""
@@ -26,7 +25,8 @@ class PythonCode(StepRule):
     name = "python"
     threshold = Threshold(share=0.05)
     sentence = (
-        "{Cost} is spent in {where}{class} itself, {beyond}: in hooks, prints or other Python code."
+        "{Cost} is spent in {where}{class} itself{others}, {beyond}: in hooks, prints or other "
+        "Python code."
     )
     fix = (
         "Look for Python loops and calls of print in the forward of {where}, and for forward hooks "
@@ -36,7 +36,7 @@ class PythonCode(StepRule):
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if not step.profile.is_counted:
             return
-        by_pattern = summed(_seconds_of_python(step, earlier))
+        by_pattern = python_seconds(step, earlier)
         if not by_pattern:
             return
         most = max(by_pattern, key=by_pattern.__getitem__)
@@ -44,29 +44,37 @@ class PythonCode(StepRule):
         beyond = "although it runs no operators"
         if any(module.forward.self_calls for module in modules):
             beyond = "beyond the time of its operators"
-        facts: Facts = {"class": in_brackets(modules[0].class_name), "beyond": beyond}
+        others = len(by_pattern) - 1
+        noun = "module" if others == 1 else "modules"
+        facts: Facts = {
+            "class": in_brackets(modules[0].class_name),
+            "beyond": beyond,
+            "others": f" and in {others} other {noun}" if others else "",
+        }
         seconds = sum(by_pattern.values())
         yield Candidate(rule=self, seconds=seconds, module=most, facts=facts)
 
 
-def _seconds_of_python(
-    step: StepEvidence, earlier: Sequence[Candidate]
-) -> Iterable[tuple[str, float]]:
-    """Yield the pattern (`layers.*.mlp`) of each slow module and the seconds of its Python code.
+def python_seconds(step: StepEvidence, earlier: Sequence[Candidate]) -> dict[str, float]:
+    """Return the seconds of Python code in slow modules, by pattern such as `layers.*.mlp`.
 
-    Modules that earlier rules have found are left out.
+    Modules that earlier rules have found are left out, by their names or by their patterns.
     """
     explained = modules_of(earlier, step)
+    by_pattern: dict[str, float] = {}
     for name, module in step.profile.modules.items():
         took = module.forward.self_seconds
-        if not name or name in explained or took is None:
+        pattern = step.patterns.get(name, name)
+        if not name or took is None or {name, pattern} & explained:
             continue
         operators = step.operator_times.of({name}, {"forward"})
         if operators.names and not (operators.traced and operators.are_known):
             continue
         usual = calling_seconds(name, step) + operators.seconds
         if not operators.names or took.median >= MOSTLY_PYTHON * usual:
-            yield step.patterns[name], max(took.median - usual, 0.0)
+            python = max(took.median - usual, 0.0)
+            by_pattern[pattern] = by_pattern.get(pattern, 0.0) + python
+    return by_pattern
 
 
 def calling_seconds(name: str, step: StepEvidence) -> float:
@@ -83,7 +91,7 @@ def calling_seconds(name: str, step: StepEvidence) -> float:
 
 
 def modules_of(candidates: Iterable[Candidate], step: StepEvidence) -> set[str]:
-    """Return the names of the modules in the candidates of rules about modules.
+    """Return the names or patterns of the modules in the candidates of rules about modules.
 
     Candidates of other rules are ignored, and so are candidates that cost too little to be
     reported. The result can include the root, whose name is empty.
