@@ -70,9 +70,9 @@ def run(
 
 
 def _is_script(path: Path) -> bool:
-    """Return whether Python can run a path: a folder, or a file that no other program runs."""
+    """Return whether Python can run a path: a package, or a file that no other program runs."""
     if not path.is_file():
-        return path.is_dir()
+        return (path / "__main__.py").is_file()
     with open_file(path) as file:
         first_line = file.readline(256)
     if first_line.startswith(b"#!"):

@@ -327,7 +327,9 @@ class OnceAllowedRule(RunRule):
 class UncertainRule(RunRule):
     """A rule about a cost that a ledger alone cannot prove to be an issue.
 
-    The cost is reported only if the run has no profile, and it is never an issue.
+    The cost is reported only if the run has no profile, and it is never an issue. It is not
+    reported for a run on a GPU or another device, because the host waits for the device in any
+    phase.
 
     Attributes:
         category: The ledger category that contains the cost.
@@ -337,5 +339,6 @@ class UncertainRule(RunRule):
 
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
         seconds = run.ledger.seconds.get(self.category, 0.0)
-        if run.profile is None and seconds >= LARGE_SHARE * run.training_seconds > 0:
+        is_on_cpu = run.ledger.device in {"", "cpu"}
+        if is_on_cpu and run.profile is None and seconds >= LARGE_SHARE * run.training_seconds > 0:
             yield self.finding(seconds, run, is_issue=False)

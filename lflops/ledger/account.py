@@ -235,6 +235,9 @@ class Ledger(Struct, Displayed, frozen=True, kw_only=True):
             duration class. `percentile` reads it.
         rank: Rank of the process.
         ranks: Number of ranks.
+        device: Type of the device on which the model was trained, such as "cuda". Empty if unknown.
+            On a device other than the CPU, the times of phases are those of the host, which launches
+            kernels and does not wait for them.
         others: Number of processes of other runs whose ledgers are in the same folder, such as
             earlier runs.
     """
@@ -249,6 +252,7 @@ class Ledger(Struct, Displayed, frozen=True, kw_only=True):
     durations: Mapping[int, int] = {}
     rank: int = 0
     ranks: int = 1
+    device: str = ""
     others: int = 0
 
     def by_group(self) -> dict[str, float]:

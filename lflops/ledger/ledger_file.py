@@ -121,6 +121,7 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
         durations: Histogram of the durations of unprofiled steps: the number of steps in each
             duration class.
         ended: How the run ended; `None` in rows before the end.
+        device: Type of the device on which the model trains, such as "cuda". Empty if unknown.
     """
 
     end: Number
@@ -131,6 +132,7 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
     memory: Number | None = None
     durations: dict[int, Number] = {}
     ended: str | None = None
+    device: str = ""
 
 
 Line = Head | Row | SlowStep | StepGroup
@@ -434,6 +436,7 @@ def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
         durations=summed(durations),
         rank=last.head.rank,
         ranks=last.head.ranks,
+        device=last.rows[-1].device,
     )
 
 

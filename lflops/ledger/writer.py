@@ -125,6 +125,7 @@ class LedgerWriter:
         ranks: Number of ranks.
         retries: Function that returns how often the device's allocator has freed its cache and
             tried again.
+        device: Function that returns the type of the device on which the model trains.
         schedule: Function that returns the scheduler counters of the calling thread.
         look_for_request: Function that checks whether the user has requested a window. It is called
             every `REQUEST_PERIOD` seconds.
@@ -146,6 +147,7 @@ class LedgerWriter:
         rank: int = 0,
         ranks: int = 1,
         retries: Callable[[], int] = lambda: 0,
+        device: Callable[[], str] = str,
         schedule: Callable[[], bytes | None] = unknown,
         look_for_request: Callable[[], None] | None = None,
     ) -> None:
@@ -169,6 +171,7 @@ class LedgerWriter:
         head = Head(begin=time.time_ns() - age, rank=rank, ranks=ranks, pid=os.getpid())
         self._segment = Segment(head)
         self._look_for_request = look_for_request
+        self._device = device
         self._ended: str | None = None
         # Reentrant, because an interrupt may come between acquiring and releasing it.
         self._lock = threading.RLock()
@@ -367,6 +370,7 @@ class LedgerWriter:
             memory=_resident(),
             durations=durations,
             ended=self._ended,
+            device=self._device(),
         )
         try:
             self._segment.open()

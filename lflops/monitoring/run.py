@@ -72,6 +72,7 @@ class RunLedger:
             rank=rank,
             ranks=ranks,
             retries=self._allocator_retries,
+            device=self._device_type,
             schedule=ThreadSchedule().read,
             look_for_request=requests.look_for_request,
         )
@@ -159,6 +160,9 @@ class RunLedger:
     def account(self) -> Ledger:
         """The ledger so far, or the whole ledger if the run has ended."""
         return self._writer.ledger()
+
+    def _device_type(self) -> str:
+        return "" if self._device is None else self._device.type
 
     def _allocator_retries(self) -> int:
         """Return how often the device's allocator has freed its cache and tried again."""

@@ -149,3 +149,11 @@ def test_a_folder_may_have_any_name(
     assert line is not None
     given = settings_of(line)
     assert (str(tmp_path / name), 7) == (given["dirpath"], given["module_scalars"])
+
+
+def test_a_folder_with_the_name_of_a_command_is_no_script(tmp_path: Path) -> None:
+    """`lflops run deepspeed` starts the command, although there is a folder of this name."""
+    (tmp_path / "deepspeed").mkdir()
+    assert not run._is_script(tmp_path / "deepspeed")
+    (tmp_path / "deepspeed" / "__main__.py").touch()
+    assert run._is_script(tmp_path / "deepspeed")

@@ -870,6 +870,10 @@ def test_a_slow_optimizer_is_named_without_a_window() -> None:
     assert not found.is_issue
     assert "optimizer" in findings(account(**{"training/optimizer": 10.0}))
     assert "optimizer" not in findings(account(**{"training/optimizer": 5.0}))
+    # On a GPU, the host waits in any phase for the kernels that it has launched.
+    waiting = account(**{"training/optimizer": 60.0, "training/other": 60.0})
+    assert {"optimizer", "other"} == findings(waiting).keys()
+    assert not findings(replace(waiting, device="cuda"))
 
 
 def finding(cause: str, seconds: float | None, **fields: Any) -> Finding:

@@ -222,6 +222,7 @@ def test_the_last_batches_of_an_epoch_are_a_step(
     run.train()
     assert callback.ledger is not None
     assert (steps, steps) == (run.state.global_step, callback.ledger.steps)
+    assert "cpu" == callback.ledger.device
 
 
 def test_evaluation_is_a_stage_of_its_own(tmp_path: Path) -> None:

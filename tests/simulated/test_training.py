@@ -21,6 +21,7 @@ from lflops import HardwareError, Profile, Schedule
 from lflops.analysis.analysis import analyze
 from lflops.analysis.step_breakdown import IN_MODULES
 from lflops.inputs.devices import profiler_activity
+from lflops.ledger.ledger_file import load_run
 from lflops.report.payload.payload import payload
 from lflops.timing.clock import HostClock
 from tests.simulated.trainings import PRODUCT, RATE, ROWS, WIDTH, Layers
@@ -149,6 +150,14 @@ def test_idle_time_tells_whether_the_host_keeps_up(
         assert idle > 0.9 * (idle + busy)
         assert {"forward", "backward"} == set(breakdown.idle)
         assert breakdown.parts["idle"] > 5 * computing
+
+
+def test_the_ledger_names_the_device(tmp_path: Path) -> None:
+    """The times of a ledger are those of the host, so a reader must know that there is a device."""
+    batches = DataLoader(TensorDataset(torch.randn(6 * ROWS, WIDTH)), batch_size=ROWS)
+    monitor = watching(hardware=None, ledger=True, dirpath=tmp_path)
+    fit(Training(), monitor, data=batches, strategy=on(FIRST), accelerator="auto")
+    assert "simulated" == load_run(tmp_path).device
 
 
 def test_the_device_has_an_activity_and_others_have_none() -> None:

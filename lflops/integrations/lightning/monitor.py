@@ -203,8 +203,11 @@ class FlopsMonitor(Base, PhaseListener):
         if not trainer.is_global_zero:
             return None, ""
         if self._settings.dirpath is None:
-            with run.guard:
-                return log_dir_of(trainer, without_logger=self._writes_without_logger), ""
+            try:
+                with run.guard:
+                    return log_dir_of(trainer, without_logger=self._writes_without_logger), ""
+            except Exception as error:  # noqa: BLE001 - all ranks raise it
+                return None, f"{type(error).__name__}: {error}"
             return None, ""
         try:
             self._settings.try_folder()

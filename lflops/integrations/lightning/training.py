@@ -226,9 +226,11 @@ def _batches_left(trainer: Any, pl_module: Any) -> float:
     batches = trainer.num_training_batches
     epochs = trainer.max_epochs
     if epochs is not None and epochs >= 0 and batches and not math.isinf(batches):
-        # After a checkpoint inside an epoch, only the rest of this epoch is trained.
-        done = trainer.fit_loop.epoch_loop.batch_progress.current.completed % batches
-        left = batches * (epochs - trainer.current_epoch) - done
+        left = batches * (epochs - trainer.current_epoch)
+        epoch_loop = trainer.fit_loop.epoch_loop
+        if epoch_loop.restarting:
+            # After a checkpoint inside an epoch, only the rest of this epoch is trained.
+            left -= epoch_loop.batch_progress.current.completed % batches
     if trainer.max_steps >= 0 and pl_module.automatic_optimization:
         steps = trainer.max_steps - trainer.global_step
         left = min(left, steps * trainer.accumulate_grad_batches)

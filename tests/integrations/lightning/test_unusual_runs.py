@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lflops import FlopsMonitor, Schedule
@@ -99,6 +100,32 @@ def test_only_the_rest_of_a_resumed_epoch_is_left(tmp_path: Path) -> None:
     assert 6 == asks.left
 
 
+def test_a_second_fit_does_not_continue_the_epoch_of_the_first(tmp_path: Path) -> None:
+    """The first fit ends after 15 of 20 batches. The second one trains a whole epoch."""
+
+    class Asks(Callback):
+        left: float = 0
+        trained = 0
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            self.trained = 0
+            self.left = _batches_left(trainer, pl_module)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.trained += 1
+
+    asks = Asks()
+    trainer = Trainer(
+        max_steps=15, logger=False, default_root_dir=tmp_path, callbacks=[asks], **QUIET
+    )
+    trainer.fit(Classifier(), loader(20))
+    assert (15, 15) == (asks.left, asks.trained)
+    trainer.fit_loop.epoch_loop.max_steps = -1
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(Classifier(), loader(20))
+    assert (20, 20) == (asks.left, asks.trained)
+
+
 def test_every_rank_raises_the_error_of_the_main_process(tmp_path: Path) -> None:
     """A folder that only the main process cannot write to ends all ranks with the same error."""
     file = tmp_path / "file"
@@ -115,3 +142,27 @@ def test_every_rank_raises_the_error_of_the_main_process(tmp_path: Path) -> None
         FlopsMonitor(dirpath=file / "below").setup(trainer, Classifier(), "fit")
     ((_, problem),) = sent
     assert "Not a directory" in problem
+
+
+class Unreachable(DummyLogger):
+    @property
+    def log_dir(self) -> str:
+        raise OSError("the disk of the logger is gone")
+
+
+def test_an_error_of_the_logger_is_raised_on_all_ranks_or_on_none(tmp_path: Path) -> None:
+    """The main process broadcasts the error, so that no other rank waits for it."""
+    trainer = Trainer(logger=Unreachable(), default_root_dir=tmp_path, **QUIET)
+    sent: list[Any] = []
+
+    def broadcast(value: Any) -> Any:
+        sent.append(value)
+        return value
+
+    trainer.strategy.broadcast = broadcast
+    with pytest.raises(MisconfigurationException, match="OSError: the disk of the logger is gone"):
+        FlopsMonitor(on_error="raise").setup(trainer, Classifier(), "fit")
+    assert [(None, "OSError: the disk of the logger is gone")] == sent
+    with pytest.warns(UserWarning, match="the disk of the logger is gone"):
+        FlopsMonitor().setup(trainer, Classifier(), "fit")
+    assert (None, "") == sent[-1]
