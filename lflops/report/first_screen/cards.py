@@ -45,7 +45,6 @@ CAUSES_WITHOUT_CARD = {
     "all_forward",
     "busiest",
     "ideal_compute",
-    "no_products",
     "peak",
 }
 """Causes of findings that get a card only if they are issues. Otherwise, no time can be saved."""

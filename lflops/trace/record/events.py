@@ -493,14 +493,15 @@ class _Walk:
     def result(self) -> AttributedTrace:
         """Return the results of all threads.
 
-        If an operator calls exactly one operator, and both have the same name, the two calls count
-        as one. torch's table does the same.
+        If an operator calls an operator of the same name, such as its variant with `out=`, the time
+        of the inner call counts once. If it calls nothing else, the two calls count as one, as in
+        torch's table.
         """
         for outer, inner in self._doubles:
+            outer.times.host -= inner.end - inner.start
+            outer.times.device -= inner.device
             if outer.children == 1:
                 outer.times.calls -= 1
-                outer.times.host -= inner.end - inner.start
-                outer.times.device -= inner.device
         self.found.calls = [call for call in self.found.calls if call.start in self._steps]
         self.found.operators = _table(self._operators.values())
         return self.found
