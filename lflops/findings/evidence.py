@@ -16,7 +16,7 @@ from lflops.analysis.tree import BusyModules
 from lflops.analysis.utilization import Utilization
 from lflops.findings.own_operators import OperatorTimes
 from lflops.findings.repeats import UnlikeRepeat, unlike_repeats
-from lflops.profile.notes import are_times_far_off
+from lflops.profile.notes import are_times_far_off, names_in, notes_with
 from lflops.profile.profile import ModuleProfile, Profile, Run
 from lflops.profile.records import PASSES
 from lflops.profile.series import ratio, summed
@@ -189,7 +189,7 @@ class StepEvidence:
 
     @cached_property
     def operator_times(self) -> OperatorTimes:
-        return OperatorTimes(self.profile, self.contention)
+        return OperatorTimes(self.profile, max(self.contention, self._scale_of_modules))
 
     @cached_property
     def sleep(self) -> Sleep | None:
@@ -233,6 +233,15 @@ class StepEvidence:
         if not module:
             seconds += self.seconds_around_model
         return max(seconds - operators.seconds, 0.0)
+
+    @cached_property
+    def with_hooked_layers(self) -> set[str]:
+        """Names of the modules whose direct submodules have forward hooks of the user.
+
+        The time of these hooks counts as the time of the module itself.
+        """
+        hooked = names_in("forward_hooks", self.profile.notes)
+        return {name.rpartition(".")[0] for name in hooked if name}
 
     def sleeping_in(self, module: str) -> float:
         """Return the seconds per step that the training thread sleeps in a module or pattern.
@@ -287,6 +296,17 @@ class StepEvidence:
         if not self.is_cpu_contended:
             return 1.0
         return 1 / (1 - min(self.lost_cpu_share, LARGEST_LOST_SHARE))
+
+    @property
+    def _scale_of_modules(self) -> float:
+        """Factor by which the times of modules were multiplied to match the unprofiled steps.
+
+        It is 1 if they were not multiplied, or divided.
+        """
+        factors = [1.0]
+        for note in notes_with("time_scaled", self.profile.notes):
+            factors += map(float, note.values.values())
+        return max(factors)
 
     @cached_property
     def uncontended_mean(self) -> float:

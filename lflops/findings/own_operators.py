@@ -79,8 +79,8 @@ class OwnOperators:
         names: Names of all operators. First come the operators in the trace, then the others. Both
             groups are in descending order of time.
         seconds: Seconds per step that all operators together need, including the time to call them.
-            An operator that is not in the trace counts with an upper bound. If other programs use
-            the CPU, the sum is multiplied by the `contention` of `OperatorTimes`.
+            An operator that is not in the trace counts with an upper bound. The sum is
+            multiplied by the `contention` of `OperatorTimes`.
         are_known: Whether no operator is missing in `seconds`. An unsupported operator is missing
             if it is not in the trace, because its work is unknown.
     """
@@ -166,7 +166,8 @@ class OperatorTimes:
 
         Args:
             profile: The profile.
-            contention: Factor by which operators take longer because of other programs.
+            contention: Factor by which operators take longer in an unprofiled step than in the
+                trace, for example because of other programs.
         """
         self._contention = contention
         self._is_on_cpu = profile.run.device_type in {"cpu", None}

@@ -25,6 +25,7 @@ from lflops.findings.rules.device_copies import (
     HostToDeviceCopy,
     InferenceInStep,
 )
+from lflops.findings.rules.gradient_hooks import GradientHooks
 from lflops.findings.rules.gradient_work import GradientWork
 from lflops.findings.rules.growing_memory import GrowingMemory
 from lflops.findings.rules.idle_device import IdleDevice
@@ -94,6 +95,7 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
     SlowModule(),
     MoreOperators(),
     SleepingThread(),
+    GradientHooks(),
     WideDtype(),
     OutsideLayers(),
 )

@@ -72,6 +72,14 @@ def notes_with(code: str, notes: Iterable[Note]) -> Iterator[Note]:
     return (note for note in notes if note.code == code)
 
 
+def names_in(code: str, notes: Iterable[Note]) -> list[str]:
+    """Return the names of modules in the value `names` of the notes with the given code."""
+    names = []
+    for note in notes_with(code, notes):
+        names += str(note.values.get("names", "")).split(" ")
+    return names
+
+
 # Maximum factor by which module times may be multiplied or divided and still be reliable.
 _FAR = 2
 

@@ -323,6 +323,18 @@ def call_last(hook: Callable[..., Any]) -> None:
             hooks[number] = hooks.pop(number)
 
 
+def forward_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """Return the hooks that run before and after the forward of a module."""
+    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+
+
+def gradient_hooks(parameter: Tensor) -> list[Callable[..., Any]]:
+    """Return the hooks that run when backward has computed the gradient of a parameter."""
+    before: dict[int, Any] = parameter._backward_hooks or {}
+    after: dict[int, Any] = parameter._post_accumulate_grad_hooks or {}
+    return [*before.values(), *after.values()]
+
+
 def _registries(owner: nn.Module | Optimizer | None) -> tuple[dict[int, Any], ...]:
     if isinstance(owner, nn.Module):
         return owner._forward_pre_hooks, owner._forward_hooks

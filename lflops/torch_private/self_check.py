@@ -531,6 +531,19 @@ def _are_own_hooks_called() -> bool:
     return Own()(1) == 2 and called == [(1,), (1, {}, 2)]
 
 
+def _are_hooks_listed() -> bool:
+    """Return whether the hooks on a module and on a parameter are listed."""
+    module = nn.Module()
+    parameter = nn.Parameter(torch.zeros(1, device="cpu", dtype=torch.float32))
+    before = modules.forward_hooks(module), modules.gradient_hooks(parameter)
+    module.register_forward_pre_hook(_no_op)
+    module.register_forward_hook(_no_op)
+    parameter.register_hook(_no_op)
+    parameter.register_post_accumulate_grad_hook(_no_op)
+    listed = modules.forward_hooks(module), modules.gradient_hooks(parameter)
+    return before == ([], []) and listed == ([_no_op] * 2, [_no_op] * 2)
+
+
 def _of_modules() -> dict[str, bool]:
     child = modules.InternalModule()
     parent = nn.Module()
@@ -557,6 +570,7 @@ def _of_modules() -> dict[str, bool]:
         "the start of a compilation is not reported": _are_compilations_reported(),
         "hooks cannot be hidden from torch.compile or TorchScript": _hides_hooks(parent),
         "registered hooks are not found": _are_hooks_found(parent),
+        "the hooks of a module or of a parameter are not listed": _are_hooks_listed(),
         "the hooks of modules that lflops makes for itself are not called": _are_own_hooks_called(),
         "a plain module is reported as sharded": not list(distributed.flat_parts(parent)),
         "an unknown process group is found by name": unknown_group is None,

@@ -19,6 +19,7 @@ from lflops.findings.rules.other_work import OtherWorkOfRun
 from lflops.findings.run_rule import RunEvidence
 from lflops.hardware.chips import Hardware
 from lflops.ledger.account import Ledger, Span, Start
+from lflops.profile.notes import Note
 from lflops.profile.profile import OpCount, OptimizerSettings, Profile, UnsupportedCall
 from lflops.profile.records import Phase, Trace, TracedOperator
 from lflops.profile.steps import Step
@@ -779,6 +780,71 @@ def test_an_optimizer_that_takes_sparse_gradients_is_kept(
     fix = findings(given)["optimizer"].fix
     assert "pass sparse=True to it" in fix
     assert is_replaced == ("SparseAdam" in fix)
+
+
+# Hooks.
+
+
+def hooked(given: Profile, code: str, *names: str) -> Profile:
+    """Return a copy of a profile with a note about hooks on modules or on their parameters."""
+    values = {"modules": len(names), "first": names[0], "names": " ".join(names)}
+    return replace(given, notes=(Note(code=code, subject="", values=values),))
+
+
+@pytest.mark.parametrize(("backward", "found"), [(60e-3, True), (44e-3, False)])
+def test_hooks_on_parameters_take_the_time_beyond_the_operators(
+    backward: float, *, found: bool
+) -> None:
+    """The matmul in backward of `a` takes 40 ms in the trace, so hooks take 20 of its 60 ms.
+
+    Without hooks, nothing is said about the 20 ms. A difference of 4 ms may be noise.
+    """
+    given = trained(
+        own={("a", "backward"): backward},
+        operators={"mm": 40e-3, "addmm": 20e-3, "gelu": 10e-3, "gelu_backward": 20e-3},
+        backward=20e-3 + backward,
+    )
+    assert "gradient_hooks" not in findings(given)
+    of_hooks = findings(hooked(given, "gradient_hooks", "a"))
+    assert found == ("gradient_hooks" in of_hooks)
+    if found:
+        finding = of_hooks["gradient_hooks"]
+        assert 20e-3 == pytest.approx(finding.seconds, rel=0.01)
+        assert finding.is_issue
+        assert "mostly in a, beyond" in finding.sentence
+
+
+@pytest.mark.parametrize(("forward", "is_issue"), [(25e-3, True), (12e-3, False)])
+def test_forward_hooks_on_the_layers_of_a_module_are_named(
+    forward: float, *, is_issue: bool
+) -> None:
+    """The hooks on `b.inner` run operators, whose time counts for `b`.
+
+    They have no backward. If forward takes at most as long as backward, other operators of `b` may
+    take the time.
+    """
+    own: dict[tuple[str, Phase], float] = {("b", "forward"): forward, ("b", "backward"): 5e-3}
+    if not is_issue:
+        own["b", "backward"] = 18e-3
+    given = trained(own=own, operators={"gelu": forward, "gelu_backward": own["b", "backward"]})
+    assert "hooks" not in findings(given)["no_products"].sentence
+    found = findings(hooked(given, "forward_hooks", "b.inner"))["no_products"]
+    assert "in b (GELU) itself or in forward hooks on its layers, in gelu" in found.sentence
+    assert "hooks on the layers of b only every N steps" in found.fix
+    assert is_issue == found.is_issue
+    outside = trained(own={("", "forward"): 25e-3}, cells=POOLING, operators={"clamp_min": 20e-3})
+    finding = findings(hooked(outside, "forward_hooks", "a"))["outside"]
+    assert "or in forward hooks on the layers" in finding.sentence
+
+
+def test_operators_take_as_much_longer_as_their_modules() -> None:
+    """The times of modules were multiplied by 1.45, so operators of 12 ms explain 17 of 30 ms."""
+    own: dict[tuple[str, Phase], float] = {("b", "forward"): 1e-3, ("b", "backward"): 29e-3}
+    given = trained(own=own, operators={"gelu": 1e-3, "gelu_backward": 11e-3})
+    assert "operators take only" in findings(given)["no_products"].sentence
+    note = Note(code="time_scaled", subject="", values={"backward": 1.45})
+    scaled = findings(replace(given, notes=(note,)))["no_products"]
+    assert "operators take only" not in scaled.sentence
 
 
 # The order.

@@ -868,6 +868,10 @@ def test_compilation_is_a_fault_where_it_goes_on(
     (finding,) = explain(replace(made, spans=tuple(spans))).findings
     assert "compilation" == finding.cause
     assert is_issue == finding.is_issue
+    assert is_issue == ("dynamic=True" in finding.fix)
+    # 9 of the 40 s of the four spans are no time of each step.
+    at_the_beginning = "(9.00 s in total) is spent on compilation at the beginning."
+    assert is_issue == (at_the_beginning not in finding.sentence)
 
 
 def with_ledger(

@@ -4,6 +4,10 @@ This time is spent on validation, inference, checkpoints, logging, compilation a
 between epochs.
 """
 
+from msgspec.structs import replace
+
+from lflops import units
+from lflops.findings.finding import Finding
 from lflops.findings.rule import Threshold
 from lflops.findings.run_rule import BetweenStepsRule, RunEvidence, RunRule
 
@@ -64,6 +68,18 @@ class Compilation(RunRule):
 
     def is_confirmed(self, run: RunEvidence) -> bool:
         return run.recompiles
+
+    def finding(self, seconds: float, run: RunEvidence, *, is_issue: bool) -> Finding:
+        """Make a finding. Compilation at the beginning of the run is no cost of each step."""
+        found = super().finding(seconds, run, is_issue=is_issue)
+        if run.recompiles:
+            return found
+        sentence = (
+            f"{units.percent(found.share)} of the training loop's time "
+            f"({units.duration(seconds)} in total) is spent on compilation at the beginning. In a "
+            "longer run, this share is lower."
+        )
+        return replace(found, sentence=sentence, fix="", is_overhead=False)
 
 
 class BetweenEpochs(RunRule):

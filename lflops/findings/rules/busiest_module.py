@@ -21,13 +21,13 @@ class NoMatmuls(StepRule):
     """A module spends time in operators without matmuls, such as norms and activations.
 
     lflops reports this only if the chip's peak is unknown. It is an issue only on a CPU, and only
-    if most of the time is in backward but not in operators. This is Python code of the user, such
-    as a hook on a tensor or the backward of an autograd.Function.
+    if Python code of the user takes most of the time. This is the case if most of the time is in
+    backward but not in operators, or if it is in forward and the submodules have forward hooks.
     """
 
     name = "no_products"
     threshold = Threshold(share=0.10, reported=0.05)
-    sentence = "{Cost} is spent in {where}{class} itself{operators}."
+    sentence = "{Cost} is spent in {where}{class} itself{hooks}{operators}."
     fix = "Fuse the operators of {where}, for example with torch.compile"
     fix_of_one_operator = (
         "Fuse the operator of {where} with the operators before and after it, for example with "
@@ -40,6 +40,8 @@ class NoMatmuls(StepRule):
     fix_of_other_code = (
         "Look for Python code, locks, and access to files or the network in the {pass} of {where}"
     )
+
+    fix_of_hooks = "Do the work of the forward hooks on the layers of {where} only every N steps"
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if step.breakdown is not None or step.are_module_times_unreliable:
@@ -65,7 +67,9 @@ class NoMatmuls(StepRule):
                 names = [place]
             operators = step.operator_times.of(names, {"forward", "backward"})
             seconds -= step.sleeping_in(place) + in_python.get(modules.pattern, 0.0)
-            slower = _slower_pass(names, step)
+            more_in_forward = _more_in_forward(names, step)
+            slower = "forward" if more_in_forward >= 0 else "backward"
+            has_hooks = not step.with_hooked_layers.isdisjoint(names)
             calls = sum(step.profile.modules[name].calls for name in names)
             per_call = seconds / max(calls, 1)
             facts: Facts = {
@@ -75,6 +79,8 @@ class NoMatmuls(StepRule):
                 "is_unknown": bool(operators.traced) and not operators.are_traced(seconds),
                 "is_one_operator": sum("backward" not in name for name in operators.names) == 1,
                 "pass": slower,
+                "hooks": " or in forward hooks on its layers" if has_hooks else "",
+                "is_slow_forward": more_in_forward >= MAIN_SHARE * seconds,
                 "has_long_backward": slower == "backward" and per_call >= LONG_BACKWARD,
             }
             yield Candidate(
@@ -86,10 +92,16 @@ class NoMatmuls(StepRule):
             )
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
+        if not step.is_on_cpu:
+            return False
+        if candidate.facts["hooks"] and candidate.facts["is_slow_forward"]:
+            return True
         has_other_code = not candidate.facts["is_explained"]
-        return step.is_on_cpu and has_other_code and bool(candidate.facts["has_long_backward"])
+        return has_other_code and bool(candidate.facts["has_long_backward"])
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        if candidate.facts["hooks"]:
+            return self.fix_of_hooks
         if not candidate.facts["is_explained"]:
             return self.fix_of_other_code
         if candidate.facts["is_unknown"]:
@@ -97,15 +109,15 @@ class NoMatmuls(StepRule):
         return self.fix_of_one_operator if candidate.facts["is_one_operator"] else self.fix
 
 
-def _slower_pass(names: Sequence[str], step: StepEvidence) -> str:
-    """Return the pass in which the modules themselves take more time: forward or backward."""
+def _more_in_forward(names: Sequence[str], step: StepEvidence) -> float:
+    """Return the seconds by which forward of the modules themselves takes longer than backward."""
     difference = 0.0
     for name in names:
         module = step.profile.modules[name]
         for work, sign in ((module.forward, 1), (module.backward, -1)):
             if work.self_seconds is not None:
                 difference += sign * work.self_seconds.median
-    return "forward" if difference >= 0 else "backward"
+    return difference
 
 
 def _patterns_with_operators(step: StepEvidence) -> set[str]:

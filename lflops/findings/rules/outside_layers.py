@@ -24,7 +24,7 @@ class OutsideLayers(ModuleRule):
 
     name = "outside"
     threshold = Threshold(share=0.12, reported=0.05)
-    sentence = "{Cost} is spent in {itself}{operators}."
+    sentence = "{Cost} is spent in {itself}{hooks}{operators}."
     fix = (
         "Keep .item(), image logging, prints, Python loops and frequent calls of self.log out of "
         "training_step and forward. To see which part takes the time, name the parts of these "
@@ -32,7 +32,7 @@ class OutsideLayers(ModuleRule):
     )
 
     sentence_of_custom_loop = (
-        "{Cost} is spent in {itself}, or between the model and backward{operators}."
+        "{Cost} is spent in {itself}, or between the model and backward{hooks}{operators}."
     )
     fix_of_custom_loop = (
         "Keep .item(), image logging, prints and Python loops out of the model's forward and out "
@@ -47,6 +47,8 @@ class OutsideLayers(ModuleRule):
         "for example with torch.compile. To see what takes the time, name parts of this code with "
         "lflops.scope"
     )
+
+    fix_of_hooks = "Do the work of the forward hooks on the layers only every N steps"
 
     def detect_modules(
         self, step: StepEvidence, earlier: Sequence[Candidate]
@@ -69,8 +71,10 @@ class OutsideLayers(ModuleRule):
                     f": {units.count(step.root.forward.self_macs)} MACs run there without a "
                     "backward pass, for example in a reference model"
                 )
+            has_hooks = "" in step.with_hooked_layers
             facts: Facts = {
                 "itself": root_itself(step.root.class_name),
+                "hooks": ", or in forward hooks on the layers" if has_hooks else "",
                 "operators": in_operators,
                 "is_explained": bool(operators.names) and operators.explains(seconds),
             }
@@ -85,6 +89,8 @@ class OutsideLayers(ModuleRule):
         return self.sentence if step.is_lightning else self.sentence_of_custom_loop
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        if candidate.facts["hooks"]:
+            return self.fix_of_hooks
         if not _is_python(candidate, step):
             is_explained = candidate.facts["is_explained"]
             return self.fix_of_operators if is_explained else self.fix_if_unknown

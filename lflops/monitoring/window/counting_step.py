@@ -1,11 +1,12 @@
 """Count the MACs and FLOPs of a step. If several steps have the same shapes, count only one."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
+from lflops.attribution.user_hooks import with_forward_hooks, with_gradient_hooks
 from lflops.error_guard import CleanupStack, Guard, call_each
 from lflops.errors import CountError
 from lflops.flop_counter.accumulator import CountOptions
@@ -198,6 +199,7 @@ class StepCounter:
             yield Note(code="find_unused", subject="", values={})
         if padding is not None and padding >= PADDED:
             yield Note(code="padding", subject="", values={"share": padding})
+        yield from _hook_notes(self._root)
         breaks = graph_breaks() - self._breaks_before
         if breaks:
             yield Note(code="graph_breaks", subject="", values={"places": breaks})
@@ -206,6 +208,21 @@ class StepCounter:
         # Only submodules are checked, because a Trainer switches the root to training mode.
         root, *below = self._root.modules()
         return any(module.training for module in below or [root])
+
+
+def _hook_notes(model: torch.nn.Module) -> Iterator[Note]:
+    """Yield notes about hooks of the user, whose time counts as the time of modules."""
+    forward = with_forward_hooks(model)
+    if forward:
+        yield Note(code="forward_hooks", subject="", values=_names(forward))
+    gradient = with_gradient_hooks(model)
+    if gradient:
+        yield Note(code="gradient_hooks", subject="", values=_names(gradient))
+
+
+def _names(hooked: Sequence[str]) -> dict[str, int | float | str]:
+    first = hooked[0] or "the model itself"
+    return {"modules": len(hooked), "first": first, "names": " ".join(hooked)}
 
 
 class CountingStepMode(StepMode):

@@ -1,0 +1,58 @@
+"""The rule about hooks on parameters, which run in every backward pass."""
+
+from collections.abc import Iterable, Sequence
+
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.rule import Candidate, ModuleRule, Threshold
+from lflops.profile.notes import names_in
+
+PYTHON_FACTOR = 1.2
+"""Backward of a module counts as slow if it takes this many times as long as its operators need."""
+
+
+class GradientHooks(ModuleRule):
+    """Backward of modules whose parameters have hooks takes longer than its operators need.
+
+    The counting step finds the hooks. The time of the operators comes from the trace, so lflops
+    reports this only for a traced run on a CPU.
+    """
+
+    name = "gradient_hooks"
+    threshold = Threshold(share=0.10, seconds=0.001)
+    sentence = (
+        "{Cost} is spent in backward of modules whose parameters have hooks, mostly in {where}, "
+        "beyond the time of their operators."
+    )
+    fix = (
+        "Do the work of the hooks on parameters (Tensor.register_hook) only every N steps, or once "
+        "for all gradients after backward"
+    )
+
+    def detect_modules(
+        self, step: StepEvidence, earlier: Sequence[Candidate]
+    ) -> Iterable[Candidate]:
+        if not step.is_on_cpu:
+            return
+        beyond: dict[str, float] = {}
+        for name in names_in("gradient_hooks", step.profile.notes):
+            seconds = _seconds_beyond_operators(name, step)
+            if seconds:
+                beyond[name] = seconds
+        if beyond:
+            most = max(beyond, key=beyond.__getitem__)
+            yield Candidate(rule=self, seconds=sum(beyond.values()), module=most)
+
+
+def _seconds_beyond_operators(name: str, step: StepEvidence) -> float:
+    """Return the seconds of a module's own backward in which no operator runs.
+
+    The result is 0 if the time of the module or of its operators is unknown.
+    """
+    module = step.profile.modules.get(name)
+    if module is None or module.backward.self_seconds is None:
+        return 0.0
+    took = module.backward.self_seconds.median
+    operators = step.operator_times.of({name}, {"backward"})
+    if not operators.traced or not operators.are_known:
+        return 0.0
+    return took - operators.seconds if took >= PYTHON_FACTOR * operators.seconds else 0.0
