@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from lflops import units
 from lflops.findings.part_rule import BURST_RATIO
 from lflops.ledger.account import Ledger
 
@@ -28,11 +29,13 @@ class Stalls(NamedTuple):
         seconds: Mean time of the phase in these steps.
         often: How often these steps occur, such as `every 3rd step` or `in 7 of 90 steps`.
         is_regular: Whether most of these steps are equally far apart.
+        share: The number of these steps as a share of all steps.
     """
 
     seconds: float
     often: str
     is_regular: bool
+    share: float
 
 
 def stalls_of(ledger: Ledger | None, phase: str = "data") -> Stalls | None:
@@ -40,10 +43,17 @@ def stalls_of(ledger: Ledger | None, phase: str = "data") -> Stalls | None:
     if ledger is None:
         return None
     times = []
+    joined = 0
     for group in ledger.unprofiled:
         if group.steps == 1:
             times.append(group.spent.get(phase, 0.0))
-    return stalls_in(times)
+        else:
+            joined += group.steps
+    stalls = stalls_in(times)
+    if stalls is None or stalls.is_regular or not joined:
+        return stalls
+    # In a long run, the ledger has the times of single steps only for some of the steps.
+    return stalls._replace(often=f"in about {units.percent(stalls.share)} of the steps")
 
 
 def stalls_in(times: Sequence[float]) -> Stalls | None:
@@ -75,7 +85,8 @@ def stalls_in(times: Sequence[float]) -> Stalls | None:
     often = f"in {len(long)} of {len(times)} steps"
     if is_regular:
         often = f"every {_ordinal(usual_distance)} step"
-    return Stalls(sum(long_seconds) / len(long), often, is_regular)
+    share = len(long) / len(times)
+    return Stalls(sum(long_seconds) / len(long), often, is_regular, share)
 
 
 def _ordinal(number: int) -> str:

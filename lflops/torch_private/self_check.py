@@ -536,8 +536,8 @@ def _are_hooks_listed() -> bool:
     module = nn.Module()
     parameter = nn.Parameter(torch.zeros(1, device="cpu", dtype=torch.float32))
     before = modules.forward_hooks(module), modules.gradient_hooks(parameter)
-    module.register_forward_pre_hook(_no_op)
-    module.register_forward_hook(_no_op)
+    module._forward_pre_hooks[0] = _no_op
+    module._forward_hooks[0] = _no_op
     parameter.register_hook(_no_op)
     parameter.register_post_accumulate_grad_hook(_no_op)
     listed = modules.forward_hooks(module), modules.gradient_hooks(parameter)

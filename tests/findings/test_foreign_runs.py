@@ -861,6 +861,7 @@ LBFGS = OptimizerSettings(class_name="LBFGS", max_iter=20)
     [
         ((), "Pass fused=True to the optimizer if it accepts this argument, or use larger batches"),
         ((SPARSE, ADAM), "Pass fused=True to Adam, or use larger batches"),
+        ((replace(ADAM, foreach=True),), "Pass fused=True instead of foreach=True to Adam, or use"),
         ((replace(ADAM, fused=True),), "Use larger batches, so that the optimizer makes fewer st"),
         ((SPARSE, RMSPROP), "Pass foreach=True to RMSprop, or use larger batches"),
         ((replace(RMSPROP, foreach=True),), "Use larger batches"),
@@ -940,6 +941,32 @@ def test_a_slow_optimizer_is_named_without_a_window() -> None:
     waiting = account(**{"training/optimizer": 60.0, "training/other": 60.0})
     assert {"optimizer", "other"} == findings(waiting).keys()
     assert not findings(replace(waiting, device="cuda"))
+
+
+def test_an_optimizer_that_loops_over_rows_is_an_issue() -> None:
+    """400 ms for 40,000 calls are 10 µs for each call, but no optimizer needs so many calls.
+
+    The twin makes as many calls, but for 80 modules.
+    """
+    cells = [cell("a", "add_", "optimizer", calls=40_000, bytes_moved=160_000)]
+    found = findings(trained(optimizer=0.4, cells=cells))["optimizer"]
+    assert found.is_issue
+    assert "makes 40.00 k operator calls in a step. Compute with whole tensors" in found.fix
+    many = [replace(cells[0], module=f"layers.{each}", calls=500) for each in range(80)]
+    rows = {"": {"class_name": "Net"}, "layers": {"class_name": "ModuleList"}}
+    rows |= {f"layers.{each}": {"class_name": "Linear"} for each in range(80)}
+    step = Step(index=0, kind="unprofiled", seconds=0.5, phases=USUAL | {"optimizer": 0.4})
+    steps = tuple(replace(step, index=number) for number in range(6))
+    given = profile(rows, many, run=run(kind="training", device_type="cpu"), steps=steps)
+    assert not findings(given)["optimizer"].is_issue
+
+
+def test_the_usual_clipping_of_transformers_is_no_loop_over_parameters() -> None:
+    """The Trainer clips by default, with `foreach`."""
+    given = trained(clip=20e-3)
+    given = replace(given, run=replace(given.run, monitor="FlopsCallback"))
+    assert "pass max_grad_norm=0 to TrainingArguments" in findings(given)["clip"].fix
+    assert "loop over parameters" not in findings(given)["clip"].fix
 
 
 def finding(cause: str, seconds: float | None, **fields: Any) -> Finding:

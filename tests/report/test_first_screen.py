@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from lflops.analysis.analysis import analyze
 from lflops.cli.main import main
 from lflops.findings.finding import Finding
-from lflops.findings.stalls import stalls_in
+from lflops.findings.stalls import stalls_in, stalls_of
 from lflops.hardware.chips import Hardware
 from lflops.ledger.account import Ledger, SlowStep, Start, StepGroup, duration_class
 from lflops.profile.profile import Profile
@@ -578,6 +578,21 @@ def test_the_rhythm_of_stalls(seconds: list[float], expected: str) -> None:
         assert expected == ""
     else:
         assert expected == found.often
+
+
+def test_in_a_long_run_the_rate_of_stalls_is_a_share() -> None:
+    """The times of 40 single steps are known, and 60 steps are one group. 4 of the 40 are stalls."""
+    waits = [0.0] * 40
+    for place in (3, 11, 30, 37):
+        waits[place] = 0.3
+    groups = steps(*waits)
+    stalls = stalls_of(ledger(groups))
+    assert stalls is not None
+    assert "in 4 of 40 steps" == stalls.often
+    joined = replace(groups[0], first=50, last=109, steps=60, spent={"data": 1.8, "forward": 12.0})
+    stalls = stalls_of(ledger([*groups, joined]))
+    assert stalls is not None
+    assert "in about 10.0 % of the steps" == stalls.often
 
 
 def test_the_page_and_the_terminal_have_the_same_values() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from lflops import units
 from lflops.findings.evidence import StepEvidence, allowance
 from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Candidate, Threshold
@@ -31,6 +32,12 @@ This is the value for an optimizer that updates all parameters at once (`fused` 
 SLOW_ON_DEVICE = 2.0
 """An optimizer on a device is slow if it takes this many times as long as its operators need."""
 
+MOST_CALLS_PER_MODULE = 1000
+"""An optimizer that makes more operator calls than this for one module computes in a Python loop.
+
+Adam makes 10 to 20 calls for each parameter, and a module has few parameters of its own.
+"""
+
 MAIN_EMBEDDING_SHARE = 0.5
 """Sparse gradients are advised if one embedding causes this share of the optimizer's traffic."""
 
@@ -50,25 +57,27 @@ class SlowOptimizer(PartRule):
     threshold = Threshold(share=0.10)
     phrase = "optimizer work"
     fix = "Pass fused=True to the optimizer if it accepts this argument, or use larger batches"
+    fix_in_transformers = (
+        "Use an optimizer with one fused kernel, such as optim='adamw_torch_fused' of "
+        "TrainingArguments, or larger batches"
+    )
     fix_of_fast_optimizer = "Use larger batches, so that the optimizer makes fewer steps"
 
     def advise_in(self, module: str, step: StepEvidence) -> str:
         optimizers = step.profile.run.optimizers
-        if not optimizers:
-            return super().advise_in(module, step)
-        for optimizer in optimizers:
-            if optimizer.max_iter is not None:
-                return _advice_about_iterations(optimizer)
+        iterating = [each for each in optimizers if each.max_iter is not None]
         embedding = embedding_with_few_rows(step.profile)
+        if iterating:
+            return _advice_about_iterations(iterating[0])
         if embedding is not None:
             return _advice_about_sparse_gradients(embedding, optimizers)
-        for optimizer in optimizers:
-            if optimizer.accepts_fused and not optimizer.fused:
-                return f"Pass fused=True to {plain(optimizer.class_name)}, or use larger batches"
-        for optimizer in optimizers:
-            if optimizer.accepts_foreach and not optimizer.foreach and not optimizer.fused:
-                return f"Pass foreach=True to {plain(optimizer.class_name)}, or use larger batches"
-        return self.fix_of_fast_optimizer
+        if _looped_calls(step.profile):
+            return _advice_about_loops(step.root.optimizer.calls)
+        if step.profile.run.monitor == "FlopsCallback":
+            return self.fix_in_transformers
+        if optimizers:
+            return _advice_about_arguments(optimizers) or self.fix_of_fast_optimizer
+        return super().advise_in(module, step)
 
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
         seconds = step.uncontended(self.name, candidate.seconds or 0.0)
@@ -79,6 +88,26 @@ class SlowOptimizer(PartRule):
         if not step.times.uncontended:
             needed *= allowance(step.lost_cpu_share)
         return self.judged_seconds(candidate, step) > needed
+
+
+def _advice_about_arguments(optimizers: Sequence[OptimizerSettings]) -> str:
+    """Return the advice on an argument that makes an optimizer faster. Empty if there is none."""
+    for optimizer in optimizers:
+        if optimizer.accepts_fused and not optimizer.fused:
+            instead = " instead of foreach=True" if optimizer.foreach else ""
+            name = plain(optimizer.class_name)
+            return f"Pass fused=True{instead} to {name}, or use larger batches"
+    for optimizer in optimizers:
+        if optimizer.accepts_foreach and not optimizer.foreach and not optimizer.fused:
+            return f"Pass foreach=True to {plain(optimizer.class_name)}, or use larger batches"
+    return ""
+
+
+def _advice_about_loops(calls: int) -> str:
+    return (
+        f"The optimizer makes {units.count(calls)} operator calls in a step. Compute with whole "
+        "tensors, or with torch._foreach functions, instead of loops over rows"
+    )
 
 
 def _advice_about_iterations(optimizer: OptimizerSettings) -> str:
@@ -144,7 +173,16 @@ def needed_seconds(step: StepEvidence) -> float:
         bandwidth = run.hardware.bandwidth_bytes_per_second
         if bandwidth:
             return SLOW_ON_DEVICE * (work.bytes_moved / bandwidth + LAUNCH_SECONDS)
-    return work.calls * SECONDS_PER_CALL + work.bytes_moved * _seconds_per_byte(work)
+    calls = work.calls - _looped_calls(step.profile)
+    return calls * SECONDS_PER_CALL + work.bytes_moved * _seconds_per_byte(work)
+
+
+def _looped_calls(profile: Profile) -> int:
+    """Return the number of operator calls of the optimizer beyond `MOST_CALLS_PER_MODULE`."""
+    calls = 0
+    for module in profile.modules.values():
+        calls += max(module.optimizer.self_calls - MOST_CALLS_PER_MODULE, 0)
+    return calls
 
 
 def _seconds_per_byte(work: Work) -> float:
