@@ -500,6 +500,8 @@ class BusyModules(Struct, frozen=True, kw_only=True):
         slowest: Name of the module with the most self time.
         slowest_seconds: Its self time, in seconds per step.
         macs: MACs of all these modules in forward and backward, without submodules.
+        is_compiled: Whether these modules are compiled and their submodules are not timed. Then
+            `seconds` and `macs` include the submodules.
     """
 
     pattern: str
@@ -510,6 +512,7 @@ class BusyModules(Struct, frozen=True, kw_only=True):
     slowest: str
     slowest_seconds: float
     macs: int
+    is_compiled: bool = False
 
 
 def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:
@@ -525,6 +528,19 @@ def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:
         if spread is not None:
             total = (total or 0.0) + spread.median
     return total
+
+
+def hides_submodules(name: str, profile: Profile) -> bool:
+    """Return whether a module is compiled as a whole, so that its submodules are not timed."""
+    if not profile.modules[name].compiled:
+        return False
+    prefix = f"{name}." if name else ""
+    below = [
+        module
+        for other, module in profile.modules.items()
+        if other != name and other.startswith(prefix)
+    ]
+    return bool(below) and all(total_seconds(module) is None for module in below)
 
 
 def busiest(
@@ -551,9 +567,11 @@ def busiest(
     found = []
     for label, names in fold_repeats(timed, lambda name: (name,), patterns):
         macs = 0
-        for name in names:
+        are_compiled = [hides_submodules(name, profile) for name in names]
+        for name, is_compiled in zip(names, are_compiled, strict=True):
             module = profile.modules[name]
-            macs += module.forward.self_macs + module.backward.self_macs
+            for work in (module.forward, module.backward):
+                macs += work.macs if is_compiled else work.self_macs
         slowest = max(names, key=timed.__getitem__)
         group = BusyModules(
             pattern=patterns[names[0]],
@@ -564,6 +582,7 @@ def busiest(
             slowest=slowest,
             slowest_seconds=timed[slowest],
             macs=macs,
+            is_compiled=all(are_compiled),
         )
         found.append(group)
     return tuple(sorted(found, key=lambda group: -group.seconds))

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from lflops import units
+from lflops.analysis.tree import hides_submodules
 from lflops.findings.evidence import REPORTED_SHARE, StepEvidence, allowance
 from lflops.findings.finding import Finding
 from lflops.profile.module_names import plain
 from lflops.profile.notes import filled
+from lflops.profile.profile import Profile
 
 Facts = Mapping[str, float | str | None]
 """Values for the placeholders in a rule's text templates, keyed by the names of the placeholders.
@@ -225,7 +227,7 @@ class StepRule(Rule):
         cost = cost_of(candidate.seconds, step)
         words["cost"] = cost
         words["Cost"] = cost[0].upper() + cost[1:]
-        words["where"] = plain(candidate.module) or root_itself(step.root.class_name)
+        words["where"] = plain(candidate.module) or root_itself(step.profile)
         return words
 
 
@@ -261,15 +263,20 @@ def cost_of(seconds: float | None, step: StepEvidence) -> str:
     return f"{share} of the {step.unit} ({units.duration(seconds)})"
 
 
-def root_itself(class_name: str) -> str:
+def root_itself(profile: Profile) -> str:
     """Describe the part of the model outside all submodules: "Net itself, outside its layers".
 
-    If a run has several models, lflops puts them into a `ModuleDict`, which is the root module.
-    Users did not write this root, so the text is "the code around the models".
+    If the model is compiled as a whole, this part has all layers, so the text is "the compiled
+    Net". If a run has several models, lflops puts them into a `ModuleDict`, which is the root
+    module. Users did not write this root, so the text is "the code around the models".
     """
+    class_name = profile.modules[""].class_name
     if class_name == "ModuleDict":
         return "the code around the models"
-    return f"{plain(class_name) or 'the model'} itself, outside its layers"
+    name = plain(class_name) or "the model"
+    if hides_submodules("", profile):
+        return f"the compiled {name}"
+    return f"{name} itself, outside its layers"
 
 
 def others_like(number: int) -> str:

@@ -77,7 +77,7 @@ def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
     if not modules:
         return
     listed = modules[:_MODULES]
-    names = list(map(_named, listed))
+    names = [_named(each, analysis.profile) for each in listed]
     width = max(map(len, names))
     for name, module in zip(names, listed, strict=True):
         line = f"{name:<{width}}  {_time(analysis, module.seconds)}"
@@ -97,14 +97,16 @@ def _time(analysis: Analysis, seconds: float) -> str:
     return f"{units.duration(seconds):>8}  {share:>6}"
 
 
-def _named(modules: BusyModules) -> str:
+def _named(modules: BusyModules, profile: Profile) -> str:
     """Format the name of one or several identical modules, with their number and class.
 
     A long name is shortened at its start.
     """
     if not modules.name:
-        return root_itself(modules.kind)
+        return root_itself(profile)
     after = f"{times_mark(modules.modules)}  {plain(modules.kind)}"
+    if modules.is_compiled:
+        after += ", compiled"
     room = max(_NAME - len(after), _LEAST_NAME)
     return f"{shortened_name(plain(modules.name), room)}{after}"
 

@@ -24,6 +24,7 @@ from lflops.profile.profile import OpCount, OptimizerSettings, Profile, Unsuppor
 from lflops.profile.records import Phase, Trace, TracedOperator
 from lflops.profile.steps import Step
 from lflops.report.explanation import explain, lines_of
+from lflops.report.log_text import log_text
 from lflops.report.report import report_of
 from lflops.report.verdict import unseen_because
 from tests.support.profile_builders import cell, clocked, product, profile, run, weights
@@ -1145,3 +1146,25 @@ def test_advice_in_an_unchanged_script_does_not_ask_for_arguments() -> None:
     fixes = " ".join(finding.fix for finding in findings(detected).values())
     assert "Set LFLOPS=hardware=measure" in fixes
     assert "Pass hardware" not in fixes
+
+
+def test_a_model_that_is_compiled_as_a_whole_has_the_work_of_its_layers() -> None:
+    """Only the whole model is timed: 50 ms. Its layers have 3000 MACs, so it computes 120 kFLOP/s."""
+    rows = {
+        "": {"class_name": "Net", "compiled": True} | weights(0, 8),
+        "a": {"class_name": "Linear"} | weights(8),
+    }
+    step = Step(index=0, kind="unprofiled", seconds=0.1, phases=USUAL)
+    steps = tuple(replace(step, index=number) for number in range(6))
+    made = profile(rows, WORK[:2], run=run(kind="training", device_type="cpu"), steps=steps)
+    own: dict[tuple[str, Phase], float] = {("", "forward"): 20e-3, ("", "backward"): 30e-3}
+    given = clocked(made, own)
+    (busy,) = analyze(given).busiest
+    assert busy.is_compiled
+    assert (3000, 50e-3) == (busy.macs, pytest.approx(busy.seconds))
+    assert "most time is spent in the compiled Net: 50.0 %" in findings(given)["busiest"].sentence
+    (line,) = (line for line in log_text(analyze(given)).splitlines() if "most time" in line[:12])
+    assert "the compiled Net" in line
+    assert "120 kFLOP/s" in line
+    timed_inside = clocked(made, own | {("a", "forward"): 10e-3})
+    assert not any(each.is_compiled for each in analyze(timed_inside).busiest)

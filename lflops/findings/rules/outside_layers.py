@@ -73,7 +73,7 @@ class OutsideLayers(ModuleRule):
                 )
             has_hooks = "" in step.with_hooked_layers
             facts: Facts = {
-                "itself": root_itself(step.root.class_name),
+                "itself": root_itself(step.profile),
                 "hooks": ", or in forward hooks on the layers" if has_hooks else "",
                 "operators": in_operators,
                 "is_explained": bool(operators.names) and operators.explains(seconds),
