@@ -5,6 +5,7 @@ wrong numbers.
 """
 
 import functools
+import io
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ from lflops.torch_private import (
     tensors,
 )
 from lflops.torch_private.known_torch import differs, known_torch
+from lflops.torch_private.saving import wrap_saves
 
 aten = torch.ops.aten
 
@@ -181,6 +183,16 @@ def check_data_loader() -> None:
     next(iterator, None)
     are_reported = len(reported) == 2 and isinstance(reported[1], StopIteration)
     _raise_if_wrong({"fetches of a DataLoader are not reported": are_reported})
+
+
+def _are_saves_reported() -> bool:
+    """Return whether `wrap_saves` reports the beginning and the end of each `torch.save`."""
+    reported: list[object] = []
+    with CleanupStack() as undo:
+        wrap_saves(undo, lambda: reported.append("begins"), reported.append)
+        torch.save(1, io.BytesIO())
+    torch.save(1, io.BytesIO())
+    return reported == ["begins", None]
 
 
 @functools.cache
@@ -568,6 +580,7 @@ def _of_modules() -> dict[str, bool]:
         "graph breaks are not counted": modules.graph_breaks() >= 0,
         "the time of compilations is unknown": modules.compile_seconds() >= 0,
         "the start of a compilation is not reported": _are_compilations_reported(),
+        "calls of torch.save are not reported": _are_saves_reported(),
         "hooks cannot be hidden from torch.compile or TorchScript": _hides_hooks(parent),
         "registered hooks are not found": _are_hooks_found(parent),
         "the hooks of a module or of a parameter are not listed": _are_hooks_listed(),

@@ -403,6 +403,18 @@ class AutoDetectedPhases(LoopPhases):
             if not self.guard.contains(error):
                 raise
 
+    def _note_save(self) -> bool:
+        if get_ident() != self.home:
+            return False
+        with self.guard:
+            self.deferred.note(AutoDetectedPhases._save_begins, self)
+        return True
+
+    def _note_saved(self, is_noted: bool) -> None:  # noqa: FBT001 - the result of `_note_save`
+        if is_noted:
+            with self.guard:
+                self.deferred.note(AutoDetectedPhases.leave_last, self, "checkpoint_save")
+
     def end_step(self, *, failed: bool = False) -> None:
         """End the step.
 

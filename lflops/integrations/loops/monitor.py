@@ -156,6 +156,7 @@ class LoopMonitor:
         self._loop = loop
         self._settings = settings
         self._phases = phases or LoopPhases(loop.engine)
+        self._phases.checkpoint_begins = partial(self.mark, "checkpoint")
         self._stage = "train"
         # number of earlier batches in the current training step
         self._batches = 0

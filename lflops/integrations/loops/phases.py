@@ -30,6 +30,7 @@ from lflops.error_guard import CleanupStack, ErrorGuard, wrap
 from lflops.monitoring.inputs.phases import Phases, Within
 from lflops.phase_log import ENTER, LEAVE, MANY, RUN
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, wrap_backward
+from lflops.torch_private.saving import wrap_saves
 
 RUNNING = ""
 """Passed instead of a stage name, such as "train". It means the stage that is currently running."""
@@ -55,17 +56,23 @@ a category of the ledger, the time account of the run.
 """
 
 
+def _do_nothing() -> None:
+    """Do nothing until a monitor wants to know about checkpoints."""
+
+
 class LoopPhases(Phases):
     """Detects the phases of one custom loop.
 
     Attributes:
         updated: Indices of the optimizers that have made a step since the monitor last cleared this
             set. Only steps between `begin_step` and `end_step` are included.
+        checkpoint_begins: Called when `torch.save` begins to write a file.
     """
 
     def __init__(self, engine: Any = None) -> None:
         super().__init__()
         self.updated: set[int] = set()
+        self.checkpoint_begins: Callable[[], None] = _do_nothing
         self._engine = engine
         self._stage = "train"
         self._in_step = False
@@ -91,6 +98,7 @@ class LoopPhases(Phases):
         self.guard = guard
         undo.add(self.clear)
         wrap_backward(undo, self._backward_begins, self._backward_ends)
+        wrap_saves(undo, self._note_save, self._note_saved)
         hook_models(undo, models, self._model_hook(), self._model_end_hook())
         begins = self._optimizer_hook()
         for place, optimizer in enumerate(optimizers):
@@ -291,6 +299,27 @@ class LoopPhases(Phases):
                     raise
 
         return optimizer_ends
+
+    def _note_save(self) -> bool:
+        """Note that `torch.save` begins to write a file. Returns whether the monitor notes its end."""
+        if threading.get_ident() != self._thread:
+            return False
+        with self.guard:
+            self._save_begins()
+        return True
+
+    def _note_saved(self, is_noted: bool) -> None:  # noqa: FBT001 - the result of `_note_save`
+        if is_noted:
+            with self.guard:
+                self.leave_last("checkpoint_save")
+
+    def _save_begins(self) -> None:
+        """Begin the category `checkpoint_save`, unless another phase or category includes the time."""
+        if self.innermost in {None, "forward"}:
+            if not self.deferred.runs_here():
+                # Without a window, only the ledger needs to know, and its thread makes this call.
+                self.checkpoint_begins()
+            self.enter("checkpoint_save", RUN)
 
     def _backward_begins(self, losses: Sequence[Any]) -> int | None:
         """Begin the `backward` phase, and return the number of phases that contain it.

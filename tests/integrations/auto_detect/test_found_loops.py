@@ -452,6 +452,23 @@ for epoch in range(4):
     assert 0 < spent["validation"] < spent["between_epochs"]
 
 
+def test_saving_is_a_category_of_its_own(tmp_path: Path, warm_python: WarmPython) -> None:
+    """The script saves 40 MB after each step, with nothing else outside the phases."""
+    code = f"""{ASKED}
+model = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+large = torch.zeros(10_000_000)
+for _ in range(12):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.save(large, sys.argv[1] + "/large.pt")
+"""
+    ended(warm_python, code, tmp_path)
+    spent = load_run(tmp_path).seconds
+    assert spent["checkpoint_save"] > spent["training/other"]
+
+
 RELEASED = f"""{ASKED}
 import gc, weakref
 gc.disable()

@@ -11,6 +11,7 @@ import io
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lflops.error_guard import CleanupStack, ErrorGuard, unguarded
 from lflops.integrations.loops.phases import LoopPhases
+from lflops.phase_log import ENTER, LEAVE, RUN, events_in
 from lflops.torch_private.autograd import after_backward
 from tests.support.compilers import Backend
 
@@ -127,6 +129,39 @@ def test_the_users_hooks_on_the_model_are_part_of_forward(loop: Loop) -> None:
     loop.phases.end_step()
     hook.remove()
     assert "+forward hook -forward +backward -backward" == loop.heard
+
+
+def test_saving_a_file_is_no_part_of_the_step(loop: Loop) -> None:
+    """`torch.save` begins a category of the ledger, unless the user has named this part.
+
+    A file that cannot be opened ends the category, too. Afterwards torch's function is restored.
+    """
+    loop.undo.close()
+    original = torch.serialization._open_zipfile_writer
+    loop.watch()
+    log = loop.phases.log
+    marked: list[str] = []
+    loop.phases.checkpoint_begins = partial(marked.append, "checkpoint")
+
+    log.connect(list)
+
+    def saves(file: Any) -> list[Any]:
+        before = len(log.events)
+        torch.save(loop.model.state_dict(), file)
+        return list(events_in([*log.events][before:]))
+
+    loop.phases.begin_step()
+    began, ended = saves(io.BytesIO())
+    assert (ENTER, "checkpoint_save", RUN) == began[1:]
+    assert LEAVE == ended[1]
+    assert ["checkpoint"] == marked
+    with loop.phases.named("mine"):
+        assert [] == saves(io.BytesIO())
+    with pytest.raises(RuntimeError, match="does not exist"):
+        torch.save(1, "no/such/folder/file.pt")
+    assert 0 == loop.phases.depth
+    loop.undo.close()
+    assert original is torch.serialization._open_zipfile_writer
 
 
 def _transfers(loop: Loop) -> None:
