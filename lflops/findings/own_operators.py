@@ -64,6 +64,9 @@ The bounds of operators that are not in the trace count as well.
 TRACED_SHARE = 0.25
 """Operators are listed with their times only if the trace shows this share of a finding's time."""
 
+MANY_CALLS = 200
+"""If a module itself makes at least this many operator calls in each of its calls, Python loops."""
+
 MOST_NAMES = 3
 """Maximum number of operators that the sentence of a finding names."""
 
@@ -81,6 +84,7 @@ class OwnOperators:
         seconds: Seconds per step that all operators together need, including the time to call them.
             An operator that is not in the trace counts with an upper bound. The sum is
             multiplied by the `contention` of `OperatorTimes`.
+        calls: Number of calls of all operators in a step.
         are_known: Whether no operator is missing in `seconds`. An unsupported operator is missing
             if it is not in the trace, because its work is unknown.
     """
@@ -88,6 +92,7 @@ class OwnOperators:
     traced: Mapping[str, float]
     names: tuple[str, ...]
     seconds: float
+    calls: int = 0
     are_known: bool = True
 
     def explains(self, seconds: float) -> bool:
@@ -224,6 +229,7 @@ class OperatorTimes:
             traced=traced,
             names=tuple(names),
             seconds=seconds * self._contention,
+            calls=calls,
             are_known=are_known,
         )
 

@@ -628,6 +628,17 @@ def test_a_repeated_module_that_takes_most_of_the_time_is_named_alone(
     assert f"is spent in {named} (GELU) itself" in found.sentence
 
 
+@pytest.mark.parametrize("module", ["b", ""])
+def test_a_loop_of_many_small_operators_is_named(module: str) -> None:
+    """A loss in a Python loop makes 1000 calls of `logsumexp`, which is nothing to fuse."""
+    calls = cell(module, "logsumexp", "forward", calls=1000, bytes_moved=100_000)
+    own: dict[tuple[str, Phase], float] = {(module, "forward"): 30e-3}
+    given = trained(own=own, cells=[calls], operators={"logsumexp": 18e-3, "gelu": 1e-3})
+    found = findings(given)["no_products" if module else "outside"]
+    assert "makes 1.00 k operator calls in a step. Replace Python loops" in found.fix
+    assert not found.is_issue
+
+
 def test_a_single_operator_is_fused_with_its_neighbours() -> None:
     """GELU has one operator, so there is nothing to fuse inside of it."""
     found = findings(trained(operators={"gelu": 10e-3, "gelu_backward": 20e-3}))["no_products"]
@@ -963,9 +974,15 @@ def test_an_optimizer_that_loops_over_rows_is_an_issue() -> None:
 
 
 def test_the_usual_clipping_of_transformers_is_no_loop_over_parameters() -> None:
-    """The Trainer clips by default, with `foreach`."""
+    """The Trainer clips by default, with `foreach`. It may need 0.2 ns for each byte."""
+    traffic = cell("", "_foreach_mul_", "other", bytes_moved=100_000_000)
+    clipping = trained(clip=20e-3, cells=[traffic])
+    assert findings(clipping)["clip"].is_issue
+    in_trainer = replace(clipping, run=replace(clipping.run, monitor="FlopsCallback"))
+    assert not findings(in_trainer)["clip"].is_issue
     given = trained(clip=20e-3)
     given = replace(given, run=replace(given.run, monitor="FlopsCallback"))
+    assert findings(given)["clip"].is_issue
     assert "pass max_grad_norm=0 to TrainingArguments" in findings(given)["clip"].fix
     assert "loop over parameters" not in findings(given)["clip"].fix
 

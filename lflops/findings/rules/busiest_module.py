@@ -5,8 +5,10 @@ They apply if there is no other finding, or if the chip's peak is unknown.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from lflops import units
 from lflops.analysis.tree import TIMED_PHASES
 from lflops.findings.evidence import StepEvidence
+from lflops.findings.own_operators import MANY_CALLS
 from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
 from lflops.findings.rules.python_code import PythonCode, in_brackets, python_seconds
 
@@ -41,6 +43,10 @@ class NoMatmuls(StepRule):
         "Look for Python code, locks, and access to files or the network in the {pass} of {where}"
     )
 
+    fix_of_loop = (
+        "{where} makes {calls} operator calls in a step. Replace Python loops by operators on whole "
+        "tensors, or compile {where}, for example with torch.compile"
+    )
     fix_of_hooks = "Do the work of the forward hooks on the layers of {where} only every N steps"
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
@@ -81,6 +87,8 @@ class NoMatmuls(StepRule):
                 "pass": slower,
                 "hooks": " or in forward hooks on its layers" if has_hooks else "",
                 "is_slow_forward": more_in_forward >= MAIN_SHARE * seconds,
+                "has_loop": operators.calls >= MANY_CALLS * max(calls, 1),
+                "calls": units.count(operators.calls),
                 "has_long_backward": slower == "backward" and per_call >= LONG_BACKWARD,
             }
             yield Candidate(
@@ -104,6 +112,8 @@ class NoMatmuls(StepRule):
             return self.fix_of_hooks
         if not candidate.facts["is_explained"]:
             return self.fix_of_other_code
+        if candidate.facts["has_loop"]:
+            return self.fix_of_loop
         if candidate.facts["is_unknown"]:
             return self.fix_if_unknown
         return self.fix_of_one_operator if candidate.facts["is_one_operator"] else self.fix

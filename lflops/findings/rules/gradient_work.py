@@ -3,6 +3,7 @@
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.part_rule import PartRule, main_hook
 from lflops.findings.rule import Candidate, Threshold
+from lflops.findings.rules.optimizer import SECONDS_PER_BYTE
 
 
 class GradientWork(PartRule):
@@ -33,6 +34,16 @@ class GradientWork(PartRule):
         "If the gradients need no clipping, pass max_grad_norm=0 to TrainingArguments. Log "
         "histograms and norms of gradients only every N steps"
     )
+
+    def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
+        """Return whether the time is an issue.
+
+        A transformers Trainer clips gradients by default, which is no issue if the operators take
+        the time that their traffic needs.
+        """
+        if step.profile.run.monitor != "FlopsCallback" or not step.is_on_cpu:
+            return True
+        return (candidate.seconds or 0.0) > step.root.other.bytes_moved * SECONDS_PER_BYTE
 
     def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
         return main_hook(candidate, step)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from lflops import units
 from lflops.analysis.tree import total_seconds
 from lflops.findings.evidence import StepEvidence
+from lflops.findings.own_operators import MANY_CALLS
 from lflops.findings.rule import Candidate, Facts, ModuleRule, Threshold, root_itself
 from lflops.findings.rules.python_code import calling_seconds
 from lflops.profile.profile import ModuleProfile
@@ -48,6 +49,10 @@ class OutsideLayers(ModuleRule):
         "lflops.scope"
     )
 
+    fix_of_loop = (
+        "The code outside the layers makes {calls} operator calls in a step. Replace Python loops by "
+        "operators on whole tensors, or compile this code with torch.compile"
+    )
     fix_of_hooks = "Do the work of the forward hooks on the layers only every N steps"
 
     def detect_modules(
@@ -77,6 +82,8 @@ class OutsideLayers(ModuleRule):
                 "hooks": ", or in forward hooks on the layers" if has_hooks else "",
                 "operators": in_operators,
                 "is_explained": bool(operators.names) and operators.explains(seconds),
+                "has_loop": operators.calls >= MANY_CALLS * max(step.root.calls, 1),
+                "calls": units.count(operators.calls),
             }
             yield Candidate(rule=self, seconds=seconds, facts=facts, operators=times)
 
@@ -93,6 +100,8 @@ class OutsideLayers(ModuleRule):
             return self.fix_of_hooks
         if not _is_python(candidate, step):
             is_explained = candidate.facts["is_explained"]
+            if is_explained and candidate.facts["has_loop"]:
+                return self.fix_of_loop
             return self.fix_of_operators if is_explained else self.fix_if_unknown
         return self.fix if step.is_lightning else self.fix_of_custom_loop
 
