@@ -13,7 +13,7 @@ from lflops.findings.rules.between_steps import (
     SavingCheckpoints,
     Validation,
 )
-from lflops.findings.rules.busiest_module import BusiestModule, NoMatmuls
+from lflops.findings.rules.busiest_module import BusiestModule
 from lflops.findings.rules.communication import (
     CommunicationOfRun,
     ExposedCommunication,
@@ -38,6 +38,7 @@ from lflops.findings.rules.module_parts import (
     MemoryBoundWork,
     RecomputedMatmuls,
 )
+from lflops.findings.rules.no_matmuls import NoMatmuls
 from lflops.findings.rules.not_learning import FrozenLayers, UnusedLayer
 from lflops.findings.rules.optimizer import OptimizerWithoutWindow, SlowOptimizer
 from lflops.findings.rules.other_work import (

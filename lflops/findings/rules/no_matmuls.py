@@ -1,0 +1,174 @@
+"""The rule about modules that spend their time in operators without matmuls, or in other code."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lflops import units
+from lflops.analysis.tree import TIMED_PHASES, BusyModules
+from lflops.findings.evidence import StepEvidence
+from lflops.findings.own_operators import MANY_CALLS, OwnOperators
+from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
+from lflops.findings.rules.python_code import PythonCode, in_brackets, python_seconds
+
+MAIN_SHARE = 0.5
+"""If one of several repeated modules takes at least this share of their time, it is named alone."""
+
+LONG_BACKWARD = 1e-3
+"""Python code in a module's backward can be an issue if a call takes at least this many seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OwnCode:
+    """The code that one or several equal modules run themselves, outside their submodules.
+
+    Attributes:
+        operators: The operators of this code, in forward and backward.
+        calls: Number of calls of the modules in a step.
+        more_in_forward: Seconds by which forward of this code takes longer than backward.
+        has_hooks: Whether the submodules have forward hooks. Their time is included.
+    """
+
+    operators: OwnOperators
+    calls: int
+    more_in_forward: float
+    has_hooks: bool
+
+    @property
+    def slower(self) -> str:
+        return "forward" if self.more_in_forward >= 0 else "backward"
+
+    @property
+    def has_loop(self) -> bool:
+        return self.operators.calls >= MANY_CALLS * max(self.calls, 1)
+
+    @property
+    def has_one_operator(self) -> bool:
+        """Return whether the code has only one operator, apart from its backward."""
+        return sum("backward" not in name for name in self.operators.names) == 1
+
+    def is_python(self, seconds: float) -> bool:
+        """Return whether Python code of the user takes most of the given seconds."""
+        if self.has_hooks and self.more_in_forward >= MAIN_SHARE * seconds:
+            # Forward hooks have no backward, in contrast to most operators of a module.
+            return True
+        is_long = seconds >= LONG_BACKWARD * max(self.calls, 1)
+        in_backward = self.slower == "backward"
+        return in_backward and is_long and not self.operators.explains(seconds)
+
+
+class NoMatmuls(StepRule):
+    """A module spends time in operators without matmuls, such as norms and activations.
+
+    lflops reports this only if the chip's peak is unknown. It is an issue only on a CPU, and only
+    if Python code of the user takes most of the time. This is the case if most of the time is in
+    backward but not in operators, or if it is in forward and the submodules have forward hooks.
+    """
+
+    name = "no_products"
+    threshold = Threshold(share=0.10, reported=0.05)
+    sentence = "{Cost} is spent in {where}{class} itself{hooks}{operators}."
+    fix = "Fuse the operators of {where}, for example with torch.compile"
+    fix_of_one_operator = (
+        "Fuse the operator of {where} with the operators before and after it, for example with "
+        "torch.compile"
+    )
+    fix_if_unknown = (
+        "To see what takes the time, name parts of the forward of {where} with lflops.scope, and "
+        "look for Python loops"
+    )
+    fix_of_other_code = (
+        "Look for Python code, locks, and access to files or the network in the {pass} of {where}"
+    )
+    fix_of_loop = (
+        "{where} makes {calls} operator calls in a step. Replace Python loops by operators on whole "
+        "tensors, or compile {where}, for example with torch.compile"
+    )
+    fix_of_hooks = "Do the work of the forward hooks on the layers of {where} only every N steps"
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        if step.breakdown is not None or step.are_module_times_unreliable:
+            return
+        explained = set()
+        in_python: Mapping[str, float] = {}
+        for each in earlier:
+            if not each.rule.is_reported(each, step):
+                continue
+            if isinstance(each.rule, PythonCode):
+                in_python = python_seconds(step, earlier)
+            else:
+                explained.add(step.patterns.get(each.module, each.module))
+        patterns = _patterns_with_operators(step) - explained
+        for modules in step.busiest:
+            if modules.pattern in patterns and not modules.macs:
+                yield self._candidate(modules, step, in_python.get(modules.pattern, 0.0))
+
+    def _candidate(self, modules: BusyModules, step: StepEvidence, in_python: float) -> Candidate:
+        """Return the candidate about some modules. `in_python` seconds have their own finding."""
+        place = modules.pattern
+        seconds = modules.seconds
+        if modules.modules > 1 and modules.slowest_seconds >= MAIN_SHARE * modules.seconds:
+            place = modules.slowest
+            seconds = modules.slowest_seconds
+        seconds -= step.sleeping_in(place) + in_python
+        code = _own_code(place, step)
+        facts: Facts = {
+            "class": in_brackets(modules.kind),
+            "operators": code.operators.within(seconds),
+            "pass": code.slower,
+            "hooks": " or in forward hooks on its layers" if code.has_hooks else "",
+            "calls": units.count(code.operators.calls),
+        }
+        times = code.operators.times(seconds)
+        return Candidate(rule=self, seconds=seconds, module=place, facts=facts, operators=times)
+
+    def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
+        code = _own_code(candidate.module, step)
+        return step.is_on_cpu and code.is_python(candidate.seconds or 0.0)
+
+    def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        code = _own_code(candidate.module, step)
+        seconds = candidate.seconds or 0.0
+        fix = self.fix
+        if code.has_hooks:
+            fix = self.fix_of_hooks
+        elif not code.operators.explains(seconds):
+            fix = self.fix_of_other_code
+        elif code.has_loop:
+            fix = self.fix_of_loop
+        elif code.operators.traced and not code.operators.are_traced(seconds):
+            fix = self.fix_if_unknown
+        elif code.has_one_operator:
+            fix = self.fix_of_one_operator
+        return fix
+
+
+def _own_code(place: str, step: StepEvidence) -> _OwnCode:
+    """Return the own code of a module, or of all modules with the pattern `place`."""
+    names = [place] if place in step.profile.modules else step.modules_at(place)
+    calls = 0
+    more_in_forward = 0.0
+    for name in names:
+        module = step.profile.modules[name]
+        calls += module.calls
+        for work, sign in ((module.forward, 1), (module.backward, -1)):
+            if work.self_seconds is not None:
+                more_in_forward += sign * work.self_seconds.median
+    return _OwnCode(
+        operators=step.operator_times.of(names, {"forward", "backward"}),
+        calls=calls,
+        more_in_forward=more_in_forward,
+        has_hooks=not step.with_hooked_layers.isdisjoint(names),
+    )
+
+
+def _patterns_with_operators(step: StepEvidence) -> set[str]:
+    """Return the patterns (`layers.*.mlp`) of modules that run operators outside their submodules.
+
+    Compiled modules are left out, because their self time is unknown.
+    """
+    patterns = set()
+    for name, module in step.profile.modules.items():
+        runs_operators = any(module.work(phase).self_calls for phase in TIMED_PHASES)
+        if name and runs_operators and not module.compiled:
+            patterns.add(step.patterns[name])
+    return patterns
