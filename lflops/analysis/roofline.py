@@ -616,9 +616,9 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
     The bytes of submodules are not included. A value is `None` if the bytes of a kernel are
     unknown.
 
-    The compiler can decide to recompute cheap operators in backward. Kernels that recompute these
-    operators count as backward, unless the module uses activation checkpointing, because eager code
-    does not recompute either. So the bytes of each phase can be compared with those of eager code.
+    The compiler can decide to recompute cheap operators in backward. Eager code recomputes only
+    with activation checkpointing. So that both can be compared phase by phase, kernels that
+    recompute cheap operators count as backward, unless the module uses activation checkpointing.
     """
     trace = profile.trace
     steps = profile.traced_steps

@@ -679,8 +679,9 @@ class Repeats(NamedTuple):
     def point(self) -> Point:
         """All modules combined into one point of the roofline.
 
-        The point is compute-bound or memory-bound, whichever applies to most of the least time. It
-        is above its roof (faster than its least time) if any of the modules is.
+        The point is compute-bound if compute-bound modules have most of the summed least times,
+        otherwise memory-bound. It is above its roof (faster than its least time) if any of the
+        modules is.
         """
         first = self.parts[0]
         if len(self.parts) == 1:

@@ -120,7 +120,7 @@ def what_if(
     times = step_times(profile)
     if not times.mean or times.seconds is None:
         raise ProfileError(
-            "what_if: the profile has no step that ran without profiling: "
+            "what_if: the profile has no step that was timed while nothing was profiled: "
             "pass a profile of a training run, or of lflops.measure"
         )
     removed = [without] if isinstance(without, str) else without

@@ -54,7 +54,7 @@ def run(
     """
     if not entry_points(group="torch.backends", name="lflops"):
         raise UsageError(
-            f"lflops is not installed for {sys.executable}, so torch cannot load lflops: install "
+            f"lflops is not installed for {sys.executable}, so the processes that it starts cannot import lflops: install "
             "it with pip install lflops"
         )
     os.environ[VARIABLE] = _settings(folder) or "1"
@@ -173,4 +173,4 @@ def window(
         )
     folder = newest_file(running).parent
     write_whole(folder / REQUEST, b"")
-    write_lines([f"requested a window: its profile will be written to {folder}"])
+    write_lines([f"requested a profiling window: its profile will be written to {folder}"])

@@ -96,8 +96,8 @@ def refuse_what_keeps_tensors(module: nn.Module) -> None:
         if kind in kinds:
             raise CountError(
                 f"estimate: {type(module).__name__} has {kept}, which fake tensors cannot replace: "
-                f"pass the wrapped module, or pass {mesh} and a function that builds the wrapped "
-                "module"
+                f"pass the module inside the wrapper, or pass {mesh} and a function that builds "
+                "this module"
             )
     if "FSDPModule" in kinds and not _has_only_fake_parameters(module):
         raise CountError(

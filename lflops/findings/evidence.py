@@ -196,7 +196,7 @@ class StepEvidence:
         """The module in which the training thread sleeps (uses no CPU), and for how long it sleeps.
 
         `None` if the thread does not sleep, if module times are unreliable, or if no module and no
-        pattern has at least `LEAST_SLEEP_SHARE` of the sleeping time.
+        group of repeated modules has at least `LEAST_SLEEP_SHARE` of the sleeping time.
         """
         seconds = sleeping_seconds(self.profile)
         if not seconds or self.are_module_times_unreliable:

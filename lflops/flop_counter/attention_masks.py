@@ -265,7 +265,7 @@ def _divided(blocks: _Blocks, rows: int, columns: int) -> int:
     height, width = blocks.sizes
     evaluated = int(blocks.counts[0].sum()) * min(height, rows) * min(width, columns)
     if evaluated > MOST_EVALUATED:
-        raise ValueError(f"the mask has too many pairs of a query and a key: {evaluated}")
+        raise ValueError(f"the mask has too many query-key pairs: {evaluated}")
     total = 0
     for batch in range(batches):
         for head in range(heads):

@@ -25,10 +25,10 @@ from lflops.torch_private.operators import decompose
 from lflops.torch_private.tensors import PLAIN
 
 GATHER = ("allgather", "gather")
-"""Prefixes of the names of collectives that return complete tensors, with underscores removed."""
+"""Prefixes of collectives that return a complete tensor on each rank, without underscores."""
 
 SCATTER = ("reducescatter", "scatter", "alltoall")
-"""Prefixes of the names of collectives that return partial tensors, with underscores removed."""
+"""Prefixes of collectives that return a part of a tensor on each rank, without underscores."""
 
 
 def is_sharded(kind: type) -> bool:
@@ -149,7 +149,7 @@ class PartialTensors:
                 self.add_local_parts(parameter)
 
     def in_any(self, values: Any) -> bool:
-        """Return whether the arguments of a call contain a partial tensor.
+        """Return whether the arguments of a call contain a tensor that is a part of a whole one.
 
         Args:
             values: Sequences and dicts of arguments, for example `(args, kwargs)`.

@@ -342,7 +342,7 @@ def _as_toml(name: str, chip: Hardware) -> str:
 
 
 def _vendor_in(name: str) -> str:
-    """Return the GPU vendor whose words are in a chip's name, or else the text `measured`."""
+    """Return the GPU vendor that a chip's name mentions, or `measured` if it mentions none."""
     words = set(_split(name))
     for vendor, marks in GPU_VENDORS.items():
         if words & marks:

@@ -351,7 +351,10 @@ def _defines(value: Any, name: str) -> bool:
 
 
 def _listed_samples(batch: Any, found: Sequence[_Sized]) -> _Samples | None:
-    """Return the length of a list with one entry per sample, or `None` if there is no such list."""
+    """Return the number of samples of a batch that is, or has, a list with one entry per sample.
+
+    Return `None` if there is no such list.
+    """
     storage = _storage(batch)
     if not storage:
         return None

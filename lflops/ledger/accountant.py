@@ -184,7 +184,7 @@ class Usual:
 
     @property
     def median(self) -> int:
-        """Nanoseconds of the usual step."""
+        """Median duration of a step in nanoseconds."""
         return self._all.totals.median
 
 

@@ -465,7 +465,7 @@ def _resumed_from(later: Sequence[Segment]) -> int | None:
 
 
 def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
-    """Yield one span for each row of a process.
+    """Yield one span for each row of a process's ledger.
 
     Args:
         segment: The ledger of the process.

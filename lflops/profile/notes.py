@@ -216,7 +216,7 @@ def _schedule_shrunk(note: Note) -> str:
             parts.append(f"{name.replace('_', ' ')} {number}")
     schedule = ", ".join(parts) or units.UNKNOWN
     sentence = _fill("the schedule is shortened, because the run has {batches:batch/batches}", note)
-    return f"{sentence}; the new schedule in steps: {schedule}"
+    return f"{sentence}; the new profiling schedule, in steps: {schedule}"
 
 
 def _no_trace(note: Note) -> str:

@@ -25,10 +25,10 @@ takes about as long as other steps.
 """
 
 EVENTS = ("validation", "checkpoint")
-"""The marks of `DISTURBANCES` for work that the training loop does between batches.
+"""Marks of steps with work that the training loop does between batches.
 
-Ranks are also compared in steps with these marks, because validation or a checkpoint may take
-longer on some ranks than on others.
+They are a part of `DISTURBANCES`. Nevertheless, ranks are compared in steps with these marks,
+because validation or a checkpoint may take longer on some ranks than on others.
 """
 
 WITHIN_FORWARD = ("prefill", "decode")

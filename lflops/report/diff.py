@@ -231,7 +231,7 @@ def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
         return
     if diff.whole is None:
         yield (
-            "Modules are not compared: too few modules have times and the same work in both runs."
+            "Modules are not compared: too few modules were timed in both runs with the same work."
         )
         return
     undecided = sum(module.news.caveat == "busy" for module in diff.modules)

@@ -156,7 +156,7 @@ def _why_no_slow_rank(found: Stragglers, analysis: Analysis) -> str:
             "of all ranks"
         )
     if found.is_alternating:
-        why = "and none of them is the last one in most of the steps"
+        why = "and none of them is the last to arrive in most of the steps"
         if found.lengths_differ:
             why = "because the sequence lengths of the batches differ"
         return (

@@ -46,13 +46,13 @@ constants below, or empty.
 """
 
 MODULE_ENTERED = "enters"
-"""The clock was read because a module was entered."""
+"""Reason for a reading of the clock: a module was entered."""
 
 SEGMENT_BEGAN = "segment"
-"""The clock was read because backward began to run the autograd nodes of one module."""
+"""Reason for a reading of the clock: backward began to run the autograd nodes of one module."""
 
 OPERATOR_COUNTED = "operator"
-"""The clock was read because an operator was counted."""
+"""Reason for a reading of the clock: an operator was counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,7 +366,7 @@ def timing_stats(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePh
 
 
 WORTH_SAYING = 0.05
-"""Smallest difference of a scaling factor from 1 for which a note reports the scaling."""
+"""A note mentions that module times were scaled if the factor differs from 1 by at least this."""
 
 
 def attach_module_times(

@@ -209,7 +209,9 @@ def test_a_wrong_question_is_named(question: Any, message: str) -> None:
 
 def test_a_profile_without_times_is_refused() -> None:
     """A profile of a count has no steps, so there is nothing to predict from."""
-    with pytest.raises(lflops.ProfileError, match="has no step that ran without profiling"):
+    with pytest.raises(
+        lflops.ProfileError, match="has no step that was timed while nothing was profiled"
+    ):
         what_if(replace(profile(), steps=()), without="data")
 
 

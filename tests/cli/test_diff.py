@@ -133,7 +133,7 @@ def test_a_larger_batch_is_named_as_that() -> None:
             "The batch went from 4 to 8 samples per step, and the work changed in proportion. A "
             "sample takes 10.0 % less time."
         ),
-        "Modules are not compared: too few modules have times and the same work in both runs.",
+        "Modules are not compared: too few modules were timed in both runs with the same work.",
     ) == headline(diff(before, after))
 
 
@@ -220,7 +220,7 @@ def test_what_two_modules_tell_is_not_judged_and_said_so() -> None:
         ran({"a": 2e-3, "b": 1e-3}, steps=clean(3e-3, 3e-3)),
     )
     assert (
-        "Modules are not compared: too few modules have times and the same work in both runs."
+        "Modules are not compared: too few modules were timed in both runs with the same work."
         in headline(found)
     )
 

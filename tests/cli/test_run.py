@@ -88,7 +88,7 @@ def test_where_torch_would_not_load_lflops_it_says_so(
     """If torch does not load lflops, the command is an error instead of a run without a monitor."""
     monkeypatch.setattr(run, "entry_points", lambda **_: ())
     assert 2 == main(["run", "train.py"])
-    assert "so torch cannot load lflops" in capsys.readouterr().err
+    assert "so the processes that it starts cannot import lflops" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ KEEP: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "a wrapper within": (
         lambda: nn.Sequential(DistributedDataParallel(whole())),
-        "pass the wrapped module",
+        "pass the module inside the wrapper",
     ),
     "the older shards": (
         lambda: FullyShardedDataParallel(whole(), device_id=torch.device("cpu")),

@@ -842,7 +842,7 @@ def test_forward_hooks_on_the_layers_of_a_module_are_named(
     assert "hooks" not in findings(given)["no_products"].sentence
     found = findings(hooked(given, "forward_hooks", "b.inner"))["no_products"]
     assert "in b (GELU) itself or in forward hooks on its layers, in gelu" in found.sentence
-    assert "hooks on the layers of b only every N steps" in found.fix
+    assert "hooks on the layers of b work only every N steps" in found.fix
     assert is_issue == found.is_issue
     outside = trained(own={("", "forward"): 25e-3}, cells=POOLING, operators={"clamp_min": 20e-3})
     finding = findings(hooked(outside, "forward_hooks", "a"))["outside"]

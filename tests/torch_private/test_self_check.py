@@ -275,7 +275,7 @@ def test_fake_tensors_that_mean_something_else_are_named(
         (
             "receive_operator",
             lambda: None,
-            "a received tensor does not dispatch the expected operator",
+            "receiving a tensor does not dispatch the expected operator",
         ),
         ("is_pipeline_vote", lambda: True, "every received tensor is treated as a vote"),
     ],

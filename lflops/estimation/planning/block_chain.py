@@ -80,8 +80,8 @@ class Trial(Struct, frozen=True, kw_only=True):
         choices: Checkpointing policy of each block.
         flops: FLOPs that each block recomputed.
         times: Least time of the recomputation of each block, in femtoseconds; `None` if the chip is
-            unknown. The times are integers, so that equal combinations have exactly equal sums.
-        reading: Bytes of the blocks.
+            unknown. The times are integers, so that equal sets of blocks have exactly equal sums.
+        reading: The memory of the blocks in bytes, as read from the estimate.
     """
 
     choices: tuple[str, ...]

@@ -86,7 +86,7 @@ def plan(
             metavar="N",
             min=1,
             help="Network bandwidth from a GPU to other hosts, in bytes/s, for example 50e9. "
-            "Default: the bandwidth in the vendor's reference hosts.",
+            "Default: the bandwidth in the vendor's reference servers, such as a DGX.",
         ),
     ] = None,
     devices_per_host: Annotated[

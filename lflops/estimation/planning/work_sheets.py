@@ -487,10 +487,10 @@ def _add_memory(
 ) -> None:
     """Add the peak memory at each operator of a timeline to a sheet.
 
-    If the sheet already has a peak for the place of the operator, the higher peak is kept. Inside a
-    block, the place contains the position of the block among the equal blocks. Outside the blocks,
-    a model with more blocks can run more operators, so the place is described by the block that ran
-    before the operator.
+    If the sheet already has a peak under the key of the operator, the higher peak is kept. For an
+    operator inside a block, the key contains the position of the block among the equal blocks. For
+    an operator outside the blocks, it contains the block that ran before. A running number would
+    not do, because it changes with the number of blocks.
     """
 
     def raise_to(key: SheetKey, value: float) -> None:

@@ -24,8 +24,8 @@ class GradientHooks(ModuleRule):
         "beyond the time of their operators."
     )
     fix = (
-        "Do the work of the hooks on parameters (Tensor.register_hook) only every N steps, or once "
-        "for all gradients after backward"
+        "Let the hooks on parameters (Tensor.register_hook) work only every N steps, or handle all "
+        "gradients at once after backward"
     )
 
     def detect_modules(

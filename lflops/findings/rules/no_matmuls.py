@@ -83,7 +83,7 @@ class NoMatmuls(StepRule):
         "{where} makes {calls} operator calls in a step. Replace Python loops by operators on whole "
         "tensors, or compile {where}, for example with torch.compile"
     )
-    fix_of_hooks = "Do the work of the forward hooks on the layers of {where} only every N steps"
+    fix_of_hooks = "Let the forward hooks on the layers of {where} work only every N steps"
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if step.breakdown is not None or step.are_module_times_unreliable:

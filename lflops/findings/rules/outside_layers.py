@@ -53,7 +53,7 @@ class OutsideLayers(ModuleRule):
         "The code outside the layers makes {calls} operator calls in a step. Replace Python loops by "
         "operators on whole tensors, or compile this code with torch.compile"
     )
-    fix_of_hooks = "Do the work of the forward hooks on the layers only every N steps"
+    fix_of_hooks = "Let the forward hooks on the layers work only every N steps"
 
     def detect_modules(
         self, step: StepEvidence, earlier: Sequence[Candidate]

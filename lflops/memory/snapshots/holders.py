@@ -156,9 +156,10 @@ def _records_stacks_of_frees(trace: tuple[Entry, ...]) -> bool:
 
 
 def peak_index(snapshot: Snapshot) -> int:
-    """Return the index of the last failed request in the trace.
+    """Return the index of the event in the trace at which memory use is at its peak.
 
-    If no request failed, return the index of the event before which the most bytes are alive.
+    This is the last allocation that failed because memory ran out. If none failed, it is the event
+    just before which the most bytes are allocated.
     """
     trace = snapshot.trace
     for index in reversed(range(len(trace))):

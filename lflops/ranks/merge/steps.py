@@ -8,8 +8,6 @@ Ranks leave a collective together. If each interval comes from the rank that arr
 end, the intervals add up to the time of the run, and contain no waiting. The ranks of a pipeline do
 not leave together, so the sum of these intervals is shorter than the step of any rank. In this
 case, the merged step is the step of the rank that waited least.
-
-In an unprofiled step, lflops only reads the clock.
 """
 
 from collections import Counter, defaultdict

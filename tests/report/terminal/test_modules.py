@@ -582,7 +582,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                 values={"batches": 4, "skip_first": 0, "wait": 1, "windows": 1},
             ),
             (
-                "the schedule is shortened, because the run has 4 batches; the new schedule in "
+                "the schedule is shortened, because the run has 4 batches; the new profiling schedule, in "
                 "steps: skip first 0, wait 1, windows 1"
             ),
         ),
