@@ -69,29 +69,33 @@ def _with_run_findings(
         confirmed_by_window=confirmed,
     )
     of_run = findings_of_run(run)
-    in_run = frozenset(finding.cause for finding in of_run) & _SAME_TIME
-    findings = [*of_run]
-    for finding in of_step:
-        if finding.cause not in in_run:
-            findings.append(finding)
-    collecting = []
-    for finding in findings:
-        if finding.cause == "gc":
-            collecting.append(finding.seconds or 0.0)
-    explained = 2 * max(collecting, default=0.0)
+    in_run = _SAME_TIME.intersection(finding.cause for finding in of_run)
+    findings = [*of_run, *(finding for finding in of_step if finding.cause not in in_run)]
     issues = _issues(findings)
-    kept = []
-    for finding in findings:
-        # The time of the garbage collector is also part of `other`, but is only reported once.
-        is_collecting = finding.cause == "other" and (finding.seconds or 0.0) <= explained
-        is_twice = not finding.is_issue and finding.cause in issues
-        if not is_collecting and not is_twice:
-            kept.append(finding)
-    return kept
+    return [
+        finding
+        for finding in findings
+        if (finding.is_issue or finding.cause not in issues)
+        and not _is_garbage_collection(finding, findings)
+    ]
 
 
 _SAME_TIME = frozenset({"data", "inference"})
 """Causes whose findings about a step and about the run describe the same time."""
+
+_MOSTLY = 0.5
+"""If the garbage collector takes this share of the phase `other`, only the collector is reported."""
+
+
+def _is_garbage_collection(finding: Finding, findings: Sequence[Finding]) -> bool:
+    """Return whether another finding, about the garbage collector, explains a finding.
+
+    The time of the garbage collector is also part of the phase `other`.
+    """
+    if finding.cause != "other":
+        return False
+    collecting = [each.seconds or 0.0 for each in findings if each.cause == "gc"]
+    return max(collecting, default=0.0) >= _MOSTLY * (finding.seconds or 0.0)
 
 
 def _issues(findings: Sequence[Finding]) -> frozenset[str]:
