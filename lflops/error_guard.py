@@ -106,8 +106,8 @@ class ExitBy:
     def __init__(self, stack_of: Callable[[Any], contextlib.ExitStack]) -> None:
         """Create the descriptor.
 
-        `stack_of` is called with an instance of the class. It returns the `ExitStack` that cleans up
-        the instance.
+        `stack_of` is called with an instance of the class. It returns the `ExitStack` that cleans
+        up the instance.
         """
         self._stack_of = stack_of
 

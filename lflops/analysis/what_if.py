@@ -255,7 +255,8 @@ class _ChangedStep:
         new_speed = new and new.bandwidth_bytes_per_second
         if old is None or new is None or breakdown is None or not speed or not new_speed:
             raise ProfileError(
-                "what_if: hardware= needs the peak FLOP/s and the bandwidths of the profiled chip and "
+                "what_if: hardware= needs the peak FLOP/s and the bandwidths of the profiled chip "
+                "and "
                 "of the new chip, and a profile in which operators were counted"
             )
         moving = speed / new_speed

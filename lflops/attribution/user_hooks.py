@@ -1,10 +1,11 @@
 """Find the hooks that the user's code has registered on a model.
 
-The time of these hooks counts as the time of a module: a forward hook as that of the module around
-it, and a hook on a parameter as the backward of its module.
+The time of these hooks counts as the time of a module: a forward hook of a module counts in the
+module that calls it, and a hook on a parameter counts in backward of its module.
 """
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,46 +13,38 @@ from torch import nn
 
 from lflops.torch_private.modules import forward_hooks, gradient_hooks
 
-FRAMEWORKS = {
-    "accelerate",
-    "deepspeed",
-    "lflops",
-    "lightning",
-    "lightning_fabric",
-    "pytorch_lightning",
-    "torch",
-    "transformers",
-}
-"""Packages whose hooks are not the user's."""
+LIBRARY_FOLDERS = ("site-packages", "dist-packages")
+"""Folders of installed packages. Their hooks are not the user's, and packages may need them."""
 
 
-def with_forward_hooks(model: nn.Module) -> list[str]:
+def with_forward_hooks(modules: Mapping[str, nn.Module]) -> list[str]:
     """Return the names of the modules on which the user has registered forward hooks."""
     names = []
-    for name, module in model.named_modules():
-        if _has_users(forward_hooks(module)):
+    for name, module in modules.items():
+        if _is_any_of_user(forward_hooks(module)):
             names.append(name)
     return names
 
 
-def with_gradient_hooks(model: nn.Module) -> list[str]:
+def with_gradient_hooks(modules: Mapping[str, nn.Module]) -> list[str]:
     """Return the names of the modules on whose own parameters the user has registered hooks."""
     names = []
-    for name, module in model.named_modules():
-        if any(_has_users(gradient_hooks(each)) for each in module.parameters(recurse=False)):
+    for name, module in modules.items():
+        if any(_is_any_of_user(gradient_hooks(each)) for each in module.parameters(recurse=False)):
             names.append(name)
     return names
 
 
-def _has_users(hooks: Iterable[Callable[..., Any]]) -> bool:
-    return any(not _is_of_framework(hook) for hook in hooks)
+def _is_any_of_user(hooks: Iterable[Callable[..., Any]]) -> bool:
+    return any(not _is_of_library(hook) for hook in hooks)
 
 
-def _is_of_framework(hook: Callable[..., Any]) -> bool:
+def _is_of_library(hook: Callable[..., Any]) -> bool:
     while type(hook) is partial:
         hook = hook.func
     for owner in (hook, type(hook)):
-        module = getattr(owner, "__module__", None) or ""
-        if module.partition(".")[0] in FRAMEWORKS:
+        name = getattr(owner, "__module__", None) or ""
+        file = getattr(sys.modules.get(name), "__file__", None) or ""
+        if name.partition(".")[0] == "lflops" or any(each in file for each in LIBRARY_FOLDERS):
             return True
     return False

@@ -43,7 +43,8 @@ def diff(
         Path,
         typer.Argument(
             metavar="BEFORE",
-            help="The first run: a profile's JSON file, a trace of torch.profiler, or the folder of "
+            help="The first run: a profile's JSON file, a trace of torch.profiler, or the folder "
+            "of "
             "a training run. From a folder, the profile of the last window is read.",
         ),
     ],
@@ -51,7 +52,8 @@ def diff(
         Path,
         typer.Argument(
             metavar="AFTER",
-            help="The second run. The limits apply to this run. If BEFORE is a trace, AFTER must be "
+            help="The second run. The limits apply to this run. If BEFORE is a trace, AFTER must "
+            "be "
             "a trace too.",
         ),
     ],
@@ -60,7 +62,8 @@ def diff(
         str | None,
         typer.Option(
             metavar="SHARE",
-            help="Maximum slowdown of the step, for example 3%. A slowdown that may be noise passes "
+            help="Maximum slowdown of the step, for example 3%. A slowdown that may be noise "
+            "passes "
             "too.",
         ),
     ] = None,

@@ -117,7 +117,8 @@ def estimate(
         typer.Option(
             metavar="BYTES",
             min=1,
-            help="Round the memory of each tensor up to a multiple of BYTES. torch's CUDA allocator "
+            help="Round the memory of each tensor up to a multiple of BYTES. torch's CUDA "
+            "allocator "
             "rounds to 512.",
         ),
     ] = 1,
@@ -152,7 +153,8 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Estimate one of N ranks under DistributedDataParallel, with its gradient buckets.",
+            help="Estimate one of N ranks under DistributedDataParallel, with its gradient "
+            "buckets.",
         ),
     ] = None,
     hsdp: Annotated[
@@ -177,7 +179,8 @@ def estimate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Number of tokens per sample. If TARGET is a configuration, the default is 512. If "
+            help="Number of tokens per sample. If TARGET is a configuration, the default is 512. "
+            "If "
             "TARGET is a function, the number is its second argument.",
         ),
     ] = None,
@@ -200,7 +203,8 @@ def estimate(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Dtype in which FSDP2 computes, for example bf16. The sharded parameters keep their "
+            help="Dtype in which FSDP2 computes, for example bf16. The sharded parameters keep "
+            "their "
             "dtype. Only with --fsdp or --hsdp.",
         ),
     ] = None,
@@ -235,7 +239,8 @@ def estimate(
         bool,
         typer.Option(
             "--offload-activations",
-            help="Keep activations in host memory until backward needs them. The time of the copies "
+            help="Keep activations in host memory until backward needs them. The time of the "
+            "copies "
             "is not included.",
         ),
     ] = False,
@@ -302,7 +307,8 @@ def estimate(
         typer.Option(
             metavar="N",
             min=0,
-            help="Price of a GPU-hour, with which the output shows the cost of the run. Requires --tokens.",
+            help="Price of a GPU-hour, with which the output shows the cost of the run. Requires "
+            "--tokens.",
         ),
     ] = None,
     depth: Annotated[
@@ -614,7 +620,8 @@ def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -
         if (fsdp, hsdp, tp) != (None, None, None):
             raise UsageError(
                 "--ddp cannot be combined with --fsdp, --hsdp or --tp, because it replicates the "
-                "whole model: pass only --ddp, or pass --hsdp to replicate a model that FSDP2 shards"
+                "whole model: pass only --ddp, or pass --hsdp to replicate a model that FSDP2 "
+                "shards"
             )
         return {"replica": ddp}
     mesh = {}

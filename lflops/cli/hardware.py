@@ -23,7 +23,8 @@ def hardware(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="The chip: a name that `lflops hardware` lists, a name that the driver reports, or "
+            help="The chip: a name that `lflops hardware` lists, a name that the driver reports, "
+            "or "
             "a TOML file that describes a chip.",
         ),
     ] = None,
@@ -140,7 +141,8 @@ def roofline(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Seconds for which the GPU was busy, for example from Nsight Systems. They replace "
+            help="Seconds for which the GPU was busy, for example from Nsight Systems. They "
+            "replace "
             "the sum of the kernel times. Only with --ncu.",
         ),
     ] = None,
@@ -207,7 +209,8 @@ def selftest(
         str | None,
         typer.Option(
             "--device",
-            help="Device to check, such as cuda:1. Default: the accelerator, or the CPU if there is "
+            help="Device to check, such as cuda:1. Default: the accelerator, or the CPU if there "
+            "is "
             "no accelerator.",
         ),
     ] = None,

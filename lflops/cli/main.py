@@ -1,6 +1,7 @@
 """Define the command line and run it.
 
-Exit status 0 means success, and 1 means that a limit is violated or a self-test failed. 2 means wrong
+Exit status 0 means success, and 1 means that a limit is violated or a self-test failed. 2 means
+wrong
 usage, or a file that cannot be read or written; a one-line error message is then printed.
 """
 

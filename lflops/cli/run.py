@@ -54,7 +54,8 @@ def run(
     """
     if not entry_points(group="torch.backends", name="lflops"):
         raise UsageError(
-            f"lflops is not installed for {sys.executable}, so the processes that it starts cannot import lflops: install "
+            f"lflops is not installed for {sys.executable}, so the processes that it starts cannot "
+            "import lflops: install "
             "it with pip install lflops"
         )
     os.environ[VARIABLE] = _settings(folder) or "1"

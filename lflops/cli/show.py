@@ -40,7 +40,8 @@ def show(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="A profile's JSON file, or the folder of a training run. From a folder, the profile "
+            help="A profile's JSON file, or the folder of a training run. From a folder, the "
+            "profile "
             "of the last window is read.",
         ),
     ],
@@ -95,7 +96,8 @@ def show(
         str,
         typer.Option(
             metavar="NAME",
-            help=f"Show the times, work and shares of one phase: {', '.join(PHASES)}. Default: all.",
+            help=f"Show the times, work and shares of one phase: {', '.join(PHASES)}. Default: "
+            "all.",
         ),
     ] = "all",
     form: Annotated[
@@ -103,7 +105,8 @@ def show(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="Print only the table of modules, as markdown, latex or csv. csv has exact numbers "
+            help="Print only the table of modules, as markdown, latex or csv. csv has exact "
+            "numbers "
             "in SI units.",
         ),
     ] = None,

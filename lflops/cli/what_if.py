@@ -104,6 +104,7 @@ def _factor(given: str) -> tuple[str, float]:
         return name, float(number)
     except ValueError:
         raise UsageError(
-            f"--scale {given}: pass the name of a phase or module and a factor for its time, such as "
+            f"--scale {given}: pass the name of a phase or module and a factor for its time, such "
+            "as "
             "data=0.5"
         ) from None

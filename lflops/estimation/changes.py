@@ -188,7 +188,7 @@ def recompute(block: nn.Module, policy: Policy) -> None:
 
 
 def _kept_operators() -> list[Any]:
-    """Return the operators in `SAVED_OPERATORS`, except operators that this version of torch does not have."""
+    """Return those operators in `SAVED_OPERATORS` that this version of torch has."""
     kept = []
     for name in SAVED_OPERATORS:
         operator = getattr(torch.ops.aten, name, None)

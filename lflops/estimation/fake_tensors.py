@@ -166,7 +166,8 @@ def _problem(error: Exception) -> str | None:
     if isinstance(error, RealOptimizerError):
         return (
             "this code steps an optimizer of the real parameters, but an estimate replaces the "
-            "parameters of the model with fake tensors: pass a function that builds the model together with its optimizers"
+            "parameters of the model with fake tensors: pass a function that builds the model "
+            "together with its optimizers"
         )
     if isinstance(error, NO_FAKE_KERNEL):
         return (

@@ -48,7 +48,9 @@ def candidates_of_step(step: StepEvidence) -> list[Candidate]:
         return []
     settings = _detect(SETTING_RULES, step, [])
     slow_ranks = _detect(RANK_RULES, step, settings)
-    in_modules = _detect(MODULE_RULES, step, [*settings, *slow_ranks])
+    in_modules: list[Candidate] = []
+    for module_rule in MODULE_RULES:
+        in_modules += module_rule.detect(step, [*settings, *slow_ranks, *in_modules])
     parts = _candidates_of_parts(step, in_modules)
     located = without_rank_costs([*in_modules, *parts], slow_ranks)
     found = [*settings, *slow_ranks, *located]

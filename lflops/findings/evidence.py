@@ -4,6 +4,7 @@ Facts that are expensive to compute are computed once, when a rule first reads t
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ from lflops.analysis.tree import BusyModules
 from lflops.analysis.utilization import Utilization
 from lflops.findings.own_operators import OperatorTimes
 from lflops.findings.repeats import UnlikeRepeat, unlike_repeats
-from lflops.profile.notes import are_times_far_off, names_in, notes_with
+from lflops.profile.notes import are_times_far_off, names_in
 from lflops.profile.profile import ModuleProfile, Profile, Run
 from lflops.profile.records import PASSES
 from lflops.profile.series import ratio, summed
@@ -189,7 +190,7 @@ class StepEvidence:
 
     @cached_property
     def operator_times(self) -> OperatorTimes:
-        return OperatorTimes(self.profile, max(self.contention, self._scale_of_modules))
+        return OperatorTimes(self.profile, self.contention)
 
     @cached_property
     def sleep(self) -> Sleep | None:
@@ -236,12 +237,33 @@ class StepEvidence:
 
     @cached_property
     def with_hooked_layers(self) -> set[str]:
-        """Names of the modules whose direct submodules have forward hooks of the user.
+        """Names of the modules that call modules with forward hooks of the user.
 
-        The time of these hooks counts as the time of the module itself.
+        The time of these hooks counts as the time of the module itself. Modules are left out if
+        most of the modules that they call have no hooks, because the hooks then explain little.
         """
-        hooked = names_in("forward_hooks", self.profile.notes)
-        return {name.rpartition(".")[0] for name in hooked if name}
+        hooked = set(names_in("forward_hooks", self.profile.notes))
+        called = Counter[str]()
+        with_hooks = Counter[str]()
+        for name, module in self.profile.modules.items():
+            if name and module.calls:
+                caller = self._caller_of(name)
+                called[caller] += 1
+                with_hooks[caller] += name in hooked
+        return {name for name, number in with_hooks.items() if 2 * number >= called[name]}
+
+    def _caller_of(self, name: str) -> str:
+        """Return the nearest module above a module that is itself called.
+
+        A container such as `ModuleList` is never called.
+        """
+        above = name
+        while above:
+            above = above.rpartition(".")[0]
+            module = self.profile.modules.get(above)
+            if module is not None and module.calls:
+                return above
+        return ""
 
     def sleeping_in(self, module: str) -> float:
         """Return the seconds per step that the training thread sleeps in a module or pattern.
@@ -296,17 +318,6 @@ class StepEvidence:
         if not self.is_cpu_contended:
             return 1.0
         return 1 / (1 - min(self.lost_cpu_share, LARGEST_LOST_SHARE))
-
-    @property
-    def _scale_of_modules(self) -> float:
-        """Factor by which the times of modules were multiplied to match the unprofiled steps.
-
-        It is 1 if they were not multiplied, or divided.
-        """
-        factors = [1.0]
-        for note in notes_with("time_scaled", self.profile.notes):
-            factors += map(float, note.values.values())
-        return max(factors)
 
     @cached_property
     def uncontended_mean(self) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from lflops import units
 from lflops.analysis.step_times import traced_seconds
 from lflops.profile.module_names import plain
+from lflops.profile.notes import notes_with
 from lflops.profile.profile import OpCount, Profile, UnsupportedCall
 from lflops.profile.records import Phase
 from lflops.profile.series import scaled
@@ -65,7 +66,7 @@ TRACED_SHARE = 0.25
 """Operators are listed with their times only if the trace shows this share of a finding's time."""
 
 MANY_CALLS = 200
-"""If a module itself makes at least this many operator calls in each of its calls, Python loops."""
+"""A module may loop in Python if each of its calls makes at least this many operator calls."""
 
 MOST_NAMES = 3
 """Maximum number of operators that the sentence of a finding names."""
@@ -82,8 +83,8 @@ class OwnOperators:
         names: Names of all operators. First come the operators in the trace, then the others. Both
             groups are in descending order of time.
         seconds: Seconds per step that all operators together need, including the time to call them.
-            An operator that is not in the trace counts with an upper bound. The sum is
-            multiplied by the `contention` of `OperatorTimes`.
+            An operator that is not in the trace counts with an upper bound. Times
+            in the trace are multiplied by the factor by which an unprofiled step takes longer.
         calls: Number of calls of all operators in a step.
         are_known: Whether no operator is missing in `seconds`. An unsupported operator is missing
             if it is not in the trace, because its work is unknown.
@@ -171,10 +172,15 @@ class OperatorTimes:
 
         Args:
             profile: The profile.
-            contention: Factor by which operators take longer in an unprofiled step than in the
-                trace, for example because of other programs.
+            contention: Factor by which operators take longer because of other programs.
         """
         self._contention = contention
+        # By phase, the factor by which the times of modules were multiplied to match unprofiled
+        # steps. Their operators take as much longer.
+        self._factors: dict[str, float] = {}
+        for note in notes_with("time_scaled", profile.notes):
+            for phase, factor in note.values.items():
+                self._factors[phase] = float(factor)
         self._is_on_cpu = profile.run.device_type in {"cpu", None}
         self._by_module: dict[str, list[OpCount]] = {}
         self._unsupported: dict[str, list[UnsupportedCall]] = {}
@@ -211,7 +217,7 @@ class OperatorTimes:
                     needed.setdefault(name, 0.0)
                 else:
                     traced[name] = traced.get(name, 0.0) + took
-                    needed[name] = needed.get(name, 0.0) + took
+                    needed[name] = needed.get(name, 0.0) + took * self._factor(call.phase)
             for count in self._by_module.get(module, ()):
                 if count.phase not in phases:
                     continue
@@ -222,16 +228,23 @@ class OperatorTimes:
                     took = self._most_seconds(count)
                 else:
                     traced[name] = traced.get(name, 0.0) + took
-                needed[name] = needed.get(name, 0.0) + took
+                needed[name] = needed.get(name, 0.0) + took * self._factor(count.phase)
         names = sorted(needed, key=lambda name: (name not in traced, -needed[name]))
-        seconds = sum(needed.values()) + calls * SECONDS_PER_CALL
+        seconds = sum(needed.values()) + calls * SECONDS_PER_CALL * self._contention
         return OwnOperators(
             traced=traced,
             names=tuple(names),
-            seconds=seconds * self._contention,
+            seconds=seconds,
             calls=calls,
             are_known=are_known,
         )
+
+    def _factor(self, phase: str) -> float:
+        """Return the factor by which operators take longer in an unprofiled step than in the trace.
+
+        The reason is either other programs, or the reason for which module times were scaled.
+        """
+        return max(self._contention, self._factors.get(phase, 1.0))
 
     def _traced_share(self, name: str, moved: int, macs: int) -> float | None:
         """Estimate the seconds per step of some calls of an operator, from the trace.

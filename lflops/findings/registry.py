@@ -93,10 +93,10 @@ The cost of a slow rank is subtracted from the costs of other findings that cont
 """
 
 MODULE_RULES: tuple[ModuleRule, ...] = (
+    GradientHooks(),
     SlowModule(),
     MoreOperators(),
     SleepingThread(),
-    GradientHooks(),
     WideDtype(),
     OutsideLayers(),
 )

@@ -289,7 +289,7 @@ class Counting:
             self._takes_derivatives = True
 
     def _prepare_compiled(self, undo: CleanupStack) -> None:
-        """Record the calls of compiled code. If this is impossible, make compiled code run eagerly."""
+        """Record the calls of compiled code. If that is impossible, make this code run eagerly."""
         if self._counter.fake or not can_stay_compiled():
             undo.enter(force_eager())
             return
@@ -459,6 +459,7 @@ def ignored_modules(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
             fqns.update(fqn for fqn, module in tree.modules.items() if isinstance(module, each))
         else:
             raise CountError(
-                f"ignore: {each!r} is neither a module's name nor a module class: pass names or classes of modules"
+                f"ignore: {each!r} is neither a module's name nor a module class: pass names or "
+                "classes of modules"
             )
     return frozenset(fqns)

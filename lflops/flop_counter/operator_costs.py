@@ -90,7 +90,8 @@ def register_formula(operator: Any, formula: Formula) -> None:
     has_builtin_formula = name.split(".")[0] in FORMULAS
     if name.startswith("aten::") and not has_builtin_formula and _all_decompose(overloads):
         raise CountError(
-            f"register_formula: torch replaces {operator} by other operators before lflops can count "
+            f"register_formula: torch replaces {operator} by other operators before lflops can "
+            "count "
             "it: register formulas for those operators"
         )
     if is_packet:
@@ -227,7 +228,8 @@ def _users_cost(formula: Formula) -> CallCost:
         numbers = (result.macs, result.other_flops, result.executed_macs or 0)
         if not all(map(is_whole, numbers)):
             raise TypeError(
-                f"the formula returned {result!r}: the numbers of a Cost must be whole numbers, 0 or more"
+                f"the formula returned {result!r}: the numbers of a Cost must be whole numbers, 0 "
+                "or more"
             )
         return result
 

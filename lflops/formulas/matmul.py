@@ -27,7 +27,8 @@ def mm(a: Shape, b: Shape) -> int:
     """MACs of a matmul [n, k] x [k, m]. In a sparse matrix, only the stored elements count."""
     if isinstance(a, SparseShape) and isinstance(b, SparseShape):
         raise NotImplementedError(
-            "the cost of multiplying two sparse matrices depends on the positions of their nonzero elements"
+            "the cost of multiplying two sparse matrices depends on the positions of their nonzero "
+            "elements"
         )
     if isinstance(a, SparseShape):
         return a.stored * b[1]

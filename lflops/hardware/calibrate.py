@@ -579,7 +579,8 @@ def _checked(dtypes: Iterable[str] | None, machine: TorchMachine) -> tuple[str, 
     for dtype in wanted:
         if dtype not in machine.dtypes:
             raise HardwareError(
-                f"dtypes contains {dtype!r}, which cannot be measured on {machine.kind}: use one or "
+                f"dtypes contains {dtype!r}, which cannot be measured on {machine.kind}: use one "
+                "or "
                 f"more of {', '.join(machine.dtypes)}"
             )
     if not wanted:

@@ -309,7 +309,8 @@ def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         given = units(*args, **kwargs) if callable(units) else units
     except Exception as error:
         raise CountError(
-            f"{caller}: the function passed as units= failed on the batch: {type(error).__name__}: {error}"
+            f"{caller}: the function passed as units= failed on the batch: {type(error).__name__}: "
+            f"{error}"
         ) from error
     if (
         not isinstance(given, Mapping)

@@ -236,8 +236,8 @@ class Ledger(Struct, Displayed, frozen=True, kw_only=True):
         rank: Rank of the process.
         ranks: Number of ranks.
         device: Type of the device on which the model was trained, such as "cuda". Empty if unknown.
-            On a device other than the CPU, the times of phases are those of the host, which launches
-            kernels and does not wait for them.
+            On a device other than the CPU, the times of phases are those of the host, which
+            launches kernels and does not wait for them.
         others: Number of processes of other runs whose ledgers are in the same folder, such as
             earlier runs.
     """

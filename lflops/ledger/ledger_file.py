@@ -288,7 +288,8 @@ def _decoded(lines: Iterable[bytes], path: Path) -> Iterator[Line]:
             damaged += 1
             if damaged > MOST_DAMAGED:
                 raise ProfileError(
-                    f"{path}: this is not a readable ledger: more than {MOST_DAMAGED:,} lines are damaged"
+                    f"{path}: this is not a readable ledger: more than {MOST_DAMAGED:,} lines are "
+                    "damaged"
                 ) from None
             continue
         if _is_known(line):
@@ -436,8 +437,17 @@ def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
         durations=summed(durations),
         rank=last.head.rank,
         ranks=last.head.ranks,
-        device=last.rows[-1].device,
+        device=_device(segments),
     )
+
+
+def _device(segments: Sequence[Segment]) -> str:
+    """Return the type of the last known device. It is unknown before training begins."""
+    for segment in reversed(segments):
+        for row in reversed(segment.rows):
+            if row.device:
+                return row.device
+    return ""
 
 
 def _down(before: Segment, segment: Segment, last: Span) -> Span:

@@ -709,7 +709,8 @@ def _schedule_changes(
     if any(getattr(asked, name) % accumulation for name in names):
         values = {"accumulation": accumulation}
         message = (
-            f"lflops: each step accumulates the gradients of {accumulation} batches, so each part of "
+            f"lflops: each step accumulates the gradients of {accumulation} batches, so each part "
+            "of "
             "lflops' schedule is rounded up to a whole number of steps"
         )
         yield Note(code="rounded_to_cycles", subject="", values=values), message

@@ -126,7 +126,7 @@ class WindowPublisher:
         store: A store that all ranks can reach, or `None`.
 
     Attributes:
-        profiles: The profiles of the last windows, at most `MOST_PROFILES`, each merged from all ranks.
+        profiles: The profiles of the last `MOST_PROFILES` windows, each merged from all ranks.
             Empty if this is not the main process.
         shares: For each stage, the samples and tokens of all ranks in the last window, divided by
             the samples and tokens of this rank.
@@ -168,7 +168,7 @@ class WindowPublisher:
         self._own: dict[tuple[str | None, int | None], tuple[bool, tuple[Step, ...]]] = {}
         # for each stage, the last rank comparison that was handled
         self._compared: dict[str, RankComparison] = {}
-        # the keys of the sentences about slow ranks that were logged (see `Reporters.slow_rank_sentences`)
+        # keys of the logged sentences about slow ranks (see `Reporters.slow_rank_sentences`)
         self._flagged: set[Hashable] = set()
         self._reported = ReportedStragglers()
         self._in_background: deque[tuple[_Closed, Future[PreparedWindow]]] = deque()
@@ -218,7 +218,8 @@ class WindowPublisher:
                 "merge the profiles with lflops.merge"
             )
         warn(
-            f"{monitor_name()}: the profiles of the ranks are not merged, because the ranks have no "
+            f"{monitor_name()}: the profiles of the ranks are not merged, because the ranks have "
+            "no "
             f"common key-value store of torch.distributed. {kept}"
         )
 

@@ -102,7 +102,8 @@ class WindowRequests:
             self.due = 0
         elif not self._thread.is_alive():
             warn(
-                "request_window: no window can open: either rank 0 has ended, or the key-value store "
+                "request_window: no window can open: either rank 0 has ended, or the key-value "
+                "store "
                 "of torch.distributed does not answer"
             )
         self._asked = True

@@ -76,7 +76,7 @@ def names_in(code: str, notes: Iterable[Note]) -> list[str]:
     """Return the names of modules in the value `names` of the notes with the given code."""
     names = []
     for note in notes_with(code, notes):
-        names += str(note.values.get("names", "")).split(" ")
+        names += str(note.values.get("names", "")).split("\n")
     return names
 
 
@@ -197,7 +197,8 @@ def _time_scaled(note: Note) -> str:
     if are_times_far_off([note]):
         reliability = "unreliable"
     return (
-        f"module times are {reliability}{error}: to match unprofiled passes, they are multiplied by "
+        f"module times are {reliability}{error}: to match unprofiled passes, they are multiplied "
+        "by "
         f"{', '.join(factors) or units.UNKNOWN}"
     )
 

@@ -299,7 +299,10 @@ def issue_lines(changes: Sequence[IssueChange]) -> Iterator[tuple[str, str]]:
     for change in changes:
         said = change.finding.sentence
         if change.status == "cannot tell":
-            said += " The other run is too short, or its step times vary too much, to tell whether it has this issue."
+            said += (
+                " The other run is too short, or its step times vary too much, to tell whether it "
+                "has this issue."
+            )
         elif change.status == "still" and change.before is not None:
             said += f" In the earlier profile, this issue cost {units.duration(change.before)}."
         yield _CHANGE_LABELS.get(change.status, change.status), said
@@ -481,7 +484,7 @@ def _seconds_by_group(ledger: Ledger | None) -> dict[str, float] | None:
 def _more(
     path: Path | None, window: Path | None, ledger: Ledger | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield each command that shows more details of the run, as its subject and the command line."""
+    """Yield the commands that show more details of the run: subject and command line."""
     if window is not None:
         file = shlex.quote(os.fspath(window))
         yield "the modules", f"lflops show {file}"

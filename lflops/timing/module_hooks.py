@@ -412,9 +412,9 @@ class ModuleTimer:
     def _resume_around_segments(self) -> None:
         """Record that no segment of backward is running from now on.
 
-        A segment is a series of consecutive autograd nodes that one module built. Time outside all segments
-        usually belongs to the root module in the phase `backward`. But if a module's forward calls
-        `autograd.grad`, the time belongs to this module.
+        A segment is a series of consecutive autograd nodes that one module built. Time outside all
+        segments usually belongs to the root module in the phase `backward`. But if a module's
+        forward calls `autograd.grad`, the time belongs to this module.
         """
         running = ModulePhase("", "backward")
         self._recompute.outside.module_phase = running

@@ -265,7 +265,7 @@ def scale_to_unprofiled(
 
 
 def _parts_of(passes: Sequence[Mapping[str, PassTimes]]) -> list[str]:
-    """Return the names of the parts of all passes, such as `forward`, in the order of appearance."""
+    """Return the names of the parts of all passes, such as `forward`, in order of appearance."""
     names: dict[str, None] = {}
     for parts in passes:
         names.update(dict.fromkeys(parts))

@@ -27,7 +27,7 @@ from lflops.report.explanation import explain, lines_of
 from lflops.report.log_text import log_text
 from lflops.report.report import report_of
 from lflops.report.verdict import unseen_because
-from tests.support.profile_builders import cell, clocked, product, profile, run, weights
+from tests.support.profile_builders import cell, clocked, product, profile, run, weights, work
 
 USUAL = {"data": 1e-3, "forward": 30e-3, "backward": 60e-3, "optimizer": 4e-3, "other": 5e-3}
 """Seconds of each phase of a step of 100 ms."""
@@ -799,7 +799,7 @@ def test_an_optimizer_that_takes_sparse_gradients_is_kept(
 
 def hooked(given: Profile, code: str, *names: str) -> Profile:
     """Return a copy of a profile with a note about hooks on modules or on their parameters."""
-    values = {"modules": len(names), "first": names[0], "names": " ".join(names)}
+    values = {"modules": len(names), "first": names[0], "names": "\n".join(names)}
     return replace(given, notes=(Note(code=code, subject="", values=values),))
 
 
@@ -826,6 +826,14 @@ def test_hooks_on_parameters_take_the_time_beyond_the_operators(
         assert "mostly in a, beyond" in finding.sentence
 
 
+def with_layers(given: Profile, *names: str) -> Profile:
+    """Return a copy of a profile with more modules, each of which is called once in a step."""
+    layer = replace(
+        given.modules["b"], class_name="Linear", calls=1, forward=work(), backward=work()
+    )
+    return replace(given, modules={**given.modules, **dict.fromkeys(names, layer)})
+
+
 @pytest.mark.parametrize(("forward", "is_issue"), [(25e-3, True), (12e-3, False)])
 def test_forward_hooks_on_the_layers_of_a_module_are_named(
     forward: float, *, is_issue: bool
@@ -835,18 +843,43 @@ def test_forward_hooks_on_the_layers_of_a_module_are_named(
     They have no backward. If forward takes at most as long as backward, other operators of `b` may
     take the time.
     """
-    own: dict[tuple[str, Phase], float] = {("b", "forward"): forward, ("b", "backward"): 5e-3}
-    if not is_issue:
-        own["b", "backward"] = 18e-3
-    given = trained(own=own, operators={"gelu": forward, "gelu_backward": own["b", "backward"]})
+    backward = 5e-3 if is_issue else 18e-3
+    own: dict[tuple[str, Phase], float] = {("b", "forward"): forward, ("b", "backward"): backward}
+    given = with_layers(
+        trained(own=own, operators={"gelu": forward, "gelu_backward": backward}), "b.inner"
+    )
     assert "hooks" not in findings(given)["no_products"].sentence
     found = findings(hooked(given, "forward_hooks", "b.inner"))["no_products"]
     assert "in b (GELU) itself or in forward hooks on its layers, in gelu" in found.sentence
-    assert "hooks on the layers of b work only every N steps" in found.fix
+    assert is_issue == ("hooks on the layers of b work only every N steps" in found.fix)
     assert is_issue == found.is_issue
+    # With a hook on only one of three layers, the operators are those of `b`.
+    more = with_layers(given, "b.inner", "b.other", "b.another")
+    found = findings(hooked(more, "forward_hooks", "b.inner"))["no_products"]
+    assert "hooks" not in found.sentence
+    assert not found.is_issue
+
+
+def test_forward_hooks_on_the_layers_of_a_list_count_for_the_module_that_calls_them() -> None:
+    """The list `blocks` is never called, so the root calls the two blocks with hooks."""
     outside = trained(own={("", "forward"): 25e-3}, cells=POOLING, operators={"clamp_min": 20e-3})
-    finding = findings(hooked(outside, "forward_hooks", "a"))["outside"]
-    assert "or in forward hooks on the layers" in finding.sentence
+    given = with_layers(outside, "blocks.0", "blocks.1")
+    container = replace(given.modules["b"], calls=0, class_name="ModuleList")
+    given = replace(given, modules={**given.modules, "blocks": container})
+    found = findings(hooked(given, "forward_hooks", "blocks.0", "blocks.1"))["outside"]
+    assert "or in forward hooks on the layers" in found.sentence
+    assert "hooks" not in findings(given)["outside"].sentence
+
+
+def test_a_layer_with_hooks_on_its_parameters_has_one_finding() -> None:
+    """Hooks take 19 of the 30 ms in backward of `b`, and are no operators to fuse."""
+    own: dict[tuple[str, Phase], float] = {("b", "forward"): 5e-3, ("b", "backward"): 30e-3}
+    given = trained(own=own, operators={"gelu": 4e-3, "gelu_backward": 11e-3})
+    assert "no_products" in findings(given)
+    found = findings(hooked(given, "gradient_hooks", "b"))
+    assert 19e-3 == pytest.approx(found["gradient_hooks"].seconds, rel=0.01)
+    assert "no_products" not in found
+    assert "busiest" not in found or "in b" not in found["busiest"].sentence
 
 
 def test_operators_take_as_much_longer_as_their_modules() -> None:
@@ -857,6 +890,10 @@ def test_operators_take_as_much_longer_as_their_modules() -> None:
     note = Note(code="time_scaled", subject="", values={"backward": 1.45})
     scaled = findings(replace(given, notes=(note,)))["no_products"]
     assert "operators take only" not in scaled.sentence
+    # The operators are in backward, so a factor of forward changes nothing.
+    note = Note(code="time_scaled", subject="", values={"forward": 1.45})
+    not_scaled = findings(replace(given, notes=(note,)))["no_products"]
+    assert "operators take only" in not_scaled.sentence
 
 
 # The order.
@@ -961,9 +998,13 @@ def test_an_optimizer_that_loops_over_rows_is_an_issue() -> None:
     The twin makes as many calls, but for 80 modules.
     """
     cells = [cell("a", "add_", "optimizer", calls=40_000, bytes_moved=160_000)]
-    found = findings(trained(optimizer=0.4, cells=cells))["optimizer"]
+    looping = trained(optimizer=0.4, cells=cells)
+    found = findings(looping)["optimizer"]
     assert found.is_issue
     assert "makes 40.00 k operator calls in a step. Compute with whole tensors" in found.fix
+    parameters = replace(looping.modules["a"], class_name="ParameterList")
+    with_list = replace(looping, modules={**looping.modules, "a": parameters})
+    assert not findings(with_list)["optimizer"].is_issue
     many = [replace(cells[0], module=f"layers.{each}", calls=500) for each in range(80)]
     rows = {"": {"class_name": "Net"}, "layers": {"class_name": "ModuleList"}}
     rows |= {f"layers.{each}": {"class_name": "Linear"} for each in range(80)}

@@ -230,7 +230,8 @@ class BlockTrials:
             readings = [read(memory_of(step).timeline, self.units, self._work) for step in steps]
         except ValueError as error:
             raise CountError(
-                f"{self._estimator.caller}: {error}: make the loss depend on a parameter of a block "
+                f"{self._estimator.caller}: {error}: make the loss depend on a parameter of a "
+                "block "
                 "that requires a gradient"
             ) from error
         flops: list[int] = []

@@ -53,7 +53,8 @@ def plan(
         typer.Option(
             metavar="N",
             min=1,
-            help="Number of tokens per sample. If TARGET is a configuration, the default is 512. If "
+            help="Number of tokens per sample. If TARGET is a configuration, the default is 512. "
+            "If "
             "TARGET is a function, the number is its second argument.",
         ),
     ] = None,
@@ -76,7 +77,8 @@ def plan(
         str,
         typer.Option(
             metavar="NAME",
-            help="Precision of the run: bf16-mixed, 16-mixed, bf16-true, 16-true or 32-true. With a "
+            help="Precision of the run: bf16-mixed, 16-mixed, bf16-true, 16-true or 32-true. With "
+            "a "
             "mixed precision, FSDP2 computes in bf16 or fp16, and reduces gradients in float32.",
         ),
     ] = "bf16-mixed",
@@ -125,7 +127,7 @@ def plan(
         ),
     ] = False,
 ) -> None:
-    """Find meshes, micro batches and checkpointing that fit into memory, and rank them by step time.
+    """Find meshes, micro batches and checkpointing that fit, and rank them by step time.
 
     The step times are predicted.
     """

@@ -499,7 +499,8 @@ class _Search:
             ranks = _data_ranks(mesh)
             if self._batch % ranks:
                 self._left_out[name_of(mesh)] = (
-                    f"a batch of {self._batch} cannot be split evenly over {ranks} data-parallel ranks"
+                    f"a batch of {self._batch} cannot be split evenly over {ranks} data-parallel "
+                    "ranks"
                 )
             else:
                 meshes.append(mesh)

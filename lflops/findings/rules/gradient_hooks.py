@@ -34,13 +34,22 @@ class GradientHooks(ModuleRule):
         if not step.is_on_cpu:
             return
         beyond: dict[str, float] = {}
-        for name in names_in("gradient_hooks", step.profile.notes):
+        for name in _hooked(step):
             seconds = _seconds_beyond_operators(name, step)
             if seconds:
                 beyond[name] = seconds
         if beyond:
             most = max(beyond, key=beyond.__getitem__)
             yield Candidate(rule=self, seconds=sum(beyond.values()), module=most)
+
+
+def hooked_patterns(step: StepEvidence) -> set[str]:
+    """Return the patterns (`layers.*.mlp`) of the modules whose parameters have hooks."""
+    return {step.patterns.get(name, name) for name in _hooked(step)}
+
+
+def _hooked(step: StepEvidence) -> list[str]:
+    return names_in("gradient_hooks", step.profile.notes)
 
 
 def _seconds_beyond_operators(name: str, step: StepEvidence) -> float:
@@ -52,6 +61,7 @@ def _seconds_beyond_operators(name: str, step: StepEvidence) -> float:
     if module is None or module.backward.self_seconds is None:
         return 0.0
     took = module.backward.self_seconds.median
+    took -= step.times.communicating.get((name, "backward"), 0.0)
     operators = step.operator_times.of({name}, {"backward"})
     if not operators.traced or not operators.are_known:
         return 0.0

@@ -43,7 +43,8 @@ class GradientWork(PartRule):
         """
         if step.profile.run.monitor != "FlopsCallback" or not step.is_on_cpu:
             return True
-        return (candidate.seconds or 0.0) > step.root.other.bytes_moved * SECONDS_PER_BYTE
+        needed = step.root.other.bytes_moved * SECONDS_PER_BYTE
+        return self.judged_seconds(candidate, step) > needed
 
     def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
         return main_hook(candidate, step)

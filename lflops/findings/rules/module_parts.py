@@ -136,7 +136,8 @@ class ForwardOutsideModules(PartRule):
     verb = "is spent in"
     phrase = "forward, outside the layers"
     fix = (
-        "Do not exclude modules with ignore=. Wrap code that runs outside modules in lflops.scope, so "
+        "Do not exclude modules with ignore=. Wrap code that runs outside modules in lflops.scope, "
+        "so "
         "that it has a name"
     )
 

@@ -8,6 +8,7 @@ from lflops.analysis.tree import TIMED_PHASES, BusyModules
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.own_operators import MANY_CALLS, OwnOperators
 from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
+from lflops.findings.rules.gradient_hooks import GradientHooks, hooked_patterns
 from lflops.findings.rules.python_code import PythonCode, in_brackets, python_seconds
 
 MAIN_SHARE = 0.5
@@ -25,7 +26,7 @@ class _OwnCode:
         operators: The operators of this code, in forward and backward.
         calls: Number of calls of the modules in a step.
         more_in_forward: Seconds by which forward of this code takes longer than backward.
-        has_hooks: Whether the submodules have forward hooks. Their time is included.
+        has_hooks: Whether most submodules have forward hooks. Their time is included.
     """
 
     operators: OwnOperators
@@ -46,11 +47,16 @@ class _OwnCode:
         """Return whether the code has only one operator, apart from its backward."""
         return sum("backward" not in name for name in self.operators.names) == 1
 
+    def is_in_hooks(self, seconds: float, explained: float) -> bool:
+        """Return whether forward hooks seem to take most of the given seconds.
+
+        Forward hooks have no backward, in contrast to most operators of a module. `explained` are
+        the seconds in forward that other findings report.
+        """
+        return self.has_hooks and self.more_in_forward - explained >= MAIN_SHARE * seconds
+
     def is_python(self, seconds: float) -> bool:
-        """Return whether Python code of the user takes most of the given seconds."""
-        if self.has_hooks and self.more_in_forward >= MAIN_SHARE * seconds:
-            # Forward hooks have no backward, in contrast to most operators of a module.
-            return True
+        """Return whether Python code of the user takes most of the given seconds in backward."""
         is_long = seconds >= LONG_BACKWARD * max(self.calls, 1)
         in_backward = self.slower == "backward"
         return in_backward and is_long and not self.operators.explains(seconds)
@@ -80,8 +86,8 @@ class NoMatmuls(StepRule):
         "Look for Python code, locks, and access to files or the network in the {pass} of {where}"
     )
     fix_of_loop = (
-        "{where} makes {calls} operator calls in a step. Replace Python loops by operators on whole "
-        "tensors, or compile {where}, for example with torch.compile"
+        "{where} makes {calls} operator calls in a step. Replace Python loops by operators on "
+        "whole tensors, or compile {where}, for example with torch.compile"
     )
     fix_of_hooks = "Let the forward hooks on the layers of {where} work only every N steps"
 
@@ -95,8 +101,10 @@ class NoMatmuls(StepRule):
                 continue
             if isinstance(each.rule, PythonCode):
                 in_python = python_seconds(step, earlier)
-            else:
-                explained.add(step.patterns.get(each.module, each.module))
+                continue
+            explained.add(step.patterns.get(each.module, each.module))
+            if isinstance(each.rule, GradientHooks):
+                explained |= hooked_patterns(step)
         patterns = _patterns_with_operators(step) - explained
         for modules in step.busiest:
             if modules.pattern in patterns and not modules.macs:
@@ -109,13 +117,15 @@ class NoMatmuls(StepRule):
         if modules.modules > 1 and modules.slowest_seconds >= MAIN_SHARE * modules.seconds:
             place = modules.slowest
             seconds = modules.slowest_seconds
-        seconds -= step.sleeping_in(place) + in_python
+        elsewhere = step.sleeping_in(place) + in_python
+        seconds -= elsewhere
         code = _own_code(place, step)
         facts: Facts = {
             "class": in_brackets(modules.kind),
             "operators": code.operators.within(seconds),
             "pass": code.slower,
             "hooks": " or in forward hooks on its layers" if code.has_hooks else "",
+            "is_in_hooks": code.is_in_hooks(seconds, elsewhere),
             "calls": units.count(code.operators.calls),
         }
         times = code.operators.times(seconds)
@@ -123,13 +133,14 @@ class NoMatmuls(StepRule):
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
         code = _own_code(candidate.module, step)
-        return step.is_on_cpu and code.is_python(candidate.seconds or 0.0)
+        is_python = candidate.facts["is_in_hooks"] or code.is_python(candidate.seconds or 0.0)
+        return step.is_on_cpu and bool(is_python)
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
         code = _own_code(candidate.module, step)
         seconds = candidate.seconds or 0.0
         fix = self.fix
-        if code.has_hooks:
+        if candidate.facts["is_in_hooks"]:
             fix = self.fix_of_hooks
         elif not code.operators.explains(seconds):
             fix = self.fix_of_other_code

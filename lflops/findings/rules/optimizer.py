@@ -38,6 +38,9 @@ MOST_CALLS_PER_MODULE = 1000
 Adam makes 10 to 20 calls for each parameter, and a module has few parameters of its own.
 """
 
+MANY_PARAMETERS = {"ParameterDict", "ParameterList"}
+"""Classes of modules that can have any number of parameters of their own."""
+
 MAIN_EMBEDDING_SHARE = 0.5
 """Sparse gradients are advised if one embedding causes this share of the optimizer's traffic."""
 
@@ -130,13 +133,14 @@ def _advice_about_sparse_gradients(name: str, optimizers: Sequence[OptimizerSett
         f"A step reads few rows of {plain(name)}, and the optimizer updates all of them. If no "
         "weight decay or gradient clipping applies to this embedding, pass sparse=True to it"
     )
-    if {optimizer.class_name for optimizer in optimizers} <= TAKE_SPARSE:
+    names = {optimizer.class_name for optimizer in optimizers}
+    if names and names <= TAKE_SPARSE:
         return advice
     return f"{advice} and train it with torch.optim.SparseAdam"
 
 
 def embedding_with_few_rows(profile: Profile) -> str | None:
-    """Return the embedding that causes most of the optimizer's work, if a step reads few of its rows.
+    """Return the embedding with most of the optimizer's work, if a step reads few of its rows.
 
     The gradient of such an embedding could be sparse, so that the optimizer updates only these
     rows. Return `None` if there is no such embedding, if its gradient is sparse already, or if
@@ -178,9 +182,16 @@ def needed_seconds(step: StepEvidence) -> float:
 
 
 def _looped_calls(profile: Profile) -> int:
-    """Return the number of operator calls of the optimizer beyond `MOST_CALLS_PER_MODULE`."""
+    """Return the number of operator calls of the optimizer beyond `MOST_CALLS_PER_MODULE`.
+
+    An optimizer such as LBFGS, which repeats its work in each step, is left out.
+    """
+    if any(optimizer.max_iter is not None for optimizer in profile.run.optimizers):
+        return 0
     calls = 0
     for module in profile.modules.values():
+        if module.class_name in MANY_PARAMETERS:
+            continue
         calls += max(module.optimizer.self_calls - MOST_CALLS_PER_MODULE, 0)
     return calls
 

@@ -57,7 +57,10 @@ class OtherWork(PartRule):
         "outside forward, backward and the other phases, where {macs} MACs run, for example in a "
         "model that lflops does not monitor"
     )
-    fix_with_matmuls = "If this is a model that the run trains, pass lflops both models. Otherwise, run it less often"
+    fix_with_matmuls = (
+        "If this is a model that the run trains, pass lflops both models. Otherwise, run it less "
+        "often"
+    )
     fix_with_matmuls_in_custom_loop = (
         "To see the time of this model separately, name its call with monitor.phase"
     )
@@ -106,7 +109,7 @@ class OtherWork(PartRule):
 
 
 def _unmonitored_macs(step: StepEvidence) -> int:
-    """Return the MACs outside all phases, or 0 if they are few compared with the MACs of forward."""
+    """Return the MACs outside all phases, or 0 if they are few compared with those of forward."""
     macs = summed((count.phase, count.macs) for count in step.profile.op_counts)
     outside = macs.get("other", 0)
     return outside if outside > UNWATCHED_SHARE * macs.get("forward", 0) else 0

@@ -129,7 +129,8 @@ class UnusedTensorCores(StepRule):
     name = "tensor_cores"
     threshold = Threshold(share=0.10)
     sentence = (
-        "The matmuls of the model run in {dtype}. According to the chip's peaks, {faster} would save "
+        "The matmuls of the model run in {dtype}. According to the chip's peaks, {faster} would "
+        "save "
         "{cost}."
     )
     fix = (

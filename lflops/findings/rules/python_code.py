@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, Facts, ModuleRule, StepRule, Threshold
+from lflops.findings.rules.gradient_hooks import GradientHooks
 
 SECONDS_PER_MODULE = 50e-6
 """Upper bound on the seconds that it takes to call a module, without the work in its forward."""
@@ -44,7 +45,10 @@ class PythonCode(StepRule):
         beyond = "although it runs no operators"
         if any(module.forward.self_calls for module in modules):
             beyond = "beyond the time of its operators"
-        others = len(by_pattern) - 1
+        others = 0
+        for pattern in by_pattern:
+            if pattern != most:
+                others += len(step.modules_at(pattern))
         noun = "module" if others == 1 else "modules"
         facts: Facts = {
             "class": in_brackets(modules[0].class_name),
@@ -72,8 +76,9 @@ def python_seconds(step: StepEvidence, earlier: Sequence[Candidate]) -> dict[str
             continue
         usual = calling_seconds(name, step) + operators.seconds
         if not operators.names or took.median >= MOSTLY_PYTHON * usual:
-            python = max(took.median - usual, 0.0)
-            by_pattern[pattern] = by_pattern.get(pattern, 0.0) + python
+            python = took.median - usual
+            if python > 0:
+                by_pattern[pattern] = by_pattern.get(pattern, 0.0) + python
     return by_pattern
 
 
@@ -93,13 +98,14 @@ def calling_seconds(name: str, step: StepEvidence) -> float:
 def modules_of(candidates: Iterable[Candidate], step: StepEvidence) -> set[str]:
     """Return the names or patterns of the modules in the candidates of rules about modules.
 
-    Candidates of other rules are ignored, and so are candidates that cost too little to be
-    reported. The result can include the root, whose name is empty.
+    Candidates of other rules are ignored. So are candidates about backward alone, and candidates
+    that cost too little to be reported. The result can include the root, whose name is empty.
     """
     names = set()
     for candidate in candidates:
         rule = candidate.rule
-        if isinstance(rule, ModuleRule) and rule.is_reported(candidate, step):
+        is_about_forward = isinstance(rule, ModuleRule) and not isinstance(rule, GradientHooks)
+        if is_about_forward and rule.is_reported(candidate, step):
             names.add(candidate.module)
     return names
 

@@ -46,7 +46,8 @@ class ComputingThread(StepRule):
         "{cost}."
     )
     fix = (
-        "Find the thread, for example with py-spy. If it writes TensorBoard events, log less often. "
+        "Find the thread, for example with py-spy. If it writes TensorBoard events, log less "
+        "often. "
         "Otherwise, move its work into another process, because Python runs only one thread at a "
         "time"
     )

@@ -39,6 +39,7 @@ from lflops.integrations.loops.phases import RUNNING, LoopPhases
 from lflops.monitoring.inputs.messages import warn
 from lflops.monitoring.inputs.settings import Settings, settings_of
 from lflops.monitoring.run import OPEN, MonitoredRun, RunLedger
+from lflops.phase_log import RUN
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id
 from lflops.torch_private.data_loader import sampler_of, wrap_fetches
 from lflops.torch_private.modules import call_last, is_called_last, self_parts
@@ -229,6 +230,7 @@ class AutoDetectedPhases(LoopPhases):
         self.trains_by: ref[Any] | None = None
         self._validates = validates
         self._epoch_ends = epoch_ends
+        self._is_saving = False
         # set during a validation and during inference
         self._is_validating = False
         # set if the validation was detected by a fetch
@@ -403,17 +405,28 @@ class AutoDetectedPhases(LoopPhases):
             if not self.guard.contains(error):
                 raise
 
-    def _note_save(self) -> bool:
-        if get_ident() != self.home:
-            return False
+    def _save_begins(self) -> int | None:
+        """Record that `torch.save` begins. Returns `None` if it runs inside another call of it."""
+        if self._is_saving or get_ident() != self.home:
+            return None
+        self._is_saving = True
         with self.guard:
-            self.deferred.note(AutoDetectedPhases._save_begins, self)
-        return True
+            if not self.deferred.runs:
+                # If only the ledger is kept, no step needs the mark.
+                self.checkpoint_begins()
+            self.deferred.note(AutoDetectedPhases._enter_checkpoint, self)
+        return 0
 
-    def _note_saved(self, is_noted: bool) -> None:  # noqa: FBT001 - the result of `_note_save`
-        if is_noted:
-            with self.guard:
-                self.deferred.note(AutoDetectedPhases.leave_last, self, "checkpoint_save")
+    def _save_ends(self, depth: int | None) -> None:
+        if depth is None:
+            return
+        self._is_saving = False
+        with self.guard:
+            self.deferred.note(AutoDetectedPhases.leave_last, self, "checkpoint_save")
+
+    def _enter_checkpoint(self) -> None:
+        if self.innermost in {None, "forward"}:
+            self.enter("checkpoint_save", RUN)
 
     def end_step(self, *, failed: bool = False) -> None:
         """End the step.
@@ -640,7 +653,8 @@ class Finder:
             self.close(error)
             asked = os.environ.get(VARIABLE)
             warn(
-                f"{VARIABLE}={asked!r}: this training run is not monitored because of an error: {error}"
+                f"{VARIABLE}={asked!r}: this training run is not monitored because of an error: "
+                f"{error}"
             )
         finally:
             self._lock.release()

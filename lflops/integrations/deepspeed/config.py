@@ -62,7 +62,8 @@ def _check(section: Mapping[str, Any]) -> None:
         if is_unwanted_bool or not isinstance(value, accepted):
             name = accepted.__name__ if isinstance(accepted, type) else str(accepted)
             raise CountError(
-                f"from_deepspeed: {key}={describe(value)}: DeepSpeed accepts only values of the type "
+                f"from_deepspeed: {key}={describe(value)}: DeepSpeed accepts only values of the "
+                "type "
                 f"{name}"
             )
 

@@ -156,7 +156,6 @@ class LoopMonitor:
         self._loop = loop
         self._settings = settings
         self._phases = phases or LoopPhases(loop.engine)
-        self._phases.checkpoint_begins = partial(self.mark, "checkpoint")
         self._stage = "train"
         # number of earlier batches in the current training step
         self._batches = 0
@@ -203,6 +202,8 @@ class LoopMonitor:
                 break
         run.open("loop", self._world_size)
         self._phases.awaits_others = self._world_size > 1
+        self._phases.checkpoint_begins = partial(self.mark, "checkpoint")
+        run.cleanup.add(self._phases.forget_monitor)
         self._phases.install(
             self._loop.models.values(), self._loop.optimizers, run.guard, run.cleanup
         )

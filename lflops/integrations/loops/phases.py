@@ -27,10 +27,12 @@ from torch.optim import Optimizer
 
 from lflops.attribution.hooks import hook_models, hook_optimizers
 from lflops.error_guard import CleanupStack, ErrorGuard, wrap
+from lflops.errors import UnknownTorchError
 from lflops.monitoring.inputs.phases import Phases, Within
 from lflops.phase_log import ENTER, LEAVE, MANY, RUN
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, wrap_backward
 from lflops.torch_private.saving import wrap_saves
+from lflops.torch_private.self_check import check_saves
 
 RUNNING = ""
 """Passed instead of a stage name, such as "train". It means the stage that is currently running."""
@@ -98,7 +100,7 @@ class LoopPhases(Phases):
         self.guard = guard
         undo.add(self.clear)
         wrap_backward(undo, self._backward_begins, self._backward_ends)
-        wrap_saves(undo, self._note_save, self._note_saved)
+        self._watch_saves(undo)
         hook_models(undo, models, self._model_hook(), self._model_end_hook())
         begins = self._optimizer_hook()
         for place, optimizer in enumerate(optimizers):
@@ -106,6 +108,10 @@ class LoopPhases(Phases):
         for name, (phase, stage) in ENGINE.items():
             if hasattr(self._engine, name):
                 wrap(undo, self._engine, name, partial(self.call_in, phase, stage))
+
+    def forget_monitor(self) -> None:
+        """Drop the function of the monitor, so that the monitor and its models can be freed."""
+        self.checkpoint_begins = _do_nothing
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -300,26 +306,28 @@ class LoopPhases(Phases):
 
         return optimizer_ends
 
-    def _note_save(self) -> bool:
-        """Note that `torch.save` begins to write a file. Returns whether the monitor notes its end."""
-        if threading.get_ident() != self._thread:
-            return False
+    def _watch_saves(self, undo: CleanupStack) -> None:
+        """Recognize calls of `torch.save`, if lflops knows how this torch writes files."""
+        with contextlib.suppress(UnknownTorchError):
+            check_saves()
+            wrap_saves(undo, self._save_begins, self._save_ends)
+
+    def _save_begins(self) -> int | None:
+        """Begin the category `checkpoint_save`.
+
+        Returns the number of phases that contain it, or `None` if a phase or category that the user
+        has named already includes the time.
+        """
+        if threading.get_ident() != self._thread or self.innermost not in {None, "forward"}:
+            return None
         with self.guard:
-            self._save_begins()
-        return True
-
-    def _note_saved(self, is_noted: bool) -> None:  # noqa: FBT001 - the result of `_note_save`
-        if is_noted:
-            with self.guard:
-                self.leave_last("checkpoint_save")
-
-    def _save_begins(self) -> None:
-        """Begin the category `checkpoint_save`, unless another phase or category includes the time."""
-        if self.innermost in {None, "forward"}:
-            if not self.deferred.runs_here():
-                # Without a window, only the ledger needs to know, and its thread makes this call.
-                self.checkpoint_begins()
+            self.checkpoint_begins()
             self.enter("checkpoint_save", RUN)
+        return self.depth - 1
+
+    def _save_ends(self, depth: int | None) -> None:
+        if depth is not None:
+            self.leave_guarded(depth)
 
     def _backward_begins(self, losses: Sequence[Any]) -> int | None:
         """Begin the `backward` phase, and return the number of phases that contain it.

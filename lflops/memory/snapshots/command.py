@@ -44,7 +44,8 @@ def memory(
         typer.Option(
             metavar="N",
             min=0,
-            help="Index of the device whose memory the report explains. Default: the device that ran out "
+            help="Index of the device whose memory the report explains. Default: the device that "
+            "ran out "
             "of memory. If no device ran out of memory, it is the device with the most reserved "
             "memory.",
         ),
@@ -70,7 +71,8 @@ def memory(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A profile of the same run. The output then shows which modules hold the memory in "
+            help="A profile of the same run. The output then shows which modules hold the memory "
+            "in "
             "each phase.",
         ),
     ] = None,

@@ -470,7 +470,8 @@ EXPLANATIONS: Mapping[CauseCode, Explanation] = {
     "process_limit": Explanation(
         "This process reached its own memory limit, although the device had {bytes} free",
         "raise the limit: torch.cuda.set_per_process_memory_fraction, or "
-        "per_process_memory_fraction in PYTORCH_ALLOC_CONF; if neither is set, the limit comes from "
+        "per_process_memory_fraction in PYTORCH_ALLOC_CONF; if neither is set, the limit comes "
+        "from "
         "MPS, the vGPU or the container",
     ),
     "other_process": Explanation(
@@ -478,7 +479,8 @@ EXPLANATIONS: Mapping[CauseCode, Explanation] = {
         "end the other process (nvidia-smi lists it), or run this process on another device",
     ),
     "fragmentation": Explanation(
-        "Memory is fragmented: {bytes} is reserved but unused, in pieces that are too small for the "
+        "Memory is fragmented: {bytes} is reserved but unused, in pieces that are too small for "
+        "the "
         "request",
         "set PYTORCH_ALLOC_CONF=expandable_segments:True",
     ),
@@ -553,7 +555,8 @@ EXPLANATIONS: Mapping[CauseCode, Explanation] = {
     ),
     "unknown": Explanation(
         "{bytes} were allocated before the recording began, or without a recorded stack",
-        "to see which code allocated this memory, call torch.cuda.memory._record_memory_history() before the model is "
+        "to see which code allocated this memory, call torch.cuda.memory._record_memory_history() "
+        "before the model is "
         "built",
     ),
 }
@@ -684,7 +687,8 @@ class MemoryDiff(Struct, frozen=True, kw_only=True):
         reserved_bytes: The pair of bytes that were reserved.
         ran_out: For both snapshots, whether memory ran out.
         by_category: The pair of bytes of each category.
-        holders: The lines of code that hold more or fewer bytes than before. The largest increase or decrease comes first.
+        holders: The lines of code that hold more or fewer bytes than before. The largest change
+            comes first.
     """
 
     requested_bytes: tuple[int, int]

@@ -145,7 +145,8 @@ def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
     if share < LEAST_SHARE:
         raise ProfileError(
             f"only {units.percent(share)} of the bytes that were allocated in the step with the "
-            "peak match operators of the profile: check that the profile and the snapshot have the same "
+            "peak match operators of the profile: check that the profile and the snapshot have the "
+            "same "
             "model, batch and precision"
         )
     moments = _moments(snapshot, peak, names, matches.phases, of_passes[0].trace_index)

@@ -275,7 +275,8 @@ class _Reader:
         self._parts += 1
         if self._parts > self._most_parts:
             raise ProfileError(
-                f"{place}: the snapshot has more than {self._most_parts:,} segments, blocks, events "
+                f"{place}: the snapshot has more than {self._most_parts:,} segments, blocks, "
+                "events "
                 "and frames: record fewer steps"
             )
         if not isinstance(value, Mapping):

@@ -161,7 +161,7 @@ class OutputPaths(NamedTuple):
         return self._replace(profiles=self.profiles / part, traces=self.traces / part)
 
     def remove_leftovers(self) -> None:
-        """Remove what killed runs left in the folders: temporary files, and the markers of writers."""
+        """Remove what killed runs left in the folders: temporary files and markers of writers."""
         profiles = [self.profiles, *self.profiles.glob("run-*/")]
         for folder in profiles:
             _remove_stale_marker(folder)

@@ -212,17 +212,18 @@ class StepCounter:
 
 def _hook_notes(model: torch.nn.Module) -> Iterator[Note]:
     """Yield notes about hooks of the user, whose time counts as the time of modules."""
-    forward = with_forward_hooks(model)
+    modules = ModuleTree({"": model}).modules
+    forward = with_forward_hooks(modules)
     if forward:
         yield Note(code="forward_hooks", subject="", values=_names(forward))
-    gradient = with_gradient_hooks(model)
+    gradient = with_gradient_hooks(modules)
     if gradient:
         yield Note(code="gradient_hooks", subject="", values=_names(gradient))
 
 
 def _names(hooked: Sequence[str]) -> dict[str, int | float | str]:
     first = hooked[0] or "the model itself"
-    return {"modules": len(hooked), "first": first, "names": " ".join(hooked)}
+    return {"modules": len(hooked), "first": first, "names": "\n".join(hooked)}
 
 
 class CountingStepMode(StepMode):

@@ -1,9 +1,9 @@
 """Define the modes in which a step can run.
 
-    unprofiled       only the clock is read                    `StepMode`
-    counting         every operator is counted                 `CountingStepMode` in counting_step.py
-    traced           torch.profiler records the step           `TracedMode` in traced_steps.py
-    module-timing    hooks take timestamps on every module     `ModuleTimingMode`
+    unprofiled       only the clock is read                   `StepMode`
+    counting         every operator is counted                `CountingStepMode` in counting_step.py
+    traced           torch.profiler records the step          `TracedMode` in traced_steps.py
+    module-timing    hooks take timestamps on every module    `ModuleTimingMode`
 
 A session, which monitors one stage, has one current mode. The mode changes only between two steps.
 All modes of a window (a few consecutive steps that lflops profiles) are created when it opens.

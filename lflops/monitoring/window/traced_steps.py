@@ -230,7 +230,8 @@ class TraceAnnotations:
             failure = process.finish()
         except OSError as error:
             warn(
-                f"{monitor_name()}: the trace {process.into} could not be written, but training and all "
+                f"{monitor_name()}: the trace {process.into} could not be written, but training "
+                "and all "
                 "other outputs continue: "
                 f"{type(error).__name__}: {error}"
             )

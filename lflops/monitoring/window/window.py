@@ -110,7 +110,7 @@ class Window:
 
     @property
     def missing_timing_steps(self) -> int:
-        """Number of further steps with module timing that are needed to judge whether a module is slow.
+        """Number of further module-timing steps that are needed to judge whether a module is slow.
 
         It is 0 if the window already has the maximum number of such steps, if it ended too many
         steps ago, or if it times no modules.

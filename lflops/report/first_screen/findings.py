@@ -84,7 +84,7 @@ _SAME_TIME = frozenset({"data", "inference"})
 """Causes whose findings about a step and about the run describe the same time."""
 
 _MOSTLY = 0.5
-"""If the garbage collector takes this share of the phase `other`, only the collector is reported."""
+"""If the garbage collector takes this share of `other`, only the collector is reported."""
 
 
 def _is_garbage_collection(finding: Finding, findings: Sequence[Finding]) -> bool:

@@ -78,7 +78,7 @@ def times_of(window: WindowSummary | None, ledger: Ledger | None) -> StepTimes |
 
 
 SIMILAR = 1.25
-"""A window is typical of its run if `work_ratio` is at most this value, and at least its inverse."""
+"""A window is typical of its run if `work_ratio` is between this value and its inverse."""
 
 
 def work_ratio(window: WindowSummary, times: StepTimes) -> float:
@@ -167,7 +167,8 @@ def _lost(
     """Return the seconds that slow unprofiled steps lost, by phase.
 
     Time that interrupted a step without being part of its phases is left out, and so are larger
-    batches. The ledger names only the phase with the largest part of the loss, which gets all of it.
+    batches. The ledger names only the phase with the largest part of the loss. This phase gets all
+    of the loss.
     """
     lost: dict[str, float] = {}
     for step in ledger.slow_steps:

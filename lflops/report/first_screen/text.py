@@ -1,4 +1,4 @@
-"""Format the first screen (the overview of a run) as lines, for a terminal and for the end of the log."""
+"""Format the first screen (the overview of a run) as lines, for a terminal and for the log."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -45,14 +45,16 @@ _WHY_UNKNOWN = {
 
 trace = typer.Typer(
     rich_markup_mode=None,
-    help="Analyze torch.profiler traces, merge the traces of several ranks, or convert them for torch-tb-profiler.",
+    help="Analyze torch.profiler traces, merge the traces of several ranks, or convert them for "
+    "torch-tb-profiler.",
 )
 
 Files = Annotated[
     list[Path],
     typer.Argument(
         metavar="FILE...",
-        help="Traces of torch.profiler, compressed or not. To compare ranks, pass one trace of each "
+        help="Traces of torch.profiler, compressed or not. To compare ranks, pass one trace of "
+        "each "
         "rank.",
     ),
 ]
@@ -89,8 +91,10 @@ IntoOption = typer.Option(
 MergeJsonOption = typer.Option(
     "--json",
     help=(
-        "Print one JSON object with file, ranks, events (the number of events), damaged (the number "
-        "of events that are left out) and clocks (the time that was added to the times of each rank "
+        "Print one JSON object with file, ranks, events (the number of events), damaged (the "
+        "number "
+        "of events that are left out) and clocks (the time that was added to the times of each "
+        "rank "
         "after the first, to align the clocks)."
     ),
 )

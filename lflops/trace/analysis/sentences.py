@@ -366,7 +366,8 @@ def launches(summary: TraceSummary) -> Iterator[str]:
         call = nanoseconds(found.call_median)
         yield f"launches: {units.count(found.calls)}; median duration of a launch call {call}"
         yield (
-            f"delay from a launch call to the start of its kernel: median {nanoseconds(found.median)}, "
+            "delay from a launch call to the start of its kernel: median "
+            f"{nanoseconds(found.median)}, "
             f"90th percentile {nanoseconds(found.high)}, maximum {nanoseconds(found.longest)}"
         )
         if found.shorter_than_launch:
@@ -441,7 +442,8 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
         yield ("compiled", sentence)
     if summary.has_stack:
         sentence = (
-            "the recording of Python stacks slows the host: without stacks, the device is idle less "
+            "the recording of Python stacks slows the host: without stacks, the device is idle "
+            "less "
             "often"
         )
         yield "recording", sentence

@@ -25,8 +25,8 @@ class TraceUtilization(Struct, frozen=True, kw_only=True):
         mfu: 2 × `macs`, divided by `seconds` and by the peak of `precision`.
         hfu: Like `mfu`, but including the MACs that activation checkpointing and fused attention
             recompute.
-        executed: Like `hfu`, but without the MACs that are skipped because of masks, and with the peak of each
-            precision instead of the peak of `precision`.
+        executed: Like `hfu`, but without the MACs that are skipped because of masks, and with the
+            peak of each precision instead of the peak of `precision`.
         precision: The precision with the most MACs.
         hardware: The chip's name.
     """

@@ -157,6 +157,10 @@ def test_saving_a_file_is_no_part_of_the_step(loop: Loop) -> None:
     assert ["checkpoint"] == marked
     with loop.phases.named("mine"):
         assert [] == saves(io.BytesIO())
+    with loop.phases.within("checkpoint_save"):
+        assert [] == saves(io.BytesIO())
+        # The block of the user lasts until its end.
+        assert "checkpoint_save" == loop.phases.innermost
     with pytest.raises(RuntimeError, match="does not exist"):
         torch.save(1, "no/such/folder/file.pt")
     assert 0 == loop.phases.depth
