@@ -6,6 +6,7 @@ It has the time between the processes (each process is called a start) and the l
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lflops.errors import ProfileError
 from lflops.ledger.account import Start
@@ -212,3 +213,16 @@ def test_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
     assert 30 == load_run(tmp_path / "a.ledger.jsonl").total
     with pytest.raises(ProfileError, match="no ledger of rank 2 found"):
         load_run(tmp_path, rank=2)
+
+
+def test_the_device_is_known_although_the_last_process_ends_at_its_start() -> None:
+    """A restart that fails before training knows no device, and a test after training has none."""
+    trained = start(
+        100,
+        row(10, "start_up", 10),
+        replace(row(20, "training/forward", 10, step=50), device="cuda"),
+        row(30, "after_run", 10, step=50, ended="finished"),
+    )
+    failed = start(160, row(5, "start_up", 5, ended="RuntimeError"), pid=2)
+    assert "cuda" == ledger_of([trained, failed], now=1e9).device
+    assert "" == ledger_of([KILLED], now=1e9).device
