@@ -210,13 +210,13 @@ def test_the_rhythm_of_a_phase_is_from_the_steps_that_its_cost_is_from(
         groups.append(replace(group, spent=group.spent | {"other": other}))
     alone = [each for each in window_summary(analyze(window)).findings if each.cause == "other"]
     assert alone[0].sentence.endswith(
-        "logging: 2.40 s in 1 of 9 steps, 60.0 ms in the other steps."
+        "checkpoints: 2.40 s in 1 of 9 steps, 60.0 ms in the other steps."
     )
     found = findings_of(window_summary(analyze(window)), ledger(groups))
     (finding,) = (each for each in found if each.cause == "other")
     expected = (len(slow) * 2.4 + (60 - len(slow)) * 0.06) / 60
     assert pytest.approx(expected) == finding.seconds
-    assert finding.sentence.endswith(f"callbacks, metrics or logging{rhythm}")
+    assert finding.sentence.endswith(f"callbacks, metrics, logging or checkpoints{rhythm}")
 
 
 def cost(cause: str, share: float, *, issue: bool = False, overhead: bool = False) -> Finding:

@@ -18,7 +18,7 @@ MODEL_PHASES = {"forward", "backward", "recompute"}
 
 
 class OtherWork(PartRule):
-    """The step spends time outside all other phases, for example in callbacks, metrics or logging.
+    """The step spends time outside all other phases, for example in callbacks or checkpoints.
 
     This time is not an issue if many matmuls run in it. The loop then trains another model that
     lflops does not monitor, such as the discriminator of a GAN.
@@ -29,8 +29,8 @@ class OtherWork(PartRule):
     is_overhead = True
     verb = "is spent"
     phrase = (
-        "outside forward, backward and the other phases, for example in callbacks, metrics or "
-        "logging"
+        "outside forward, backward and the other phases, for example in callbacks, metrics, logging "
+        "or checkpoints"
     )
     fix = (
         "Do this work less often. To see what takes the time, name parts of the loop with "
