@@ -236,11 +236,11 @@ class StepEvidence:
         return max(seconds - operators.seconds, 0.0)
 
     @cached_property
-    def with_hooked_layers(self) -> set[str]:
-        """Names of the modules that call modules with forward hooks of the user.
+    def hooked_shares(self) -> dict[str, float]:
+        """For each module, the share of the modules that it calls which have the user's hooks.
 
-        The time of these hooks counts as the time of the module itself. Modules are left out if
-        most of the modules that they call have no hooks, because the hooks then explain little.
+        The time of these forward hooks counts as the time of the module itself. Modules that call
+        no module with hooks are left out.
         """
         hooked = set(names_in("forward_hooks", self.profile.notes))
         called = Counter[str]()
@@ -250,7 +250,7 @@ class StepEvidence:
                 caller = self._caller_of(name)
                 called[caller] += 1
                 with_hooks[caller] += name in hooked
-        return {name for name, number in with_hooks.items() if 2 * number >= called[name]}
+        return {name: number / called[name] for name, number in with_hooks.items() if number}
 
     def _caller_of(self, name: str) -> str:
         """Return the nearest module above a module that is itself called.

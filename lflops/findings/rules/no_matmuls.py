@@ -26,13 +26,14 @@ class _OwnCode:
         operators: The operators of this code, in forward and backward.
         calls: Number of calls of the modules in a step.
         more_in_forward: Seconds by which forward of this code takes longer than backward.
-        has_hooks: Whether most submodules have forward hooks. Their time is included.
+        hooked_share: The share of the submodules that have forward hooks of the user. The time of
+            these hooks is included.
     """
 
     operators: OwnOperators
     calls: int
     more_in_forward: float
-    has_hooks: bool
+    hooked_share: float
 
     @property
     def slower(self) -> str:
@@ -47,13 +48,23 @@ class _OwnCode:
         """Return whether the code has only one operator, apart from its backward."""
         return sum("backward" not in name for name in self.operators.names) == 1
 
+    def has_hooks(self, seconds: float) -> bool:
+        """Return whether forward hooks may take most of the given seconds.
+
+        Either most submodules have hooks, or some have hooks and the trace does not show what else
+        takes the time.
+        """
+        is_seen = not self.operators.traced or self.operators.are_traced(seconds)
+        return self.hooked_share >= MAIN_SHARE or (self.hooked_share > 0 and not is_seen)
+
     def is_in_hooks(self, seconds: float, explained: float) -> bool:
         """Return whether forward hooks seem to take most of the given seconds.
 
         Forward hooks have no backward, in contrast to most operators of a module. `explained` are
         the seconds in forward that other findings report.
         """
-        return self.has_hooks and self.more_in_forward - explained >= MAIN_SHARE * seconds
+        is_forward = self.more_in_forward - explained >= MAIN_SHARE * seconds
+        return is_forward and self.has_hooks(seconds)
 
     def is_python(self, seconds: float) -> bool:
         """Return whether Python code of the user takes most of the given seconds in backward."""
@@ -124,7 +135,7 @@ class NoMatmuls(StepRule):
             "class": in_brackets(modules.kind),
             "operators": code.operators.within(seconds),
             "pass": code.slower,
-            "hooks": " or in forward hooks on its layers" if code.has_hooks else "",
+            "hooks": " or in forward hooks on its layers" if code.has_hooks(seconds) else "",
             "is_in_hooks": code.is_in_hooks(seconds, elsewhere),
             "calls": units.count(code.operators.calls),
         }
@@ -168,7 +179,7 @@ def _own_code(place: str, step: StepEvidence) -> _OwnCode:
         operators=step.operator_times.of(names, {"forward", "backward"}),
         calls=calls,
         more_in_forward=more_in_forward,
-        has_hooks=not step.with_hooked_layers.isdisjoint(names),
+        hooked_share=max(step.hooked_shares.get(name, 0.0) for name in names),
     )
 
 

@@ -77,7 +77,7 @@ class OutsideLayers(ModuleRule):
                     f": {units.count(step.root.forward.self_macs)} MACs run there without a "
                     "backward pass, for example in a reference model"
                 )
-            has_hooks = "" in step.with_hooked_layers
+            has_hooks = step.hooked_shares.get("", 0.0) >= PYTHON_SHARE
             facts: Facts = {
                 "itself": root_itself(step.profile),
                 "hooks": ", or in forward hooks on the layers" if has_hooks else "",
