@@ -1,7 +1,8 @@
 """Find the hooks that the user's code has registered on a model.
 
-The time of these hooks counts as the time of a module: a forward hook of a module counts in the
-module that calls it, and a hook on a parameter counts in backward of its module.
+The time of these hooks counts as the time of a module: a hook before the forward of a module counts
+in this module, a hook after it counts in the module that calls it, and a hook on a parameter counts
+in backward of its module.
 """
 
 import sys
@@ -11,19 +12,24 @@ from typing import Any
 
 from torch import nn
 
-from lflops.torch_private.modules import forward_hooks, gradient_hooks
+from lflops.torch_private.modules import gradient_hooks, hooks_after_forward, hooks_before_forward
 
 LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 """Folders of installed packages. Their hooks are not the user's, and packages may need them."""
 
 
-def with_forward_hooks(modules: Mapping[str, nn.Module]) -> list[str]:
+def with_hooks_before_forward(modules: Mapping[str, nn.Module]) -> list[str]:
+    """Return the names of the modules on which the user has registered forward pre-hooks."""
+    return [
+        name for name, module in modules.items() if _is_any_of_user(hooks_before_forward(module))
+    ]
+
+
+def with_hooks_after_forward(modules: Mapping[str, nn.Module]) -> list[str]:
     """Return the names of the modules on which the user has registered forward hooks."""
-    names = []
-    for name, module in modules.items():
-        if _is_any_of_user(forward_hooks(module)):
-            names.append(name)
-    return names
+    return [
+        name for name, module in modules.items() if _is_any_of_user(hooks_after_forward(module))
+    ]
 
 
 def with_gradient_hooks(modules: Mapping[str, nn.Module]) -> list[str]:

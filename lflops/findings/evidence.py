@@ -237,10 +237,11 @@ class StepEvidence:
 
     @cached_property
     def hooked_shares(self) -> dict[str, float]:
-        """For each module, the share of the modules that it calls which have the user's hooks.
+        """Modules whose own time includes forward hooks of the user, with a share of 1 or less.
 
-        The time of these forward hooks counts as the time of the module itself. Modules that call
-        no module with hooks are left out.
+        The share is 1 for a module with a hook before its forward. The time of a hook after a
+        forward counts for the module that calls it. For such a module, this is the share of the
+        modules that it calls which have hooks.
         """
         hooked = set(names_in("forward_hooks", self.profile.notes))
         called = Counter[str]()
@@ -250,7 +251,8 @@ class StepEvidence:
                 caller = self._caller_of(name)
                 called[caller] += 1
                 with_hooks[caller] += name in hooked
-        return {name: number / called[name] for name, number in with_hooks.items() if number}
+        shares = {name: number / called[name] for name, number in with_hooks.items() if number}
+        return shares | dict.fromkeys(names_in("forward_pre_hooks", self.profile.notes), 1.0)
 
     def _caller_of(self, name: str) -> str:
         """Return the nearest module above a module that is itself called.

@@ -323,9 +323,12 @@ def call_last(hook: Callable[..., Any]) -> None:
             hooks[number] = hooks.pop(number)
 
 
-def forward_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    """Return the hooks that run before and after the forward of a module."""
-    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+def hooks_before_forward(module: nn.Module) -> list[Callable[..., Any]]:
+    return [*module._forward_pre_hooks.values()]
+
+
+def hooks_after_forward(module: nn.Module) -> list[Callable[..., Any]]:
+    return [*module._forward_hooks.values()]
 
 
 def gradient_hooks(parameter: Tensor) -> list[Callable[..., Any]]:

@@ -552,13 +552,18 @@ def _are_hooks_listed() -> bool:
     """Return whether the hooks on a module and on a parameter are listed."""
     module = nn.Module()
     parameter = nn.Parameter(torch.zeros(1, device="cpu", dtype=torch.float32))
-    before = modules.forward_hooks(module), modules.gradient_hooks(parameter)
+
+    def listed() -> list[int]:
+        before = modules.hooks_before_forward(module)
+        after = modules.hooks_after_forward(module)
+        return [len(before), len(after), len(modules.gradient_hooks(parameter))]
+
+    without = listed()
     module._forward_pre_hooks[0] = _no_op
     module._forward_hooks[0] = _no_op
     parameter.register_hook(_no_op)
     parameter.register_post_accumulate_grad_hook(_no_op)
-    listed = modules.forward_hooks(module), modules.gradient_hooks(parameter)
-    return before == ([], []) and listed == ([_no_op] * 2, [_no_op] * 2)
+    return without == [0, 0, 0] and listed() == [1, 1, 2]
 
 
 def _of_modules() -> dict[str, bool]:

@@ -10,7 +10,11 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from lflops.attribution.hooks import hook_models
-from lflops.attribution.user_hooks import with_forward_hooks, with_gradient_hooks
+from lflops.attribution.user_hooks import (
+    with_gradient_hooks,
+    with_hooks_after_forward,
+    with_hooks_before_forward,
+)
 from lflops.error_guard import CleanupStack
 from lflops.model.module_tree import ModuleTree
 
@@ -39,9 +43,10 @@ def test_forward_hooks_of_the_user_are_found() -> None:
     model[2].register_forward_pre_hook(Watcher().method)
     model[3].register_forward_hook(Watcher())
     model[4].register_forward_hook(partial(on_call, 1))
-    assert ["1", "2", "3", "4"] == with_forward_hooks(modules_of(model))
+    assert ["1", "3", "4"] == with_hooks_after_forward(modules_of(model))
+    assert ["2"] == with_hooks_before_forward(modules_of(model))
     model.register_forward_hook(on_call)
-    assert "" == with_forward_hooks(modules_of(model))[0]
+    assert "" == with_hooks_after_forward(modules_of(model))[0]
 
 
 def test_hooks_of_frameworks_are_not_the_users() -> None:
@@ -57,7 +62,8 @@ def test_hooks_of_frameworks_are_not_the_users() -> None:
         hook_models(undo, [model, model.layer], lambda *_: None)
         assert model.layer._forward_pre_hooks
         assert model._forward_pre_hooks
-        assert [] == with_forward_hooks(modules_of(model))
+        assert [] == with_hooks_before_forward(modules_of(model))
+        assert [] == with_hooks_after_forward(modules_of(model))
 
 
 def test_the_names_are_those_of_the_profile() -> None:

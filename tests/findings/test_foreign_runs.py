@@ -850,8 +850,8 @@ def test_forward_hooks_on_the_layers_of_a_module_are_named(
     )
     assert "hooks" not in findings(given)["no_products"].sentence
     found = findings(hooked(given, "forward_hooks", "b.inner"))["no_products"]
-    assert "in b (GELU) itself or in forward hooks on its layers, in gelu" in found.sentence
-    assert is_issue == ("hooks on the layers of b work only every N steps" in found.fix)
+    assert "in b (GELU) itself or in forward hooks, in gelu" in found.sentence
+    assert is_issue == ("hooks on b or its layers work only every N steps" in found.fix)
     assert is_issue == found.is_issue
     # With a hook on only one of three layers, the operators are those of `b`.
     more = with_layers(given, "b.inner", "b.other", "b.another")
@@ -863,8 +863,18 @@ def test_forward_hooks_on_the_layers_of_a_module_are_named(
     unknown = (UnsupportedCall(module="b", operator="v::nms", phase="forward", calls=1, bytes=9),)
     unseen = with_layers(replace(unseen, unsupported=unknown), "b.inner", "b.other", "b.another")
     found = findings(hooked(unseen, "forward_hooks", "b.inner"))["no_products"]
-    assert "or in forward hooks on its layers" in found.sentence
+    assert "or in forward hooks" in found.sentence
     assert is_issue == found.is_issue
+
+
+def test_a_hook_before_the_forward_of_a_module_counts_for_the_module() -> None:
+    """Only the module with the hook is concerned, and not the one that calls it."""
+    own: dict[tuple[str, Phase], float] = {("b", "forward"): 25e-3, ("b", "backward"): 5e-3}
+    given = trained(own=own, operators={"gelu": 24e-3, "gelu_backward": 5e-3})
+    found = findings(hooked(given, "forward_pre_hooks", "b"))
+    assert "in b (GELU) itself or in forward hooks" in found["no_products"].sentence
+    assert found["no_products"].is_issue
+    assert "hooks" not in findings(hooked(given, "forward_hooks", "b"))["no_products"].sentence
 
 
 def test_forward_hooks_on_the_layers_of_a_list_count_for_the_module_that_calls_them() -> None:

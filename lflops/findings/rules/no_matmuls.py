@@ -26,8 +26,7 @@ class _OwnCode:
         operators: The operators of this code, in forward and backward.
         calls: Number of calls of the modules in a step.
         more_in_forward: Seconds by which forward of this code takes longer than backward.
-        hooked_share: The share of the submodules that have forward hooks of the user. The time of
-            these hooks is included.
+        hooked_share: See `StepEvidence.hooked_shares`. The time of these hooks is included.
     """
 
     operators: OwnOperators
@@ -51,8 +50,8 @@ class _OwnCode:
     def has_hooks(self, seconds: float) -> bool:
         """Return whether forward hooks may take most of the given seconds.
 
-        Either most submodules have hooks, or some have hooks and the trace does not show what else
-        takes the time.
+        Either the module or most of its submodules have hooks, or some submodules have hooks and
+        the trace does not show what else takes the time.
         """
         is_seen = not self.operators.traced or self.operators.are_traced(seconds)
         return self.hooked_share >= MAIN_SHARE or (self.hooked_share > 0 and not is_seen)
@@ -100,7 +99,7 @@ class NoMatmuls(StepRule):
         "{where} makes {calls} operator calls in a step. Replace Python loops by operators on "
         "whole tensors, or compile {where}, for example with torch.compile"
     )
-    fix_of_hooks = "Let the forward hooks on the layers of {where} work only every N steps"
+    fix_of_hooks = "Let the forward hooks on {where} or its layers work only every N steps"
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if step.breakdown is not None or step.are_module_times_unreliable:
@@ -135,7 +134,7 @@ class NoMatmuls(StepRule):
             "class": in_brackets(modules.kind),
             "operators": code.operators.within(seconds),
             "pass": code.slower,
-            "hooks": " or in forward hooks on its layers" if code.has_hooks(seconds) else "",
+            "hooks": " or in forward hooks" if code.has_hooks(seconds) else "",
             "is_in_hooks": code.is_in_hooks(seconds, elsewhere),
             "calls": units.count(code.operators.calls),
         }

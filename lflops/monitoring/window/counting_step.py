@@ -6,7 +6,11 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from lflops.attribution.user_hooks import with_forward_hooks, with_gradient_hooks
+from lflops.attribution.user_hooks import (
+    with_gradient_hooks,
+    with_hooks_after_forward,
+    with_hooks_before_forward,
+)
 from lflops.error_guard import CleanupStack, Guard, call_each
 from lflops.errors import CountError
 from lflops.flop_counter.accumulator import CountOptions
@@ -213,9 +217,12 @@ class StepCounter:
 def _hook_notes(model: torch.nn.Module) -> Iterator[Note]:
     """Yield notes about hooks of the user, whose time counts as the time of modules."""
     modules = ModuleTree({"": model}).modules
-    forward = with_forward_hooks(modules)
-    if forward:
-        yield Note(code="forward_hooks", subject="", values=_names(forward))
+    before = with_hooks_before_forward(modules)
+    if before:
+        yield Note(code="forward_pre_hooks", subject="", values=_names(before))
+    after = with_hooks_after_forward(modules)
+    if after:
+        yield Note(code="forward_hooks", subject="", values=_names(after))
     gradient = with_gradient_hooks(modules)
     if gradient:
         yield Note(code="gradient_hooks", subject="", values=_names(gradient))
