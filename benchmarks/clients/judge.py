@@ -29,6 +29,9 @@ NAMED = {
 }
 """The causes that name a planted fault."""
 
+HOOKED = {"slow module", "slow hook"}
+"""Faults that are planted with a hook. An issue about a module's own code that names hooks is right."""
+
 IMPOSSIBLE = {"transfer", "copy", "idle", "communication", "rank", "turns", "sync", "wait"}
 """Causes that a run of one process on a CPU cannot have."""
 
@@ -233,7 +236,10 @@ def _fault_row(
     printed = [each for each in result["why"]["findings"] if each["cause"] != "busiest"]
     names_it = []
     for finding in printed:
-        is_named = _names(finding, NAMED[fault], module)
+        causes = NAMED[fault]
+        if fault in HOOKED and finding["is_issue"] and "forward hooks" in finding["sentence"]:
+            causes |= {"no_products"}
+        is_named = _names(finding, causes, module)
         if fault == "slow hook" and module is not None:
             # torch calls a forward hook of a module in the time of the module around it.
             is_named |= _names(finding, NAMED[fault], module.rpartition(".")[0])
