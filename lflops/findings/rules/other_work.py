@@ -57,12 +57,13 @@ class OtherWork(PartRule):
         "outside forward, backward and the other phases, where {macs} MACs run, for example in a "
         "model that lflops does not monitor"
     )
-    fix_with_matmuls = (
-        "If this is a model that the run trains, pass lflops both models. Otherwise, run it less "
-        "often"
-    )
+    fix_with_matmuls = "Look for the callback or the hook that calls this model"
     fix_with_matmuls_in_custom_loop = (
         "To see the time of this model separately, name its call with monitor.phase"
+    )
+    fix_with_matmuls_in_detected_loop = (
+        "To see the time of this model separately, monitor the loop with lflops.monitor and name the "
+        "call of this model with monitor.phase"
     )
 
     phrase_if_never_called = "outside all phases, because the monitored model was never called"
@@ -89,12 +90,17 @@ class OtherWork(PartRule):
         if model_was_never_called(step):
             return self.fix_if_never_called
         if _unmonitored_macs(step):
-            if step.profile.run.monitor == "lflops.monitor":
-                return self.fix_with_matmuls_in_custom_loop
-            return self.fix_with_matmuls
+            return self._fix_with_matmuls(step.profile.run)
         if step.host_syncs:
             return self.fix_with_host_syncs
         return self.fix_in_loop(step.profile.run)
+
+    def _fix_with_matmuls(self, run: Run) -> str:
+        if run.is_auto_detected:
+            return self.fix_with_matmuls_in_detected_loop
+        if run.monitor == "lflops.monitor":
+            return self.fix_with_matmuls_in_custom_loop
+        return self.fix_with_matmuls
 
     @classmethod
     def fix_in_loop(cls, run: Run) -> str:
