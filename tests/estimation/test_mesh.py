@@ -463,7 +463,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "replicas of DTensors": (
         whole,
         {"replica": 2, "tensor": 2},
-        "DistributedDataParallel does not support tensor parallelism: pass 'data' instead of 'replica'",
+        "DistributedDataParallel, but this does not support tensor parallelism: pass 'data' instead",
     ),
     "a module": (Blocks(), {"data": 2}, "divides the model, so the model must not be built yet"),
     "no plan": (

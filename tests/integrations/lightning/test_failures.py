@@ -126,7 +126,7 @@ def test_tensorboard_has_the_curves_where_it_takes_no_text(
     )
     with pytest.warns(UserWarning, match="FlopsMonitor") as warned:
         fit(Classifier(), monitor, logger=logger)
-    assert ["the TensorBoard output of a window"] == of_ours(warned)
+    assert ["the TensorBoard output of a profile"] == of_ours(warned)
     events = EventAccumulator(logger.log_dir)
     events.Reload()
     assert 2 == len(events.Scalars("lflops/train/step_ms"))

@@ -455,7 +455,7 @@ def test_an_error_in_that_thread_is_raised_in_the_training_s(
         fit(Classifier(), watching(), logger=TensorBoardLogger(tmp_path))
     two_windows = Schedule(wait=1, warmup=1, active=1, repeat=2)
     monitor = watching(on_error="warn", schedule=two_windows)
-    message = "the TensorBoard output of a window could not be written.*planted"
+    message = "the TensorBoard output of a profile could not be written.*planted"
     with pytest.warns(UserWarning, match=message) as warned:
         fit(Classifier(), monitor, logger=TensorBoardLogger(tmp_path))
     assert 1 == sum("planted" in str(each.message) for each in warned)
