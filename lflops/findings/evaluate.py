@@ -48,14 +48,11 @@ def candidates_of_step(step: StepEvidence) -> list[Candidate]:
         return []
     settings = _detect(SETTING_RULES, step, [])
     slow_ranks = _detect(RANK_RULES, step, settings)
-    in_modules: list[Candidate] = []
-    for module_rule in MODULE_RULES:
-        in_modules += module_rule.detect(step, [*settings, *slow_ranks, *in_modules])
+    in_modules = _detect(MODULE_RULES, step, [*settings, *slow_ranks])
     parts = _candidates_of_parts(step, in_modules)
     located = without_rank_costs([*in_modules, *parts], slow_ranks)
     found = [*settings, *slow_ranks, *located]
-    for rule in WORK_RULES:
-        found += rule.detect(step, found)
+    found += _detect(WORK_RULES, step, found)
     reported = [candidate for candidate in found if candidate.rule.is_reported(candidate, step)]
     reported.sort(key=_unknown_cost_first)
     return reported + _detect(LAST_RULES, step, reported)
@@ -64,9 +61,13 @@ def candidates_of_step(step: StepEvidence) -> list[Candidate]:
 def _detect(
     rules: Iterable[StepRule], step: StepEvidence, earlier: Sequence[Candidate]
 ) -> list[Candidate]:
+    """Evaluate rules in their order, and return their candidates.
+
+    Each rule receives the `earlier` candidates, and the candidates of the rules before it.
+    """
     found: list[Candidate] = []
     for rule in rules:
-        found += rule.detect(step, earlier)
+        found += rule.detect(step, [*earlier, *found])
     return found
 
 

@@ -83,8 +83,8 @@ class OwnOperators:
         names: Names of all operators. First come the operators in the trace, then the others. Both
             groups are in descending order of time.
         seconds: Seconds per step that all operators together need, including the time to call them.
-            An operator that is not in the trace counts with an upper bound. Times
-            in the trace are multiplied by the factor by which an unprofiled step takes longer.
+            An operator that is not in the trace counts with an upper bound. Times in the
+            trace are multiplied by the factor by which an unprofiled step takes longer.
         calls: Number of calls of all operators in a step.
         are_known: Whether no operator is missing in `seconds`. An unsupported operator is missing
             if it is not in the trace, because its work is unknown.
