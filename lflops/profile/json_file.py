@@ -269,8 +269,7 @@ def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
                 total = _short.repr(summed) if summed < LARGEST_SHOWN else "more"
                 raise ProfileError(
                     f"{path} is {_short.repr(given)}, but self_{count} and the {count} of the "
-                    "direct "
-                    f"submodules add up to {total}"
+                    f"direct submodules add up to {total}"
                 )
 
 

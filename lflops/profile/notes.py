@@ -198,8 +198,7 @@ def _time_scaled(note: Note) -> str:
         reliability = "unreliable"
     return (
         f"module times are {reliability}{error}: to match unprofiled passes, they are multiplied "
-        "by "
-        f"{', '.join(factors) or units.UNKNOWN}"
+        f"by {', '.join(factors) or units.UNKNOWN}"
     )
 
 

@@ -115,7 +115,7 @@ class OtherWork(PartRule):
 
 
 def _unmonitored_macs(step: StepEvidence) -> int:
-    """Return the MACs outside all phases, or 0 if they are few compared with those of forward."""
+    """Return the MACs outside all phases, or 0 if forward has many times as many MACs."""
     macs = summed((count.phase, count.macs) for count in step.profile.op_counts)
     outside = macs.get("other", 0)
     return outside if outside > UNWATCHED_SHARE * macs.get("forward", 0) else 0

@@ -230,6 +230,7 @@ class AutoDetectedPhases(LoopPhases):
         self.trains_by: ref[Any] | None = None
         self._validates = validates
         self._epoch_ends = epoch_ends
+        # set while `torch.save` runs
         self._is_saving = False
         # set during a validation and during inference
         self._is_validating = False

@@ -95,7 +95,7 @@ class RankSeries(dict[int, Steps]):
         return self.minus(self.median_of_others())
 
     def excess_of_slowest(self) -> list[float]:
-        """Return, for each step, the seconds of the slowest rank minus those of the median rank."""
+        """Return, for each step, how many seconds longer the slowest rank took than the median."""
         excesses = []
         for step in self.by_step():
             excesses.append(max(step) - statistics.median_low(step))
