@@ -256,8 +256,7 @@ class _ChangedStep:
         if old is None or new is None or breakdown is None or not speed or not new_speed:
             raise ProfileError(
                 "what_if: hardware= needs the peak FLOP/s and the bandwidths of the profiled chip "
-                "and "
-                "of the new chip, and a profile in which operators were counted"
+                "and of the new chip, and a profile in which operators were counted"
             )
         moving = speed / new_speed
         after = seconds_at_peak(self._profile.op_counts, new)

@@ -44,8 +44,7 @@ def diff(
         typer.Argument(
             metavar="BEFORE",
             help="The first run: a profile's JSON file, a trace of torch.profiler, or the folder "
-            "of "
-            "a training run. From a folder, the profile of the last window is read.",
+            "of a training run. From a folder, the profile of the last window is read.",
         ),
     ],
     after: Annotated[
@@ -53,8 +52,7 @@ def diff(
         typer.Argument(
             metavar="AFTER",
             help="The second run. The limits apply to this run. If BEFORE is a trace, AFTER must "
-            "be "
-            "a trace too.",
+            "be a trace too.",
         ),
     ],
     *,
@@ -63,8 +61,7 @@ def diff(
         typer.Option(
             metavar="SHARE",
             help="Maximum slowdown of the step, for example 3%. A slowdown that may be noise "
-            "passes "
-            "too.",
+            "passes too.",
         ),
     ] = None,
     min_mfu: Annotated[

@@ -118,8 +118,7 @@ def estimate(
             metavar="BYTES",
             min=1,
             help="Round the memory of each tensor up to a multiple of BYTES. torch's CUDA "
-            "allocator "
-            "rounds to 512.",
+            "allocator rounds to 512.",
         ),
     ] = 1,
     allocator: Annotated[
@@ -180,8 +179,7 @@ def estimate(
             metavar="N",
             min=1,
             help="Number of tokens per sample. If TARGET is a configuration, the default is 512. "
-            "If "
-            "TARGET is a function, the number is its second argument.",
+            "If TARGET is a function, the number is its second argument.",
         ),
     ] = None,
     dtype: Annotated[
@@ -204,8 +202,7 @@ def estimate(
         typer.Option(
             metavar="NAME",
             help="Dtype in which FSDP2 computes, for example bf16. The sharded parameters keep "
-            "their "
-            "dtype. Only with --fsdp or --hsdp.",
+            "their dtype. Only with --fsdp or --hsdp.",
         ),
     ] = None,
     reduce: Annotated[
@@ -240,8 +237,7 @@ def estimate(
         typer.Option(
             "--offload-activations",
             help="Keep activations in host memory until backward needs them. The time of the "
-            "copies "
-            "is not included.",
+            "copies is not included.",
         ),
     ] = False,
     cpu_offload: Annotated[

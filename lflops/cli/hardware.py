@@ -24,8 +24,7 @@ def hardware(
         typer.Argument(
             metavar="NAME",
             help="The chip: a name that `lflops hardware` lists, a name that the driver reports, "
-            "or "
-            "a TOML file that describes a chip.",
+            "or a TOML file that describes a chip.",
         ),
     ] = None,
     *,
@@ -142,8 +141,7 @@ def roofline(
         typer.Option(
             metavar="SECONDS",
             help="Seconds for which the GPU was busy, for example from Nsight Systems. They "
-            "replace "
-            "the sum of the kernel times. Only with --ncu.",
+            "replace the sum of the kernel times. Only with --ncu.",
         ),
     ] = None,
     ncu_command: Annotated[
@@ -210,8 +208,7 @@ def selftest(
         typer.Option(
             "--device",
             help="Device to check, such as cuda:1. Default: the accelerator, or the CPU if there "
-            "is "
-            "no accelerator.",
+            "is no accelerator.",
         ),
     ] = None,
     output: Annotated[

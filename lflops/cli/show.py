@@ -41,8 +41,7 @@ def show(
         typer.Argument(
             metavar="FILE",
             help="A profile's JSON file, or the folder of a training run. From a folder, the "
-            "profile "
-            "of the last window is read.",
+            "profile of the last window is read.",
         ),
     ],
     *,
@@ -106,8 +105,7 @@ def show(
             "--format",
             metavar="NAME",
             help="Print only the table of modules, as markdown, latex or csv. csv has exact "
-            "numbers "
-            "in SI units.",
+            "numbers in SI units.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help=_JSON)] = False,

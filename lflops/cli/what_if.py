@@ -105,6 +105,5 @@ def _factor(given: str) -> tuple[str, float]:
     except ValueError:
         raise UsageError(
             f"--scale {given}: pass the name of a phase or module and a factor for its time, such "
-            "as "
-            "data=0.5"
+            "as data=0.5"
         ) from None

@@ -88,8 +88,7 @@ def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
     if is_ddp and "tensor" in mesh:
         raise CountError(
             f"{caller}: mesh has 'replica' without 'data', which means DistributedDataParallel, "
-            "but "
-            "this does not support tensor parallelism: pass 'data' instead of 'replica'"
+            "but this does not support tensor parallelism: pass 'data' instead of 'replica'"
         )
     if is_ddp and "pipeline" in mesh:
         raise CountError(
@@ -291,8 +290,7 @@ def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:
         raise CountError(
             f"{caller}: the model's tp_plan has the style {min(map(str, unknown))!r}, but lflops "
             f"supports only {', '.join(STYLES)}: apply parallelize_module in the function that "
-            "builds the "
-            "model, and leave 'tensor' out of the mesh"
+            "builds the model, and leave 'tensor' out of the mesh"
         )
     return {name: STYLES[style]() for name, style in plan.items()}
 

@@ -91,8 +91,7 @@ def register_formula(operator: Any, formula: Formula) -> None:
     if name.startswith("aten::") and not has_builtin_formula and _all_decompose(overloads):
         raise CountError(
             f"register_formula: torch replaces {operator} by other operators before lflops can "
-            "count "
-            "it: register formulas for those operators"
+            "count it: register formulas for those operators"
         )
     if is_packet:
         # The formula of a whole operator replaces the formulas of its overloads.

@@ -580,8 +580,7 @@ def _checked(dtypes: Iterable[str] | None, machine: TorchMachine) -> tuple[str, 
         if dtype not in machine.dtypes:
             raise HardwareError(
                 f"dtypes contains {dtype!r}, which cannot be measured on {machine.kind}: use one "
-                "or "
-                f"more of {', '.join(machine.dtypes)}"
+                f"or more of {', '.join(machine.dtypes)}"
             )
     if not wanted:
         raise HardwareError(f"dtypes={dtypes!r}: pass one or more of {', '.join(machine.dtypes)}")

@@ -40,10 +40,8 @@ def check_pass(caller: str, args: Any, kwargs: Any, loss: Any, *, backward: Any)
         )
     if isinstance(args, list):
         raise CountError(
-            f"{caller}: args is a list: "
-            "pass args=(batch,) if the list is the model's argument, or args=tuple(batch) if the "
-            "list "
-            "contains the model's arguments"
+            f"{caller}: args is a list: pass args=(batch,) if the list is the model's argument, or "
+            "args=tuple(batch) if the list contains the model's arguments"
         )
     if not isinstance(args, tuple):
         raise CountError(

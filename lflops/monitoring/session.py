@@ -710,8 +710,7 @@ def _schedule_changes(
         values = {"accumulation": accumulation}
         message = (
             f"lflops: each step accumulates the gradients of {accumulation} batches, so each part "
-            "of "
-            "lflops' schedule is rounded up to a whole number of steps"
+            "of lflops' schedule is rounded up to a whole number of steps"
         )
         yield Note(code="rounded_to_cycles", subject="", values=values), message
     whole = Plan.of(asked, accumulation=accumulation, traced=plan.traced)

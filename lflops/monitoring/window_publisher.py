@@ -219,8 +219,7 @@ class WindowPublisher:
             )
         warn(
             f"{monitor_name()}: the profiles of the ranks are not merged, because the ranks have "
-            "no "
-            f"common key-value store of torch.distributed. {kept}"
+            f"no common key-value store of torch.distributed. {kept}"
         )
 
     @property

@@ -103,8 +103,7 @@ class WindowRequests:
         elif not self._thread.is_alive():
             warn(
                 "request_window: no window can open: either rank 0 has ended, or the key-value "
-                "store "
-                "of torch.distributed does not answer"
+                "store of torch.distributed does not answer"
             )
         self._asked = True
 

@@ -237,8 +237,7 @@ def device_clock(device: torch.device) -> DeviceClock:
     except (RuntimeError, AssertionError) as error:
         raise CountError(
             f"the tensors are on {device.type!r}, where lflops cannot measure times: use 'cpu' or "
-            "a "
-            "device that torch can synchronize, or call lflops.count, which works on all devices"
+            "a device that torch can synchronize, or call lflops.count, which works on all devices"
         ) from error
 
 

@@ -231,8 +231,7 @@ class BlockTrials:
         except ValueError as error:
             raise CountError(
                 f"{self._estimator.caller}: {error}: make the loss depend on a parameter of a "
-                "block "
-                "that requires a gradient"
+                "block that requires a gradient"
             ) from error
         flops: list[int] = []
         times: list[int] = []

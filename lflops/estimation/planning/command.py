@@ -54,8 +54,7 @@ def plan(
             metavar="N",
             min=1,
             help="Number of tokens per sample. If TARGET is a configuration, the default is 512. "
-            "If "
-            "TARGET is a function, the number is its second argument.",
+            "If TARGET is a function, the number is its second argument.",
         ),
     ] = None,
     optimizer: Annotated[
@@ -78,8 +77,7 @@ def plan(
         typer.Option(
             metavar="NAME",
             help="Precision of the run: bf16-mixed, 16-mixed, bf16-true, 16-true or 32-true. With "
-            "a "
-            "mixed precision, FSDP2 computes in bf16 or fp16, and reduces gradients in float32.",
+            "a mixed precision, FSDP2 computes in bf16 or fp16, and reduces gradients in float32.",
         ),
     ] = "bf16-mixed",
     network: Annotated[

@@ -137,8 +137,7 @@ class ForwardOutsideModules(PartRule):
     phrase = "forward, outside the layers"
     fix = (
         "Do not exclude modules with ignore=. Wrap code that runs outside modules in lflops.scope, "
-        "so "
-        "that it has a name"
+        "so that it has a name"
     )
 
 

@@ -51,8 +51,7 @@ class OutsideLayers(ModuleRule):
 
     fix_of_loop = (
         "The code outside the layers makes {calls} operator calls in a step. Replace Python loops "
-        "by "
-        "operators on whole tensors, or compile this code with torch.compile"
+        "by operators on whole tensors, or compile this code with torch.compile"
     )
     fix_of_hooks = "Let the forward hooks on the layers work only every N steps"
 

@@ -130,8 +130,7 @@ class UnusedTensorCores(StepRule):
     threshold = Threshold(share=0.10)
     sentence = (
         "The matmuls of the model run in {dtype}. According to the chip's peaks, {faster} would "
-        "save "
-        "{cost}."
+        "save {cost}."
     )
     fix = (
         "Train in bfloat16, for example with torch.autocast. To keep float32, allow TF32: "

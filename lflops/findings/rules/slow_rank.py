@@ -51,8 +51,7 @@ class SlowRank(StepRule):
     threshold = Threshold(share=SHARE_OF_SLOW_RANK)
     fix = (
         "Look at the machine, the data and the code of this rank. The Ranks view of the dashboard "
-        "shows "
-        "the phases of each rank"
+        "shows the phases of each rank"
     )
     right = (37, 41)
 

@@ -47,9 +47,8 @@ class ComputingThread(StepRule):
     )
     fix = (
         "Find the thread, for example with py-spy. If it writes TensorBoard events, log less "
-        "often. "
-        "Otherwise, move its work into another process, because Python runs only one thread at a "
-        "time"
+        "often. Otherwise, move its work into another process, because Python runs only one thread "
+        "at a time"
     )
     right = (7, 7)
 

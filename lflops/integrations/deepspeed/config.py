@@ -63,8 +63,7 @@ def _check(section: Mapping[str, Any]) -> None:
             name = accepted.__name__ if isinstance(accepted, type) else str(accepted)
             raise CountError(
                 f"from_deepspeed: {key}={describe(value)}: DeepSpeed accepts only values of the "
-                "type "
-                f"{name}"
+                f"type {name}"
             )
 
 

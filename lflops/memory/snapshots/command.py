@@ -45,9 +45,8 @@ def memory(
             metavar="N",
             min=0,
             help="Index of the device whose memory the report explains. Default: the device that "
-            "ran out "
-            "of memory. If no device ran out of memory, it is the device with the most reserved "
-            "memory.",
+            "ran out of memory. If no device ran out of memory, it is the device with the most "
+            "reserved memory.",
         ),
     ] = None,
     hardware: Annotated[
@@ -72,8 +71,7 @@ def memory(
         typer.Option(
             metavar="FILE",
             help="A profile of the same run. The output then shows which modules hold the memory "
-            "in "
-            "each phase.",
+            "in each phase.",
         ),
     ] = None,
     as_json: Annotated[

@@ -471,8 +471,7 @@ EXPLANATIONS: Mapping[CauseCode, Explanation] = {
         "This process reached its own memory limit, although the device had {bytes} free",
         "raise the limit: torch.cuda.set_per_process_memory_fraction, or "
         "per_process_memory_fraction in PYTORCH_ALLOC_CONF; if neither is set, the limit comes "
-        "from "
-        "MPS, the vGPU or the container",
+        "from MPS, the vGPU or the container",
     ),
     "other_process": Explanation(
         "Another process holds {bytes} of the memory of this device",
@@ -480,8 +479,7 @@ EXPLANATIONS: Mapping[CauseCode, Explanation] = {
     ),
     "fragmentation": Explanation(
         "Memory is fragmented: {bytes} is reserved but unused, in pieces that are too small for "
-        "the "
-        "request",
+        "the request",
         "set PYTORCH_ALLOC_CONF=expandable_segments:True",
     ),
     "kept_graphs": Explanation(

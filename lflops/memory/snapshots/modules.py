@@ -146,8 +146,7 @@ def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
         raise ProfileError(
             f"only {units.percent(share)} of the bytes that were allocated in the step with the "
             "peak match operators of the profile: check that the profile and the snapshot have the "
-            "same "
-            "model, batch and precision"
+            "same model, batch and precision"
         )
     moments = _moments(snapshot, peak, names, matches.phases, of_passes[0].trace_index)
     return MemoryByModule(matched_share=share, moments=moments)

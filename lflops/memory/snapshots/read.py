@@ -276,8 +276,7 @@ class _Reader:
         if self._parts > self._most_parts:
             raise ProfileError(
                 f"{place}: the snapshot has more than {self._most_parts:,} segments, blocks, "
-                "events "
-                "and frames: record fewer steps"
+                "events and frames: record fewer steps"
             )
         if not isinstance(value, Mapping):
             raise ProfileError(f"{place} is {_described(value)}: it must be a dictionary")

@@ -231,9 +231,7 @@ class TraceAnnotations:
         except OSError as error:
             warn(
                 f"{monitor_name()}: the trace {process.into} could not be written, but training "
-                "and all "
-                "other outputs continue: "
-                f"{type(error).__name__}: {error}"
+                f"and all other outputs continue: {type(error).__name__}: {error}"
             )
         self._processes.remove(process)
         if not process.is_done:

@@ -54,8 +54,7 @@ Files = Annotated[
     typer.Argument(
         metavar="FILE...",
         help="Traces of torch.profiler, compressed or not. To compare ranks, pass one trace of "
-        "each "
-        "rank.",
+        "each rank.",
     ),
 ]
 Folder = Annotated[
@@ -92,10 +91,8 @@ MergeJsonOption = typer.Option(
     "--json",
     help=(
         "Print one JSON object with file, ranks, events (the number of events), damaged (the "
-        "number "
-        "of events that are left out) and clocks (the time that was added to the times of each "
-        "rank "
-        "after the first, to align the clocks)."
+        "number of events that are left out) and clocks (the time that was added to the times of "
+        "each rank after the first, to align the clocks)."
     ),
 )
 CompatJsonOption = typer.Option(

@@ -443,8 +443,7 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     if summary.has_stack:
         sentence = (
             "the recording of Python stacks slows the host: without stacks, the device is idle "
-            "less "
-            "often"
+            "less often"
         )
         yield "recording", sentence
     if summary.negative:

@@ -12,18 +12,15 @@ from lflops.units import UNKNOWN
 
 _LEGEND = (
     "The text after a module's name shows its params, MACs and fwd latency, each also as a share "
-    "of "
-    "the whole model. Then come its fwd FLOPS, and the text that torch prints for the module.\n"
+    "of the whole model. Then come its fwd FLOPS, and the text that torch prints for the module.\n"
     "These figures include the submodules. Any difference from the sum of the submodules comes "
-    "from "
-    "functions that the module's forward calls directly.\n"
-    "Parameters that several modules share are counted in the first of these modules."
+    "from functions that the module's forward calls directly.\nParameters that several modules "
+    "share are counted in the first of these modules."
 )
 
 _FOLDED = (
     "A line with, for example, 12 x stands for 12 modules with the same counts. It shows the "
-    "counts "
-    "of one of these modules, and the mean of their latencies."
+    "counts of one of these modules, and the mean of their latencies."
 )
 
 

@@ -20,13 +20,11 @@ from lflops.report.report import report_of
 from lflops.report.verdict import verdict_lines
 
 _NOTATIONS = (
-    "Notations:\n"
-    "dp: data parallel; mp: model parallel; params: parameters (a shared parameter counts once); "
-    "MACs: multiply-accumulates, for example of matmuls;\n"
-    "flops: 2 x MACs, plus all pointwise and other operations; "
-    "FLOPS: flops per second; latency: the mean time over the unprofiled steps;\n"
-    "fwd: forward; bwd: backward, with counted flops and measured time; "
-    "step: the optimizer's update; iter: a whole step, including the wait for data"
+    "Notations:\ndp: data parallel; mp: model parallel; params: parameters (a shared parameter "
+    "counts once); MACs: multiply-accumulates, for example of matmuls;\nflops: 2 x MACs, plus all "
+    "pointwise and other operations; FLOPS: flops per second; latency: the mean time over the "
+    "unprofiled steps;\nfwd: forward; bwd: backward, with counted flops and measured time; step: "
+    "the optimizer's update; iter: a whole step, including the wait for data"
 )
 
 
