@@ -29,8 +29,8 @@ class OtherWork(PartRule):
     is_overhead = True
     verb = "is spent"
     phrase = (
-        "outside forward, backward and the other phases, for example in callbacks, metrics, logging "
-        "or checkpoints"
+        "outside forward, backward and the other phases, for example in callbacks, metrics, "
+        "logging or checkpoints"
     )
     fix = (
         "Do this work less often. To see what takes the time, name parts of the loop with "
@@ -62,8 +62,8 @@ class OtherWork(PartRule):
         "To see the time of this model separately, name its call with monitor.phase"
     )
     fix_with_matmuls_in_detected_loop = (
-        "To see the time of this model separately, monitor the loop with lflops.monitor and name the "
-        "call of this model with monitor.phase"
+        "To see the time of this model separately, monitor the loop with lflops.monitor and name "
+        "the call of this model with monitor.phase"
     )
 
     phrase_if_never_called = "outside all phases, because the monitored model was never called"
