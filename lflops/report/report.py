@@ -334,7 +334,10 @@ def _reached(analysis: Analysis) -> Iterator[Fact]:
     if _is_more(reached.hfu, reached.mfu):
         yield _fact("HFU", reached.hfu, "of peak", "including recomputed MACs")
     if units.percent(reached.executed) != units.percent(reached.hfu):
-        basis = "without the MACs that are skipped because of masks, and with each dtype at its own peak"
+        basis = (
+            "without the MACs that are skipped because of masks, and with each dtype at its own "
+            "peak"
+        )
         if reached.executed is None:
             basis = "the peak is unknown for the dtype of some MACs"
         yield _fact("executed", reached.executed, "of peak", basis)
