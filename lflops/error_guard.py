@@ -156,7 +156,7 @@ class CleanupStack:
         return self
 
     def _ends(self) -> contextlib.ExitStack:
-        """Return an `ExitStack` that closes this stack, as the implementation of `__exit__`.
+        """Return an `ExitStack` that closes this stack. `__exit__` uses it.
 
         The `ExitStack` calls `close` twice. If an interrupt ends the first call, the second call
         does the rest.

@@ -194,7 +194,7 @@ def innermost(
         stage: The stage, such as "train".
         running: The phases that run before the first event, each with its stage. The function
             updates this list to the phases that run after the last event.
-        reader: The reader whose step ends are yielded. Step ends of other readers are skipped.
+        reader: Only those ends of steps are yielded that belong to this reader of the log.
 
     Yields:
         A moment, and the innermost phase after it. The phase is "" if no phase runs, `WAIT` during

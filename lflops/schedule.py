@@ -83,7 +83,8 @@ class Plan:
         Partial steps are rounded up. At least one window remains. If the schedule has a warm-up,
         the step that counts operators also remains. Until one window fits into the run, the parts
         of the schedule are shortened in this order: the skipped steps, the wait, the active steps
-        down to one, the warm-up steps down to one, and the last active step.
+        down to one, the warm-up steps down to one, and finally the last active step. A window then
+        only counts operators.
 
         Args:
             schedule: The schedule, in batches.

@@ -190,5 +190,8 @@ def _check_peak(model: Layers, x: Tensor) -> Check:
     return Check(
         name="peak of a step",
         passed=grown >= least,
-        found=f"{units.size(grown)}; the gradients and one activation need {units.size(least)}",
+        found=(
+            f"{units.size(grown)}; the gradients and one activation tensor need at least "
+            f"{units.size(least)}"
+        ),
     )

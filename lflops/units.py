@@ -46,7 +46,8 @@ def rate(value: float | None, unit: str = "", *, peak: float | None = None) -> s
 def duration(value: float | None) -> str:
     """Format seconds: `76.7 ms`.
 
-    The text has three digits, because more digits would be noise. The largest unit is the second.
+    The text has three digits, because more digits would be noise. Long durations are in seconds,
+    never in minutes.
     """
     seconds = _known(value)
     if seconds is None:

@@ -154,10 +154,10 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
 
 
 class LazyRoofline:
-    """Most of the lists of `Roofline`. Each list is computed when it is first read.
+    """Like `Roofline`, but computes each of its lists when the list is first read.
 
-    Modules are stored as `RooflinePart`, from which a report makes a `Point` only if it draws the
-    module. This saves time for large models.
+    Modules are stored as `RooflinePart`. A report converts a module to a `Point` only when it draws
+    the module. This saves time for large models.
     """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
@@ -486,11 +486,11 @@ def point_of(part: RooflinePart) -> Point:
 
 
 def _reason(costs: Sequence[tuple[_Cost, int]], longest: float) -> AboveRoofReason:
-    """Return the likely reason why the work took less than its least time.
+    """Return the likely reason why the work was faster than the roofline allows.
 
     Each reason applies to some of the operators. For example, `cache` applies to the operators
-    whose data fits in a cache. If the least time is at most `longest` seconds under the assumption
-    that these operators move no bytes, the reason is likely.
+    whose data fits in a cache. A reason is likely if the roofline would allow the time when these
+    operators moved no bytes: the least time is then at most `longest` seconds.
     """
 
     def explains(moves_no_bytes: Callable[[_Cost], bool]) -> bool:

@@ -600,7 +600,10 @@ class ModuleTracker:
         return fqn, "recompute"
 
     def _built_by(self, node: Any, number: int) -> str:
-        """Return the name of the module that built a node, if several threads build nodes."""
+        """Return the name of the module whose forward built a node of the graph of autograd.
+
+        This is called only if several threads build nodes.
+        """
         # A nested pass on the same thread, inside the recomputing pass, runs the recomputed nodes.
         if self._local.state.recomputed_round == self._round and in_inner_backward():
             return self._segments().name_of(number)

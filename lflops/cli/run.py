@@ -137,7 +137,7 @@ def ledger(
     account = load_run(directory, rank)
     if as_json and page is not None:
         raise UsageError(
-            f"html={str(page)!r}: --json writes no page, so pass only one of --html and --json"
+            f"html={str(page)!r}: --json writes no HTML file, so pass only one of --html and --json"
         )
     if as_json:
         write_json(account)
@@ -157,11 +157,11 @@ def window(
     running: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", help="The folder of a running training run, or a folder above it."
+            metavar="DIR", help="The folder of a training that is running, or a folder above it."
         ),
     ],
 ) -> None:
-    """Request that a running training run profiles a window, which is a few steps.
+    """Request a window, which is a few profiled steps, from a training that is running.
 
     The window opens at the same step on all ranks, as soon as possible. Its profile is written to
     the run's folder.
@@ -170,7 +170,7 @@ def window(
     if ended != "running":
         raise UsageError(
             f"{running}: this run has ended ({ended}), so it cannot be profiled: pass the folder "
-            "of a running training run"
+            "of a training that is running"
         )
     folder = newest_file(running).parent
     write_whole(folder / REQUEST, b"")

@@ -303,7 +303,7 @@ def html(
     """
     if data and out is not None:
         raise UsageError(
-            f"out={str(out)!r}: --json writes no page, so pass only one of --out and --json"
+            f"out={str(out)!r}: --json writes no HTML file, so pass only one of --out and --json"
         )
     path = out or _default_page(files)
     if path.resolve() in {file.resolve() for file in files}:

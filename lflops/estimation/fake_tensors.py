@@ -146,8 +146,8 @@ def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator
             short = problem.partition(";")[0].removeprefix("this code ")
             raise CountError(
                 f"{caller}: the optimizer's step ({type(step_of).__name__}) {short}: pass another "
-                "optimizer that has the same state and needs no values, or use lflops.counting "
-                "around a real step"
+                "optimizer that has the same state and reads no values of tensors, or use "
+                "lflops.counting around a real step"
             ) from error
         parts = (caller, location, problem)
         raise CountError(": ".join(filter(None, parts))) from error

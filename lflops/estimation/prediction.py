@@ -207,8 +207,8 @@ def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[
     calls = sum(op.calls for op in profile.op_counts)
     if calls * rates.host_seconds > _Step(profile, chip, family, rates).prediction().seconds:
         yield (
-            f"the host may take longer to launch the {calls:,} operators than the device to run "
-            "them, and the prediction does not cover the speed of hosts"
+            f"launching the {calls:,} operators may take the host longer than running them takes "
+            "the device, and the prediction ignores the speed of the host"
         )
 
 

@@ -548,9 +548,9 @@ def _with_blocks_of_frees(
     """Assign each free to a block, so that each copy of this block repeats the free.
 
     Usually, this is the block that was running, because a block frees tensors that the same or a
-    neighbouring block allocated. The exception is a list with one tensor of each block, which is
-    freed while no block or a distant block runs. Each free of a tensor in this list is assigned to
-    the block that allocated the tensor.
+    neighbouring block allocated. But a model may collect one tensor of each block in a list, and
+    free the whole list later, outside these blocks. Each of these frees is assigned to the block
+    that allocated the tensor.
 
     Args:
         tokens: The tokens of a step. Each free has the block that was running.

@@ -63,15 +63,15 @@ class Finding(Struct, frozen=True, kw_only=True):
 def track_record(right: int, total: int) -> str:
     """Describe how reliable a finding is.
 
-    For example: "at least 80 % of such findings are right, measured in 20 test runs with
-    known issues".
+    For example: "at least 80 % of such findings are right, measured in 20 training
+    runs in which an issue was planted".
 
     Args:
         right: Number of runs in which the finding came first and was right.
         total: Number of runs in which the finding came first.
     """
     percent = int(100 * least_share(right, total))
-    runs = f"{total} test runs with known issues"
+    runs = f"{total} training runs in which an issue was planted"
     return f"at least {percent} % of such findings are right, measured in {runs}"
 
 

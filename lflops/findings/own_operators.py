@@ -66,7 +66,7 @@ TRACED_SHARE = 0.25
 """Operators are listed with their times only if the trace shows this share of a finding's time."""
 
 MANY_CALLS = 200
-"""A module may loop in Python if each of its calls makes at least this many operator calls."""
+"""If each call of a module calls this many operators, the module probably loops in Python."""
 
 MOST_NAMES = 3
 """Maximum number of operators that the sentence of a finding names."""
@@ -242,7 +242,8 @@ class OperatorTimes:
     def _factor(self, phase: str) -> float:
         """Return the factor by which operators take longer in an unprofiled step than in the trace.
 
-        The reason is either other programs, or the reason for which module times were scaled.
+        Other programs may have slowed down the step. Or this phase took longer in unprofiled steps
+        than in the window, so that the times of modules were scaled up.
         """
         return max(self._contention, self._factors.get(phase, 1.0))
 

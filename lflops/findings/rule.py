@@ -206,14 +206,14 @@ class StepRule(Rule):
         return filled(self.fix_for(candidate, step), self.words(candidate, step))
 
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
-        """Return the template of the sentence.
+        """Return the text of the sentence, with placeholders in braces.
 
         Rules override this method if the template depends on the candidate.
         """
         return self.sentence
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
-        """Return the template of the fix.
+        """Return the text of the fix, with placeholders in braces.
 
         Rules override this method if the template depends on the candidate.
         """

@@ -150,7 +150,7 @@ def _explained_by_modules(step: StepEvidence, in_modules: Sequence[Candidate]) -
 
 
 def _innermost_module(step: StepEvidence, part: str) -> str:
-    """Return the innermost module that has most of a part, or the empty string if there is none.
+    """Return the innermost module with most of the time of a step part; "" if there is none.
 
     Repeated modules count as one module, and their pattern, such as `layers.*.mlp`, is returned.
     """

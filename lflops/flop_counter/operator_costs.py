@@ -38,7 +38,7 @@ CallCost = Callable[[Any, Any, Any], Cost]
 """A function that computes a cost from the arguments, keyword arguments and result of a call."""
 
 _COSTS: dict[str, CallCost] = {}
-"""The cost functions that receive the tensors themselves, keyed by the operator's name."""
+"""The cost functions that receive tensors instead of their shapes, keyed by the operator's name."""
 
 _USERS: dict[str, Formula] = {}
 """The formulas that users registered, keyed by the name of the operator or of an overload."""

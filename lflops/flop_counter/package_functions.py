@@ -61,7 +61,8 @@ def watch(count: object) -> None:
 def unwatch(count: object) -> None:
     """Stop recording calls for one `Counting` object.
 
-    When no count is left, restore the original functions. A second call does nothing.
+    After the last object, restore the original functions of the packages. A second call does
+    nothing.
     """
     with _LOCK:
         _COUNTS[:] = [each for each in _COUNTS if each is not count]

@@ -262,7 +262,8 @@ def named(name: str) -> Hardware:
 def chip_named(hardware: Hardware | str | None) -> Hardware | None:
     """Return the chip for the argument `hardware` of a public function.
 
-    A string is looked up with `named`. A `Hardware` or `None` is returned unchanged.
+    A string, which is the name of a chip or the path of a file, is looked up with `named`. A
+    `Hardware` or `None` is returned unchanged.
 
     Raises:
         HardwareError: The chip is unknown, or the file does not have exactly one chip.

@@ -30,7 +30,7 @@ prefix, such as `anchor_input_ids`.
 """
 
 PADDING_MASK = "padding_mask"
-"""Another ending of the names of padding masks. Their prefix does not matter."""
+"""Another ending: a tensor with this at the end of its name is a padding mask, too."""
 
 SHORT = 8
 """Minimum length of the rows that are searched for padding."""

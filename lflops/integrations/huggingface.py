@@ -76,7 +76,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     @property
     def ledger(self) -> Ledger | None:
-        """The time account of the last run; `None` before a run, or if no ledger is kept."""
+        """The ledger of the last run's time; `None` before a run, or if no ledger is kept."""
         return self._account if self._monitor is None else self._monitor.ledger
 
     def request_window(self) -> None:

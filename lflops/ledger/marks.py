@@ -43,7 +43,7 @@ TRAIN = "train"
 """The stage in which the ledger records the phases of steps: training, not validation or test."""
 
 LONGEST = WIDTH << 18
-"""Maximum number of values of events that are kept until the ledger's thread reads them."""
+"""Maximum length of the log that waits for the ledger's thread. An event has `WIDTH` values."""
 
 IDLE = 2_000_000
 """Nanoseconds for which the training thread must be off its core until its counters are read again.

@@ -312,7 +312,7 @@ class ModelCall:
             if not results:
                 raise CountError(
                     f"{self.caller}: backward=True, but no output requires a gradient: "
-                    "pass loss=, or unfreeze the parameters to train"
+                    "pass loss=, or unfreeze the parameters that are to be trained"
                 )
             return results
         value: Any = self.loss(output)

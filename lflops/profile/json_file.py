@@ -52,9 +52,7 @@ LARGEST_SHOWN = 10**1000
 # Number of bytes of a compressed file that are decompressed to check whether it is a trace.
 _BEGIN = 1 << 16
 _TRACE = "this file is a trace of torch.profiler, which `lflops trace show` can read"
-_LEDGER = (
-    "this file is a ledger, and `lflops why` and `lflops ledger` read the folder of the ledger"
-)
+_LEDGER = "this file is a ledger, not a profile: pass its folder to `lflops why` or `lflops ledger`"
 _inclusive_counts = attrgetter(*COUNTS)
 _self_counts = attrgetter(*(f"self_{count}" for count in COUNTS))
 

@@ -72,7 +72,7 @@ def _lines(analysis: Analysis, before: Profile | None) -> Iterator[tuple[str, st
 
 
 def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Yield a line for each module that takes longest, and one line for all other modules."""
+    """Yield a line for each of the modules that take longest, and one line for all others."""
     modules = analysis.busiest
     if not modules:
         return

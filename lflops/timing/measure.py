@@ -481,9 +481,10 @@ class _StampingTracker(ModuleTracker):
             self._backward = NO_BACKWARD
 
     def resume(self, module_phase: ModulePhase | None = None) -> None:
-        """Stamp the start of model code.
+        """Record a time stamp, because model code runs from now on.
 
-        `module_phase` is the module and phase that run now. Default: as the tracker reports them.
+        `module_phase` is the module and phase that run now. By default, the tracker determines
+        them.
         """
         if self._stamps_this_thread():
             if module_phase is None:

@@ -24,7 +24,7 @@ SYNC = "sync"
 """The phase of Lightning's internal collectives, in which ranks wait for each other."""
 
 BETWEEN = "before_optimizer"
-"""The name of the time outside all phases between the end of backward and the optimizer step."""
+"""The name of the time between backward and the optimizer step that belongs to no phase."""
 
 ORDER = (
     "data",

@@ -583,7 +583,7 @@ def _of_modules() -> dict[str, bool]:
         "submodules and parameters of a module are not found": are_parts_found,
         "buffers of a module are not found": modules.buffers_of(parent) == {"buffer": None},
         "a plain module is reported as compiled": not is_compiled,
-        "a plain module is reported as a wrapper": modules.unwrapped(parent) is parent,
+        "a plain module is mistaken for a wrapper such as DDP": modules.unwrapped(parent) is parent,
         "a plain module is reported to have a compiled wrapper": not has_wrapper,
         "a plain module is reported to have packed parameters": packed == [],
         "compilations are not counted": modules.compilations() >= 0,

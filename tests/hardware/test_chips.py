@@ -666,7 +666,9 @@ def test_a_narrow_list_says_where_the_rest_is(
 ) -> None:
     """A narrow terminal hides columns, and a line says how to show them."""
     monkeypatch.setenv("COLUMNS", "90")
-    assert re.search(r"not shown in this width: .*int8.* \(COLUMNS=200 shows more\)", shown(capsys))
+    assert re.search(
+        r"hidden at this terminal width: .*int8.* \(COLUMNS=200 shows more\)", shown(capsys)
+    )
 
 
 def test_another_chip_has_no_share_of_what_is_measured() -> None:

@@ -226,7 +226,7 @@ def test_a_roof_that_nothing_is_judged_by_is_dashed(roofline_of: Callable[..., S
     seen = roofline_of(blocks(device_name="NVIDIA H200"))
     assert 2 == drawn(seen, ".roof")
     assert 1 == drawn(seen, ".roof.other")
-    assert "not used as the limit" in seen.page.locator(".roofs li").last.inner_text()
+    assert "not compared with" in seen.page.locator(".roofs li").last.inner_text()
 
 
 def test_where_nothing_was_counted_there_is_no_such_tab(page_of: Callable[..., Seen]) -> None:

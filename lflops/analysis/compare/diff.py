@@ -296,9 +296,9 @@ _KEYS: tuple[tuple[_Key, bool], ...] = (
     (attrgetter("build"), True),
     (attrgetter("label"), False),
 )
-"""Keys with which children are paired, the most reliable key first.
+"""Keys that pair the submodules of the two runs, the most reliable key first.
 
-The second value of each entry is the argument `as_many` of `_same`.
+The second value is whether the key needs the same number of submodules in both runs.
 """
 
 

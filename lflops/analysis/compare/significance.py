@@ -385,8 +385,8 @@ def judge_of_steps(
     """Make a `Judge` for the times of the step and its phases.
 
     Args:
-        modules: The `Judge` for module times. Its common factor and its errors are used. If it is
-            `None`, there is no common factor.
+        modules: The `Judge` for module times. The factor by which all modules changed, and the
+            errors of measurement, are taken from it. If it is `None`, there is no such factor.
         step: The time of the step in the first run.
         times: Number of measured times that will be judged.
         lost: Shares of the CPU time that other processes took, in the first and the second run.

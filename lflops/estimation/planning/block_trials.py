@@ -203,11 +203,10 @@ class BlockTrials:
         return whole
 
     def _first(self, folds: Sequence[Fold] | None) -> Trial:
-        """Estimate the model without recomputation, and set `units` to the blocks that ran.
+        """Estimate the model without recomputation, and set `units` to the groups that ran.
 
-        A unit is a group of blocks that are treated as one block. `folds` are the sequences of
-        equal blocks from which blocks are removed. `None` stands for all sequences that are long
-        enough.
+        A group of blocks is treated as one block. `folds` are the sequences of equal blocks that are
+        shortened to make the estimate faster. `None` stands for all sequences that are long enough.
         """
         steps = self._steps({}, folds)
         last = steps[-1]

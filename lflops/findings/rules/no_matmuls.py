@@ -164,7 +164,10 @@ class NoMatmuls(StepRule):
 
 
 def _own_code(place: str, step: StepEvidence) -> _OwnCode:
-    """Return the own code of a module, or of all modules with the pattern `place`."""
+    """Return what a module does outside its submodules.
+
+    If `place` is a pattern, such as `layers.*`, all modules that match it are added up.
+    """
     names = [place] if place in step.profile.modules else step.modules_at(place)
     calls = 0
     more_in_forward = 0.0

@@ -104,7 +104,7 @@ class OtherWork(PartRule):
 
     @classmethod
     def fix_in_loop(cls, run: Run) -> str:
-        """Return the advice that fits the loop of a run."""
+        """Return the advice for the kind of training loop, such as Lightning's."""
         if is_lightning(run):
             return cls.fix_in_lightning
         if run.monitor == "FlopsCallback":

@@ -315,8 +315,8 @@ class LoopPhases(Phases):
     def _save_begins(self) -> int | None:
         """Begin the category `checkpoint_save`.
 
-        Returns the number of phases that contain it, or `None` if a phase or category that the user
-        has named already includes the time.
+        Returns how many phases are running around it, or `None` if a phase or category that the
+        user has named already includes the time.
         """
         if threading.get_ident() != self._thread or self.innermost not in {None, "forward"}:
             return None

@@ -89,7 +89,7 @@ def memory(
     If two snapshots are passed, compare their memory. Reading a snapshot runs no code.
     """
     if html is not None and as_json:
-        raise UsageError("--json writes no page: pass only one of --html and --json")
+        raise UsageError("--json writes no HTML file: pass only one of --html and --json")
     if html is not None and html.resolve() == file.resolve():
         raise UsageError(f"--html {html} is the snapshot itself: pass another path")
     if profile is not None and after is not None:

@@ -204,7 +204,7 @@ class TraceAnnotations:
         UNANNOTATED.discard(raw)
 
     def were_running(self) -> bool:
-        """Return whether any annotation process was running since the last call.
+        """Return whether a process has annotated a trace at any time since the last call.
 
         Processes that have ended are removed. If one has failed, a warning is issued.
         """
@@ -220,7 +220,7 @@ class TraceAnnotations:
             self._collect(process)
 
     def detach(self) -> None:
-        """Stop watching the processes. They continue on their own."""
+        """Stop watching the processes that annotate traces. They continue on their own."""
         while self._processes:
             self._processes.pop().leave()
 

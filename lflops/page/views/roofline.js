@@ -236,7 +236,7 @@ function roofList(ceilings) {
     const peaks = same.map(({ dtype, flops_per_second: peak }) => `${dtype} ${rate(peak)}`).join(", ");
     return element(
       "li", {}, element("span", { class: isReference ? "stroke" : "stroke other" }), `${hardware}: ${peaks}, ${bandwidth(slope)}`,
-      element("span", { class: "remark" }, ` ${[source, isReference ? "" : "this chip's roofline is not used as the limit"].filter(Boolean).join("; ")}`),
+      element("span", { class: "remark" }, ` ${[source, isReference ? "" : "the points are not compared with this chip's roofline"].filter(Boolean).join("; ")}`),
     );
   }));
 }

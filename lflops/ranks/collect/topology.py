@@ -314,9 +314,10 @@ def with_logical(profile: Profile, whole: Profile) -> Profile:
 def _first_difference(known: Mapping[str, int | None], unsharded: Mapping[str, int]) -> str | None:
     """Return the name of the first module that contradicts the unsharded model, or `None`.
 
-    `known` has the self logical MACs of the rank's modules, and `unsharded` has the self MACs of
-    the modules of the unsharded model. A module contradicts the unsharded model if the two values
-    differ, or if its logical MACs are unknown and the unsharded model does not contain it.
+    `known` has the MACs that each of the rank's modules would have without sharding, or `None`.
+    `unsharded` has the MACs of the modules of the unsharded model. Neither includes submodules. A
+    module contradicts the unsharded model if the two values differ, or if its MACs are unknown and
+    the unsharded model does not contain it.
     """
     for row, macs in known.items():
         if macs is None and row not in unsharded:

@@ -405,7 +405,7 @@ def _whole_steps(table: RankTable, lateness: _Lateness, place: ModulePhase) -> I
 
 
 def _devices(table: RankTable, usual: _Usual, lateness: _Lateness) -> Iterator[_Excess]:
-    """Yield the extra time of each of the latest ranks that is due to a slow device.
+    """For each rank that is behind the others, yield the extra time that a slow device causes.
 
     A rank whose device is slow is slower than usual by about the same factor in most places
     (modules in a phase). The extra time is the usual time of all these places, multiplied by this

@@ -60,7 +60,7 @@ def waits_at_end(waits: Iterable[ModulePhase]) -> bool:
 
 
 class MergedSteps:
-    """Merges the steps of all ranks, which are added in rank order, into the steps of the run.
+    """Merges the steps of all ranks into the steps of the run. Pass the ranks in their order.
 
     Args:
         waits: The phases in which ranks wait for each other.

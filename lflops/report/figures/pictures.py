@@ -95,7 +95,7 @@ _BAND = (1.02, 1.07)
 """Bottom and top of the coloured band with the phases, as fractions of the height of the axes."""
 
 _NARROWEST_LABELLED = 0.08
-"""Smallest width from which a phase has a label, as a share of the width of the axes."""
+"""Minimum width at which a phase gets a label, as a share of the width of the axes."""
 
 _TICKS = 6
 

@@ -47,7 +47,10 @@ CAUSES_WITHOUT_CARD = {
     "ideal_compute",
     "peak",
 }
-"""Causes of findings that get a card only if they are issues. Otherwise, no time can be saved."""
+"""Causes whose findings get no card, unless the finding is an issue.
+
+Only an issue of these causes shows time that can be saved.
+"""
 
 
 VIEWS = WORDS["views"]
@@ -185,5 +188,7 @@ def _confidence_of(finding: Finding, of_screen: Confidence) -> Confidence:
     if not finding.is_issue:
         if of_screen.level == "low":
             level = "low"
-        return Confidence(level=level, why=("the cost is below the threshold for issues",))
-    return Confidence(level=of_screen.level, why=("the cost is above the threshold for issues",))
+        return Confidence(level=level, why=("the cost is too small to be reported as an issue",))
+    return Confidence(
+        level=of_screen.level, why=("the cost is large enough to be reported as an issue",)
+    )

@@ -277,7 +277,7 @@ class RunShown(Struct, frozen=True, kw_only=True):
     """The data that the page shows about a whole run.
 
     Attributes:
-        screen: The first screen.
+        screen: The data of the page's first screen.
         steps: The timed steps of the window. Empty if there is a ledger, because the ledger has the
             times of all steps.
         ledger: The ledger, or `None` if there is none.

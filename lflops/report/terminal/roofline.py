@@ -91,7 +91,7 @@ def _ceilings(ceilings: Sequence[Ceiling]) -> RenderableType:
             source = f", {ceiling.source}"
         unused = ""
         if not ceiling.is_reference:
-            unused = " (not used as the limit)"
+            unused = " (not used as the roofline)"
         line = f"{peak} in {ceiling.dtype}, {bandwidth}: {ceiling.hardware}{source}{unused}"
         rows.append(("roofline", prose(line)))
     return margin(rows)

@@ -42,7 +42,7 @@ def too_narrow_for(left_out: str) -> str:
 
     `left_out` names this part, for example "the last columns".
     """
-    return f"not shown in this width: {left_out} (COLUMNS=200 shows more)"
+    return f"hidden at this terminal width: {left_out} (COLUMNS=200 shows more)"
 
 
 class prose:  # noqa: N801 - used like the function `text`

@@ -120,7 +120,7 @@ def show(
     """
     if html is not None and as_json:
         raise UsageError(
-            f"html={str(html)!r}: --json writes no page, so pass only one of --html and --json"
+            f"html={str(html)!r}: --json writes no HTML file, so pass only one of --html and --json"
         )
     if html is not None and html.resolve() in {file.resolve() for file in files}:
         raise UsageError(f"html={str(html)!r} is a trace itself: pass another path")

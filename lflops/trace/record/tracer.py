@@ -440,7 +440,7 @@ def _communication_seconds(
 def other_profiler_runs() -> bool:
     """Return whether a torch profiler has been prepared or entered but not yet stopped.
 
-    Raises `SearchTimeout` if the search takes too long.
+    Searches all objects of the process, and raises `SearchTimeout` if this takes too long.
     """
     if profiler_is_recording():
         return True

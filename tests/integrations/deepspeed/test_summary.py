@@ -298,7 +298,7 @@ def test_stages_are_one_model_and_no_gpus_work() -> None:
     )
     lines = labelled(merge([first, last]))
     assert "178" == lines["params of model, all stages together"]
-    assert "160 MACs" == lines["fwd MACs of model, all stages together"]
+    assert "160 MACs" == lines["fwd MACs of the model, all stages together"]
     assert UNKNOWN == lines["fwd FLOPS per GPU = fwd flops per GPU / fwd latency"]
     assert "fwd MACs per GPU" not in lines
     assert "160 MACs in forward and backward, 32 to 128 per rank" == lines["all ranks"]
@@ -337,7 +337,7 @@ def test_stages_that_are_spread_are_told_as_the_whole_model() -> None:
         }
         stages.append(replace(one, modules=rows))
     lines = labelled(merge(stages))
-    assert "320 MACs" == lines["fwd MACs of model, all stages together"]
+    assert "320 MACs" == lines["fwd MACs of the model, all stages together"]
     assert "640" == lines["fwd flops of model = 2 * fwd MACs of model"]
 
 

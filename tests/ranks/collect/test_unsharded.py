@@ -222,8 +222,8 @@ def test_a_summary_tells_of_a_gpu_and_of_the_model(two: Ranks) -> None:
     """
     told = lines(lflops.merge(two.run(spread)))
     assert ("330 MACs", "660") == (told["fwd MACs per GPU"], told["bwd MACs per GPU"])
-    assert "570" == told["fwd MACs of model, on this rank's batch"]
-    assert "1.14 k" == told["bwd MACs of model, on this rank's batch"]
+    assert "570" == told["fwd MACs of the model, on this rank's batch"]
+    assert "1.14 k" == told["bwd MACs of the model, on this rank's batch"]
     assert "1.14 K" == told[MODELS_FLOPS]
 
 
@@ -235,7 +235,7 @@ def test_a_summary_of_uneven_ranks_shows_the_one_with_most_to_do(uneven: list[Pr
     """
     told = lines(lflops.merge(uneven))
     assert "300 MACs" == told["fwd MACs per GPU"]
-    assert "390" == told["fwd MACs of model, on this rank's batch"]
+    assert "390" == told["fwd MACs of the model, on this rank's batch"]
     assert "780" == told[MODELS_FLOPS]
     assert "3.33 k MACs in forward and backward, 720 to 900 per rank" == told["all ranks"]
 
@@ -247,8 +247,8 @@ def test_where_the_whole_is_not_known_the_summary_has_a_dash(two: Ranks) -> None
     """
     told = lines(lflops.merge(two.run(spread_attention)))
     assert UNKNOWN == told[MODELS_FLOPS]
-    assert UNKNOWN == told["fwd MACs of model, on this rank's batch"]
-    assert UNKNOWN == told["bwd MACs of model, on this rank's batch"]
+    assert UNKNOWN == told["fwd MACs of the model, on this rank's batch"]
+    assert UNKNOWN == told["bwd MACs of the model, on this rank's batch"]
     assert UNKNOWN != told["fwd MACs per GPU"]
 
 

@@ -104,7 +104,7 @@ def test_the_totals_give_up_columns_and_no_digit(width: int, headings: int) -> N
     left_out = ["MACs", "FLOPs", "bytes moved", "operator calls"][headings:]
     if left_out:
         text = " ".join(" ".join(lines).split())
-        assert f"not shown in this width: {', '.join(left_out)}" in text
+        assert f"hidden at this terminal width: {', '.join(left_out)}" in text
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_the_columns_that_had_no_room_are_named(width: int, left_out: str | None
     last two columns take 10 and 13.
     """
     lines = drawn(gpt(), width)
-    found = [line for line in lines if line.startswith("not shown in")]
+    found = [line for line in lines if line.startswith("hidden at")]
     if left_out is None:
         assert [] == found
     else:
-        expected = f"not shown in this width: {left_out} (COLUMNS=200 shows more)"
+        expected = f"hidden at this terminal width: {left_out} (COLUMNS=200 shows more)"
         assert [expected] == found
 
 
@@ -236,7 +236,7 @@ def test_the_usual_width_has_room_for_the_time_and_the_rate_of_long_names() -> N
     figures = "300 ms 100.0 % 100 ms 200 ms 200.00 G 1.00 M 100.0 % 1.33 T"
     assert figures in line_of("the_first", lines)
     left_out = "bwd MACs, total FLOPs, total bytes moved"
-    expected = f"not shown in this width: {left_out} (COLUMNS=200 shows more)"
+    expected = f"hidden at this terminal width: {left_out} (COLUMNS=200 shows more)"
     assert expected in lines
 
 

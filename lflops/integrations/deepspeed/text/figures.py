@@ -83,7 +83,7 @@ def _work_of_stages(analysis: Analysis) -> Iterator[tuple[str, str]]:
     macs = analysis.unsharded_macs
     yield "params of model, all stages together", units.params(root.parameters)
     forward_macs = macs.get("forward", root.forward.macs)
-    yield "fwd MACs of model, all stages together", units.macs(forward_macs)
+    yield "fwd MACs of the model, all stages together", units.macs(forward_macs)
     if macs:
         yield _double(macs.get("forward"))
     else:

@@ -67,7 +67,7 @@ def _work(analysis: Analysis) -> Iterator[tuple[str, str]]:
             # DeepSpeed's figures already contain these MACs.
             continue
         short_phase = _SHORT_PHASES.get(phase, phase)
-        yield f"{short_phase} MACs of model, on this rank's batch", units.count(macs)
+        yield f"{short_phase} MACs of the model, on this rank's batch", units.count(macs)
     if root.optimizer.flops:
         yield f"step flops {owner}", units.count(root.optimizer.flops)
 
