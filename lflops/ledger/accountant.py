@@ -211,6 +211,7 @@ def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larg
     causes = {
         "allocator_retry": step.evidence.retries > usual.retries,
         "gc": phase == "gc",
+        LOGGING: phase == LOGGING,
         "not_scheduled": 2 * more_waiting >= cost and not waits_anyway,
         "loader": phase == "data",
         "other_rank": phase in {"wait", "sync"},
@@ -363,7 +364,6 @@ INTERRUPTIONS = {
     "checkpoint_save": "checkpoint",
     "validation": "validation",
     "inference": "inference",
-    "logging": "logging",
 }
 """Categories whose time interrupts a step without being part of its phases.
 
@@ -385,6 +385,12 @@ MOST_GROUPS = 64
 """Maximum number of groups of steps since the last ledger row. If there are more, pairs are joined.
 
 Only neighbouring groups of the same mode are joined, so more groups may remain.
+"""
+
+LOGGING = "logging"
+"""A category that is a phase of a step, because many loops log in each step.
+
+Logging after an epoch or after the run belongs to no step.
 """
 
 COLLECTING = "gc"
@@ -440,6 +446,8 @@ class StepAccountant:
         self._retried = 0
         self._new_retries = 0
         self._current = "start_up"
+        # Whether phases have run since the beginning of the epoch.
+        self._is_in_epoch = False
         # Nanoseconds of the running step, by phase.
         self._step = Counter[str]()
         # Nanoseconds since the last step ended, outside all phases of a step, by category.
@@ -478,7 +486,10 @@ class StepAccountant:
                 self._end_step(at, mark)
                 continue
             self._current = mark
+            if mark not in CATEGORIES and mark != OTHER:
+                self._is_in_epoch = True
             if mark in FLUSHING:
+                self._is_in_epoch = False
                 self._flush(keep_other=mark == BETWEEN_EPOCHS)
         self._charge(now)
 
@@ -508,7 +519,8 @@ class StepAccountant:
         begin = self.until
         self.until = at
         spent = at - begin
-        if self._current in CATEGORIES:
+        is_in_step = self._current == LOGGING and self._is_in_epoch
+        if self._current in CATEGORIES and not is_in_step:
             self.spent[self._current] += spent
             self._between[self._current] += spent
             return
@@ -599,7 +611,8 @@ class StepAccountant:
         if verdict is None:
             return {}, "training/other"
         self._note_slow(end.number, at, step.total, verdict)
-        return dict(verdict.by_phase), f"slow/{verdict.cause}"
+        category = LOGGING if verdict.cause == LOGGING else f"slow/{verdict.cause}"
+        return dict(verdict.by_phase), category
 
     def _note_slow(self, step: int, at: int, took: int, why: Verdict) -> None:
         slow = SlowStep(

@@ -8,6 +8,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given, strategies as st
 
 from lflops.ledger.account import CATEGORIES, CAUSES, SlowStep, percentile
@@ -359,6 +360,49 @@ def test_callbacks_after_the_only_step_of_an_epoch_are_part_of_the_next_step() -
     unprofiled = [group for group in groups if group.mode == "unprofiled"]
     assert {0.031} == {round(group.spent["other"], 9) for group in unprofiled}
     assert {0.036} == {round(group.longest, 9) for group in unprofiled}
+
+
+def test_logging_in_each_step_is_a_phase_of_the_step() -> None:
+    """A loop logs for 30 ms in each step, so a step takes 36 ms. Logging after an epoch is not in it."""
+    training = Training()
+    for _ in range(20):
+        training.phase("data", 1)
+        training.phase("forward", 4)
+        training.events.enter_activity("logging")
+        training.spend(30)
+        training.events.leave()
+        training.spend(1)
+        training.end_step()
+    training.events.rest("between_epochs")
+    training.events.enter_activity("logging")
+    training.spend(500)
+    training.events.leave()
+    training.step()
+    training.events.rest("after_run")
+    spent, slow = training.read()
+    groups, _ = training.book.take_steps()
+    unprofiled = [group for group in groups if group.mode == "unprofiled"]
+    assert {0.03} == {group.spent["logging"] for group in unprofiled[:-1]}
+    assert {0.036} == {round(group.longest, 9) for group in unprofiled[:-1]}
+    assert 0.006 == round(unprofiled[-1].longest, 9)
+    # The first two steps are warm-up.
+    assert 18 * 30 + 500 == spent["logging"]
+    assert [] == slow
+
+
+def test_a_step_that_logs_for_long_is_slow_because_of_logging() -> None:
+    """One step of 6 ms logs for 200 ms. The ledger assigns this time to the category `logging`."""
+    training = Training().trained()
+    training.phase("forward", 4)
+    training.events.enter_activity("logging")
+    training.spend(200)
+    training.events.leave()
+    training.spend(2)
+    training.end_step()
+    spent, slow = training.read()
+    assert ["logging"] == [step.cause for step in slow]
+    assert 200 == pytest.approx(spent["logging"], abs=1)
+    assert not any(name.startswith("slow/") for name in spent)
 
 
 EVENTS = st.one_of(

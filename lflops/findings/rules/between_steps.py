@@ -54,7 +54,6 @@ class Logging(BetweenStepsRule):
     verb = "is spent on"
     phrase = "logging"
     fix = "Log less often, and do not log images or histograms in every step"
-    same_as = frozenset({"other"})
 
 
 class Compilation(RunRule):
