@@ -29,6 +29,7 @@ from lflops.findings.rules.gradient_hooks import GradientHooks
 from lflops.findings.rules.gradient_work import GradientWork
 from lflops.findings.rules.growing_memory import GrowingMemory
 from lflops.findings.rules.idle_device import IdleDevice
+from lflops.findings.rules.later_steps import LongerAfterWindow
 from lflops.findings.rules.memory_driver import AllocatingMemory
 from lflops.findings.rules.module_parts import (
     BackwardOutsideModules,
@@ -163,6 +164,7 @@ RUN_RULES: tuple[RunRule, ...] = (
     AllocatorRetries(),
     SlowStepsOfOtherRanks(),
     LargerBatches(),
+    LongerAfterWindow(),
     UnexplainedSlowSteps(),
     OtherWorkWithoutWindow(),
     OptimizerWithoutWindow(),

@@ -620,7 +620,7 @@ def test_the_verdict_names_the_largest_parts_in_words() -> None:
         "18.8 % of the step (750 ms) is optimizer work.",
         (
             "18.8 % of the step (750 ms) is spent outside forward, backward and the other phases, "
-            "for example in callbacks, metrics, logging or checkpoints."
+            "for example on metrics, logging, checkpoints or the preparation of batches."
         ),
         "12.5 % of the step (500 ms) is spent waiting for data.",
     ) == told.why

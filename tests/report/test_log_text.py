@@ -78,7 +78,7 @@ def test_without_a_peak_the_wait_for_data_is_named() -> None:
     waiting = replace(given.steps[0], phases={"data": 2e-3, "forward": 1e-3})
     found = lines_of(log_text(analyze(replace(given, steps=(waiting,)))))
     assert "66.7 % of the step (2.00 ms) is spent waiting for data." == found["why"]
-    assert found["next"].startswith("Use more DataLoader workers")
+    assert found["next"].startswith("Load batches in DataLoader workers")
 
 
 def test_a_window_with_too_much_of_everything_is_cut() -> None:

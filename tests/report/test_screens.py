@@ -85,7 +85,9 @@ def broken_words(narrow: str, wide: str) -> set[str]:
 
     A shortened name, which has an ellipsis, is not a broken word.
     """
-    remarks = re.compile(r"not shown in this.*?\(COLUMNS=200\s+shows\s+more\)", re.DOTALL)
+    remarks = re.compile(
+        r"hidden at this terminal width:.*?\(COLUMNS=200\s+shows\s+more\)", re.DOTALL
+    )
     words = set(remarks.sub("", narrow).split())
     new_words = words - set(wide.split())
     return {word for word in new_words if "…" not in word and not re.fullmatch(r"─+", word)}
@@ -173,7 +175,7 @@ def test_a_tree_that_is_too_deep_is_cut_and_says_so(width: int, levels: int, fol
     assert [] == no_modules(text, deep_model())
     assert levels == max(indent for indent, _ in rows(text))
     is_cut = levels < 40
-    assert is_cut == ("not shown in this" in text and "below level" in " ".join(text.split()))
+    assert is_cut == ("hidden at this" in text and "below level" in " ".join(text.split()))
 
 
 @pytest.mark.parametrize("width", [50, 80, 100, 120])

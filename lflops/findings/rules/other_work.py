@@ -6,22 +6,30 @@ from lflops.findings.part_rule import PartRule, main_hook
 from lflops.findings.rule import Candidate, Threshold
 from lflops.findings.run_rule import OnceAllowedRule, RunEvidence, UncertainRule
 from lflops.profile.profile import Run
+from lflops.profile.records import Phase
 from lflops.profile.series import summed
 
 UNWATCHED_SHARE = 0.05
 """Matmuls outside all phases are ignored if their MACs are at most this share of forward's MACs.
 
-If they have more MACs, the loop is assumed to train another model outside the phases.
+If they have more MACs, the loop may train another model outside the phases.
 """
 
-MODEL_PHASES = {"forward", "backward", "recompute"}
+SLOWER_MATMULS = 3
+"""Matmuls outside all phases may take this many times as long per MAC as those of the model."""
+
+EXPLAINED_SHARE = 0.5
+"""Matmuls explain the time outside all phases if they may take at least this share of it."""
+
+MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 
 
 class OtherWork(PartRule):
     """The step spends time outside all other phases, for example in callbacks or checkpoints.
 
-    This time is not an issue if many matmuls run in it. The loop then trains another model that
-    lflops does not monitor, such as the discriminator of a GAN.
+    This time is not an issue if matmuls take most of it. The loop then trains another model that
+    lflops does not monitor, such as the discriminator of a GAN. The time of these matmuls is
+    estimated from the time that the monitored model needs per MAC.
     """
 
     name = "other"
@@ -29,24 +37,25 @@ class OtherWork(PartRule):
     is_overhead = True
     verb = "is spent"
     phrase = (
-        "outside forward, backward and the other phases, for example in callbacks, metrics, "
-        "logging or checkpoints"
+        "outside forward, backward and the other phases, for example on metrics, logging, "
+        "checkpoints or the preparation of batches"
     )
     fix = (
-        "Do this work less often. To see what takes the time, name parts of the loop with "
-        "monitor.phase"
+        "To see what takes the time, name parts of the loop with monitor.phase. Log, save and "
+        "evaluate less often, and prepare batches in DataLoader workers"
     )
     fix_in_detected_loop = (
-        "Do this work less often. To see what takes the time, monitor the loop with lflops.monitor "
-        "and name its parts with monitor.phase"
+        "To see what takes the time, monitor the loop with lflops.monitor and name its parts with "
+        "monitor.phase. Log, save and evaluate less often, and prepare batches in DataLoader "
+        "workers"
     )
     fix_in_transformers = (
-        "Do this work less often: look at the callbacks of the Trainer, at logging_steps, and at "
-        "methods of the Trainer that you have overridden"
+        "Look at the callbacks of the Trainer, at logging_steps, and at methods of the Trainer "
+        "that you have overridden"
     )
     fix_in_lightning = (
-        'Do this work less often. Trainer(profiler="simple") shows the time of each callback '
-        "and hook"
+        'Trainer(profiler="simple") shows the time of each callback and hook. Do the slowest work '
+        "less often"
     )
     fix_in_hook = "Do this work less often, or in another process"
     fix_with_host_syncs = (
@@ -115,10 +124,18 @@ class OtherWork(PartRule):
 
 
 def _unmonitored_macs(step: StepEvidence) -> int:
-    """Return the MACs outside all phases, or 0 if forward has many times as many MACs."""
+    """Return the MACs outside all phases if they explain the time there, and otherwise 0."""
     macs = summed((count.phase, count.macs) for count in step.profile.op_counts)
     outside = macs.get("other", 0)
-    return outside if outside > UNWATCHED_SHARE * macs.get("forward", 0) else 0
+    if outside <= UNWATCHED_SHARE * macs.get("forward", 0):
+        return 0
+    phases = step.times.phases
+    macs_of_model = sum(macs.get(phase, 0) for phase in MODEL_PHASES)
+    seconds_of_model = sum(phases.get(phase, 0.0) for phase in MODEL_PHASES)
+    if not macs_of_model or not seconds_of_model:
+        return outside
+    seconds = SLOWER_MATMULS * seconds_of_model / macs_of_model * outside
+    return outside if seconds >= EXPLAINED_SHARE * phases.get("other", 0.0) else 0
 
 
 def model_was_never_called(step: StepEvidence) -> bool:
@@ -142,7 +159,7 @@ class OtherWorkOfRun(OnceAllowedRule):
     """
 
     name = "other"
-    threshold = OtherWork.threshold
+    threshold = Threshold(share=0.05)
     verb = "is spent"
     phrase = OtherWork.phrase
     fix = OtherWork.fix_in_detected_loop

@@ -43,7 +43,6 @@ PROVEN_SHARE = 0.65
 CAUSES_WITHOUT_CARD = {
     "all_backward",
     "all_forward",
-    "busiest",
     "ideal_compute",
     "peak",
 }

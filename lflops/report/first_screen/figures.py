@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lflops import units
 from lflops.ledger.account import CATEGORIES, Ledger
 from lflops.profile.series import ratio
-from lflops.report.first_screen.step_times import Steps, StepTimes, is_similar, work_ratio
+from lflops.report.first_screen.step_times import Steps, StepTimes, work_ratio
 from lflops.report.first_screen.window import WindowSummary
 from lflops.report.report import Fact
 from lflops.report.text import counted, joined
@@ -51,7 +51,7 @@ def _of_compute(window: WindowSummary, flops: float, times: StepTimes) -> Fact:
     seconds = times.steps.mean
     source = ""
     has_inference = bool(window.phases.keys() & CATEGORIES.keys())
-    if has_inference or not is_similar(work_ratio(window, times)):
+    if has_inference or not work_ratio(window, times).is_similar:
         seconds = window.mean or seconds
         source = "in the window; "
     rate = flops / seconds

@@ -16,6 +16,9 @@ from lflops.findings.evaluate import findings_of_run
 from lflops.findings.finding import Finding, ordered
 from lflops.findings.own_operators import with_time
 from lflops.findings.part_rule import in_bursts
+from lflops.findings.registry import issue_share
+from lflops.findings.rules.data_wait import DataWait
+from lflops.findings.rules.other_work import OtherWork
 from lflops.findings.run_rule import RunEvidence
 from lflops.findings.stalls import stalls_of
 from lflops.ledger.account import Ledger
@@ -43,7 +46,7 @@ def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Fin
     found = _with_run_findings(of_step, ledger, profile)
     times = times_of(window, ledger)
     if times is not None and times.steps.source == "run":
-        ratio = 1.0 if window is None else work_ratio(window, times)
+        ratio = 1.0 if window is None else work_ratio(window, times).factor
         found = [
             _of_all_steps(finding, window, times, of_window, ledger, ratio=ratio)
             for finding in found
@@ -76,7 +79,7 @@ def _with_run_findings(
         finding
         for finding in findings
         if (finding.is_issue or finding.cause not in issues)
-        and not _is_garbage_collection(finding, findings)
+        and not _is_explained(finding, findings)
     ]
 
 
@@ -84,24 +87,27 @@ _SAME_TIME = frozenset({"data", "inference"})
 """Causes whose findings about a step and about the run describe the same time."""
 
 _MOSTLY = 0.5
-"""If the garbage collector takes this share of `other`, only the collector is reported."""
+"""If the garbage collector or logging takes this share of `other`, `other` is not reported."""
 
 
-def _is_garbage_collection(finding: Finding, findings: Sequence[Finding]) -> bool:
-    """Return whether another finding, about the garbage collector, explains a finding.
+def _is_explained(finding: Finding, findings: Sequence[Finding]) -> bool:
+    """Return whether a finding about the garbage collector or logging explains a finding.
 
-    The time of the garbage collector is also part of the phase `other`.
+    In a window, the time of both is part of the phase `other`.
     """
     if finding.cause != "other":
         return False
-    collecting = [each.seconds or 0.0 for each in findings if each.cause == "gc"]
-    return max(collecting, default=0.0) >= _MOSTLY * (finding.seconds or 0.0)
+    known = [each.seconds or 0.0 for each in findings if each.cause in {"gc", "logging"}]
+    return max(known, default=0.0) >= _MOSTLY * (finding.seconds or 0.0)
 
 
 def _issues(findings: Sequence[Finding]) -> frozenset[str]:
     """Return the causes of the findings that are issues."""
     return frozenset(finding.cause for finding in findings if finding.is_issue)
 
+
+_PHRASES = {"data": DataWait.phrase, "other": OtherWork.phrase}
+"""Noun phrases for phases whose time is measured in all steps of a run."""
 
 _PHASES = {"recomputed": "recompute"}
 """The name of the phase that a finding is about, keyed by the finding's cause.
@@ -113,7 +119,7 @@ For all other findings about a phase, the cause is the name of the phase.
 def _of_mean_step(finding: Finding, mean: float, ratio: float) -> Finding:
     """Convert the cost of a finding about the window to a share of the mean step of the run.
 
-    The cost and the times of operators are multiplied by `ratio`, the result of `work_ratio`. The
+    The cost and the times of operators are multiplied by `ratio`, the factor of `work_ratio`. The
     cost of a slow rank is not multiplied, because it is a difference between ranks.
     """
     if finding.of != "step" or not finding.seconds:
@@ -143,25 +149,34 @@ def _of_all_steps(
     """Replace the cost of a finding about a whole phase with the mean over all unprofiled steps.
 
     The text that says how often the phase is long is replaced, too. If the finding is not about a
-    whole phase, return the result of `_of_mean_step`. `ratio` is the result of `work_ratio`.
+    whole phase, return the result of `_of_mean_step`. `ratio` is the factor of `work_ratio`.
     """
     phase = _PHASES.get(finding.cause, finding.cause)
     seconds = times.phases.get(phase)
-    if seconds is None:
+    slowest = _slowest(ledger)
+    is_about_slowest = phase == "other" and finding.of == "run" and slowest > 0
+    if seconds is None or is_about_slowest:
         return _of_mean_step(finding, times.steps.mean, ratio)
     if phase == "other":
         # A single slow step has its own finding. It is not a reason why other steps take long.
-        seconds -= _slowest(ledger) / times.steps.number
+        seconds -= slowest / times.steps.number
     share = seconds / times.steps.mean
     cost = _cost(share, seconds)
-    if phase == "data":
-        sentence = f"{cost} is spent waiting for data{_rhythm(phase, ledger)}."
+    if phase == "data" or (phase == "other" and finding.of == "run"):
+        phrase = _PHRASES[phase]
+        sentence = f"{cost} is spent {phrase}{_rhythm(phase, ledger)}."
     elif _is_whole(finding, of_window.get(phase)):
         sentence = finding.sentence.replace(_cost(finding.share, finding.seconds), cost)
         sentence = _with_rhythm_of_run(sentence, phase, window, ledger)
     else:
         return _of_mean_step(finding, times.steps.mean, ratio)
-    return replace(finding, seconds=seconds, share=share, of="step", sentence=sentence)
+    is_issue = finding.is_issue
+    if finding.of == "step":
+        # The cost in the window was large enough, but the cost in the run may be smaller.
+        is_issue = is_issue and share >= (issue_share(finding.cause) or 0.0)
+    return replace(
+        finding, seconds=seconds, share=share, of="step", sentence=sentence, is_issue=is_issue
+    )
 
 
 def _with_rhythm_of_run(

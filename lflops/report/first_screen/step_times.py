@@ -13,6 +13,12 @@ from msgspec.structs import replace
 
 from lflops import units
 from lflops.analysis.step_times import with_recompute
+from lflops.findings.longer_phase import (
+    NO_WORK,
+    LongerPhase,
+    longer_phase,
+    lost_in_slow_steps,
+)
 from lflops.ledger.account import CATEGORIES, Ledger, StepGroup, percentile
 from lflops.profile.series import ratio, scaled, summed
 from lflops.report.first_screen.window import WindowSummary
@@ -78,31 +84,48 @@ def times_of(window: WindowSummary | None, ledger: Ledger | None) -> StepTimes |
 
 
 SIMILAR = 1.25
-"""A window is typical of its run if `work_ratio` is between this value and its inverse."""
+"""A window is typical of its run if its steps take at most this many times as long, or less."""
 
 
-def work_ratio(window: WindowSummary, times: StepTimes) -> float:
-    """Return how many times as long the work of a mean step takes in the run as in the window.
+class WorkRatio(NamedTuple):
+    """How many times as long the work of a mean step takes in the run as in the window.
 
     The work is all phases except `data` (the data wait), `other`, and the phases that the ledger
-    keeps outside of steps, such as inference. What slow steps of the run lost is left out. The
-    ratio is 1 if a time is unknown, or if the times are from the window.
+    keeps outside of steps, such as inference. What slow steps of the run lost is left out.
+
+    Attributes:
+        factor: The factor for all work. If there is a `longer` phase, for all other work.
+        longer: The only phase that takes much longer in the run than in the window, or `None`.
     """
-    in_run = _work(times.phases) - _work(times.lost)
-    in_window = _work(with_recompute(window.phases, window.recomputed))
-    if times.steps.source == "window" or in_run <= 0 or not in_window:
-        return 1.0
-    return in_run / in_window
+
+    factor: float
+    longer: LongerPhase | None = None
+
+    @property
+    def is_similar(self) -> bool:
+        """Whether the window is typical of the run."""
+        return self.longer is None and 1 / SIMILAR <= self.factor <= SIMILAR
+
+
+def work_ratio(window: WindowSummary, times: StepTimes) -> WorkRatio:
+    """Compare the work of a mean step of the run with the work of the window's steps.
+
+    The factor is 1 if a time is unknown, or if the times are from the window.
+    """
+    in_run = {name: took - times.lost.get(name, 0.0) for name, took in times.phases.items()}
+    in_window = with_recompute(window.phases, window.recomputed)
+    work = _work(in_run)
+    work_in_window = _work(in_window)
+    if times.steps.source == "window" or work <= 0 or not work_in_window:
+        return WorkRatio(1.0)
+    longer = longer_phase(in_run, in_window, times.steps.mean)
+    if longer is not None:
+        return WorkRatio(longer.others, longer)
+    return WorkRatio(work / work_in_window)
 
 
 def _work(phases: Mapping[str, float]) -> float:
-    no_work = {"data", "other"} | CATEGORIES.keys()
-    return sum(seconds for phase, seconds in phases.items() if phase not in no_work)
-
-
-def is_similar(ratio: float) -> bool:
-    """Return whether a result of `work_ratio` means that the window is typical of the run."""
-    return 1 / SIMILAR <= ratio <= SIMILAR
+    return sum(seconds for phase, seconds in phases.items() if phase not in NO_WORK)
 
 
 def unlike_window(window: WindowSummary | None, ledger: Ledger | None) -> str:
@@ -111,11 +134,18 @@ def unlike_window(window: WindowSummary | None, ledger: Ledger | None) -> str:
     if window is None or times is None:
         return ""
     ratio = work_ratio(window, times)
-    if is_similar(ratio):
+    if ratio.is_similar:
         return ""
+    if ratio.longer is not None:
+        longer = ratio.longer
+        factor = _factor(longer.seconds / longer.in_window)
+        return (
+            f"{phase_label(longer.name)} takes {factor} as long in the run as in the window, which "
+            "does not show where this time is spent"
+        )
     return (
-        f"without data wait and other, a step of the run takes {_factor(ratio)} as long as a step "
-        "of the window, so the window may not be typical of the run"
+        f"without data wait and other, a step of the run takes {_factor(ratio.factor)} as long as a "
+        "step of the window, so the window may not be typical of the run"
     )
 
 
@@ -146,7 +176,7 @@ def _times_of_run(
     phases = summed(sums)
     for name in phases:
         phases[name] /= number
-    lost = scaled(_lost(ledger, groups, phases), 1 / number)
+    lost = scaled(lost_in_slow_steps(ledger), 1 / number)
     if window is not None:
         if window.profile.run.device_type not in {"cpu", None}:
             phases = _on_device(phases, mean, window, lost)
@@ -159,23 +189,6 @@ def _times_of_run(
     if ledger.ranks > 1:
         steps = replace(steps, said=f"rank {ledger.rank}, {steps.said}")
     return StepTimes(steps, phases, lost)
-
-
-def _lost(
-    ledger: Ledger, groups: Sequence[StepGroup], phases: Mapping[str, float]
-) -> dict[str, float]:
-    """Return the seconds that slow unprofiled steps lost, by phase.
-
-    Time that interrupted a step without being part of its phases is left out, and so are larger
-    batches. The ledger names only the phase with the largest part of the loss. This phase gets all
-    of the loss.
-    """
-    lost: dict[str, float] = {}
-    for step in ledger.slow_steps:
-        is_unprofiled = any(group.first <= step.step <= group.last for group in groups)
-        if is_unprofiled and step.phase in phases and step.cause != "larger_batch":
-            lost[step.phase] = lost.get(step.phase, 0.0) + step.cost
-    return lost
 
 
 def _with_divided_other(
@@ -240,7 +253,7 @@ def _on_device(
 _ORDER = ("data", "transfer", "forward", "prefill", "decode", "recompute", "backward", "wait")
 
 
-_LAST = ("optimizer", "other")
+_LAST = ("optimizer", "logging", "other")
 
 
 def _place(phase: str) -> tuple[int, str]:
